@@ -14,31 +14,55 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, each_alone, group_by_scenario
+from fedsim.common.arrays import Floats
 from fedsim.lab.reading.history import History
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
 _CUT = 0.02  # an axis that begins higher says so
-_TICK: dict[str, Any] = {"linestyle": "", "markersize": 5, "color": style.BLACK}
+_TICK: dict[str, Any] = {"linestyle": "", "markersize": 5}
 _MARKS: dict[str, dict[str, Any]] = {
-    "deadline": _TICK
-    | {"label": "a round ends at its deadline", "marker": "|", "color": style.VERMILLION},
-    "shift": _TICK | {"label": "data shift", "marker": "o", "markerfacecolor": "white"},
-    "arrival": _TICK | {"label": "a device arrives", "marker": ">"},
-    "departure": _TICK | {"label": "a device leaves for good", "marker": "<"},
+    "deadline": {
+        "label": "a round ends at its deadline",
+        "marker": "|",
+        "color": style.VERMILLION,
+        **_TICK,
+    },
+    "shift": {
+        "label": "data shift",
+        "marker": "o",
+        "color": style.BLACK,
+        "markerfacecolor": "white",
+        **_TICK,
+    },
+    "arrival": {"label": "a device arrives", "marker": ">", "color": style.BLACK, **_TICK},
+    "departure": {
+        "label": "a device leaves for good",
+        "marker": "<",
+        "color": style.BLACK,
+        **_TICK,
+    },
 }
 _EPSILON: dict[str, Any] = {"color": style.PURPLE, "linestyle": "--", "linewidth": 1.3}
 _MARKED = 30  # with more evaluations than this the points run into a line
-_UNLIKE = 4  # series whose axes end further apart than this factor do not fit on one linear axis
+_MOST_APART = (
+    4  # series whose axes end further apart than this factor do not fit on one linear axis
+)
 _TOGETHER = 8  # series that have a colour over seeds; the eye tells no more apart
-_OTHERS: dict[str, Any] = {"color": "#D0D0D0", "linewidth": 0.7}
+_OTHER_SERIES: dict[str, Any] = {"color": "#D0D0D0", "linewidth": 0.7}
 _POINTS = 400  # of a band: more than pixels are of no use
 _BAND = 0.2  # opacity
 _WIDTH = 1.7  # of a line, in points
 
 
 class CurveAxis(NamedTuple):
-    """A column of the curves as an axis."""
+    """A column of the curves as an axis.
+
+    Attributes:
+        column: the column.
+        unit: the length of a unit of the axis.
+        label: the axis' label.
+    """
 
     column: str
     unit: float
@@ -47,14 +71,20 @@ class CurveAxis(NamedTuple):
 
 @style.styled
 def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Test accuracy against rounds, simulated time, and the bytes moved until then; other
-    metrics in rows of their own.
+    """Draw test accuracy and metrics against rounds, simulated time, and bytes moved until then.
 
-    A single run has marks of data shifts, newcomers, leavers and reached deadlines, and a second
-    axis for the privacy spent. Runs without evaluation are only named. ``series``, one per run,
-    sets names and looks; by default folders give the names.
+    A single run has marks of data shifts, arrivals, departures and reached deadlines, and a
+    second axis for the privacy spent. Runs without evaluation are only named.
+
+    Args:
+        runs: the runs.
+        series: one series per run, for names and looks; by default folders give the names.
+
+    Raises:
+        NothingToDrawError: no round was evaluated.
     """
-    series = each_alone(runs) if series is None else series
+    if series is None:
+        series = each_alone(runs)
     names = figures_of(runs)
     figure = Figure(figsize=(style.WIDTH_IN, 5.2 if len(names) == 1 else 3.6 * len(names)))
     grid = figure.subplots(len(names), 3, sharex="col", sharey="row", squeeze=False)
@@ -65,71 +95,93 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
             _plot(panel, series, curves_of(series, name), axis)
             panel.label_outer()
         low = row[0].get_ylim()[0]
-        cut = f"\nthe axis begins at {low:.2g}" if low > _CUT else ""
-        row[0].set_ylabel(f"test {name}{' (0 to 1)' if name == 'accuracy' else ''}{cut}")
+        label = _label(name)
+        if low > _CUT:
+            label += f"\nthe axis begins at {low:.2g}"
+        row[0].set_ylabel(label)
+    handles: list[Artist] = []
     if len(runs) == 1:
-        return style.finished(
-            figure, runs, _draw_epsilon(grid[0], curves[0][0], axes) + _mark(grid[0], runs[0], axes)
-        )
-    return style.finished(figure, runs, _handles(series, curves, marker="o", markersize=3.5))
+        handles += _draw_epsilon(grid[0], curves[0][0], axes)
+        handles += _mark(grid[0], runs[0], axes)
+    else:
+        handles = _handles(series, curves, marker="o", markersize=3.5)
+    return style.finished(figure, runs, handles)
+
+
+def _label(name: str) -> str:
+    """The label of a test figure's axis."""
+    return "test accuracy (0 to 1)" if name == "accuracy" else f"test {name}"
 
 
 @style.styled
 def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Mean test accuracy against bytes, simulated time and rounds; bands go from the lowest to
-    the highest of the seeds.
+    """Draw mean test accuracy against bytes, simulated time and rounds, with bands over seeds.
 
-    Without accuracy, the first metric is drawn. A band covers the range in which every seed has
-    values. ``series`` defaults to the runs of each scenario; of more than eight, the others are
-    grey means.
+    A band goes from the lowest to the highest of the seeds, over the range in which every seed
+    has values. Without accuracy, the first metric is drawn. Series after the eighth are grey
+    means.
+
+    Args:
+        runs: the runs.
+        series: the same runs as series; by default one series per scenario.
+
+    Raises:
+        NothingToDrawError: no scenario has several runs, or no round was evaluated.
     """
-    series = group_by_scenario(runs) if series is None else series
-    every = [run for one in series for run in one.runs]
-    if len(every) == len(series):
+    if series is None:
+        series = group_by_scenario(runs)
+    all_runs: list[RunFolder] = []
+    for line in series:
+        all_runs += line.runs
+    if len(all_runs) == len(series):
         raise style.NothingToDrawError(
             "no scenario was run with several seeds; the picture of accuracy shows each run"
         )
-    name = figures_of(every)[0]
+    name = figures_of(all_runs)[0]
     curves = curves_of(series, name)
     figure = Figure(figsize=(style.WIDTH_IN, 5.2))
     panels = figure.subplots(1, 3, sharey=True)
     for panel, axis in zip(panels, axes_of(curves)[::-1], strict=True):
-        for own in curves[_TOGETHER:]:
-            drawn = band(own, axis.column)
-            panel.plot(drawn["at"] / axis.unit, drawn["mean"], gid="other", **_OTHERS)
+        for seeds in curves[_TOGETHER:]:
+            line_band = band(seeds, axis.column)
+            x = line_band["at"] / axis.unit
+            panel.plot(x, line_band["mean"], gid="other", **_OTHER_SERIES)
         _plot(panel, series[:_TOGETHER], curves[:_TOGETHER], axis)
-    panels[0].set_ylabel(f"test {name}{' (0 to 1)' if name == 'accuracy' else ''}")
+    panels[0].set_ylabel(_label(name))
     handles = _handles(series[:_TOGETHER], curves[:_TOGETHER])
     words = "from the lowest to the highest of the seeds; lines are means"
     handles.append(Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words))
     if len(series) > _TOGETHER:
-        handles.append(Line2D([], [], label=f"the other {len(series) - _TOGETHER}", **_OTHERS))
-    return style.finished(figure, every, handles)
+        label = f"the other {len(series) - _TOGETHER}"
+        handles.append(Line2D([], [], label=label, **_OTHER_SERIES))
+    return style.finished(figure, all_runs, handles)
 
 
 def figures_of(runs: Iterable[RunFolder]) -> list[str]:
-    """At most three test figures that the runs have: accuracy and metrics; without any, the
-    loss.
-    """
-    rows = [row for run in runs for row in run.rounds]
-    names = [
-        "accuracy",
-        *dict.fromkeys(name for run in runs for name in run.summary.get("metrics", {})),
-    ]
-    return [name for name in names if any(row.get(name) is not None for row in rows)][:3] or [
-        "loss"
-    ]
+    """At most three test figures that the runs have: accuracy and metrics, or else the loss."""
+    candidates = {"accuracy": None}
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        rows += run.rounds
+        candidates |= dict.fromkeys(run.summary.get("metrics", {}))
+    names = [name for name in candidates if any(row.get(name) is not None for row in rows)]
+    return names[:3] if names else ["loss"]
 
 
 def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
-    """The curves of a test figure, of each series' evaluated runs; ``NothingToDrawError`` if
-    there are none.
+    """The curves of a test figure, of each series' evaluated runs.
 
-    A curve has a row per evaluated round: ``rounds`` aggregated so far, ``time`` (s), ``bytes``,
-    ``value`` and ``epsilon``.
+    Returns:
+        Of each series, a curve per run. A curve has a row per evaluated round, with the columns
+        ``rounds`` (aggregated so far), ``time`` (s), ``bytes``, ``value`` and ``epsilon``.
+
+    Raises:
+        NothingToDrawError: no round was evaluated.
     """
-    every = [[_course(run, name).dropna(subset="value") for run in one.runs] for one in series]
-    curves = [[curve for curve in own if len(curve)] for own in every]
+    curves = []
+    for line in series:
+        all_curves = [_curve(run, name).dropna(subset="value") for run in line.runs]
+        curves.append([curve for curve in all_curves if len(curve)])
     if not any(curves):
         raise style.NothingToDrawError(
             "no round was evaluated (learning is off?), so there is no accuracy to draw"
@@ -137,12 +189,18 @@ def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
     return curves
 
 
-def _course(run: RunFolder, name: str) -> pd.DataFrame:
+def _curve(run: RunFolder, name: str) -> pd.DataFrame:
+    """A test figure after each round, as in ``curves_of``; NaN if the round was not evaluated."""
     table = run.table(ROUNDS).to_pandas()
-    moved = table.filter(["bytes_down", "bytes_up", "bytes_peer"]).sum(axis=1).cumsum()
-    value = table[name].astype(float) if name in table else np.nan
-    course = {"rounds": table["round"] + 1, "time": table["time"], "bytes": moved, "value": value}
-    return pd.DataFrame(course | {"epsilon": table["epsilon"].astype(float)})
+    sizes = table.filter(["bytes_down", "bytes_up", "bytes_peer"]).sum(axis=1)
+    columns = {
+        "rounds": table["round"] + 1,
+        "time": table["time"],
+        "bytes": sizes.cumsum(),
+        "value": table[name].astype(float) if name in table else np.nan,
+        "epsilon": table["epsilon"].astype(float),
+    }
+    return pd.DataFrame(columns)
 
 
 def _draw_epsilon(
@@ -162,7 +220,10 @@ def _draw_epsilon(
 
 def axes_of(curves: Sequence[Sequence[pd.DataFrame]]) -> list[CurveAxis]:
     """The axes of curves with units that suit them: rounds, time and bytes."""
-    most = pd.concat([curve for own in curves for curve in own])[["time", "bytes"]].max()
+    every: list[pd.DataFrame] = []
+    for line_curves in curves:
+        every += line_curves
+    most = pd.concat(every)[["time", "bytes"]].max()
     time = style.unit_for(most["time"], style.TIMES)
     size = style.unit_for(most["bytes"], style.BYTES)
     return [
@@ -173,19 +234,26 @@ def axes_of(curves: Sequence[Sequence[pd.DataFrame]]) -> list[CurveAxis]:
 
 
 def band(curves: Sequence[pd.DataFrame], column: str) -> pd.DataFrame:
-    """``at``, ``mean``, ``low`` and ``high`` of several curves along a column, which ascends,
-    where all of them are known.
+    """The mean and the range of several curves in the range that all of them cover.
+
+    Args:
+        curves: curves as in ``curves_of``.
+        column: the column along which they are compared, ascending.
+
+    Returns:
+        Columns ``at``, ``mean``, ``low`` and ``high``, at most 400 rows.
     """
     columns = [curve[column].to_numpy(float) for curve in curves]
     places = np.unique(np.concatenate([[], *columns]))
-    for own in columns:
-        places = places[(places >= own[0]) & (places <= own[-1])]
+    for x in columns:
+        places = places[(places >= x[0]) & (places <= x[-1])]
     if not len(places):
         return pd.DataFrame(columns=["at", "mean", "low", "high"], dtype=float)
     at = places[style.evenly(len(places), _POINTS)]
-    values = np.array(
-        [np.interp(at, own, curve["value"]) for own, curve in zip(columns, curves, strict=True)]
-    )
+    rows = []
+    for x, curve in zip(columns, curves, strict=True):
+        rows.append(np.interp(at, x, curve["value"]))
+    values = np.array(rows)
     return pd.DataFrame(
         {
             "at": at,
@@ -199,36 +267,19 @@ def band(curves: Sequence[pd.DataFrame], column: str) -> pd.DataFrame:
 def _plot(
     panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.DataFrame]], axis: CurveAxis
 ) -> None:
-    """A line or a band a series, with a dot at its end; the axis is logarithmic where their ends
-    lie far apart.
+    """Draw a line or a band per series, with a dot at its end, and set the axis.
+
+    The axis is logarithmic if the lines' ends lie far apart.
     """
     ends = []
-    for one, own in zip(series, curves, strict=True):
-        drawn = band(own, axis.column)
-        look = style.line_of(one.number, _WIDTH)
-        several = len(own) > 1
-        if drawn.empty:
-            continue
-        x = drawn["at"].to_numpy() / axis.unit
-        gid = f"band-{one.number}"
-        ends.append(float(x[-1]))
-        if several:
-            panel.fill_between(
-                x,
-                drawn["low"],
-                drawn["high"],
-                color=look["color"],
-                alpha=_BAND,
-                linewidth=0,
-                gid=gid,
-            )
-        marker = "o" if not several and len(x) <= _MARKED else ""
-        panel.plot(
-            x, drawn["mean"], gid=f"mean-{one.number}", marker=marker, markersize=3.5, **look
-        )
-        panel.plot(x[-1:], drawn["mean"][-1:], marker="o", markersize=6, **look)
+    for line, line_curves in zip(series, curves, strict=True):
+        line_band = band(line_curves, axis.column)
+        if len(line_band):
+            x = line_band["at"].to_numpy() / axis.unit
+            ends.append(float(x[-1]))
+            _plot_line(panel, line, x, line_band, has_seeds=len(line_curves) > 1)
     panel.grid()
-    if max(ends, default=0.0) > _UNLIKE * min(ends, default=1.0):
+    if max(ends, default=0.0) > _MOST_APART * min(ends, default=1.0):
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter("{x:,g}")
         panel.set_xlabel(f"{axis.label}, log scale")
@@ -236,40 +287,68 @@ def _plot(
             panel.set_xlim(left=1)
     else:
         panel.set_xlim(left=0)
-        panel.xaxis.set_major_locator(
-            MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=axis.column == "rounds")
-        )
+        is_whole = axis.column == "rounds"
+        ticks = MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=is_whole)
+        panel.xaxis.set_major_locator(ticks)
         panel.set_xlabel(axis.label)
 
 
+def _plot_line(
+    panel: Axes, line: Series, x: Floats, line_band: pd.DataFrame, *, has_seeds: bool
+) -> None:
+    look = style.line_of(line.number, _WIDTH)
+    mean = line_band["mean"]
+    marker = "o" if not has_seeds and len(x) <= _MARKED else ""
+    if has_seeds:
+        panel.fill_between(
+            x,
+            line_band["low"],
+            line_band["high"],
+            color=look["color"],
+            alpha=_BAND,
+            linewidth=0,
+            gid=f"band-{line.number}",
+        )
+    panel.plot(x, mean, gid=f"mean-{line.number}", marker=marker, markersize=3.5, **look)
+    panel.plot(x[-1:], mean[-1:], marker="o", markersize=6, **look)
+
+
 def _handles(
-    series: Sequence[Series], curves: Sequence[Sequence[Any]], **look: Any
+    series: Sequence[Series], curves: Sequence[Sequence[pd.DataFrame]], **look: Any
 ) -> list[Artist]:
-    lines = [
-        (one, one.label + ("" if own else " (not evaluated)"))
-        for one, own in zip(series, curves, strict=True)
-    ]
-    return [
-        Line2D([], [], label=label, **style.line_of(one.number, _WIDTH) | look)
-        for one, label in lines
-    ]
+    handles: list[Artist] = []
+    for line, line_curves in zip(series, curves, strict=True):
+        label = line.label if line_curves else f"{line.label} (not evaluated)"
+        line_look = style.line_of(line.number, _WIDTH) | look
+        handles.append(Line2D([], [], label=label, **line_look))
+    return handles
 
 
 def _mark(panels: Sequence[Axes], run: RunFolder, axes: Sequence[CurveAxis]) -> list[Line2D]:
-    """Ticks below the line where data shift, devices come and go, and deadlines are reached;
-    returns the legend's entries.
+    """Draw ticks below the line at data shifts, arrivals, departures and reached deadlines.
+
+    Returns:
+        The legend's entries.
     """
     history = History(run)
-    course = _course(run, "accuracy")
-    found = []
-    reached = history.rounds["end"][history.rounds["deadline"] <= history.rounds["end"]]
+    curve = _curve(run, "accuracy")
+    handles = []
+    rounds = history.rounds
+    deadlines = rounds["end"][rounds["deadline"] <= rounds["end"]]
     for level, (kind, look) in enumerate(_MARKS.items()):
-        at = np.unique(reached if kind == "deadline" else history.of(kind)["time"])
-        if not len(at):
+        times = np.unique(deadlines if kind == "deadline" else history.of(kind)["time"])
+        if not len(times):
             continue
         for panel, axis in zip(panels, axes, strict=True):
-            x = np.interp(at, [0.0, *course["time"]], [0.0, *course[axis.column]]) / axis.unit
-            y = np.full(len(x), 0.015 + 0.028 * level)
-            panel.plot(x, y, transform=panel.get_xaxis_transform(), gid=kind, clip_on=False, **look)
-        found.append(Line2D([], [], **look))
-    return found
+            amounts = np.interp(times, [0.0, *curve["time"]], [0.0, *curve[axis.column]])
+            y = np.full(len(times), 0.015 + 0.028 * level)
+            panel.plot(
+                amounts / axis.unit,
+                y,
+                transform=panel.get_xaxis_transform(),
+                gid=kind,
+                clip_on=False,
+                **look,
+            )
+        handles.append(Line2D([], [], **look))
+    return handles

@@ -1,8 +1,7 @@
-"""Clusterings by models: the similarity of devices by which the server put them into groups, and
-the devices as points.
-"""
+"""Clusterings by models: similarities or distances of devices, and the devices as points."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +32,9 @@ _PAIRS = {
     "within": (style.BLUE, "in one group"),
     "across": (style.PURPLE, "in two groups"),
 }
-"""The pairs of a ``cosines`` record, in the colours of CFL's Fig. 3, which leaves the last kind
-out.
+"""Colour and label of each kind of pairs in a ``cosines`` record.
+
+The colours are those of CFL's Fig. 3, which leaves the last kind out.
 """
 _SPLITS: dict[str, Any] = {
     "color": style.GREY,
@@ -52,11 +52,16 @@ _MEAN: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Clustering:
-    """One ``clustering`` record: the ``groups`` of ``devices``, int64 [n], by the strategy's
-    ``measure``.
+    """One ``clustering`` record.
 
-    The pairwise ``matrix`` [n, n] is a similarity if ``alike``, else a distance. It and the
-    clustered ``features`` [n, m] are None if not recorded.
+    Attributes:
+        title: when it was, of how many devices, and in how many groups.
+        measure: the strategy's measure of similarity or distance.
+        devices: the clustered devices, int64 [n].
+        groups: their groups, int64 [n].
+        matrix: the measure of each two devices, float64 [n, n]; None if not recorded.
+        alike: whether the matrix has similarities rather than distances.
+        features: the clustered features, float64 [n, m]; None if not recorded.
     """
 
     title: str
@@ -69,38 +74,63 @@ class Clustering:
 
 
 def read_clusterings(history: History) -> list[Clustering]:
-    """Every clustering of a run, in order."""
-    found = []
+    """Every clustering of a run, in order.
+
+    Raises:
+        RunFolderError: the arrays of a record do not fit together.
+    """
+    clusterings = []
     for row in history.data("clustering"):
-        data = row["data"]
-        number = row["round"]
-        devices, groups = (np.array(data[key], dtype=np.int64) for key in ("devices", "groups"))
-        n = len(devices)
-        alike = data.get("similarity") is not None
-        matrix, features = (
-            None if data.get(key) is None else np.array(data[key], dtype=np.float64)
-            for key in ("similarity" if alike else "distance", "features")
-        )
-        fits = matrix is None or matrix.shape == (n, n)
-        if (
-            len(groups) != n
-            or not fits
-            or (features is not None and (features.ndim != 2 or len(features) != n))
-        ):
-            where = f"{EVENTS} of {str(history.run.path)!r} is damaged"
+        clustering = _read_clustering(row)
+        if not _is_consistent(clustering):
             raise RunFolderError(
-                f"{where}: the clustering at {row['time']:g} s does not fit its {n} devices"
+                f"{EVENTS} of {str(history.run.path)!r} is damaged: the clustering at "
+                f"{row['time']:g} s does not fit its {len(clustering.devices)} devices"
             )
-        when = f"after {show_seconds(row['time'])}" if number is None else f"round {int(number)}"
-        title = f"{when}: {n} devices in {style.counted(len(np.unique(groups)), 'group')}"
-        measure = style.short(str(data.get("measure", "measure not named")), 30)
-        found.append(Clustering(title, measure, devices, groups, matrix, alike, features))
-    return found
+        clusterings.append(clustering)
+    return clusterings
 
 
-def _some_of(found: list[Clustering]) -> tuple[list[Clustering], str]:
-    chosen = [found[place] for place in style.evenly(len(found), _MOST)] if found else []
-    return chosen, f"{len(chosen)} of {len(found)} clusterings" if len(chosen) < len(found) else ""
+def _read_clustering(row: Mapping[str, Any]) -> Clustering:
+    data = row["data"]
+    devices = np.array(data["devices"], dtype=np.int64)
+    groups = np.array(data["groups"], dtype=np.int64)
+    alike = data.get("similarity") is not None
+    matrix = data.get("similarity" if alike else "distance")
+    features = data.get("features")
+    number = row["round"]
+    time = f"after {show_seconds(row['time'])}" if number is None else f"round {int(number)}"
+    count = style.counted(len(np.unique(groups)), "group")
+    return Clustering(
+        title=f"{time}: {len(devices)} devices in {count}",
+        measure=style.short(str(data.get("measure", "measure not named")), 30),
+        devices=devices,
+        groups=groups,
+        matrix=None if matrix is None else np.array(matrix, dtype=np.float64),
+        alike=alike,
+        features=None if features is None else np.array(features, dtype=np.float64),
+    )
+
+
+def _is_consistent(clustering: Clustering) -> bool:
+    """Whether the arrays have the same number of devices."""
+    n = len(clustering.devices)
+    if len(clustering.groups) != n:
+        return False
+    if clustering.matrix is not None and clustering.matrix.shape != (n, n):
+        return False
+    features = clustering.features
+    return features is None or (features.ndim == 2 and len(features) == n)
+
+
+def _choose(clusterings: list[Clustering]) -> tuple[list[Clustering], str]:
+    """Some clusterings, evenly spread, and words on how many of all; no words if they are all."""
+    if not clusterings:
+        return [], ""
+    chosen = [clusterings[place] for place in style.evenly(len(clusterings), _MOST)]
+    if len(chosen) == len(clusterings):
+        return chosen, ""
+    return chosen, f"{len(chosen)} of {len(clusterings)} clusterings"
 
 
 def _grid(part: Figure | SubFigure, count: int) -> list[Axes]:
@@ -115,62 +145,59 @@ def _grid(part: Figure | SubFigure, count: int) -> list[Axes]:
 
 @style.styled
 def draw_similarity(run: RunFolder) -> Figure:
-    """The similarities or distances of every two devices that the server saw, ordered by the groups
-    it made of them; below them, where that was recorded, how alike updates were in each round,
-    within groups and across them.
+    """Draw the similarities or distances of every two devices that the server saw.
 
-    Titles have the means within and across groups, without the diagonal. All panels share one
-    scale; of more than six clusterings six are drawn, evenly spread. Cosines of updates
-    (``evaluation.cosines``) are drawn as in CFL's Fig. 3.
+    Devices are ordered by the groups that the server made of them. Titles have the means within
+    and across groups, without the diagonal. All panels share one scale; of more than six
+    clusterings six are drawn, evenly spread. If cosines of updates were recorded
+    (``evaluation.cosines``), a panel below shows them in each round, within groups and across
+    them, as in CFL's Fig. 3.
+
+    Raises:
+        NothingToDrawError: the run has recorded neither.
     """
     history = History(run)
-    found = [
+    clusterings = [
         clustering for clustering in read_clusterings(history) if clustering.matrix is not None
     ]
     cosines = history.data("cosines")
-    if not found and not cosines:
+    if not clusterings and not cosines:
         raise style.NothingToDrawError(
             f"{str(run.path)!r} has recorded no similarity of devices, so there is none to draw"
         )
-    chosen, part = _some_of(
-        [clustering for clustering in found if clustering.alike == found[0].alike]
-    )
+    on_one_scale = [
+        clustering for clustering in clusterings if clustering.alike == clusterings[0].alike
+    ]
+    chosen, remark = _choose(on_one_scale)
     columns = min(3, len(chosen))
     width = {1: 8.6, 2: 12.0}.get(columns, style.WIDTH_IN)
-    # beside the matrices there are a colour bar and labels
-    side = (width - 1.7) / (columns or 1) - 0.25
-    heights = [math.ceil(len(chosen) / 3) * (side + 1.0) + 0.4] * bool(chosen) + [
-        _OVER_TIME_IN
-    ] * bool(cosines)
+    heights = []
+    if chosen:
+        # beside the matrices there are a colour bar and labels
+        side = (width - 1.7) / columns - 0.25
+        heights.append(math.ceil(len(chosen) / 3) * (side + 1.0) + 0.4)
+    if cosines:
+        heights.append(_OVER_TIME_IN)
     figure = Figure(figsize=(width, sum(heights)))
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).ravel()
     if chosen:
         _draw_matrices(parts[0], chosen)
     if cosines:
         _draw_over_time(parts[-1], cosines, history.of("cluster-split")["round"].to_numpy(int))
-    return style.finished(figure, [run], [], part)
+    return style.finished(figure, [run], [], remark)
 
 
 def _draw_over_time(part: SubFigure, cosines: list[dict[str, Any]], splits: Ints) -> None:
-    """Cosines of the pairs of each kind: the mean as a line, in a band from the least to the
-    largest.
-    """
+    """Draw the cosines of each kind of pairs: the mean, in a band from the least to the largest."""
     panel = part.subplots()
     rounds = [row["round"] for row in cosines]
-    for kind, (colour, words) in _PAIRS.items():
-        low, mean, high = np.array([row["data"].get(kind, [np.nan] * 3) for row in cosines]).T
+    unknown = [np.nan] * 3
+    look: dict[str, Any] = {"linewidth": 1.6, "marker": "." if len(rounds) < 2 else None}
+    for kind, (colour, label) in _PAIRS.items():
+        low, mean, high = np.array([row["data"].get(kind, unknown) for row in cosines]).T
         if np.isfinite(mean).any():
-            dot = "." if len(rounds) < 2 else None
             panel.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
-            panel.plot(
-                rounds,
-                mean,
-                color=colour,
-                linewidth=1.6,
-                marker=dot,
-                label=words,
-                gid=f"cosines-{kind}",
-            )
+            panel.plot(rounds, mean, color=colour, label=label, gid=f"cosines-{kind}", **look)
     if len(splits):
         style.across([panel], np.unique(splits), gid="splits", **_SPLITS)
     panel.axhline(0, color=style.BLACK, linewidth=0.6)
@@ -182,60 +209,66 @@ def _draw_over_time(part: SubFigure, cosines: list[dict[str, Any]], splits: Ints
 
 
 def _draw_matrices(part: SubFigure, chosen: list[Clustering]) -> None:
-    """Similarities on a scale with white at 0, distances on one from 0 on; both are safe for the
-    colour-blind.
+    """Draw the matrices on one scale, which is safe for the colour-blind.
+
+    The scale of similarities has white at 0, that of distances begins at 0.
     """
     panels = _grid(part, len(chosen))
     orders = [np.argsort(clustering.groups, kind="stable") for clustering in chosen]
-    matrices = [
-        np.where(np.eye(len(order), dtype=bool), np.nan, clustering.matrix[np.ix_(order, order)])  # type: ignore[index]
-        for clustering, order in zip(chosen, orders, strict=True)
-    ]
+    matrices = []
+    for clustering, order in zip(chosen, orders, strict=True):
+        matrices.append(_ordered_matrix(clustering, order))
     values = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
     alike = chosen[0].alike
-    most = float(np.abs(values).max(initial=0.0)) or 1.0
     # bad is the diagonal
     colours = matplotlib.colormaps["RdBu_r" if alike else "cividis"].with_extremes(bad="#BBBBBB")
-    look: dict[str, Any] = {
-        "cmap": colours,
-        "vmin": -most if alike else 0.0,
-        "vmax": most,
-        "gid": "matrix",
-    }
+    most = float(np.abs(values).max(initial=0.0))
+    if not most:
+        most = 1.0
+    least = -most if alike else 0.0
+    look: dict[str, Any] = {"cmap": colours, "vmin": least, "vmax": most, "gid": "matrix"}
     for panel, clustering, order, matrix in zip(panels, chosen, orders, matrices, strict=False):
-        image = panel.imshow(
-            matrix, interpolation="nearest" if len(matrix) <= 400 else "antialiased", **look
-        )
-        _finish_panel(
-            panel, clustering.title, clustering.groups[order], matrix, clustering.devices[order]
-        )
+        interpolation = "nearest" if len(matrix) <= 400 else "antialiased"
+        image = panel.imshow(matrix, interpolation=interpolation, **look)
+        groups = clustering.groups[order]
+        _mark_groups(panel, groups)
+        _name_devices(panel, clustering.devices[order])
+        panel.set_title(f"{clustering.title}\n{_means_in_words(groups, matrix)}", fontsize=11)
     bar = part.colorbar(image, ax=panels, shrink=0.75, aspect=30, pad=0.02)
-    bar.ax.set_ylim(float(values.min(initial=0.0)), float(values.max(initial=0.0)) or 1.0)
-    bar.set_label(f"{'similarity' if alike else 'distance'} of two devices ({chosen[0].measure})")
+    top = float(values.max(initial=0.0))
+    bar.ax.set_ylim(float(values.min(initial=0.0)), top if top else 1.0)
+    measure = f"{'similarity' if alike else 'distance'} of two devices ({chosen[0].measure})"
+    bar.set_label(measure)
 
 
-def _finish_panel(panel: Axes, title: str, groups: Ints, matrix: Floats, devices: Ints) -> None:
-    """Borders of the groups, their colours and numbers left of the matrix and above it, names
-    and a title.
-    """
+def _ordered_matrix(clustering: Clustering, order: Ints) -> Floats:
+    """The matrix with rows and columns in this order; the diagonal is NaN."""
+    assert clustering.matrix is not None
+    matrix = clustering.matrix[np.ix_(order, order)]
+    np.fill_diagonal(matrix, np.nan)
+    return matrix
+
+
+def _mark_groups(panel: Axes, groups: Ints) -> None:
+    """Draw the groups' borders, and their colours and names beside the matrix."""
     n = len(groups)
     borders = np.flatnonzero(np.diff(groups)) + 0.5
     panel.hlines(borders, -0.5, n - 0.5, color=style.BLACK, linewidth=0.8)
     panel.vlines(borders, -0.5, n - 0.5, color=style.BLACK, linewidth=0.8)
-    wide = n * _STRIP
-    near = -0.5 - wide / 5
-    far = -0.5 - wide
+    width = n * _STRIP
+    near = -0.5 - width / 5
+    far = -0.5 - width
     for group in np.unique(groups):
-        own = np.flatnonzero(groups == group)
-        low = own[0] - 0.5
-        high = own[-1] + 0.5
+        members = np.flatnonzero(groups == group)
+        low = members[0] - 0.5
+        high = members[-1] + 0.5
         look = {"facecolor": _colour(group), "clip_on": False}
         style.rectangles(panel, far, near, low, high, **look)
         style.rectangles(panel, low, high, far, near, **look)
-        if len(own) >= n / 30:
+        if len(members) >= n / 30:
             panel.text(
-                n - 0.5 + wide / 2,
-                own.mean(),
+                n - 0.5 + width / 2,
+                members.mean(),
                 group_name(group),
                 va="center",
                 ha="left",
@@ -243,24 +276,30 @@ def _finish_panel(panel: Axes, title: str, groups: Ints, matrix: Floats, devices
                 rotation=270,
             )
     panel.set(xlim=(far, n - 0.5), ylim=(n - 0.5, far))
-    same = groups[:, None] == groups[None]
-    known = np.isfinite(matrix)
-    within = matrix[same & known]
-    across = matrix[~same & known]
-    means = [
-        f"{word} {values.mean():.2g}"
-        for word, values in (("within", within), ("across", across))
-        if len(values)
-    ]
-    panel.set_title(f"{title}\nmean {', '.join(means)}", fontsize=11)
+    panel.spines[:].set_visible(False)
+
+
+def _means_in_words(groups: Ints, matrix: Floats) -> str:
+    """The means of the matrix within and across groups."""
+    is_within = groups[:, None] == groups[None]
+    is_finite = np.isfinite(matrix)
+    parts = (("within", matrix[is_within & is_finite]), ("across", matrix[~is_within & is_finite]))
+    means = [f"{word} {values.mean():.2g}" for word, values in parts if len(values)]
+    return f"mean {', '.join(means)}"
+
+
+def _name_devices(panel: Axes, devices: Ints) -> None:
+    """Name few devices; number the places of many."""
+    n = len(devices)
     if n <= _NAMED:
-        panel.set_yticks(range(n), list(map(str, devices)), fontsize=7)
-        panel.set_xticks(range(n), list(map(str, devices)), fontsize=7, rotation=90)
+        names = [str(device) for device in devices]
+        panel.set_yticks(range(n), names, fontsize=7)
+        panel.set_xticks(range(n), names, fontsize=7, rotation=90)
+        panel.set_xlabel("device")
     else:
         style.whole_ticks(panel.xaxis, 6)
         style.whole_ticks(panel.yaxis, 6)
-    panel.set_xlabel("device" if n <= _NAMED else "devices, ordered by group")
-    panel.spines[:].set_visible(False)
+        panel.set_xlabel("devices, ordered by group")
 
 
 def _colour(group: int) -> str:
@@ -272,110 +311,135 @@ def _colour(group: int) -> str:
 
 @style.styled
 def draw_embedding(run: RunFolder) -> Figure:
-    """The clustered points, one per device, with colour and shape by the group that was found;
-    one panel per time.
+    """Draw the clustered devices as points, with colour and shape by group, in a panel per time.
 
-    Points are the features where some were recorded: FlexCFL's EDC embedding (Duan et al. 2021, Eq.
-    7). Otherwise classical multidimensional scaling (Torgerson 1952) makes them of distances, or of
-    similarities as inner products. Panels have the first two principal components, turned so that
-    devices lie near their points in the panel before.
+    Points are the recorded features, such as FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7).
+    Without features, classical multidimensional scaling (Torgerson 1952) makes points of
+    distances, or of similarities as inner products. Panels have the first two principal
+    components, turned so that devices lie near their points in the panel before.
+
+    Raises:
+        NothingToDrawError: the run has recorded neither features nor similarities.
     """
-    from scipy.linalg import orthogonal_procrustes
-
-    found = [
-        one
-        for one in read_clusterings(History(run))
-        if len(one.devices) > 1 and _coordinates(one).size
-    ]
-    if not found:
+    clusterings = []
+    for clustering in read_clusterings(History(run)):
+        if len(clustering.devices) > 1 and _coordinates(clustering).size:
+            clusterings.append(clustering)
+    if not clusterings:
         raise style.NothingToDrawError(
             f"{str(run.path)!r} has recorded neither features nor similarities of devices, so "
             "there is no embedding to draw"
         )
-    chosen, part = _some_of(found)
+    chosen, remark = _choose(clusterings)
     columns = min(3, len(chosen))
     side = style.WIDTH_IN / max(2, columns) - 0.2
-    figure = Figure(
-        figsize=(max(1.15 * columns, 1.3) * side, math.ceil(len(chosen) / 3) * (side + 0.4) + 1.1)
-    )
-    before = chosen[0]
-    last = np.empty((0, 2))
-    for panel, clustering in zip(_grid(figure, len(chosen)), chosen, strict=False):
+    width = max(1.15 * columns, 1.3) * side
+    height = math.ceil(len(chosen) / 3) * (side + 0.4) + 1.1
+    figure = Figure(figsize=(width, height))
+    panels = _grid(figure, len(chosen))
+    previous: Clustering | None = None
+    previous_points = np.empty((0, 2))
+    for panel, clustering in zip(panels, chosen, strict=False):
         points, share = principal_components(_coordinates(clustering))
-        # rotated or mirrored, so that devices come nearest to their last points (Schoenemann 1966)
-        if len(last):
-            _, there, here = np.intersect1d(before.devices, clustering.devices, return_indices=True)
-            points = points @ orthogonal_procrustes(points[here], last[there])[0]
-        before = clustering
-        last = points
+        if previous is not None:
+            points = _turn(points, clustering, previous_points, previous)
+        previous = clustering
+        previous_points = points
         _draw_points(panel, clustering.groups, points)
         panel.set_title(f"{clustering.title}\n{share:.0%} of the variance", fontsize=11)
-    groups = sorted({int(group) for one in chosen for group in one.groups})
-    handles: list[Artist] = [
-        Line2D([], [], linestyle="", markersize=7, **_look(group)) for group in groups
-    ]
+    handles = _embedding_legend(chosen)
+    source = f"{_source(chosen[0])} of devices ({chosen[0].measure})"
+    words = f"{source}; {remark}" if remark else source
+    return style.finished(figure, [run], handles, words)
+
+
+def _turn(
+    points: Floats, clustering: Clustering, previous_points: Floats, previous: Clustering
+) -> Floats:
+    """Rotate or mirror points [n, 2] so that devices come nearest to their previous points.
+
+    The rotation is that of Schoenemann (1966).
+    """
+    from scipy.linalg import orthogonal_procrustes
+
+    _, before, now = np.intersect1d(previous.devices, clustering.devices, return_indices=True)
+    turned: Floats = points @ orthogonal_procrustes(points[now], previous_points[before])[0]
+    return turned
+
+
+def _embedding_legend(chosen: list[Clustering]) -> list[Artist]:
+    groups: set[int] = set()
+    for clustering in chosen:
+        groups.update(clustering.groups.tolist())
+    handles: list[Artist] = []
+    for group in sorted(groups):
+        handles.append(Line2D([], [], linestyle="", markersize=7, **_look(group)))
     handles.append(Line2D([], [], label="a group's mean", markersize=14, **_MEAN))
-    first = chosen[0]
-    seen = (
-        "features" if first.features is not None else "similarities" if first.alike else "distances"
-    )
-    return style.finished(
-        figure,
-        [run],
-        handles,
-        "; ".join(filter(None, [f"{seen} of devices ({first.measure})", part])),
-    )
+    return handles
+
+
+def _source(clustering: Clustering) -> str:
+    """What the points of a clustering are made of."""
+    if clustering.features is not None:
+        return "features"
+    return "similarities" if clustering.alike else "distances"
 
 
 def _coordinates(clustering: Clustering) -> Floats:
-    """Points [n, m] with the distances that the server saw, or near them; [n, 0] if it recorded
-    none.
+    """Points [n, m] whose distances are those that the server saw, or near them.
+
+    They are [n, 0] if neither features nor a matrix was recorded.
     """
     if clustering.features is not None:
         return clustering.features
     n = len(clustering.devices)
     if clustering.matrix is None:
         return np.empty((n, 0))
-    near = clustering.matrix if clustering.alike else -(clustering.matrix**2) / 2
-    near = np.where(np.isfinite(near), near, near.T)
+    products = clustering.matrix if clustering.alike else -(clustering.matrix**2) / 2
+    products = np.where(np.isfinite(products), products, products.T)
     # pairs without a value lie far apart
-    near = np.where(np.isfinite(near), near, near[np.isfinite(near)].min(initial=0.0))
+    is_finite = np.isfinite(products)
+    products = np.where(is_finite, products, products[is_finite].min(initial=0.0))
     centre = np.eye(n) - 1 / n
-    values, vectors = np.linalg.eigh(centre @ (near + near.T) @ centre / 2)
+    values, vectors = np.linalg.eigh(centre @ (products + products.T) @ centre / 2)
     points: Floats = vectors[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0.0))
     return points
 
 
 def principal_components(features: Floats) -> tuple[Floats, float]:
-    """The centred features [n, m] along their first two principal axes [n, 2], and the share of
-    variance along these.
+    """The centred features along their first two principal axes.
 
-    The largest entry of each axis is positive.
+    Args:
+        features: [n, m].
+
+    Returns:
+        Points [n, 2], and the share of the variance along the two axes (0..1). The largest entry
+        of each axis is positive.
     """
-    centred = np.pad(features - features.mean(axis=0), ((0, 0), (0, max(0, 2 - features.shape[1]))))
-    _, values, axes = np.linalg.svd(
-        np.vstack([centred, np.zeros((2, centred.shape[1]))]), full_matrices=False
-    )
+    missing = max(0, 2 - features.shape[1])
+    centred = np.pad(features - features.mean(axis=0), ((0, 0), (0, missing)))
+    padded = np.vstack([centred, np.zeros((2, centred.shape[1]))])
+    _, values, axes = np.linalg.svd(padded, full_matrices=False)
     first = axes[:2]
-    first = first * np.sign(first[np.arange(2), np.abs(first).argmax(axis=1)])[:, None]
+    largest = first[np.arange(2), np.abs(first).argmax(axis=1)]
+    first = first * np.sign(largest)[:, None]
+    points = centred @ first.T
     total = float((values**2).sum())
-    return centred @ first.T, float((values[:2] ** 2).sum()) / total if total else 0.0
+    if not total:
+        return points, 0.0
+    return points, float((values[:2] ** 2).sum()) / total
 
 
 def _draw_points(panel: Axes, groups: Ints, points: Floats) -> None:
     size = float(np.clip(2000 / len(points), 14, 60))
+    look: dict[str, Any] = {"s": size, "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
     panel.axhline(0, color=style.PALE, linewidth=1.2, zorder=0)
     panel.axvline(0, color=style.PALE, linewidth=1.2, zorder=0)
     for group in np.unique(groups):
-        own = points[groups == group]
-        look: dict[str, Any] = {
-            "s": size,
-            "edgecolor": "white",
-            "linewidth": 0.5,
-            "alpha": 0.85,
-        } | _look(int(group))
-        panel.scatter(own[:, 0], own[:, 1], gid=f"group-{group}", **look)
-        panel.plot(*own.mean(axis=0), markersize=22, zorder=0.5, gid=f"mean-{group}", **_MEAN)
+        members = points[groups == group]
+        gid = f"group-{group}"
+        panel.scatter(members[:, 0], members[:, 1], gid=gid, **look, **_look(int(group)))
+        panel.plot(*members.mean(axis=0), markersize=22, zorder=0.5, gid=f"mean-{group}", **_MEAN)
     panel.set_aspect("equal", adjustable="datalim")
     panel.margins(0.08)
 

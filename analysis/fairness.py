@@ -1,12 +1,11 @@
-"""Fairness over a run, for one or several side by side: Jain's index, waiting times, and
-selections by device and group.
-"""
+"""Fairness of selection over runs: Jain's index, waiting times, and selections by device."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -25,7 +24,7 @@ Clock = Literal["round", "time"]
 _MOST = 800  # points of a line: more than pixels are of no use
 # runs whose numbers of rounds differ by more than this factor are compared on the clock of
 # simulated time
-_UNLIKE = 3
+_MOST_APART = 3
 _AGE: dict[str, Any] = {"color": style.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 _WIDTH = 1.6  # of a line, in points
 _GROUPS = 12  # more clusters than this do not get a bar each
@@ -34,13 +33,19 @@ _FAILED = "not valid: slow, late, lost or cut off"
 
 @style.styled
 def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Fairness of selection: Jain's index and waiting times as the run goes on, and selections
-    by device and by group.
+    """Draw Jain's index and waiting times over the run, and selections by device and group.
 
-    Runs with very different numbers of rounds are drawn over simulated time. ``series``, one per
-    run, sets names and looks; by default folders give the names.
+    Runs with very different numbers of rounds are drawn over simulated time.
+
+    Args:
+        runs: the runs.
+        series: one series per run, for names and looks; by default folders give the names.
+
+    Raises:
+        NothingToDrawError: no round had a selection, or devices without rows are unknown.
     """
-    series = each_alone(runs) if series is None else series
+    if series is None:
+        series = each_alone(runs)
     if not all(run.has_all_devices for run in runs):
         raise style.NothingToDrawError(
             "only asked devices have rows, so the waiting times of all are unknown"
@@ -49,59 +54,66 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     rounds = [int(run.summary["rounds"]) for run in runs]
     if not any(number and count.any() for number, count in zip(rounds, counts, strict=True)):
         raise style.NothingToDrawError("no round had a selection, so there is no fairness to draw")
-    clock: Clock = "round" if max(rounds) <= _UNLIKE * max(1, min(rounds)) else "time"
+    clock: Clock = "round" if max(rounds) <= _MOST_APART * max(1, min(rounds)) else "time"
 
     figure = Figure(figsize=(style.WIDTH_IN, 8.2))
     above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
     _draw_over_rounds(above.subplots(1, 4, sharex=True), series, clock)
-    grouped = [selections_of_groups(run) for run in runs]
-    looks = [style.line_of(one.number, _WIDTH) for one in series]
-    devices, *groups = np.ravel(below.subplots(1, 1 + any(len(own) > 1 for own in grouped)))
-    _draw_devices(devices, counts, looks)
-    for panel in groups:
-        _draw_groups(panel, grouped, [look["color"] for look in looks])
-    lines = [
-        Line2D([], [], label=one.name, **look)
-        for one, look in zip(series, looks, strict=True)
-        if len(series) > 1
-    ]
-    age = Line2D([], [], label="the run's age: never selected", **_AGE)
-    return style.finished(
-        figure, runs, [*lines, age, *(Patch(label=_FAILED, **style.HATCHED) for _ in groups)]
-    )
+    looks = [style.line_of(line.number, _WIDTH) for line in series]
+    by_group = [selections_of_groups(run) for run in runs]
+    has_groups = any(len(table) > 1 for table in by_group)
+    panels = np.ravel(below.subplots(1, 2 if has_groups else 1))
+    _draw_devices(panels[0], counts, looks)
+    handles: list[Artist] = []
+    if len(series) > 1:
+        for line, look in zip(series, looks, strict=True):
+            handles.append(Line2D([], [], label=line.name, **look))
+    handles.append(Line2D([], [], label="the run's age: never selected", **_AGE))
+    if has_groups:
+        _draw_groups(panels[1], by_group, [look["color"] for look in looks])
+        handles.append(Patch(label=_FAILED, **style.HATCHED))
+    return style.finished(figure, runs, handles)
 
 
 def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
-    """Waiting times of devices at the ends of at most 800 rounds, evenly spread: in rounds, or
-    simulated time (s).
+    """Waiting times of devices at the ends of at most 800 rounds, evenly spread.
 
-    Columns: ``at``, ended rounds or the time; over all present devices ``mean``, ``tenth`` (90th
-    percentile) and ``longest`` of the time since a device's last selection (0 rounds for this one),
-    or else since its arrival.
+    The waiting time of a present device is the time since its last selection (0 rounds if this
+    round selected it), or else since its arrival.
+
+    Args:
+        run: the run.
+        clock: the unit of waiting times, rounds or simulated time (s).
+
+    Returns:
+        Columns ``at`` (ended rounds, or time), and over all present devices ``mean``, ``tenth``
+        (90th percentile) and ``longest``.
     """
     kinds = ("task-start", "arrival", "departure", "round")
     columns = ("time", "kind", "device", "round")
     population = run.table(DEVICES)
     last = np.full(population.num_rows, -1.0 if clock == "round" else 0.0)
-    there = np.nan_to_num(population.column("arrival").to_numpy().astype(float)) <= 0
-    shown = set(style.evenly(run.summary["rounds"], _MOST).tolist())
+    present = np.nan_to_num(population.column("arrival").to_numpy().astype(float)) <= 0
+    rounds = set(style.evenly(run.summary["rounds"], _MOST).tolist())
     ended = 0
-    moments = []
+    rows = []
     tick = int(clock == "round")
     for time, kind, device, number in run.events_of(kinds, columns):
         now = ended if clock == "round" else time
         if kind == "task-start" and number is not None:
             last[device] = now
         elif kind == "arrival":
-            there[device], last[device] = True, now - tick
+            present[device] = True
+            last[device] = now - tick
         elif kind == "departure":
-            there[device] = False
+            present[device] = False
         elif kind == "round":
-            if ended in shown and there.any():
-                waited = (now - last)[there]
-                moments.append((now + tick, waited.mean(), np.percentile(waited, 90), waited.max()))
+            if ended in rounds and present.any():
+                waiting = (now - last)[present]
+                tenth = np.percentile(waiting, 90)
+                rows.append((now + tick, waiting.mean(), tenth, waiting.max()))
             ended += 1
-    return pd.DataFrame(moments, columns=["at", "mean", "tenth", "longest"], dtype=float)
+    return pd.DataFrame(rows, columns=["at", "mean", "tenth", "longest"], dtype=float)
 
 
 def selections_of_devices(run: RunFolder) -> Ints:
@@ -111,33 +123,40 @@ def selections_of_devices(run: RunFolder) -> Ints:
 
 
 def selections_of_groups(run: RunFolder) -> pd.DataFrame:
-    """Selections by the device's cluster or tier at that time (-1 for none): ``valid`` and
-    ``failed``.
+    """Selections by the device's cluster or tier at that time (-1 for none).
+
+    Returns:
+        Columns ``valid`` and ``failed``.
     """
-    asked = selections(run)
-    valid = asked["valid"].groupby(asked["group"].fillna(-1).astype(int)).agg(["sum", "size"])
+    table = selections(run)
+    groups = table["group"].fillna(-1).astype(int)
+    valid = table["valid"].groupby(groups).agg(["sum", "size"])
     return pd.DataFrame({"valid": valid["sum"], "failed": valid["size"] - valid["sum"]})
 
 
-def _draw_groups(panel: Axes, grouped: Sequence[pd.DataFrame], colours: Sequence[str]) -> None:
-    """A bar for each group and run, with the selections that were not valid hatched on top."""
-    keys = sorted({key for own in grouped for key in own.index})[:_GROUPS]
-    width = 0.84 / len(grouped)
-    for run, (own, colour) in enumerate(zip(grouped, colours, strict=True)):
-        own = own.reindex(keys, fill_value=0)
-        at = np.arange(len(keys)) + (run - (len(grouped) - 1) / 2) * width
-        panel.bar(at, own["valid"], width * 0.92, color=colour)
+def _draw_groups(panel: Axes, by_group: Sequence[pd.DataFrame], colours: Sequence[str]) -> None:
+    """Draw a bar for each group and run; selections that were not valid are hatched on top."""
+    all_groups: set[int] = set()
+    for table in by_group:
+        all_groups.update(table.index)
+    groups = sorted(all_groups)[:_GROUPS]
+    width = 0.84 / len(by_group)
+    for place, (table, colour) in enumerate(zip(by_group, colours, strict=True)):
+        counts = table.reindex(groups, fill_value=0)
+        x = np.arange(len(groups)) + (place - (len(by_group) - 1) / 2) * width
+        panel.bar(x, counts["valid"], width * 0.92, color=colour)
         panel.bar(
-            at,
-            own["failed"],
+            x,
+            counts["failed"],
             width * 0.92,
-            own["valid"],
+            counts["valid"],
             color="white",
             edgecolor=colour,
             hatch="//////",
             linewidth=0,
         )
-    panel.set_xticks(range(len(keys)), ["none" if key < 0 else str(key) for key in keys])
+    names = ["none" if group < 0 else str(group) for group in groups]
+    panel.set_xticks(range(len(groups)), names)
     panel.set(
         title="selections by group",
         xlabel="group, cluster or tier of the device at that time",
@@ -146,44 +165,40 @@ def _draw_groups(panel: Axes, grouped: Sequence[pd.DataFrame], colours: Sequence
 
 
 def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: Clock) -> None:
-    jain, mean, *_ = panels
-    end = max(
-        float(one.runs[0].summary["rounds" if clock == "round" else "simulated_s"])
-        for one in series
-    )
-    unit = style.unit_for(end, style.TIMES if clock == "time" else ((0.0, 1.0, "rounds"),))
+    by_round = clock == "round"
+    column = "rounds" if by_round else "simulated_s"
+    end = max(float(line.runs[0].summary[column]) for line in series)
+    unit = style.AxisUnit(0.0, 1.0, "rounds")
+    if not by_round:
+        unit = style.unit_for(end, style.TIMES)
+    jain, *waiting_panels = panels
     titles = {"mean": "mean", "tenth": "90th percentile", "longest": "maximum"}
-    for one in series:
-        look = style.line_of(one.number, _WIDTH)
-        waiting = waiting_times(one.runs[0], clock)
-        time, index = jain_over_time(one.runs[0])
-        jain.plot(
-            np.arange(1, len(time) + 1) if clock == "round" else time / unit.size, index, **look
-        )
-        for panel, name in zip(panels[1:], titles, strict=True):
+    for line in series:
+        look = style.line_of(line.number, _WIDTH)
+        waiting = waiting_times(line.runs[0], clock)
+        time, index = jain_over_time(line.runs[0])
+        x = np.arange(1, len(time) + 1) if by_round else time / unit.size
+        jain.plot(x, index, **look)
+        for panel, name in zip(waiting_panels, titles, strict=True):
             panel.plot(waiting["at"] / unit.size, waiting[name] / unit.size, **look)
     jain.set(title="Jain's index", ylim=(0, 1.02), ylabel="fairness of selections so far (0 to 1)")
-    for panel, title in zip(panels[1:], titles.values(), strict=True):
+    for panel, title in zip(waiting_panels, titles.values(), strict=True):
         panel.set(title=f"waiting time: {title}", ylim=(0, panel.get_ylim()[1]))
         panel.plot([0, end / unit.size], [0, end / unit.size], scaley=False, zorder=1, **_AGE)
-    mean.set_ylabel(f"since the last selection ({unit.name})")
+    waiting_panels[0].set_ylabel(f"since the last selection ({unit.name})")
+    label = "rounds aggregated" if by_round else f"simulated time ({unit.name})"
     for panel in panels:
         panel.set_xlim(left=0)
-        panel.set_xlabel(
-            "rounds aggregated" if clock == "round" else f"simulated time ({unit.name})"
-        )
-        panel.xaxis.set_major_locator(
-            MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=clock == "round")
-        )
+        panel.set_xlabel(label)
+        ticks = MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=by_round)
+        panel.xaxis.set_major_locator(ticks)
         panel.grid()
 
 
 def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[dict[str, Any]]) -> None:
-    """Draw selections of each device, the most often selected at the left, over a share of the
-    population.
-    """
+    """Draw selections of each device over the share of devices, the most often selected first."""
     for count, look in zip(counts, looks, strict=True):
-        # a step a value: there are few, of any population
+        # one step per value: there are few values in any population
         begins = np.concatenate([[0], np.flatnonzero(np.diff(count)) + 1])
         edges = np.append(begins, len(count)) * (100 / len(count))
         panel.stairs(count[begins], edges, baseline=None, **look)

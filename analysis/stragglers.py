@@ -40,9 +40,9 @@ _OF_TASK = {
 _TIMES = ("train_end", "sends", "answered", "cut", "limit", "deadline", "ended")
 MOST_PANELS = 8
 MOST_LANES = 60
-_PICKED = 3  # the worst rounds, where none are asked for
+_WORST = 3  # rounds, if no rounds are named
 _COLUMNS = 4
-_LANE_IN = 0.13  # a lane's height
+_LANE_IN = 0.13  # height of a lane
 _FEW_LANES = 16  # up to here texts and marks are large
 _LEAST_EPOCH = 1 / 60  # of the axis: shorter epochs run into one bar
 _ENDS: dict[str, dict[str, Any]] = {
@@ -62,143 +62,173 @@ _NO_DOWNLOAD: dict[str, Any] = {
     "linestyle": "",
 }
 _PART: dict[str, Any] = {"marker": "D", "color": style.PURPLE, "linestyle": ""}
-_SPLITS = _PART | {"markerfacecolor": "white"}
+_SPLITS: dict[str, Any] = {**_PART, "markerfacecolor": "white"}
 
 
 @style.styled
 def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) -> Figure:
-    """Each selected device's epochs against its deadline, a panel a round: how far it came, and
-    what became of it.
+    """Draw each selected device's epochs against its deadline, in a panel per round.
 
-    Of rounds ``rounds[0]`` to ``rounds[1] - 1`` the first eight with training are drawn; by default
-    the three with the most failed tasks, and the median one. Devices with the most samples are on
-    top; of more than 60, 60 are drawn, evenly spread.
+    Devices with the most samples are on top; of more than 60, 60 are drawn, evenly spread.
+
+    Args:
+        run: the run.
+        rounds: draw the first eight rounds with training of ``rounds[0]`` to ``rounds[1] - 1``; by
+            default the three with the most failed tasks, and the median one.
+
+    Raises:
+        NothingToDrawError: no round has training, or a deadline.
     """
     history = History(run)
-    trained = trained_rounds(history)
-    shown, excerpt = _choice(history, trained, rounds)
-    attempts = read_attempts(history, list(shown))
+    chosen, excerpt = _choose_rounds(history, trained_rounds(history), rounds)
+    attempts = read_attempts(history, list(chosen))
     if attempts[["limit", "deadline"]].isna().all(axis=None):
         raise style.NothingToDrawError(
             f"the rounds of {str(run.path)!r} have no deadline that anybody could miss"
         )
-    by_round = dict(
-        [*attempts.sort_values(["samples", "task"], ascending=[False, True]).groupby("round")]
-    )
+    ordered = attempts.sort_values(["samples", "task"], ascending=[False, True])
+    by_round = dict([*ordered.groupby("round")])
     most = min(MOST_LANES, max(map(len, by_round.values())))
-    columns = min(_COLUMNS, len(shown))
-    lines = math.ceil(len(shown) / columns)
-    room = ConstrainedLayoutEngine(hspace=0.04, wspace=0.04)
-    figure = Figure(
-        figsize=(style.WIDTH_IN, 1.9 + lines * (max(most, 4) * _LANE_IN + 0.6)), layout=room
-    )
+    columns = min(_COLUMNS, len(chosen))
+    lines = math.ceil(len(chosen) / columns)
+    height = 1.9 + lines * (max(most, 4) * _LANE_IN + 0.6)
+    layout = ConstrainedLayoutEngine(hspace=0.04, wspace=0.04)
+    figure = Figure(figsize=(style.WIDTH_IN, height), layout=layout)
     grid = figure.subplots(lines, columns, sharex=True, squeeze=False)
     end = np.nanmax(attempts[list(_TIMES)].to_numpy(float))
     unit = style.unit_for(end, style.TIMES)
-    for panel, (number, why) in zip(grid.flat, shown.items(), strict=False):
-        own = by_round[number]
+    for panel, (number, reason) in zip(grid.flat, chosen.items(), strict=False):
+        of_round = by_round[number]
         panel.set(xlim=(0, end * 1.02 / unit.size), ylim=(most - 0.5, -0.5))
-        lanes = own.iloc[style.evenly(len(own), MOST_LANES)].reset_index(drop=True)
+        lanes = of_round.iloc[style.evenly(len(of_round), MOST_LANES)].reset_index(drop=True)
         _draw_round(panel, lanes, unit.size)
-        _label(panel, lanes)
-        groups = own["group"].dropna().unique()
-        counts = own["outcome"].value_counts()
-        heads = [f"round {number}", f"group {groups[0]:.0f}" if len(groups) == 1 else "", why]
-        ends = ", ".join(f"{counts[name]} {name}" for name in OUTCOMES if name in counts)
-        panel.set_title(f"{', '.join(filter(None, heads))}\n{ends}", fontsize=10)
-    for panel in grid.flat[len(shown) :]:
+        _name_lanes(panel, lanes)
+        panel.set_title(_title(number, reason, of_round), fontsize=10)
+    for panel in grid.flat[len(chosen) :]:
         panel.set_visible(False)
     figure.supylabel("device · samples it trains on", fontsize=9)
-    for panel in grid.flat[max(0, len(shown) - columns) : len(shown)]:
+    for panel in grid.flat[max(0, len(chosen) - columns) : len(chosen)]:
         panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
         panel.tick_params(axis="x", labelbottom=True)
         panel.set_xlabel(f"since the round began ({unit.name})", fontsize=9)
-    words = (
-        f"{excerpt}; {'the' if most < MOST_LANES else 'some'} selected devices; at the right how "
-        "many epochs each finished"
-    )
+    article = "the" if most < MOST_LANES else "some"
+    words = f"{excerpt}; {article} selected devices; at the right how many epochs each finished"
     return style.finished(figure, [run], _handles(attempts), words)
 
 
-def _choice(
+def _title(number: int, reason: str, attempts: pd.DataFrame) -> str:
+    """The round, its group, the reason to draw it, and the number of devices by outcome."""
+    heads = [f"round {number}"]
+    groups = attempts["group"].dropna().unique()
+    if len(groups) == 1:
+        heads.append(f"group {groups[0]:.0f}")
+    if reason:
+        heads.append(reason)
+    counts = attempts["outcome"].value_counts()
+    ends = [f"{counts[name]} {name}" for name in OUTCOMES if name in counts]
+    return f"{', '.join(heads)}\n{', '.join(ends)}"
+
+
+def _choose_rounds(
     history: History, trained: list[int], rounds: tuple[int, int] | None
 ) -> tuple[dict[int, str], str]:
-    """The rounds to draw, in order, each with the reason of an automatic choice; and words for
-    the title.
+    """Choose the rounds to draw.
+
+    Returns:
+        The rounds in order, each with the reason of an automatic choice, and words for the title.
     """
     if not trained:
         raise style.NothingToDrawError(
             f"{str(history.run.path)!r} has no rounds in which devices trained against a deadline"
         )
-    every = len(trained)
-    if rounds is None and every > _PICKED + 1:
-        ends = history.of("task-end")
-        wasted = ends.loc[ends["outcome"] != "done", "round"].dropna().astype(int).value_counts()
-        lengths = history.rounds.set_index("round")["end"].diff()
-        ranked = sorted(
-            trained, key=lambda number: (-wasted.get(number, 0), -lengths.get(number, 0.0))
-        )
-        picked = dict.fromkeys(ranked[:_PICKED], "one of the worst") | {
-            ranked[every // 2]: "the median"
-        }
-        return dict(sorted(picked.items())), f"{len(picked)} of {every:,} rounds with training"
-    first, stop = rounds or (0, trained[-1] + 1)
-    inside = [number for number in trained if first <= number < stop][:MOST_PANELS]
-    if not inside:
-        raise style.NothingToDrawError(
-            f"nobody trained in rounds {first}:{stop}, so there are no stragglers to draw"
-        )
-    return dict.fromkeys(inside, ""), f"{len(inside)} of {every:,} rounds with training"
+    if rounds is None and len(trained) > _WORST + 1:
+        chosen = _worst_rounds(history, trained)
+    else:
+        first, stop = (0, trained[-1] + 1) if rounds is None else rounds
+        inside = [number for number in trained if first <= number < stop]
+        if not inside:
+            raise style.NothingToDrawError(
+                f"nobody trained in rounds {first}:{stop}, so there are no stragglers to draw"
+            )
+        chosen = dict.fromkeys(inside[:MOST_PANELS], "")
+    return chosen, f"{len(chosen)} of {len(trained):,} rounds with training"
+
+
+def _worst_rounds(history: History, trained: list[int]) -> dict[int, str]:
+    """The rounds with the most failed tasks, the longer first, and the median one, in order."""
+    ends = history.of("task-end")
+    failed = ends.loc[ends["outcome"] != "done", "round"].dropna().astype(int).value_counts()
+    durations = history.rounds.set_index("round")["end"].diff()
+    ranked = sorted(
+        trained, key=lambda number: (-failed.get(number, 0), -durations.get(number, 0.0))
+    )
+    chosen = dict.fromkeys(ranked[:_WORST], "one of the worst")
+    chosen[ranked[len(ranked) // 2]] = "the median"
+    return dict(sorted(chosen.items()))
 
 
 def trained_rounds(history: History) -> list[int]:
-    """The rounds that the server opened and in which somebody trained, in order."""
-    trained = set(history.steps.loc[history.steps["step"] == "train", "round"].dropna().astype(int))
-    return [
-        number for number in history.of("round-start")["round"].astype(int) if number in trained
-    ]
+    """The rounds that the server opened and in which a device trained, in order."""
+    steps = history.steps
+    trained = set(steps.loc[steps["step"] == "train", "round"].dropna().astype(int))
+    opened = history.of("round-start")["round"].astype(int)
+    return [number for number in opened if number in trained]
 
 
 def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
-    """One row per selected device of these rounds, in the order of tasks; times in seconds since
-    the round's start.
+    """One row per selected device of these rounds, in the order of tasks.
 
-    Columns; a time is NaN if the device did not get so far:
-        task, round, device, group: ``group`` is NaN for none.
-        outcome: one of ``OUTCOMES``; ``late`` if the server ended it, or memory was short.
-        samples, part: samples to train on; the number of the part of its data from 1 on, or 0 for undivided data.
-        splits: whether it split its data after this.
-        epoch_ends, epochs: the ends of epochs (a list), and the number that counted.
-        begun, done, train_end: begin of training (0 if none), end of its last whole epoch, end of training.
-        sends, answered, cut: begin of the upload, its end if complete, and its end if cut.
-        limit, deadline, ended: the deadline of training, of the round, and the end of the task.
+    Times are in seconds since the round's start, and NaN if the device did not get so far.
+
+    Returns:
+        Columns:
+
+        - ``task``, ``round``, ``device``, ``group`` (NaN for none);
+        - ``outcome``: one of ``OUTCOMES``; ``late`` if the server ended the task, or memory was
+          short;
+        - ``samples``, ``part``: samples to train on; the number of the part of the device's data
+          from 1 on, or 0 for undivided data;
+        - ``splits``: whether the device split its data after this;
+        - ``epoch_ends``, ``epochs``: the ends of epochs (a list), and the number that counted;
+        - ``begun``, ``done``, ``train_end``: begin of training (0 if none), end of the last whole
+          epoch, end of training;
+        - ``sends``, ``answered``, ``cut``: begin of the upload, its end if complete, and its end
+          if cut;
+        - ``limit``, ``deadline``, ``ended``: the deadline of training and of the round, and the
+          end of the task.
     """
     events = history.events[history.events["round"].isin(list(rounds))]
-    opened = {
-        int(row["round"]): row for row in events[events["kind"] == "round-start"].to_dict("records")
-    }
-    splits = set(
-        events.loc[events["kind"] == "split", ["round", "device"]].itertuples(
-            index=False, name=None
-        )
-    )
+    starts: dict[int, Any] = {}
+    for opening in events[events["kind"] == "round-start"].to_dict("records"):
+        starts[int(opening["round"])] = opening
+    split_events = events.loc[events["kind"] == "split", ["round", "device"]]
+    splits = set(split_events.itertuples(index=False, name=None))
     rows = []
     for _, records in events[events["task"].notna()].groupby("task", sort=True):
         first: Any = records.iloc[0]
-        start = opened.get(int(first["round"]), {"data": None, "time": first["time"]})
-        row = {name: int(first[name]) for name in ("task", "round", "device")} | {
-            "group": first["group"]
-        }
-        device: Any = history.population.loc[row["device"]]
-        row |= {
-            "samples": int(device["samples"]),
+        start = starts.get(int(first["round"]), {"data": None, "time": first["time"]})
+        device = int(first["device"])
+        row = {
+            "task": int(first["task"]),
+            "round": int(first["round"]),
+            "device": device,
+            "group": first["group"],
+            "samples": int(history.population.at[device, "samples"]),
             "splits": (first["round"], first["device"]) in splits,
         }
-        rows.append(row | _course(records, start["time"], parsed(start["data"])))
+        row |= _course(records, start["time"], parsed(start["data"]))
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
 def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict[str, Any]:
+    """The columns of one task, from its records.
+
+    Args:
+        records: the records of the task.
+        start: start of its round (s).
+        limits: data of the round's start.
+    """
     course: dict[str, Any] = dict.fromkeys(_TIMES, math.nan)
     course |= {"outcome": "stopped", "part": 0, "epoch_ends": [], "epochs": 0, "begun": 0.0}
     for row in records.to_dict("records"):
@@ -207,11 +237,11 @@ def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict
         match row["kind"], row["step"]:
             case "step-start", "train":
                 course["begun"] = since
-                course["deadline"] = (
-                    math.nan if limits.get("deadline") is None else limits["deadline"] - start
-                )
+                deadline = limits.get("deadline")
+                course["deadline"] = math.nan if deadline is None else deadline - start
             case "step-end", "train":
-                course |= {"epochs": data["epochs"], "train_end": since}
+                course["epochs"] = data["epochs"]
+                course["train_end"] = since
                 course["epoch_ends"] = [end - start for end in data["epoch_ends"]]
                 if "part" in data:
                     course["part"], _, course["samples"] = data["part"]
@@ -220,44 +250,39 @@ def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict
             case "step-end", "upload":
                 course["answered" if row["outcome"] == "done" else "cut"] = since
             case "task-end", _:
-                course |= {"ended": since, "outcome": _OF_TASK.get(row["outcome"], "stopped")}
+                course["ended"] = since
+                course["outcome"] = _OF_TASK.get(row["outcome"], "stopped")
     if limits.get("training_limit") is not None:
         course["limit"] = course["begun"] + limits["training_limit"]
-    if (
-        course["outcome"] == "valid"
-        and not math.isnan(course["train_end"])
-        and not course["epochs"]
-    ):
+    has_trained = not math.isnan(course["train_end"])
+    if course["outcome"] == "valid" and has_trained and not course["epochs"]:
         course["outcome"] = "slow"
-    return course | {"done": course["epoch_ends"][-1] if course["epoch_ends"] else course["begun"]}
+    epoch_ends = course["epoch_ends"]
+    course["done"] = epoch_ends[-1] if epoch_ends else course["begun"]
+    return course
 
 
 def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float) -> None:
     for outcome, (colour, _) in OUTCOMES.items():
         rows = lanes[lanes["outcome"] == outcome]
-        _draw_bars(panel, rows, unit, colour)
-        never = rows[rows["train_end"].isna()]
-        where = never["ended"].fillna(0.0).to_numpy() / unit
+        _draw_epochs(panel, rows, unit, colour)
+        _draw_phases(panel, rows, unit, colour)
+        untrained = rows[rows["train_end"].isna()]
         style.marks_at(
             panel,
-            where,
-            never.index,
+            untrained["ended"].fillna(0.0).to_numpy() / unit,
+            untrained.index,
             color=colour,
             markeredgecolor=colour,
             gid="no-download",
             **_NO_DOWNLOAD,
         )
     for column, look in _ENDS.items():
-        reached = lanes[lanes[column].notna()]
-        if len(reached):
-            panel.vlines(
-                reached[column] / unit,
-                reached.index - 0.5,
-                reached.index + 0.5,
-                zorder=3,
-                gid=column,
-                **look,
-            )
+        rows = lanes[lanes[column].notna()]
+        if len(rows):
+            top = rows.index - 0.5
+            bottom = rows.index + 0.5
+            panel.vlines(rows[column] / unit, top, bottom, zorder=3, gid=column, **look)
     size = 5.0 if len(lanes) <= _FEW_LANES else 3.2
     parts = lanes[lanes["part"] > 0]
     splits = lanes[lanes["splits"]]
@@ -266,52 +291,62 @@ def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float) -> None:
     style.marks_at(panel, middle, splits.index, markersize=size, gid="splits", **_SPLITS)
 
 
-def _draw_bars(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
-    """Draw the download, a bar per epoch (one for all if epochs are short), an unfinished epoch,
-    the queue and the upload.
-    """
+def _draw_epochs(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
+    """Draw a bar per finished epoch, or one for all if they are short."""
     least = panel.get_xlim()[1] * unit * _LEAST_EPOCH
-    spans = []
-    for lane, begun, ends in zip(rows.index, rows["begun"], rows["epoch_ends"], strict=True):
-        wide = ends if ends and (ends[-1] - begun) / len(ends) >= least else ends[-1:]
-        spans += [(start, end, lane) for start, end in zip([begun, *wide], wide, strict=False)]
-    if spans:
-        start, stop, lanes = np.array(spans, dtype=float).T
-        look: dict[str, Any] = {
-            "facecolor": colour,
-            "edgecolor": "white",
-            "linewidth": 0.9,
-            "gid": "epochs",
-        }
-        style.bars(panel, start / unit, stop / unit, lanes, 0.38, **look)
+    spans: list[tuple[float, float, int]] = []
+    for lane, begun, epoch_ends in zip(rows.index, rows["begun"], rows["epoch_ends"], strict=True):
+        ends = epoch_ends
+        if ends and (ends[-1] - begun) / len(ends) < least:
+            ends = ends[-1:]
+        start = begun
+        for end in ends:
+            spans.append((start, end, lane))
+            start = end
+    if not spans:
+        return
+    starts, stops, lanes = np.array(spans, dtype=float).T
+    look: dict[str, Any] = {
+        "facecolor": colour,
+        "edgecolor": "white",
+        "linewidth": 0.9,
+        "gid": "epochs",
+    }
+    style.bars(panel, starts / unit, stops / unit, lanes, 0.38, **look)
 
+
+def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
+    """Draw the download, an unfinished epoch, the queue and the upload."""
     rows = rows.assign(opened=0.0, queued=rows["sends"].where(rows["answered"].notna()))
-    pale = {
+    unfinished = {
         "facecolor": style.lighten(colour, 0.75),
         "edgecolor": colour,
         "hatch": "//////",
         "linewidth": 0.0,
+        "gid": "unfinished",
     }
-    for begin, end, half, look in (
+    queue = {"facecolor": style.STEPS["queue"], "gid": "queue"}
+    upload = {"facecolor": style.STEPS["upload"], "gid": "upload"}
+    phases: tuple[tuple[str, str, float, dict[str, Any]], ...] = (
         ("opened", "begun", 0.12, {"facecolor": style.STEPS["download"]}),
-        ("done", "train_end", 0.34, {"gid": "unfinished", **pale}),
-        ("train_end", "queued", 0.12, {"gid": "queue", "facecolor": style.STEPS["queue"]}),
-        ("sends", "answered", 0.12, {"gid": "upload", "facecolor": style.STEPS["upload"]}),
+        ("done", "train_end", 0.34, unfinished),
+        ("train_end", "queued", 0.12, queue),
+        ("sends", "answered", 0.12, upload),
         ("sends", "cut", 0.3, {"gid": "cut-upload", "edgecolor": colour, **_CUT}),
-    ):
-        own = rows[rows[end] > rows[begin]]
-        if len(own):
-            style.bars(panel, own[begin] / unit, own[end] / unit, own.index, half, **look)
+    )
+    for start, end, half, look in phases:
+        spans = rows[rows[end] > rows[start]]
+        if len(spans):
+            style.bars(panel, spans[start] / unit, spans[end] / unit, spans.index, half, **look)
 
 
-def _label(panel: Axes, lanes: pd.DataFrame) -> None:
+def _name_lanes(panel: Axes, lanes: pd.DataFrame) -> None:
+    """Write device and samples left of each lane, and the number of its epochs on the right."""
+    size = 8 if len(lanes) <= _FEW_LANES else 6
     panel.spines["left"].set_visible(False)
-    panel.tick_params(
-        axis="y", length=0, pad=6, labelsize=(small := 8 if len(lanes) <= _FEW_LANES else 6)
-    )
-    panel.set_yticks(
-        lanes.index, lanes["device"].astype(str) + " · " + lanes["samples"].astype(str)
-    )
+    panel.tick_params(axis="y", length=0, pad=6, labelsize=size)
+    names = lanes["device"].astype(str) + " · " + lanes["samples"].astype(str)
+    panel.set_yticks(lanes.index, names)
     for lane, epochs in zip(lanes.index, lanes["epochs"], strict=True):
         panel.text(
             1.015,
@@ -319,34 +354,40 @@ def _label(panel: Axes, lanes: pd.DataFrame) -> None:
             str(epochs),
             transform=panel.get_yaxis_transform(),
             va="center",
-            fontsize=small,
+            fontsize=size,
         )
 
 
 def _handles(attempts: pd.DataFrame) -> list[Artist]:
-    no_download = Line2D(
-        [], [], label="ended during its download", **_NO_DOWNLOAD | {"markeredgecolor": style.BLACK}
-    )
-    cut = Patch(label="upload that was cut short", edgecolor=style.GREY, **_CUT)
-    keys = [
-        *(
-            (attempts["outcome"] == name, Patch(facecolor=look, label=words))
-            for name, (look, words) in OUTCOMES.items()
-        ),
+    """The legend's entries of what these attempts have."""
+    no_download = {**_NO_DOWNLOAD, "markeredgecolor": style.BLACK}
+    entries: list[tuple[pd.Series[Any], Artist]] = []
+    for outcome, (colour, label) in OUTCOMES.items():
+        entries.append((attempts["outcome"] == outcome, Patch(facecolor=colour, label=label)))
+    entries += [
         (
             attempts["train_end"] > attempts["done"],
             Patch(label="epoch begun, not finished", **style.HATCHED),
         ),
-        (attempts["train_end"].isna(), no_download),
+        (
+            attempts["train_end"].isna(),
+            Line2D([], [], label="ended during its download", **no_download),
+        ),
         (attempts["begun"] > 0, Patch(facecolor=style.STEPS["download"], label="download")),
         (attempts["answered"].notna(), Patch(facecolor=style.STEPS["upload"], label="upload")),
-        (attempts["cut"].notna(), cut),
+        (
+            attempts["cut"].notna(),
+            Patch(label="upload that was cut short", edgecolor=style.GREY, **_CUT),
+        ),
         (
             attempts["sends"] > attempts["train_end"],
             Patch(facecolor=style.STEPS["queue"], label="queue"),
         ),
-        *((attempts[column].notna(), Line2D([], [], **look)) for column, look in _ENDS.items()),
+    ]
+    for column, look in _ENDS.items():
+        entries.append((attempts[column].notna(), Line2D([], [], **look)))
+    entries += [
         (attempts["part"] > 0, Line2D([], [], label="trains on a part of its data", **_PART)),
         (attempts["splits"], Line2D([], [], label="splits its data after this", **_SPLITS)),
     ]
-    return [key for there, key in keys if there.any()]
+    return [entry for has_entry, entry in entries if has_entry.any()]

@@ -1,5 +1,4 @@
-"""Parts that all pictures share: palette, units of axes, bars and marks, legends, series of
-seeds, names, and saving.
+"""Parts that all pictures share: palette, units, bars, marks, legends, series, names, saving.
 
 Colours are those of Okabe and Ito (2008), which stay apart for the colour-blind: cool ones for
 work that counts, warm and dark ones for work that is wasted.
@@ -65,8 +64,8 @@ OUTCOMES = {
     "left": PURPLE,
     "stopped": GREY,
     "memory": "#882255",
+    "battery": "#8C564B",
 }
-OUTCOMES |= {"battery": "#8C564B"}
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 FORMATS = ("png", "svg")
 # No phase has any of these; the first five stay apart for every eye (CIE76 distances above 25).
@@ -118,21 +117,27 @@ _RC: dict[Any, Any] = {
 }
 
 styled = matplotlib.rc_context(_RC)
-"""Decorator: draws with the shared style, and leaves matplotlib's settings as they were."""
+"""Decorator that draws with the shared style, and restores matplotlib's settings."""
 
 
 class PictureError(FedsimError):
-    """A picture cannot be drawn as it was asked for."""
+    """A picture cannot be drawn with these options."""
 
     exit_status = 2
 
 
 class NothingToDrawError(PictureError):
-    """A run holds nothing that this picture could show."""
+    """A run has nothing that this picture could show."""
 
 
 class AxisUnit(NamedTuple):
-    """A unit that suits an axis that reaches ``least``: divide by ``size``, and write ``name``."""
+    """The unit of an axis that reaches ``least``.
+
+    Attributes:
+        least: the shortest axis for which the unit is used.
+        size: the length of the unit.
+        name: its name.
+    """
 
     least: float
     size: float
@@ -140,26 +145,45 @@ class AxisUnit(NamedTuple):
 
 
 def unit_for(most: float, units: Sequence[tuple[float, float, str]]) -> AxisUnit:
-    """The unit for an axis that reaches ``most``, of several, those for the longest axes first."""
-    return next((AxisUnit(*unit) for unit in units if most >= unit[0]), AxisUnit(*units[-1]))
+    """The unit for an axis.
+
+    Args:
+        most: the value that the axis reaches.
+        units: ``AxisUnit`` values as tuples; units for the longest axes first.
+    """
+    for unit in units:
+        if most >= unit[0]:
+            return AxisUnit(*unit)
+    return AxisUnit(*units[-1])
 
 
 @styled
 def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write the figure as ``stem.png``, ``stem.svg``; the same figure gives the same bytes."""
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
-    for path, kind in zip(paths, formats, strict=True):
+    """Write a figure to files; the same figure gives the same bytes.
+
+    Args:
+        figure: the figure.
+        stem: path of the files, without their endings.
+        formats: the endings, such as ``png``.
+
+    Returns:
+        The files.
+    """
+    paths = []
+    for kind in formats:
+        path = stem.with_name(f"{stem.name}.{kind}")
+        metadata = {"Date": None} if kind == "svg" else {}
         with writing(path) as beside:  # no link is followed
-            figure.savefig(
-                beside, format=kind, metadata={"Date": None} if kind == "svg" else {}, dpi=DPI
-            )
+            figure.savefig(beside, format=kind, metadata=metadata, dpi=DPI)
+        paths.append(path)
     return paths
 
 
 @styled
 def pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:
-    """The figure as pixels, red, green, blue and opacity [height, width, 4]: drawn once, where a
-    file takes two passes.
+    """The figure as pixels: red, green, blue and opacity, uint8 [height, width, 4].
+
+    The figure is drawn once, while a file takes two passes.
     """
     figure.set_dpi(dpi)
     canvas = FigureCanvasAgg(figure)
@@ -170,8 +194,15 @@ def pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:
 def rectangles(
     panel: Axes, x0: ArrayLike, x1: ArrayLike, y0: ArrayLike, y1: ArrayLike, **look: Any
 ) -> None:
-    """Draw rectangles between opposite corners, arrays [n] or one number for all, as one
-    collection; limits stay.
+    """Draw rectangles as one collection, without a change of the panel's limits.
+
+    Args:
+        panel: the panel.
+        x0: one side of each, [n] or one number for all; so are the other sides.
+        x1: the opposite side.
+        y0: the third side.
+        y1: the side opposite to that.
+        look: options of the collection.
     """
     x0, x1, y0, y1 = np.broadcast_arrays(np.atleast_1d(x0), x1, y0, y1)
     corners = np.stack([x0, y0, x1, y0, x1, y1, x0, y1], axis=1).reshape(-1, 4, 2)
@@ -182,14 +213,22 @@ def rectangles(
 def bars(
     panel: Axes, start: ArrayLike, end: ArrayLike, row: ArrayLike, half: float, **look: Any
 ) -> None:
-    """Draw horizontal bars from start to end, arrays [n], of the height ``2 * half`` around
-    their rows.
+    """Draw horizontal bars.
+
+    Args:
+        panel: the panel.
+        start: their beginnings [n].
+        end: their ends [n].
+        row: the heights of their middles [n].
+        half: half of the height of a bar.
+        look: options of the collection.
     """
-    rectangles(panel, start, end, np.asarray(row) - half, np.asarray(row) + half, **look)
+    middle = np.asarray(row)
+    rectangles(panel, start, end, middle - half, middle + half, **look)
 
 
 def marks_at(panel: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
-    """Draw marks at places, arrays [n] each, whole even at the panel's edge."""
+    """Draw marks at places, arrays [n] each, which the panel's edge does not cut."""
     if np.size(x):  # the layout fails at a line without points
         panel.plot(x, y, clip_on=False, zorder=4, **look)
 
@@ -201,7 +240,7 @@ def across(panels: Iterable[Axes], times: ArrayLike, **look: Any) -> None:
 
 
 def whole_ticks(axis: Axis, most: int) -> None:
-    """Put at most so many ticks on an axis, at whole numbers."""
+    """Put at most ``most`` ticks on an axis, at whole numbers."""
     axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
 
 
@@ -212,34 +251,37 @@ def lighten(colour: str, share: float) -> tuple[float, float, float]:
 
 
 def line_of(number: int, width: float) -> dict[str, Any]:
-    """Line style of the run (or series) at ``number``: neighbours differ in colour and dash, to
-    stay apart in grey.
+    """The look of a line; neighbours differ in colour and dash, to stay apart in grey.
+
+    Args:
+        number: place of the run or series, from 0.
+        width: width of the line (points).
     """
     turn, colour = divmod(number, len(SERIES))
-    return {
-        "color": SERIES[colour],
-        "linestyle": ("-", "--", ":", "-.")[(number + 2 * turn) % 4],
-        "linewidth": width,
-    }
+    dash = ("-", "--", ":", "-.")[(number + 2 * turn) % 4]
+    return {"color": SERIES[colour], "linestyle": dash, "linewidth": width}
 
 
 def evenly(count: int, most: int) -> NDArray[np.int64]:
-    """Places of at most so many of ``count`` things, evenly spread, the first and the last among
-    them.
+    """At most ``most`` places out of ``count``, evenly spread, with the first and the last.
+
+    Returns:
+        The places, ascending, int64 [n].
     """
     return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
 
 
 def group_colour(group: int) -> str:
-    """The colour of a group of devices, the same in all pictures; from the eleventh group on the
-    colours come again, paler.
+    """The colour of a group of devices, the same in all pictures.
+
+    From the eleventh group on the colours come again, paler.
     """
     turn, place = divmod(group, len(GROUPS))
     return to_hex(lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2)))
 
 
 def group_tint(group: int) -> str:
-    """The colour of a group of devices, as pale as a background has to be."""
+    """The colour of a group of devices as a background: pale."""
     return to_hex(lighten(group_colour(group), 0.72))
 
 
@@ -249,7 +291,15 @@ def group_name(group: int) -> str:
 
 
 def write_beside(panel: Axes, y: float, text: str, apart: float, **look: Any) -> None:
-    """Write a text right of a panel, ``apart`` points from it, at a height of its own axis."""
+    """Write a text right of a panel.
+
+    Args:
+        panel: the panel.
+        y: height of the text, on the panel's axis.
+        text: the text.
+        apart: distance from the panel (points).
+        look: options of the text.
+    """
     look |= {"va": "center", "annotation_clip": False}
     panel.annotate(
         text,
@@ -262,24 +312,24 @@ def write_beside(panel: Axes, y: float, text: str, apart: float, **look: Any) ->
 
 
 def spread(values: Sequence[float] | Floats, apart: float) -> Floats:
-    """The values, moved up as little as it takes to lie so far apart that their labels do not
-    touch.
-    """
+    """The values, moved up until neighbours are at least ``apart``, so that labels do not touch."""
     placed = np.array(values, dtype=float)
     below = -np.inf
     for place in np.argsort(placed, kind="stable"):
-        below = placed[place] = max(placed[place], below + apart)
+        below = max(placed[place], below + apart)
+        placed[place] = below
     return placed
 
 
 def short(name: str, most: int = 40) -> str:
-    """A name fit to be drawn: one line, no characters that the font lacks, the middle left out
-    when it is long.
+    """A name fit to be drawn: one line of at most ``most`` characters that the font has.
+
+    The middle of a longer name is left out.
     """
     font = get_font(findfont(FontProperties(family=_FONT)))
-    drawn = (
-        "".join(c if font.get_char_index(ord(c)) else "□" for c in clean(name, most)) or "unnamed"
-    )
+    drawn = "".join(c if font.get_char_index(ord(c)) else "□" for c in clean(name, most))
+    if not drawn:
+        return "unnamed"
     # matplotlib leaves labels with a leading underscore out of legends
     return f" {drawn}" if drawn.startswith("_") else drawn
 
@@ -290,28 +340,29 @@ def as_file_name(name: str) -> str:
 
 
 def run_names(runs: Iterable[RunFolder]) -> list[str]:
-    """Names of runs side by side: those of their folders, with parent folders where names are
-    the same.
-    """
+    """Names of runs side by side: their folders' names, with parent folders if these are equal."""
     return [short(name) for name in names_apart([run.path for run in runs])]
 
 
 def with_strategy(name: str, run: RunFolder) -> str:
-    """A name fit to be drawn, with the run's strategy unless it says that itself."""
-    shown = short(name)
+    """A name fit to be drawn, with the run's strategy unless the name contains it."""
+    label = short(name)
     strategy = short(str(run.summary["strategy"]), 20)
-    return shown if strategy.lower() in shown.lower() else f"{shown}: {strategy}"
+    if strategy.lower() in label.lower():
+        return label
+    return f"{label}: {strategy}"
 
 
 def counted(count: int, word: str) -> str:
     """``"1 group"``, ``"2 groups"``, ``"no groups"``."""
-    return f"{f'{count:,}' if count else 'no'} {word}{'' if count == 1 else 's'}"
+    if count == 1:
+        return f"1 {word}"
+    number = f"{count:,}" if count else "no"
+    return f"{number} {word}s"
 
 
 def step_for(count: int, most: int) -> int:
-    """Take every so many-th of ``count`` things to have at most ``most``: 1, 2, 5, 10, 20, 50
-    ...
-    """
+    """The step n of 1, 2, 5, 10, 20, 50 ... such that every n-th of ``count`` is at most ``most``."""
     least = max(count / most, 1.0)
     power = 10 ** math.floor(math.log10(least))
     return next(int(step * power) for step in (1, 2, 5, 10) if step * power >= least)
@@ -321,30 +372,44 @@ def headline(runs: Sequence[RunFolder]) -> str:
     """Headline of a picture: the scenario, and of one run the strategy and the seed."""
     name, *others = dict.fromkeys(short(str(run.summary["name"]), 70) for run in runs)
     if len(runs) == 1:
-        return (
-            f"{name}   ({short(str(runs[0].summary['strategy']), 30)}, seed "
-            f"{runs[0].summary['seed']})"
-        )
-    more = f" and {counted(len(others), 'other scenario')}" if others else ""
-    return f"{name}{more}   ({len(runs)} runs)"
+        summary = runs[0].summary
+        return f"{name}   ({short(str(summary['strategy']), 30)}, seed {summary['seed']})"
+    if others:
+        name = f"{name} and {counted(len(others), 'other scenario')}"
+    return f"{name}   ({len(runs)} runs)"
 
 
 def finished(
-    figure: Figure, runs: Sequence[RunFolder], handles: Sequence[Artist], told: str = ""
+    figure: Figure, runs: Sequence[RunFolder], handles: Sequence[Artist], words: str = ""
 ) -> Figure:
-    """The figure with its title, ``told`` below the headline, and a legend of the labelled
-    handles under all panels.
+    """Add title and legend to a figure.
+
+    Args:
+        figure: the figure.
+        runs: its runs, for the headline.
+        handles: labelled entries of the legend, which is under all panels.
+        words: text below the headline.
+
+    Returns:
+        The same figure.
     """
-    figure.suptitle("\n".join([headline(runs), *textwrap.wrap(told, _LONGEST_LINE)]), fontsize=12)
-    lengths = [len(str(handle.get_label())) + 7 for handle in handles]
-    columns = len(handles)  # matplotlib fills them one by one, the first ones with one entry more
-    while (
-        columns > 1 and sum(map(max, np.array_split(lengths, columns))) > figure.get_figwidth() * 11
-    ):
-        columns -= 1
+    title = "\n".join([headline(runs), *textwrap.wrap(words, _LONGEST_LINE)])
+    figure.suptitle(title, fontsize=12)
     if handles:
+        columns = _legend_columns(handles, room=figure.get_figwidth() * 11)
         figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     return figure
+
+
+def _legend_columns(handles: Sequence[Artist], room: float) -> int:
+    """The largest number of columns whose widths fit into ``room`` (characters)."""
+    lengths = [len(str(handle.get_label())) + 7 for handle in handles]
+    for columns in range(len(handles), 1, -1):
+        # matplotlib fills columns one by one, the first ones with one entry more
+        width = sum(map(max, np.array_split(lengths, columns)))
+        if width <= room:
+            return columns
+    return 1
 
 
 # Series: runs of one scenario with several seeds.
@@ -354,8 +419,12 @@ _APART = ("seed", "name")  # keys in which runs of one series may differ
 
 @dataclass(frozen=True)
 class Series:
-    """Runs whose scenarios differ only in the seed; ``number`` sets its look (``line_of``) in
-    all pictures.
+    """Runs whose scenarios differ only in the seed.
+
+    Attributes:
+        name: the name.
+        runs: the runs.
+        number: place among the series, which sets the look (``line_of``) in all pictures.
     """
 
     name: str
@@ -369,46 +438,55 @@ class Series:
 
 
 def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
-    """The series in the order of their first runs; a second run of the same scenario and seed
-    begins another series.
+    """The series in the order of their first runs.
 
-    Series are named after their strategies, those that share one after the folders of their
-    first runs too.
+    A second run of the same scenario and seed begins another series. Series are named after
+    their strategies; those that share a strategy, after the folders of their first runs too.
     """
-    seen: Counter[tuple[str, Any]] = Counter()
-    found: dict[tuple[str, int], list[RunFolder]] = {}
+    repetitions: Counter[tuple[str, Any]] = Counter()
+    groups: dict[tuple[str, int], list[RunFolder]] = {}
     for run in runs:
-        scenario = json.dumps(
-            {key: value for key, value in run.scenario.items() if key not in _APART}, sort_keys=True
-        )
-        again = scenario, run.summary["seed"]
-        found.setdefault((scenario, seen[again]), []).append(run)
-        seen[again] += 1
-    firsts = [own[0] for own in found.values()]
+        keys = {key: value for key, value in run.scenario.items() if key not in _APART}
+        scenario = json.dumps(keys, sort_keys=True)
+        world = (scenario, run.summary["seed"])
+        groups.setdefault((scenario, repetitions[world]), []).append(run)
+        repetitions[world] += 1
+    names = _names_of_series([group[0] for group in groups.values()])
+    series = []
+    for number, (name, group) in enumerate(zip(names, groups.values(), strict=True)):
+        series.append(Series(name, tuple(group), number))
+    return series
+
+
+def _names_of_series(firsts: Sequence[RunFolder]) -> list[str]:
+    """Names of the series with these first runs."""
     strategies = [short(str(run.summary["strategy"])) for run in firsts]
-    names = [
-        name if strategies.count(name) == 1 else with_strategy(folder, run)
-        for name, folder, run in zip(strategies, run_names(firsts), firsts, strict=True)
-    ]
-    return [
-        Series(name, tuple(own), number)
-        for number, (name, own) in enumerate(zip(names, found.values(), strict=True))
-    ]
+    names = []
+    for strategy, folder, run in zip(strategies, run_names(firsts), firsts, strict=True):
+        is_unique = strategies.count(strategy) == 1
+        names.append(strategy if is_unique else with_strategy(folder, run))
+    return names
 
 
 def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
     """One series per run, named after its folder and strategy."""
-    named = zip(run_names(runs), runs, strict=True)
-    return [
-        Series(with_strategy(name, run), (run,), number) for number, (name, run) in enumerate(named)
-    ]
+    series = []
+    for number, (name, run) in enumerate(zip(run_names(runs), runs, strict=True)):
+        series.append(Series(with_strategy(name, run), (run,), number))
+    return series
 
 
 def draw_mean_bar(
     panel: Axes, place: int, seeds: pd.DataFrame, looks: Mapping[str, dict[str, Any]], words: str
 ) -> None:
-    """Draw a stacked bar of means, a line over the range of totals, and words; ``seeds`` [runs,
-    parts] in units of the axis.
+    """Draw a stacked bar of means, a line over the range of totals, and words.
+
+    Args:
+        panel: the panel.
+        place: height of the bar.
+        seeds: the parts of each run, [runs, parts], in units of the axis.
+        looks: options of each part's bar.
+        words: text beside the bar.
     """
     base = 0.0
     for part, mean in seeds.mean().items():

@@ -33,7 +33,12 @@ _HUES = {
     "peer": (style.GREEN, style.PURPLE),
     "server": ("#332288", "#AA8866"),
 }
-_WAYS = {"down": "↓ down", "up": "↑ up", "peer": "⇄ peer", "server": "↔ within the server"}
+_DIRECTIONS = {
+    "down": "↓ down",
+    "up": "↑ up",
+    "peer": "⇄ peer",
+    "server": "↔ within the server",
+}
 _WASTED: dict[str, Any] = {
     "facecolor": "white",
     "edgecolor": style.VERMILLION,
@@ -49,8 +54,12 @@ _Kind = tuple[str, str]  # direction and purpose
 
 @style.styled
 def draw_traffic(run: RunFolder) -> Figure:
-    """Bytes moved so far by direction and purpose, over simulated time and in total; what is
-    hatched was wasted.
+    """Draw the bytes moved so far by direction and purpose, over simulated time and in total.
+
+    Wasted bytes are hatched.
+
+    Raises:
+        NothingToDrawError: the run moved no bytes.
     """
     parts = read_parts(run)
     if parts.empty or parts["bytes"].sum() == 0:
@@ -70,58 +79,63 @@ def draw_traffic(run: RunFolder) -> Figure:
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
-    """Each part of a message: ``end`` (s), ``direction`` (down, up, peer, server), ``purpose``,
-    ``bytes``, ``wasted``.
+    """The parts of all messages, one row each.
+
+    Returns:
+        Columns ``end`` (s), ``direction`` (down, up, peer or server), ``purpose``, ``bytes`` and
+        ``wasted`` (bool).
     """
     rows = run.table(TRANSFERS).to_pandas()
-    history = History(run)
-    payloads = cache(parse_json)
-    trained = history.steps.query("step == 'train' and data.notna()")
-    idle = {
-        task
-        for task, data in zip(trained["task"], trained["data"], strict=True)
-        if not parsed(data)["epochs"]
-    }
-    lost = {task for row in history.data("updates-lost") for task in row["data"]["tasks"]}
-    done = set(history.tasks.query("outcome == 'done'")["task"]) - idle - lost
-    outside = rows["device"].notna() | (rows["wire_bytes"] > 0) | (rows["direction"] == "peer")
-    ways = rows["direction"].astype(str).where(outside, "server")
+    useful_tasks = _useful_tasks(History(run))
+    is_of_device = rows["device"].notna()
+    is_on_link = is_of_device | (rows["wire_bytes"] > 0) | (rows["direction"] == "peer")
     columns = (
         rows["end"],
-        ways,
+        rows["direction"].astype(str).where(is_on_link, "server"),
         rows["delivered"],
         rows["task"],
-        rows["device"].notna(),
+        is_of_device,
         rows["payloads"],
     )
-    parts = [
-        (end, way, purpose, size, of_device and task not in done)
-        for end, way, delivered, task, of_device, text in zip(*columns, strict=True)
-        for purpose, size in split_by_purpose(payloads(text), delivered).items()
-    ]
-    return pd.DataFrame(parts, columns=["end", "direction", "purpose", "bytes", "wasted"]).astype(
-        {"wasted": bool}
-    )
+    parse = cache(parse_json)
+    parts = []
+    for end, direction, delivered, task, of_device, text in zip(*columns, strict=True):
+        wasted = of_device and task not in useful_tasks
+        for purpose, size in split_by_purpose(parse(text), delivered).items():
+            parts.append((end, direction, purpose, size, wasted))
+    names = ["end", "direction", "purpose", "bytes", "wasted"]
+    return pd.DataFrame(parts, columns=names).astype({"wasted": bool})
+
+
+def _useful_tasks(history: History) -> set[int]:
+    """The tasks that are done, trained an epoch if any, and whose update reached the server."""
+    trained = history.steps.query("step == 'train' and data.notna()")
+    idle = set()
+    for task, data in zip(trained["task"], trained["data"], strict=True):
+        if not parsed(data)["epochs"]:
+            idle.add(task)
+    lost: set[int] = set()
+    for row in history.data("updates-lost"):
+        lost.update(row["data"]["tasks"])
+    done = set(history.tasks.query("outcome == 'done'")["task"])
+    return done - idle - lost
 
 
 def _colours(parts: pd.DataFrame) -> dict[_Kind, str]:
     """The colour of each kind of traffic: by direction, the largest first."""
-    sums = (
-        parts.groupby(["direction", "purpose"])["bytes"]
-        .sum()
-        .sort_values(ascending=False, kind="stable")
-    )
-    return {
-        (way, str(purpose)): hues[place] if place < len(hues) else style.GREY
-        for way, hues in _HUES.items()
-        for place, purpose in enumerate(
-            purpose for direction, purpose in sums.index if direction == way
-        )
-    }
+    sums = parts.groupby(["direction", "purpose"])["bytes"].sum()
+    sums = sums.sort_values(ascending=False, kind="stable")
+    colours = {}
+    for direction, hues in _HUES.items():
+        purposes = [str(purpose) for sent, purpose in sums.index if sent == direction]
+        for place, purpose in enumerate(purposes):
+            colours[direction, purpose] = hues[place] if place < len(hues) else style.GREY
+    return colours
 
 
 def _label(kind: _Kind) -> str:
-    return f"{_WAYS[kind[0]]}: {style.short(kind[1], 24)}"
+    direction, purpose = kind
+    return f"{_DIRECTIONS[direction]}: {style.short(purpose, 24)}"
 
 
 def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:
@@ -131,20 +145,16 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str])
     size = style.unit_for(float(parts["bytes"].sum()), style.BYTES)
     moments = np.linspace(0.0, end, _POINTS)
     useful = dict([*parts[~parts["wasted"]].groupby(["direction", "purpose"])])
-    layers = [
-        (useful[kind], {"color": colour, "linewidth": 0})
-        for kind, colour in colours.items()
-        if kind in useful
-    ]
+    layers: list[tuple[pd.DataFrame, dict[str, Any]]] = []
+    for kind, colour in colours.items():
+        if kind in useful:
+            layers.append((useful[kind], {"color": colour, "linewidth": 0}))
+    layers.append((parts[parts["wasted"]], _WASTED))
     base = np.zeros_like(moments)
-    for own, look in [*layers, (parts[parts["wasted"]], _WASTED)]:
-        moved = (
-            own.groupby("end")["bytes"]
-            .sum()
-            .cumsum()
-            .reindex(moments, method="ffill", fill_value=0.0)
-        )
-        top = base + moved.to_numpy() / size.size
+    for layer, look in layers:
+        total = layer.groupby("end")["bytes"].sum().cumsum()
+        at_moments = total.reindex(moments, method="ffill", fill_value=0.0)
+        top = base + at_moments.to_numpy() / size.size
         panel.fill_between(moments / time.size, base, top, **look)
         base = top
     panel.plot(moments / time.size, base, color=style.BLACK, linewidth=1.2)
@@ -153,7 +163,10 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str])
         ylabel=f"moved so far ({size.name})",
         title="over time",
     )
-    panel.set(xlim=(0, end / time.size or 1.0), ylim=(0, None))  # transfers may take no time
+    width = end / time.size
+    if not width:  # transfers may take no time
+        width = 1.0
+    panel.set(xlim=(0, width), ylim=(0, None))
     panel.grid()
 
 
@@ -166,9 +179,8 @@ def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) ->
         panel.barh(place, useful / unit.size, color=colour, height=0.6)
         if wasted:
             panel.barh(place, wasted / unit.size, left=useful / unit.size, height=0.6, **_WASTED)
-        panel.text(
-            0, place - 0.36, f"{_label(kind)}   {_amount(useful + wasted, wasted)}", va="bottom"
-        )
+        text = f"{_label(kind)}   {_amount(useful + wasted, wasted)}"
+        panel.text(0, place - 0.36, text, va="bottom")
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)
     panel.set_ylim(len(colours) - 0.5, -0.75)
@@ -179,7 +191,10 @@ def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) ->
 
 def _amount(total: float, wasted: float) -> str:
     """Total and the share that was wasted: ``"1.14 MB, 2.0% wasted"``."""
-    return show_bytes(total) + (f", {wasted / total:.1%} wasted" if wasted else "")
+    text = show_bytes(total)
+    if wasted:
+        text += f", {wasted / total:.1%} wasted"
+    return text
 
 
 # Purposes, of several runs: as bytes really moved, and as the papers count them.
@@ -202,53 +217,55 @@ _OTHERS = (
 def draw_purposes_compared(
     runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 ) -> Figure:
-    """Bytes by purpose, all that moved and as papers count them, the mean of the seeds of a
-    scenario.
+    """Draw bytes by purpose: all that moved, and those that papers count.
 
-    One bar per series, by default the runs of a scenario: both directions together, with a line
-    over the range of seeds.
+    A bar is the mean over the seeds of a series, both directions together, with a line over
+    their range.
+
+    Args:
+        runs: the runs.
+        series: the same runs as series; by default one series per scenario.
+
+    Raises:
+        NothingToDrawError: no run moved any bytes.
     """
-    series = group_by_scenario(runs) if series is None else series
-    table = [
-        pd.DataFrame([run.summary["bytes"]["by_purpose"] for run in one.runs], dtype=float).fillna(
-            0.0
-        )
-        for one in series
-    ]
-    most = max(float(seeds.sum(axis=1).max()) for seeds in table)
+    if series is None:
+        series = group_by_scenario(runs)
+    tables = []
+    for line in series:
+        rows = [run.summary["bytes"]["by_purpose"] for run in line.runs]
+        tables.append(pd.DataFrame(rows, dtype=float).fillna(0.0))
+    most = max(float(seeds.sum(axis=1).max()) for seeds in tables)
     if not most:
         raise style.NothingToDrawError(
             "none of these runs moved any bytes, so there is no traffic to draw"
         )
-    colours = _colours_of_purposes(pd.DataFrame([seeds.mean() for seeds in table]))
+    colours = _colours_of_purposes(pd.DataFrame([seeds.mean() for seeds in tables]))
     unit = style.unit_for(most, style.BYTES)
     figure = Figure(figsize=(style.WIDTH_IN, 2.6 + 0.5 * len(series)))
-    panels = figure.subplots(1, 2, sharey=True, sharex=True)
+    strict, paper = figure.subplots(1, 2, sharey=True, sharex=True)
+    strict.set_title("everything that moved (strict)", fontsize=11)
+    paper.set_title("models and updates only, as the papers count (paper)", fontsize=11)
+    in_paper = [purpose for purpose in colours if purpose not in NOT_IN_PAPER]
     looks = {purpose: {"color": colour} for purpose, colour in colours.items()}
-    paper = [purpose for purpose in colours if purpose not in NOT_IN_PAPER]
-    titles = (
-        "everything that moved (strict)",
-        "models and updates only, as the papers count (paper)",
-    )
-    for panel, kept, title in zip(panels, (list(colours), paper), titles, strict=True):
-        for place, seeds in enumerate(table):
-            own = seeds.reindex(columns=kept, fill_value=0.0)
-            draw_mean_bar(panel, place, own / unit.size, looks, show_bytes(float(own.mean().sum())))
-        panel.set_title(title, fontsize=11)
+    for panel, purposes in ((strict, list(colours)), (paper, in_paper)):
+        for place, seeds in enumerate(tables):
+            sizes = seeds.reindex(columns=purposes, fill_value=0.0)
+            text = show_bytes(float(sizes.mean().sum()))
+            draw_mean_bar(panel, place, sizes / unit.size, looks, text)
         panel.set_xlabel(f"moved in total, down and up ({unit.name})")
         panel.xaxis.set_major_locator(MaxNLocator(nbins=7))
-    name_bars(panels[0], [one.label for one in series])
-    panels[0].set_xlim(0, most / unit.size * 1.22)  # room for what is written beside the bars
-    handles = [
-        Patch(facecolor=colour, label=style.short(purpose, 24))
-        for purpose, colour in colours.items()
-    ]
+    name_bars(strict, [line.label for line in series])
+    strict.set_xlim(0, most / unit.size * 1.22)  # room for what is written beside the bars
+    handles = []
+    for purpose, colour in colours.items():
+        handles.append(Patch(facecolor=colour, label=style.short(purpose, 24)))
     return style.finished(figure, runs, handles)
 
 
 def _colours_of_purposes(means: pd.DataFrame) -> dict[str, str]:
-    """A colour a purpose, models and updates first, then the others by size."""
+    """The colour of each purpose: models and updates first, then the others by size."""
     sums = means.sum().sort_values(ascending=False, kind="stable")
     others = [str(purpose) for purpose in sums.index if purpose not in _FIXED]
-    looks = _FIXED | dict(zip(others, cycle(_OTHERS), strict=False))
-    return {purpose: colour for purpose, colour in looks.items() if sums.get(purpose, 0.0) > 0}
+    colours = _FIXED | dict(zip(others, cycle(_OTHERS), strict=False))
+    return {purpose: colour for purpose, colour in colours.items() if sums.get(purpose, 0.0) > 0}

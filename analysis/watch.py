@@ -1,5 +1,4 @@
-"""The report of unfinished runs and studies, rebuilt as they grow and served on the loopback
-address only.
+"""The report of unfinished runs and studies, rebuilt as they grow and served on loopback only.
 
 The surrounding page polls every other second, and takes the new report unless the reader is
 using the old one.
@@ -51,13 +50,14 @@ _HEADERS = {
 class Growing:
     """The newest report of folders of runs or studies, which may not exist yet.
 
-    ``page`` is the report as HTML, empty at first. ``state``, for the surrounding page, has its
-    ``version`` and ``title``, and a line for people, ``says``.
+    Attributes:
+        page: the report as HTML, empty at first.
+        state: for the surrounding page: ``version``, ``title``, and ``says``, a line to show.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)
-        self._seen = list[tuple[str, int]]()
+        self._last_stamps: list[tuple[str, int]] = []
         self.page = ""
         self.state: dict[str, Any] = {
             "version": 0,
@@ -65,28 +65,26 @@ class Growing:
         }
 
     def look(self) -> bool:
-        """Rebuild the report if something has changed; returns whether it did."""
-        now = self._stamps()
-        if not now or now == self._seen:
+        """Rebuild the report if a run has changed; returns whether the report is new."""
+        stamps = self._stamps()
+        if not stamps or stamps == self._last_stamps:
             return False
         try:
             subject = gather(self._paths)
             self.page = build(subject, live=True)
-        except (
-            FedsimError,
-            OSError,
-        ) as error:  # a run was just replacing or removing what was read: look again
-            self.state = self.state | {"says": str(error)}
+        except (FedsimError, OSError) as error:
+            # a run was just replacing or removing a file: the next look tries again
+            self.state = {**self.state, "says": str(error)}
             return False
-        self._seen = now
+        self._last_stamps = stamps
         count = len(subject.runs)
         summary = subject.runs[0].summary
-        says = (
-            f"{count} runs" if count > 1 else f"{summary['status']}, {summary['rounds']:,} rounds"
-        )
+        text = f"{summary['status']}, {summary['rounds']:,} rounds"
+        if count > 1:
+            text = f"{count} runs"
         self.state = {
             "version": self.state["version"] + 1,
-            "says": says,
+            "says": text,
             "title": f"Live: {subject.title}",
         }
         return True
@@ -94,20 +92,17 @@ class Growing:
     def _stamps(self) -> list[tuple[str, int]]:
         """The time of each run's last summary."""
         patterns = (SUMMARY, f"{LIVE}/{SUMMARY}", f"runs/*/seed-*/{SUMMARY}")
-        found = []
-        for summary in (
-            summary
-            for path in self._paths
-            for pattern in patterns
-            for summary in sorted(path.glob(pattern))
-        ):
-            with suppress(OSError):  # it was removed meanwhile
-                found.append((str(summary), summary.stat().st_mtime_ns))
-        return found
+        stamps = []
+        for path in self._paths:
+            for pattern in patterns:
+                for summary in sorted(path.glob(pattern)):
+                    with suppress(OSError):  # it was removed meanwhile
+                        stamps.append((str(summary), summary.stat().st_mtime_ns))
+        return stamps
 
 
 class _BoundedServer(ThreadingHTTPServer):
-    """A server with so many connections at a time: another one ends the oldest."""
+    """A server with a limited number of open connections; a further one ends the oldest."""
 
     def __init__(self, *args: Any) -> None:
         self._connections: deque[Any] = deque()
@@ -126,14 +121,21 @@ class _BoundedServer(ThreadingHTTPServer):
         super().close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a browser that leaves in the middle of an answer is no error."""
+        """Ignore the error: a browser may leave in the middle of an answer."""
 
 
 def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the growing report at a port of the loopback address (0 for any that is free).
+    """A server of the growing report on the loopback address.
 
-    At most 32 connections are open at a time, of which another one ends the oldest. One that is
+    At most 32 connections are open at a time; a further one ends the oldest. A connection that is
     silent for 10 s is closed.
+
+    Args:
+        growing: the report.
+        port: the port; 0 for any free one.
+
+    Raises:
+        FedsimError: the port cannot be used.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -144,21 +146,20 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
         sys_version = ""
 
         def end_headers(self) -> None:
-            """Every answer, that of a mistake included, is framed and run by no other page."""
+            """Forbid other pages to frame or read an answer, errors included."""
             for name, value in _HEADERS.items():
                 self.send_header(name, value)
             super().end_headers()
 
         def do_GET(self) -> None:
-            """Answer; a page of another name for this machine gets nothing (DNS rebinding)."""
+            """Answer requests for this machine's own names only, against DNS rebinding."""
             answers = {
                 "/": ("text/html; charset=utf-8", asset("watch.html")),
                 "/report": ("text/html; charset=utf-8", growing.page),
                 "/state": ("application/json", json.dumps(growing.state)),
             }
-            if self.headers.get("Host") not in {
-                f"{name}:{made.server_port}" for name in (HOST, "localhost")
-            }:
+            hosts = [f"{name}:{server.server_port}" for name in (HOST, "localhost")]
+            if self.headers.get("Host") not in hosts:
                 self.send_error(403, "only 127.0.0.1 and localhost are answered")
                 return
             if self.path not in answers:
@@ -173,27 +174,33 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing of requests."""
+            """Log nothing."""
 
     try:
-        made = _BoundedServer((HOST, port), Handler)
+        server = _BoundedServer((HOST, port), Handler)
     except (OSError, OverflowError) as error:
         raise FedsimError(f"no page can be served at {HOST}:{port}: {error}") from None
-    return made
+    return server
 
 
 def watch(
-    paths: Sequence[Path], told: Callable[[str], None], over: threading.Event, port: int = 0
+    paths: Sequence[Path], announce: Callable[[str], None], over: threading.Event, port: int = 0
 ) -> None:
-    """Serve the growing report of ``paths`` until it is ``over``, and a little longer for open
-    pages to get the last one.
+    """Serve the growing report of folders, and the last report for a few seconds more.
 
-    Calls ``told`` with the address. Port 0 is any free one; ``FedsimError`` if it is taken.
+    Args:
+        paths: the folders.
+        announce: called with the address.
+        over: ends the watch when it is set.
+        port: the port; 0 for any free one.
+
+    Raises:
+        FedsimError: the port cannot be used.
     """
     growing = Growing(paths)
     with server_of(growing, port) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        told(f"http://{HOST}:{server.server_port}/")
+        announce(f"http://{HOST}:{server.server_port}/")
         while not over.wait(_LOOK_S):
             growing.look()
         if growing.look():
@@ -210,9 +217,7 @@ def watching(path: Path, port: int = 0) -> Iterator[None]:
 
 
 def main() -> None:
-    """Serve the report of a run folder at a port until standard input ends; ``watching`` starts
-    this process.
-    """
+    """Serve the report of a run folder until standard input ends; ``watching`` starts this."""
     path, port = sys.argv[1:]
     over = threading.Event()
 
@@ -220,13 +225,11 @@ def main() -> None:
         sys.stdin.buffer.read()
         over.set()
 
+    def announce(address: str) -> None:
+        say(f"watch the run at {address}", err=True)
+
     threading.Thread(target=wait, daemon=True).start()
     try:
-        watch(
-            [Path(path)],
-            lambda address: say(f"watch the run at {address}", err=True),
-            over,
-            int(port),
-        )
+        watch([Path(path)], announce, over, int(port))
     except FedsimError as error:
         say(f"fedsim: {error}", err=True)

@@ -1,6 +1,8 @@
-"""Makes the page of the board of ``fedsim bench`` out of its file."""
+"""The page of the board of ``fedsim bench``, made from the board's file."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+
+from text import row_of
 
 from fedsim.common.files import read_toml
 from fedsim.common.units import show_bytes, show_joules
@@ -8,22 +10,16 @@ from fedsim.lab import bench
 from fedsim.running.shipped import shipped
 
 
-def row_of(cells: Iterable[str]) -> str:
-    """A row of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
-
-
 def board() -> Iterator[str]:
-    """The kept board of ``fedsim bench``, with what its ranks say."""
+    """The blocks of the page: the worlds, each with its ranking."""
     lines = bench.read_board()
-    ranked = bench.places(lines)
-    worlds, names = (
-        [*dict.fromkeys(getattr(line, key) for line in lines)] for key in ("world", "strategy")
-    )
-    of = {(line.strategy, line.world): line for line in lines}
-    places = {
-        name: [ranked[name, world] for world in worlds if (name, world) in ranked] for name in names
-    }
+    ranks = bench.places(lines)
+    worlds = [*dict.fromkeys(line.world for line in lines)]
+    names = [*dict.fromkeys(line.strategy for line in lines)]
+    by_cell = {(line.strategy, line.world): line for line in lines}
+    places: dict[str, list[int]] = {}
+    for name in names:
+        places[name] = [ranks[name, world] for world in worlds if (name, world) in ranks]
     names.sort(key=lambda name: sum(places[name]) / max(1, len(places[name])))
     apart = max(names, key=lambda name: max(places[name], default=0) - min(places[name], default=0))
     yield (
@@ -40,30 +36,13 @@ def board() -> Iterator[str]:
         f"place {max(places[apart])} in another. Where intervals overlap, places say little."
     )
     for world in worlds:
-        rows = sorted((ranked.get((name, world), len(names)), name) for name in names)
+        ranking = sorted((ranks.get((name, world), len(names)), name) for name in names)
+        heads = ["place", "strategy", "time", "bytes", "energy", "accuracy at the end"]
+        rows = [row_of(heads), row_of(["---"] * len(heads))]
+        for place, name in ranking:
+            rows.append(_row(place, by_cell[name, world]))
         yield f"## {_title(world)}"
-        table = [
-            ["place", "strategy", "time", "bytes", "energy", "accuracy at the end"],
-            ["---"] * 6,
-        ]
-        for place, name in rows:
-            line = of[name, world]
-            cost = [
-                bench.interval_of(line) or f"missed in {line.seeds - line.reached} of {line.seeds}"
-            ]
-            cost += [
-                "" if line.bytes is None else show_bytes(line.bytes),
-                "" if line.joules is None else show_joules(line.joules),
-            ]
-            table.append(
-                [
-                    str(place),
-                    f"`{name}`",
-                    *cost,
-                    f"{line.accuracy:.3f}" if line.accuracy is not None else "",
-                ]
-            )
-        yield "\n".join(map(row_of, table))
+        yield "\n".join(rows)
     yield (
         "## Yours\n\n`fedsim bench ./mine.py:Mine --allow-code` runs a strategy of your own in "
         "all six, two minutes of one "
@@ -78,6 +57,16 @@ def board() -> Iterator[str]:
         "processors with and without AVX. These were made with "
         f"fedsim {', '.join(sorted({line.version for line in lines}))}."
     )
+
+
+def _row(place: int, line: bench.BoardLine) -> str:
+    time = bench.interval_of(line)
+    if not time:
+        time = f"missed in {line.seeds - line.reached} of {line.seeds}"
+    size = "" if line.bytes is None else show_bytes(line.bytes)
+    energy = "" if line.joules is None else show_joules(line.joules)
+    accuracy = "" if line.accuracy is None else f"{line.accuracy:.3f}"
+    return row_of([str(place), f"`{line.strategy}`", time, size, energy, accuracy])
 
 
 def _title(world: str) -> str:

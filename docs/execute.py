@@ -1,10 +1,10 @@
-"""Executes the gallery and the notebooks, and says how many seconds each took.
+"""Executes the gallery and the notebooks, and prints how many seconds each took.
 
     python docs/execute.py                       # all
-    python docs/execute.py top_k first_run       # those whose names hold one of these
-    python docs/execute.py --figures DIR         # and keep their pictures
+    python docs/execute.py top_k first_run       # scripts whose names contain one of these
+    python docs/execute.py --figures DIR         # keep the pictures
 
-Each is run as plain Python, in a folder of its own. It ends with 1 if one of them fails, or
+Each script is run as plain Python, in a new folder. The exit status is 1 if a script fails, or
 computes for a minute or more.
 """
 
@@ -20,40 +20,50 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FOLDERS = ("gallery", "notebooks")
-MOST_S = 60.0  # of computing, all threads together: what else runs on a machine does not count
+MOST_S = 60.0  # of computing, all threads together: other programs do not count
 
 
 def scripts(words: list[str]) -> list[Path]:
-    """Those whose names hold one of the words; all without any."""
-    found = [path for folder in FOLDERS for path in sorted((HERE / folder).glob("*.py"))]
-    return [path for path in found if not words or any(word in path.stem for word in words)]
+    """The scripts whose names contain one of the words; all without any."""
+    paths: list[Path] = []
+    for folder in FOLDERS:
+        paths += sorted((HERE / folder).glob("*.py"))
+    if not words:
+        return paths
+    return [path for path in paths if any(word in path.stem for word in words)]
 
 
 def execute(path: Path, figures: Path | None = None) -> tuple[float, float]:
-    """Run one script; returns its seconds of time and of computing.
+    """Run one script.
 
-    Its pictures are kept in ``figures``.
+    Args:
+        path: the script.
+        figures: a folder for its pictures, if they are to be kept.
+
+    Returns:
+        Elapsed time and computing time (s).
     """
     import matplotlib.pyplot as plt
 
-    began, computed = time.perf_counter(), _computed()
+    started_s = time.perf_counter()
+    computed_s = _computed()
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         runpy.run_path(str(path), run_name="__main__")
-    for number in plt.get_fignums():
-        if figures is not None:
-            figures.mkdir(parents=True, exist_ok=True)
+    if figures is not None:
+        figures.mkdir(parents=True, exist_ok=True)
+        for number in plt.get_fignums():
             plt.figure(number).savefig(figures / f"{path.stem}-{number}.png", dpi=80)
     plt.close("all")
-    return time.perf_counter() - began, _computed() - computed
+    return time.perf_counter() - started_s, _computed() - computed_s
 
 
 def _computed() -> float:
-    """Seconds that this process and those that it started have computed."""
+    """Computing time of this process and its children (s)."""
     return sum(os.times()[:4])
 
 
 def main() -> int:
-    """Execute what the command line names."""
+    """Execute the scripts that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("words", nargs="*", help="parts of names")
     parser.add_argument("--figures", type=Path, help="a folder for the pictures")
@@ -61,10 +71,8 @@ def main() -> int:
     figures = None if options.figures is None else options.figures.absolute()
     chosen = scripts(options.words)
     if not chosen:
-        parser.error(
-            f"no script's name holds {', '.join(options.words)}; there are "
-            f"{', '.join(p.stem for p in scripts([]))}"
-        )
+        names = ", ".join(path.stem for path in scripts([]))
+        parser.error(f"no script's name holds {', '.join(options.words)}; there are {names}")
     import matplotlib
 
     matplotlib.use("Agg")
@@ -78,11 +86,12 @@ def main() -> int:
             failed.append(path.stem)
             continue
         print(f"== {path.stem}: {seconds:.1f} s, {computing:.1f} s of computing", flush=True)
-        failed += [path.stem] if computing >= MOST_S else []
-    print(
-        f"{len(chosen) - len(failed)} of {len(chosen)} are well"
-        + (f"; not {', '.join(failed)}" if failed else "")
-    )
+        if computing >= MOST_S:
+            failed.append(path.stem)
+    result = f"{len(chosen) - len(failed)} of {len(chosen)} are well"
+    if failed:
+        result += f"; not {', '.join(failed)}"
+    print(result)
     return 1 if failed else 0
 
 

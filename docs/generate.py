@@ -1,62 +1,39 @@
-"""Makes the pages of the reference out of the code; ``conf.py`` calls it before Sphinx reads
-anything.
+"""Makes the pages of the reference out of the code; ``conf.py`` calls it before Sphinx starts.
 
-What it writes (``docs/generated``) is never kept: a key, a column, a verb or a strategy is on
-its page since it is in the code.
+The pages (``docs/generated``) are not in the repository. A new key, column, verb or strategy is
+on its page without further work.
 """
 
 import csv
 import inspect
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
 import click
 import pyarrow as pa
-from board import board, row_of
+from board import board
+from keys import definition, table
+from kinds import part_pages, strategy_pages
+from text import about, page, quoted, row_of, toctree
 
 import fedsim
 from fedsim import plugin
 from fedsim.cli import main
 from fedsim.common import units
-from fedsim.common.files import read_toml
 from fedsim.common.registry import Registry, specs_of
-from fedsim.common.spec import Spec, summary
+from fedsim.common.spec import Spec
 from fedsim.federation import client
-from fedsim.lab.catalogue import Key, as_toml, catalogue, keys_of, specs_titled
+from fedsim.lab.catalogue import catalogue, keys_of, specs_titled
 from fedsim.lab.study.spec import StudySpec
 from fedsim.records import schema
 from fedsim.running.scenario import Scenario
-from fedsim.running.shipped import shipped
-from fedsim.strategies import STRATEGIES, strategy_class
 from fedsim.world.network import endpoints
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 OUT = HERE / "generated"
-
-PARTS = {
-    "client selections": ("selection", "`[strategy] selection`: whom a round asks."),
-    "aggregations": (
-        "aggregation",
-        "`[strategy] aggregation`: how the updates of a cohort become one.",
-    ),
-    "server optimisers": (
-        "server",
-        "`[strategy] server`: what the server makes of the aggregated update.",
-    ),
-    "deadlines": ("deadline", "`[strategy] deadline`: how long the clients of a round have."),
-    "codecs": ("codec", "`[messages] up` and `down`: how models are written."),
-    "attacks": ("attack", "`[malicious] attack`: what malicious devices do."),
-    "protocols": ("protocol", "`[network] protocol`: what a transfer is besides its payload."),
-    "processes of the world": (
-        "process",
-        "`[world] processes`: what befalls links and devices besides.",
-    ),
-}
-"""Title in the catalogue -> the page's name, and where a scenario says it."""
 
 TABLES = {
     "events": (schema.EVENTS, "Everything that happened, in order: a row a record."),
@@ -76,14 +53,9 @@ TABLES = {
     ),
 }
 
-# their kinds are the same under every key: they have a page of their own
-SHARED = "fedsim.world.distributions"
-
 
 def write_all() -> None:
-    """Write every page; one that says what it said before is left alone, so that Sphinx does not
-    read it again.
-    """
+    """Write every page that has changed, so that Sphinx reads no other page again."""
     pages = dict(_pages())
     for name, text in pages.items():
         path = OUT / f"{name}.md"
@@ -97,227 +69,54 @@ def write_all() -> None:
 
 def _pages() -> Iterator[tuple[str, str]]:
     yield from _scenario()
-    yield (
-        "study",
-        _page("Keys of a study", [_told(StudySpec), *_table(StudySpec, "study", {Scenario})]),
-    )
-    yield from _strategies()
-    yield from _parts()
-    yield "kinds", _page("Everything with a name", _kinds())
-    yield "board", _page("The board: strategies in six worlds", board())
-    yield "tables", _page("Tables of a run folder", _tables())
-    yield "command", _page("The command line", _commands())
+    yield "study", page("Keys of a study", _study())
+    yield from strategy_pages()
+    yield from part_pages()
+    yield "kinds", page("Everything with a name", _kinds())
+    yield "board", page("The board: strategies in six worlds", board())
+    yield "tables", page("Tables of a run folder", _tables())
+    yield "command", page("The command line", _commands())
     yield from _python()
     yield from _project()
     yield from _results()
     notebooks = dict(_notebooks())
     yield from notebooks.items()
-    yield "more", _page("Gallery, notebooks and more", [_more(notebooks)])
+    yield "more", page("Gallery, notebooks and more", [_other_pages(notebooks)])
 
 
-def _page(title: str, blocks: Iterable[str]) -> str:
-    return "\n\n".join([f"# {title}", *(block for block in blocks if block)]) + "\n"
+# Keys of scenarios and studies, and all names.
 
 
-def _toctree(names: Iterable[str], *options: str) -> str:
-    return "\n".join(["```{toctree}", ":maxdepth: 1", *options, "", *names, "```"])
-
-
-# Text of docstrings, as Markdown.
-
-
-def plain(text: str) -> str:
-    """Text that says what it says: what Markdown would take for a sign is none."""
-    return re.sub(r"([*_\[\]<>|#$^~\\{}])", r"\\\1", text)
-
-
-def prose(text: str) -> str:
-    """A docstring without its sections; ``code`` remains code."""
-    told = re.split(
-        r"\n(?:Attributes|Args|Raises|Returns|Yields):\n", inspect.cleandoc(text) + "\n"
-    )[0].strip()
-    return "".join(
-        f"`{part}`" if number % 2 else plain(part) for number, part in enumerate(told.split("``"))
-    )
-
-
-def quoted(text: str) -> str:
-    """A line of the catalogue, in which code stands in single quotes."""
-    parts = re.split(r"(?<!\w)'([^'\n]+?)'(?![\w'])", text)
-    return "".join(f"`{part}`" if number % 2 else plain(part) for number, part in enumerate(parts))
-
-
-def _told(spec: type[Spec]) -> str:
-    return quoted(summary(spec))
-
-
-# Keys.
-
-
-def _definition(key: Key, anchor: str, see: str, has_kinds: bool = False) -> str:
-    usual = (
-        f"default `{key.default}`"
-        if key.default and len(key.default) <= 60
-        else "required"
-        if key.required
-        else ""
-    )
-    usual = usual or ("defaults below" if key.default else "by default not given")
-    told = f"\n\n  {quoted(key.meaning[0].upper() + key.meaning[1:])}" if key.meaning else ""
-    told += (
-        f"\n\n  Such as `{example}`."
-        if (example := _example(anchor, key.name) or _made_up(key, has_kinds))
-        else ""
-    )
-    return f"({anchor})=\n`{key.name}`\n: {quoted(key.allowed)}; {usual}.{see}{told}"
-
-
-def _table(
-    spec: type[Spec], path: str, seen: set[type[Spec]], level: int = 2, within: str = ""
-) -> Iterator[str]:
-    """The keys of a table, then the tables and kinds within, each in a section of its own; none
-    of ``seen``, which grows.
-
-    Anchors say the kinds ``within`` which a table stands, too: two kinds may have tables of one
-    name.
-    """
-    keys = [key for key in keys_of(spec) if key.name != "kind" and key.name in spec.takes()]
-    inner = {key.name: specs_of(spec.model_fields[key.name]) for key in keys}
-    family = {name: _elsewhere(specs) for name, specs in inner.items()}
-    kind = f".{spec.model_fields['kind'].default}" if "kind" in spec.model_fields else ""
-    for key in keys:
-        see = f" Its kinds: {family[key.name]}." if family[key.name] else ""
-        yield _definition(
-            key, _anchor(f"key-{within or path}{kind}-{key.name}"), see, bool(inner[key.name])
-        )
-    if not keys:
-        yield "It takes no keys."
-    for key in keys:
-        for name, one in inner[key.name].items():
-            if family[key.name] or one in seen:
-                continue
-            seen.add(one)
-            where = f"{path}.{key.name}".strip(".")
-            yield f"{'#' * min(level, 5)} `{where}`" + (f" = `{name}`" if name else "")
-            yield _told(one)
-            yield from _table(one, where, seen, level + 1, f"{within or path}{kind}.{key.name}")
-
-
-@cache
-def _examples() -> dict[str, dict[str, str]]:
-    """Of each table in the shipped scenarios, the values of its keys as TOML, by the path of the
-    table.
-    """
-    found: dict[str, dict[str, str]] = {}
-
-    def read(tables: dict[str, Any], path: str) -> None:
-        for key, value in tables.items():
-            if isinstance(value, dict):
-                read(value, f"{path}-{key}".strip("-"))
-            if len(line := f"{key} = {as_toml(value)}") <= 80:
-                found.setdefault(path, {}).setdefault(key, line)
-
-    for path in shipped().values():
-        tables = read_toml(path)
-        for said in (
-            [tables]
-            if "strategy" in tables
-            else [one for one in (tables.get("base"),) if isinstance(one, dict)]
-        ):
-            read(said, "")
-    return found
-
-
-def _example(anchor: str, name: str) -> str:
-    """A line of a shipped scenario that says the key, in the table that the anchor is of; empty
-    if none does.
-    """
-    table = anchor.removeprefix("key-").removesuffix(f"-{_anchor(name)}").split("-")
-    # anchors say kinds, too: `population-availability-renewal`
-    for most in range(len(table), 0, -1):
-        if line := _examples().get("-".join(table[:most]), {}).get(name):
-            return line
-    return ""
-
-
-_FORMS = {
-    "a time": '"90 s"',
-    "a data rate": '"20 Mbit/s"',
-    "a size": '"5 MB"',
-    "a power": '"4 W"',
-    "a speed": '"6 samples/s"',
-    "true or false": "true",
-    "a list: each a whole number": "[1, 5]",
-}
-
-
-def _made_up(key: Key, has_kinds: bool) -> str:
-    """A line with a value of the key's type and within its bounds; empty where its default shows
-    one, or its type is open.
-    """
-    if key.default:
-        return ""
-    value = next(
-        (value for form, value in _FORMS.items() if re.search(rf"(^|or ){form}", key.allowed)), ""
-    )
-    if number := re.match(
-        r"a (whole )?number(?:, (more than )?([\d,.]+)(?: or more)?)?", key.allowed
-    ):
-        least = float((number[3] or "0").strip(",.").replace(",", ""))
-        value = (
-            f"{max(5.0, least + 1):g}" if number[1] else "0.5" if least < 0.5 else f"{least + 1:g}"
-        )
-    elif (
-        not value
-        and not has_kinds
-        and (names := re.match(r"one of ([\w.-]+)(, [\w.-]+)*$", key.allowed))
-    ):
-        value = f'"{names[1]}"'
-    return f"{key.name} = {value}" if value else ""
-
-
-def _anchor(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def _elsewhere(specs: dict[str, type[Spec]]) -> str:
-    """A link to the page of these kinds, if they have one of their own."""
-    known = list(specs.values())
-    if known and all(spec.__module__ == SHARED for spec in known):
-        return "[](/generated/scenario/quantities.md)"
-    for title, (name, _) in PARTS.items():
-        if known and {*known} <= {*specs_titled(title).values()}:
-            return f"[](/generated/parts/{name}.md)"
-    return (
-        "[](/generated/strategies/index.md)"
-        if known and {*known} <= {*specs_titled("strategies").values()}
-        else ""
-    )
+def _study() -> Iterator[str]:
+    yield about(StudySpec)
+    yield from table(StudySpec, "study", {Scenario})
 
 
 def _scenario() -> Iterator[tuple[str, str]]:
     keys = {key.name: key for key in keys_of(Scenario)}
     tables = {name: specs_of(Scenario.model_fields[name]) for name in keys}
-    pages = [name for name, specs in tables.items() if specs and name != "strategy"]
-    about = [
-        _told(Scenario)
+    names = [name for name, specs in tables.items() if specs and name != "strategy"]
+    blocks = [
+        about(Scenario)
         + " TOML, or `fedsim.Scenario(...)` with the same names. `fedsim list KEY` prints what "
-        "these pages say, "
-        "`fedsim schema` makes an editor complete it.",
-        *(_definition(keys[name], f"key-{name}", "") for name in keys if not tables[name]),
-        "Each of the other keys is a table, and has a page.",
-        *(
-            f"[`[{name}]`](/generated/scenario/{name}.md)\n: {quoted(keys[name].meaning)}"
-            for name in pages
-        ),
-        "[`[strategy]`](/generated/strategies/index.md)\n: which strategy, and its keys: a "
-        "page each.",
-        _toctree([*pages, "quantities"], ":hidden:"),
+        "these pages say, `fedsim schema` makes an editor complete it."
     ]
-    yield "scenario/index", _page("Keys of a scenario", about)
-    for name in pages:
-        yield f"scenario/{name}", _page(f"`[{name}]`", _section(name, tables[name]))
-    yield "scenario/quantities", _page("Quantities and distributions", _quantities())
+    for name, key in keys.items():
+        if not tables[name]:
+            blocks.append(definition(key, f"key-{name}"))
+    blocks.append("Each of the other keys is a table, and has a page.")
+    for name in names:
+        link = f"[`[{name}]`](/generated/scenario/{name}.md)"
+        blocks.append(f"{link}\n: {quoted(keys[name].meaning)}")
+    blocks.append(
+        "[`[strategy]`](/generated/strategies/index.md)\n: which strategy, and its keys: a "
+        "page each."
+    )
+    blocks.append(toctree([*names, "quantities"], ":hidden:"))
+    yield "scenario/index", page("Keys of a scenario", blocks)
+    for name in names:
+        yield f"scenario/{name}", page(f"`[{name}]`", _section(name, tables[name]))
+    yield "scenario/quantities", page("Quantities and distributions", _quantities())
 
 
 def _section(name: str, kinds: dict[str, type[Spec]]) -> Iterator[str]:
@@ -325,8 +124,8 @@ def _section(name: str, kinds: dict[str, type[Spec]]) -> Iterator[str]:
     for kind, spec in kinds.items():
         if kind:
             yield f'## `kind = "{kind}"`'
-        yield _told(spec)
-        yield from _table(spec, name, seen, 3 if kind else 2)
+        yield about(spec)
+        yield from table(spec, name, seen, 3 if kind else 2)
 
 
 def _quantities() -> Iterator[str]:
@@ -336,17 +135,10 @@ def _quantities() -> Iterator[str]:
     )
     rows = ["| what | units | bounds, in the base unit |", "|---|---|---|"]
     for name, kind in vars(units).items():
-        notes = [
-            note for note in getattr(kind, "__metadata__", ()) if isinstance(note, units.Quantity)
-        ]
-        if notes and name != "PositiveSeconds":
-            one = notes[0]
-            base = next(unit for unit, factor in one.units.items() if factor == 1.0)
-            names = ", ".join(f"`{unit}`" for unit in one.units)
-            bounds = f"0, {one.least:g} to {one.most:g} {base}" + (
-                f", `inf {base}`" if one.infinite else ""
-            )
-            rows.append(f"| {one.what} | {names} | {bounds} |")
+        notes = getattr(kind, "__metadata__", ())
+        quantities = [note for note in notes if isinstance(note, units.Quantity)]
+        if quantities and name != "PositiveSeconds":
+            rows.append(_quantity_row(quantities[0]))
     yield "\n".join(rows)
     yield "## Distributions"
     yield (
@@ -356,141 +148,33 @@ def _quantities() -> Iterator[str]:
     )
     for kind, spec in specs_titled("speed distributions").items():
         yield f'### `kind = "{kind}"`'
-        yield _told(spec)
-        for block in _table(spec, f"distribution.{kind}", {spec}, 4):
+        yield about(spec)
+        for block in table(spec, f"distribution.{kind}", {spec}, 4):
             yield block.replace(
                 "a speed in samples/s, samples/min, samples/h", "what the key itself takes"
             )
 
 
-# Strategies and parts.
+def _quantity_row(quantity: units.Quantity) -> str:
+    base = _base_unit(quantity)
+    names = ", ".join(f"`{unit}`" for unit in quantity.units)
+    bounds = f"0, {quantity.least:g} to {quantity.most:g} {base}"
+    if quantity.infinite:
+        bounds += f", `inf {base}`"
+    return f"| {quantity.what} | {names} | {bounds} |"
 
 
-def _strategies() -> Iterator[tuple[str, str]]:
-    notes = _rows_of((HERE / "strategies.md").read_text(encoding="utf-8"))
-    rows = [
-        f"| [`{kind}`](/generated/strategies/{kind}.md) | {plain(about)} |"
-        for kind, about in STRATEGIES.titles.items()
-    ]
-    index = [
-        "A page each: what it does, its source, what it keeps and sends, and its keys.",
-        "| kind | what it is |\n|---|---|\n",
-    ]
-    index[1] += "\n".join(rows)
-    yield "strategies/index", _page("All strategies", [*index, _toctree(STRATEGIES, ":hidden:")])
-    titles = [about.partition(":")[0] for about in STRATEGIES.titles.values()]
-    for kind, about in STRATEGIES.titles.items():
-        title, _, does = about.partition(": ")
-        name = title if titles.count(title) == 1 else f"{title} ({kind})"
-        yield f"strategies/{kind}", _page(name, _strategy(kind, does, notes.get(kind, "")))
-
-
-def _strategy(kind: str, does: str, note: str) -> Iterator[str]:
-    found = strategy_class(kind)
-    yield f'```toml\n[strategy]\nkind = "{kind}"\n```'
-    yield f"*{plain(does[0].upper() + does[1:])}.*"
-    yield prose(found.__doc__ or "")
-    yield note
-    kinds = {strategy_class(other): other for other in STRATEGIES}
-    above = [
-        one
-        for one in found.__mro__[1:]
-        if one in kinds or getattr(plugin, one.__name__, None) is one
-    ]
-    if above:
-        links = ", ".join(
-            f"[](/generated/strategies/{kinds[one]}.md)"
-            if one in kinds
-            else f"{{py:class}}`~fedsim.plugin.{one.__name__}`"
-            for one in above
-        )
-        yield f"It is built on {links}; what these say of rounds, tasks and state holds here too."
-    yield "## What a device does"
-    owner = next(one for one in found.__mro__ if "Client" in vars(one))
-    if found.Client is plugin.Client:
-        yield "Trains for `local_epochs` from the model that it has received, and sends its update."
-    elif owner is found or owner not in kinds:
-        yield prose(found.Client.__doc__ or "")
-    else:
-        yield (
-            f"The same as in [](/generated/strategies/{kinds[owner]}.md): "
-            f"{prose(found.Client.__doc__ or '')}"
-        )
-    yield "## Keys"
-    yield from _table(found.Params, f"strategy.{kind}", set(), 3)
-
-
-def _rows_of(page: str) -> dict[str, str]:
-    """What the tables of a hand-written page say of each kind, as blocks; and where to read on.
-
-    A table of properties becomes a list of them; a row of results stays a row, under its heads.
-    """
-    told: dict[str, list[str]] = {}
-    for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
-        title = section.partition("\n")[0]
-        for table in re.findall(r"(?:^\|.*\n)+", section, flags=re.MULTILINE):
-            heads, rule, *rows = [
-                [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
-            ]
-            for row in rows:
-                for name in row[0].replace("`", "").split(", "):
-                    told.setdefault(name, []).append(_row(title, heads, rule, row))
-    return {name: "\n\n".join(said) for name, said in told.items()}
-
-
-def _row(title: str, heads: list[str], rule: list[str], row: list[str]) -> str:
-    more = f"More under [{title}](/strategies.md)."
-    if heads[0] == "variant":
-        cells = [heads, rule, [row[0], *(cell or "not reached" for cell in row[1:])]]
-        return "\n".join(
-            [
-                "In the study `field` (what the columns are stands there):\n",
-                *map(row_of, cells),
-                "",
-                more,
-            ]
-        )
-    said = [
-        f"{head[:1].upper()}{head[1:]}\n: {cell}"
-        for head, cell in zip(heads[1:], row[1:], strict=False)
-        if cell
-    ]
-    return "\n\n".join([*said, more])
-
-
-def _parts() -> Iterator[tuple[str, str]]:
-    listed = catalogue()
-    for title, (name, where) in PARTS.items():
-        blocks = [where]
-        about = dict(listed[title])
-        for kind, spec in specs_titled(title).items():
-            blocks += [
-                f"## `{kind}`",
-                f"*{plain(about[kind][0].upper() + about[kind][1:])}.*",
-                _source(spec),
-            ]
-            blocks += [prose(spec.__doc__ or ""), *_table(spec, f"{name}.{kind}", {spec}, 3)]
-        yield f"parts/{name}", _page(title.capitalize(), blocks)
-    names = [name for name, _ in PARTS.values()]
-    yield (
-        "parts/index",
-        _page("All parts", ["A page a family, with every kind and its keys.", _toctree(names)]),
-    )
-
-
-def _source(spec: type[Spec]) -> str:
-    """The first line of the file that a kind lives in: there stands the paper."""
-    told = (inspect.getmodule(spec).__doc__ or "").partition("\n")[0]  # type: ignore[union-attr]
-    return plain(told) if re.search(r"\b(19|20)\d\d\b", told) else ""
+def _base_unit(quantity: units.Quantity) -> str:
+    return next(unit for unit, factor in quantity.units.items() if factor == 1.0)
 
 
 def _kinds() -> Iterator[str]:
     yield "What `fedsim list` prints: every name that a scenario or a study can say."
     for title, entries in catalogue().items():
+        rows = ["| name | what it is |", "|---|---|"]
+        rows += [f"| `{name}` | {quoted(words)} |" for name, words in entries]
         yield f"## {title.capitalize()}"
-        yield "| name | what it is |\n|---|---|\n" + "\n".join(
-            f"| `{name}` | {quoted(about)} |" for name, about in entries
-        )
+        yield "\n".join(rows)
 
 
 # Tables, the command line, Python.
@@ -505,19 +189,24 @@ def _tables() -> Iterator[str]:
         "there is no such thing. "
         "What is promised of older folders stands in [](/generated/project/contributing.md)."
     )
-    for name, (columns, about) in TABLES.items():
-        told = {
-            column: unit
-            for names, unit in re.findall(
-                rf"^\| {name} \| (.*?) \| (.*) \|$", glossary, re.MULTILINE
-            )
-            for column in re.findall(r"`(\w+)`", names)
-        }
-        rows = "\n".join(
-            f"| `{field.name}` | {_type(field.type)} | {told[field.name]} |" for field in columns
-        )
+    for name, (columns, description) in TABLES.items():
+        meanings = _meanings(glossary, name)
+        rows = ["| column | type | unit, or what it is |", "|---|---|---|"]
+        for field in columns:
+            rows.append(f"| `{field.name}` | {_type(field.type)} | {meanings[field.name]} |")
         yield f"## `{name}.parquet`"
-        yield f"{about}\n\n| column | type | unit, or what it is |\n|---|---|---|\n{rows}"
+        yield description
+        yield "\n".join(rows)
+
+
+def _meanings(glossary: str, table_name: str) -> dict[str, str]:
+    """The glossary's words on each column of a table."""
+    meanings = {}
+    pattern = rf"^\| {table_name} \| (.*?) \| (.*) \|$"
+    for names, meaning in re.findall(pattern, glossary, re.MULTILINE):
+        for column in re.findall(r"`(\w+)`", names):
+            meanings[column] = meaning
+    return meanings
 
 
 def _type(kind: pa.DataType) -> str:
@@ -550,50 +239,48 @@ _HEADS = {
 
 
 def _python() -> Iterator[tuple[str, str]]:
-    yield "python/index", _page("The Python face", ["What is public, and stays.", _toctree(_HEADS)])
+    index = ["What is public, and stays.", toctree(_HEADS)]
+    yield "python/index", page("The Python face", index)
     names = {
         "fedsim": fedsim.__all__,
         "fedsim.plugin": plugin.__all__,
         "fedsim.testing": ["StrategyContract"],
     }
-    for module, listed in names.items():
+    for module, public in names.items():
         blocks = [_HEADS[module], f"```{{eval-rst}}\n.. py:module:: {module}\n```"]
-        for name in listed:
-            thing: Any = getattr(__import__(module, fromlist=[name]), name)
-            if get_origin(thing) is Annotated:
-                blocks.append(f"## `{name}`\n\n{_type_of_key(thing)} See [](/howto/keys.md).")
-                continue
-            way = "autofunction" if inspect.isfunction(thing) else "autoclass"
-            home = module
-            if isinstance(thing, str | int):  # what it is stands where it is made, below it
-                way, home = "autodata", (client if isinstance(thing, str) else endpoints).__name__
-            options = (
-                ["   :members:"] if way == "autoclass" and not issubclass(thing, Exception) else []
-            )
-            blocks.append(
-                "\n".join(
-                    [
-                        f"## `{name}`\n",
-                        "```{eval-rst}",
-                        f".. {way}:: {home}.{name}",
-                        *options,
-                        "```",
-                    ]
-                )
-            )
-        yield f"python/{module}", _page(f"`{module}`", blocks)
+        for name in public:
+            value: Any = getattr(__import__(module, fromlist=[name]), name)
+            blocks.append(f"## `{name}`")
+            if get_origin(value) is Annotated:
+                blocks.append(f"{_type_of_key(value)} See [](/howto/keys.md).")
+            else:
+                blocks.append(_directive(module, name, value))
+        yield f"python/{module}", page(f"`{module}`", blocks)
+
+
+def _directive(module: str, name: str, value: Any) -> str:
+    """Sphinx's directive for a public name."""
+    lines = [f".. autoclass:: {module}.{name}"]
+    if isinstance(value, str | int):
+        # its description is below its definition
+        home = client if isinstance(value, str) else endpoints
+        lines = [f".. autodata:: {home.__name__}.{name}"]
+    elif inspect.isfunction(value):
+        lines = [f".. autofunction:: {module}.{name}"]
+    elif not issubclass(value, Exception):
+        lines.append("   :members:")
+    return "\n".join(["```{eval-rst}", *lines, "```"])
 
 
 def _type_of_key(alias: Any) -> str:
-    """A type for keys of own parts, in words."""
+    """A type for keys of the user's own parts, in words."""
     for note in alias.__metadata__:
         if isinstance(note, units.Quantity):
-            base = next(unit for unit, factor in note.units.items() if factor == 1.0)
             accepted = ", ".join(f"`{unit}`" for unit in note.units)
             least = "" if note.zero else ", above 0"
             return (
-                f"A key that is {note.what}: a float in {base}{least}; in a scenario with one of "
-                f"the units {accepted}."
+                f"A key that is {note.what}: a float in {_base_unit(note)}{least}; in a scenario "
+                f"with one of the units {accepted}."
             )
         if isinstance(note, Registry):
             return (
@@ -607,41 +294,38 @@ def _type_of_key(alias: Any) -> str:
 
 
 def _project() -> Iterator[tuple[str, str]]:
-    """The files of the house, whose links lead to pages here, or else to nothing but the name of
-    a file.
-    """
+    """The files of the project; links to other files than these and pages stay as they are."""
     for name in _HOUSE:
         text = re.sub(r"\]\(docs/", "](/", (ROOT / name).read_text(encoding="utf-8"))
-        for other in _HOUSE:
-            text = text.replace(f"]({other}", f"](/generated/project/{other.lower()}")
+        for linked in _HOUSE:
+            text = text.replace(f"]({linked}", f"](/generated/project/{linked.lower()}")
         yield f"project/{name.removesuffix('.md').lower()}", text
 
 
 _HOUSE = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+_MOST_ROWS = 600  # of a table of predictions
 
 
 def _results() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "scenarios").glob("*/RESULTS.md")):
         yield f"results/{path.parent.name}", path.read_text(encoding="utf-8")
     for path in sorted((ROOT / "scenarios" / "outside").glob("*/predicted.csv")):
-        with path.open(newline="", encoding="utf-8") as file:
-            found = list(csv.reader(file))
-        # the others are too many for a page
-        shown = found if len(found) < 600 else [row for row in found if row[2]]
-        rows = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in shown]
-        head = (path.parent / "README.md").read_text(encoding="utf-8")
-        lines = [
-            head,
-            "## All rows"
-            if shown == found
-            else "## Rows with a measurement; the others are in `predicted.csv`",
-            "",
-            rows[0],
-            "|---|---|---:|---:|---:|---|",
-            *rows[1:],
-            "",
-        ]
-        yield f"results/outside-{path.parent.name}", "\n".join(lines)
+        yield f"results/outside-{path.parent.name}", _predictions(path)
+
+
+def _predictions(path: Path) -> str:
+    """The page of a table of predictions; of a long table only rows with a measurement."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    title = "## All rows"
+    if len(rows) >= _MOST_ROWS:
+        measured = [row for row in rows if row[2]]
+        if measured != rows:
+            title = "## Rows with a measurement; the others are in `predicted.csv`"
+        rows = measured
+    lines = [row_of(cell.replace("|", "/") for cell in row) for row in rows]
+    head = (path.parent / "README.md").read_text(encoding="utf-8")
+    return "\n".join([head, title, "", lines[0], "|---|---|---:|---:|---:|---|", *lines[1:], ""])
 
 
 def _notebooks() -> Iterator[tuple[str, str]]:
@@ -655,16 +339,18 @@ def _notebooks() -> Iterator[tuple[str, str]]:
         yield f"notebooks/{path.stem}", "\n\n".join(blocks) + "\n"
 
 
-def _more(notebooks: Iterable[str]) -> str:
-    """What has come without being named on the first page."""
-    named = re.findall(
-        r"^[\w/]+$", (HERE / "index.md").read_text(encoding="utf-8"), flags=re.MULTILINE
-    )
-    others = [path.stem for path in sorted(HERE.glob("*.md")) if path.stem not in (*named, "index")]
-    gallery = ["/generated/gallery/index"] if [*(HERE / "gallery").glob("plot_*.py")] else []
-    return _toctree(
-        [*gallery, *(f"/generated/{name}" for name in notebooks), *(f"/{name}" for name in others)]
-    )
+def _other_pages(notebooks: Iterable[str]) -> str:
+    """Links to the gallery, the notebooks, and pages that the first page does not name."""
+    index = (HERE / "index.md").read_text(encoding="utf-8")
+    named = {"index", *re.findall(r"^[\w/]+$", index, flags=re.MULTILINE)}
+    links = []
+    if [*(HERE / "gallery").glob("plot_*.py")]:
+        links.append("/generated/gallery/index")
+    links += [f"/generated/{name}" for name in notebooks]
+    for path in sorted(HERE.glob("*.md")):
+        if path.stem not in named:
+            links.append(f"/{path.stem}")
+    return toctree(links)
 
 
 if __name__ == "__main__":

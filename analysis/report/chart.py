@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.analysis import style
-from fedsim.analysis.accuracy import axes_of, band, curves_of, figures_of
+from fedsim.analysis.accuracy import CurveAxis, axes_of, band, curves_of, figures_of
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.markup import Markup, data_block, el, join, pack
 from fedsim.analysis.style import Series
+from fedsim.records.reading import RunFolder
 
 AT_ONCE = 8  # lines; the others are a click away
-# of a line, in the chart and in the table
-_POINTS = 120
-_TOLD = 5
+_POINTS = 120  # of a line in the chart
+_TABLE_POINTS = 5  # of a line in the table
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}
-_SAYS = (
+_HINT = (
     "Lines are means over seeds, bands go from the lowest to the highest of them; a line ends "
     "where its first seed does. Point "
     "at a line for its figures, choose names to hide or show lines, drag to zoom, double-click "
@@ -31,78 +31,103 @@ _SAYS = (
 
 
 def chart(series: Sequence[Series]) -> list[Markup]:
-    """The chart of all series, of which the first eight are seen; empty if nothing was
-    evaluated.
+    """The chart of all series, and its table; only the first eight lines are visible at first.
+
+    Returns:
+        Heading, figure and table; nothing if nothing was evaluated.
     """
-    name = figures_of([run for one in series for run in one.runs])[0]
+    runs: list[RunFolder] = []
+    for line in series:
+        runs += line.runs
+    name = figures_of(runs)[0]
     try:
         curves = curves_of(series, name)
     except style.NothingToDrawError:
         return []
-    columns: dict[str, NDArray[Any]] = {}
     rounds, time, size = axes_of(curves)
     axes = (time, size, rounds)
+    columns: dict[str, NDArray[Any]] = {}
     for place, axis in enumerate(axes):
-        bands = [band(own, axis.column) for own in curves]
-        grid = np.linspace(0.0, max(float(one["at"].max()) for one in bands if len(one)), _POINTS)
-        columns[f"x{place}"] = (grid / axis.unit).astype(np.float32)
-        for part in ("mean", "low", "high"):
-            # NaN outside of what is known
-            known = [one if len(one) else one.reindex([0]) for one in bands]
-            values = [
-                np.interp(grid, one["at"], one[part], left=np.nan, right=np.nan) for one in known
-            ]
-            columns[f"{part}{place}"] = np.concatenate(values).astype(np.float32)
-    lines = []
-    for one in series:
-        look = style.line_of(one.number, 2.0)
-        lines.append(
-            {"name": one.name, "colour": look["color"], "dash": _DASHES[look["linestyle"]]}
-        )
-    figure = "test accuracy (0 to 1)" if name == "accuracy" else f"test {name}"
-    header = {
-        "points": _POINTS,
-        "axes": [axis.label for axis in axes],
-        "lines": lines,
-        "figure": figure,
-    }
-    options = [el("option", axis.label, value=place) for place, axis in enumerate(axes)]
-    some = [(f"the best {AT_ONCE}", AT_ONCE)] * (len(lines) > AT_ONCE) + [
-        ("all", len(lines)),
-        ("none", 0),
-    ]
-    buttons = (el("button", text, type="button", data_show=most) for text, most in some)
-    toolbar = el("div", el("label", "against ", el("select", *options)), *buttons, class_="toolbar")
-    key = el(
-        "ul", *(el("li", _button(place, line)) for place, line in enumerate(lines)), class_="key"
-    )
-    stage = el(
-        "div",
-        class_="plotted",
-        role="img",
-        aria_label=f"{name.capitalize()} of {len(lines)} lines. {_SAYS}",
-    )
-    block = data_block("chart-data", {"header": header, "packed": pack(columns)})
-    body = join(toolbar, key, stage, el("output", class_="said"), el("figcaption", _SAYS), block)
-    told = np.linspace(0, _POINTS - 1, _TOLD + 1, dtype=int)[1:]
-    means = columns["mean0"].reshape(-1, _POINTS)[:, told]
-    cells = [["" if np.isnan(mean) else f"{mean:.3f}" for mean in own] for own in means]
-    rows = [[line["name"], *own] for line, own in zip(lines, cells, strict=True)]
-    heads = ["line", *(f"{columns['x0'][at]:.3g}" for at in told)]
-    table = tables.grid(
-        heads,
-        rows,
-        [True, *[False] * _TOLD],
-        f"Mean {name} of each line at some times: {axes[0].label}.",
-    )
+        columns |= _columns(place, axis, curves)
+    figure = _figure(name, series, axes, columns)
+    table = _table(name, series, axes[0], columns)
     return [
         el("h3", f"{name.capitalize()} against time, bytes and rounds", id="accuracy"),
-        el("figure", body, class_="chart", data_block="chart-data"),
+        el("figure", figure, class_="chart", data_block="chart-data"),
         el("details", el("summary", "The same as a table"), table),
     ]
 
 
+def _columns(place: int, axis: CurveAxis, curves: Sequence[Any]) -> dict[str, NDArray[Any]]:
+    """The points of all lines against one axis, float32 [_POINTS], line by line."""
+    bands = [band(curve, axis.column) for curve in curves]
+    end = max(float(line["at"].max()) for line in bands if len(line))
+    grid = np.linspace(0.0, end, _POINTS)
+    columns: dict[str, NDArray[Any]] = {f"x{place}": (grid / axis.unit).astype(np.float32)}
+    # one point of NaN for a line without points
+    lines = [line if len(line) else line.reindex([0]) for line in bands]
+    for part in ("mean", "low", "high"):
+        # NaN outside of the line's range
+        values = [
+            np.interp(grid, line["at"], line[part], left=np.nan, right=np.nan) for line in lines
+        ]
+        columns[f"{part}{place}"] = np.concatenate(values).astype(np.float32)
+    return columns
+
+
+def _figure(
+    name: str,
+    series: Sequence[Series],
+    axes: Sequence[CurveAxis],
+    columns: dict[str, NDArray[Any]],
+) -> Markup:
+    """Controls, key and stage of the chart, and its data."""
+    lines = []
+    for line in series:
+        look = style.line_of(line.number, 2.0)
+        dash = _DASHES[look["linestyle"]]
+        lines.append({"name": line.name, "colour": look["color"], "dash": dash})
+    header = {
+        "points": _POINTS,
+        "axes": [axis.label for axis in axes],
+        "lines": lines,
+        "figure": "test accuracy (0 to 1)" if name == "accuracy" else f"test {name}",
+    }
+    options = [el("option", axis.label, value=place) for place, axis in enumerate(axes)]
+    choices = [("all", len(lines)), ("none", 0)]
+    if len(lines) > AT_ONCE:
+        choices.insert(0, (f"the best {AT_ONCE}", AT_ONCE))
+    buttons = [el("button", text, type="button", data_show=most) for text, most in choices]
+    toolbar = el("div", el("label", "against ", el("select", *options)), *buttons, class_="toolbar")
+    entries = [el("li", _button(place, line)) for place, line in enumerate(lines)]
+    label = f"{name.capitalize()} of {len(lines)} lines. {_HINT}"
+    return join(
+        toolbar,
+        el("ul", *entries, class_="key"),
+        el("div", class_="plotted", role="img", aria_label=label),
+        el("output", class_="said"),
+        el("figcaption", _HINT),
+        data_block("chart-data", {"header": header, "packed": pack(columns)}),
+    )
+
+
+def _table(
+    name: str, series: Sequence[Series], time: CurveAxis, columns: dict[str, NDArray[Any]]
+) -> Markup:
+    """The mean of each line at some times."""
+    points = np.linspace(0, _POINTS - 1, _TABLE_POINTS + 1, dtype=int)[1:]
+    means = columns["mean0"].reshape(-1, _POINTS)[:, points]
+    rows = []
+    for line, line_means in zip(series, means, strict=True):
+        cells = ["" if np.isnan(mean) else f"{mean:.3f}" for mean in line_means]
+        rows.append([line.name, *cells])
+    heads = ["line", *(f"{columns['x0'][point]:.3g}" for point in points)]
+    caption = f"Mean {name} of each line at some times: {time.label}."
+    return tables.grid(heads, rows, [True, *[False] * _TABLE_POINTS], caption)
+
+
 def _button(place: int, line: dict[str, Any]) -> Markup:
+    """The button that hides or shows a line, with the line's look."""
     dash = " ".join(map(str, line["dash"])) or None
     swatch = el(
         "line",

@@ -30,13 +30,17 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of a report: a comparison of lines, with their names, and all their ``runs``.
+    """The subject of a report: the runs, and their comparison.
 
     Attributes:
-        order: the places of the lines, the best first; as given if nothing ranks them.
+        comparison: the comparison of the lines.
+        names: the names of the lines.
+        order: the places of the lines, the best first; in their own order if nothing ranks them.
+        runs: the runs of all lines.
         shown: the runs to choose from on the page: the first of each line, the best line first,
-            then others.
-        title, about: the name of the whole, and the studies' descriptions.
+            then the second of each, and so on.
+        title: the name of the whole.
+        about: the studies' descriptions.
     """
 
     comparison: Comparison
@@ -55,58 +59,85 @@ class Subject:
     @property
     def series(self) -> list[Series]:
         """The lines with runs, as series of all seeds, the best first with the clearest looks."""
-        lines = self.lines
-        return [
-            Series(self.names[at], lines[at].runs, rank)
-            for rank, at in enumerate(self.order)
-            if lines[at].runs
-        ]
+        series = []
+        for rank, place in enumerate(self.order):
+            runs = self.lines[place].runs
+            if runs:
+                series.append(Series(self.names[place], runs, rank))
+        return series
 
     def alone(self, most: int) -> list[Series]:
         """The first ``most`` shown runs, one series each, with the looks of their lines."""
-        rank = {id(self.lines[place]): rank for rank, place in enumerate(self.order)}
-        return [
-            Series(style.with_strategy(one.name, one.run), (one.run,), rank[id(one.line)])
-            for one in self.shown[:most]
-        ]
+        ranks = {id(self.lines[place]): rank for rank, place in enumerate(self.order)}
+        series = []
+        for shown in self.shown[:most]:
+            name = style.with_strategy(shown.name, shown.run)
+            series.append(Series(name, (shown.run,), ranks[id(shown.line)]))
+        return series
 
 
 def gather(paths: Sequence[str | Path]) -> Subject:
-    """Find the runs.
+    """Find the runs of a report.
 
-    ``RunFolderError``: a folder is neither a run nor a study or is damaged, or no run of a study is
-    done.
+    Args:
+        paths: folders of runs and studies.
+
+    Raises:
+        RunFolderError: a folder is neither a run nor a study or is damaged, or no run of a study
+            is done.
     """
     lines = read_lines(paths).begun()
-    runs = tuple(run for line in lines.lines for run in line.runs)
+    runs: list[RunFolder] = []
+    for line in lines.lines:
+        runs += line.runs
     if not runs:
         folder_names = ", ".join(repr(str(path)) for path in paths)
         raise RunFolderError(
             f"{folder_names} has no run yet that is done, so there is nothing to report"
         )
     comparison = Comparison(lines)
-    ranked = (
-        [] if lines.are_runs else [place for one in comparison.answers() for place in one.order]
-    )
-    order = (*ranked, *(place for place in range(len(lines.lines)) if place not in ranked))
+    order = _order_lines(comparison)
     names = tuple(plain(name, 60) for name in cell_names(lines))
-    shown = []
-    for seeds in zip_longest(*(lines.lines[place].runs for place in order)):
-        for run, place in zip(seeds, order, strict=True):
-            line = lines.lines[place]
-            name = names[place]
-            if run is not None:
-                shown.append(
-                    Shown(
-                        run,
-                        plain(f"{name}, seed {run.summary['seed']}" if line.study else name, 80),
-                        line,
-                    )
-                )
-    studies = [path for path in map(Path, paths) if is_study(path)]
-    titles = [plain(title_of(path), 80) for path in studies] or [
-        *dict.fromkeys(plain(run.summary["name"], 80) for run in runs)
-    ]
-    title = titles[0] if len(titles) == 1 else f"{titles[0]} and {len(titles) - 1} more"
+    shown = _choose_runs(lines.lines, names, order)
+    studies = [Path(path) for path in paths if is_study(Path(path))]
+    title = _title(studies, runs)
     about = " ".join(plain(read_index(path).about, 2000) for path in studies)
-    return Subject(comparison, names, order, runs, tuple(shown[:MOST_SHOWN]), title, about)
+    return Subject(comparison, names, order, tuple(runs), shown, title, about)
+
+
+def _order_lines(comparison: Comparison) -> tuple[int, ...]:
+    """The places of all lines: those that are ranked first, the best on top."""
+    lines = comparison.lines
+    order: list[int] = []
+    if not lines.are_runs:
+        for answer in comparison.answers():
+            order += answer.order
+    unranked = [place for place in range(len(lines.lines)) if place not in order]
+    return (*order, *unranked)
+
+
+def _choose_runs(
+    lines: Sequence[ComparedLine], names: Sequence[str], order: Sequence[int]
+) -> tuple[Shown, ...]:
+    """The first run of each line in this order, then the second of each, and so on."""
+    selection = []
+    for runs in zip_longest(*(lines[place].runs for place in order)):
+        for run, place in zip(runs, order, strict=True):
+            if run is None:
+                continue
+            line = lines[place]
+            name = names[place]
+            if line.study:
+                name = f"{name}, seed {run.summary['seed']}"
+            selection.append(Shown(run, plain(name, 80), line))
+    return tuple(selection[:MOST_SHOWN])
+
+
+def _title(studies: Sequence[Path], runs: Sequence[RunFolder]) -> str:
+    """The name of the first study or, without studies, of the first scenario."""
+    titles = [plain(title_of(path), 80) for path in studies]
+    if not titles:
+        titles = [*dict.fromkeys(plain(run.summary["name"], 80) for run in runs)]
+    if len(titles) == 1:
+        return titles[0]
+    return f"{titles[0]} and {len(titles) - 1} more"

@@ -24,65 +24,73 @@ class Markup(str):
 
 def asset(name: str) -> Markup:
     """The text of a file in ``assets``."""
-    return Markup(
-        resources.files("fedsim.analysis.report")
-        .joinpath("assets", name)
-        .read_text(encoding="utf-8")
-        .rstrip("\n")
-    )
+    file = resources.files("fedsim.analysis.report").joinpath("assets", name)
+    return Markup(file.read_text(encoding="utf-8").rstrip("\n"))
 
 
 def el(tag: str, *children: str | None, **attributes: Any) -> Markup:
-    """An element. Texts among the children are escaped, ``None`` is left out.
+    """An element.
 
-    Attributes lose a closing underscore and have hyphens for the others (``class_``,
-    ``aria_label``); ``True`` stands for a bare one, ``None`` and ``False`` leave it out.
+    Args:
+        tag: its tag.
+        children: its content; texts are escaped, None is left out.
+        attributes: its attributes. Names lose a closing underscore and have hyphens for the
+            others (``class_``, ``aria_label``). True gives an attribute without a value; None
+            and False leave the attribute out.
     """
-    words = []
+    opening = f"<{tag}"
     for name, value in attributes.items():
-        if value is not None and value is not False:
-            key = name.rstrip("_").replace("_", "-")
-            words.append(f" {key}" if value is True else f' {key}="{_escaped(str(value))}"')
-    opening = f"<{tag}{''.join(words)}>"
-    return Markup(
-        opening if tag in ("img", "input", "meta") else f"{opening}{join(*children)}</{tag}>"
-    )
+        if value is None or value is False:
+            continue
+        opening += f" {name.rstrip('_').replace('_', '-')}"
+        if value is not True:
+            opening += f'="{_escape(str(value))}"'
+    opening += ">"
+    if tag in ("img", "input", "meta"):
+        return Markup(opening)
+    return Markup(f"{opening}{join(*children)}</{tag}>")
 
 
 def join(*children: str | None) -> Markup:
-    """Children one after the other, texts escaped."""
-    there = [child for child in children if child is not None]
-    return Markup(
-        "".join(child if isinstance(child, Markup) else _escaped(child) for child in there)
-    )
+    """Children one after the other; texts are escaped, None is left out."""
+    texts = []
+    for child in children:
+        if child is not None:
+            texts.append(child if isinstance(child, Markup) else _escape(child))
+    return Markup("".join(texts))
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """A text for HTML, in which no character changes the order or the looks of others."""
     return html.escape(harmless(text))
 
 
 def plain(text: object, most: int = _LONGEST) -> str:
-    """A text from a scenario as one line of printable characters, the middle left out when it is
-    long.
+    """A text from a scenario as one line of at most ``most`` printable characters.
+
+    The middle of a longer text is left out.
     """
     return clean(str(text), most)
 
 
 def data_block(name: str, value: object) -> Markup:
     """A value for the page's scripts, as JSON that no text in it can end early."""
-    text = json.dumps(harmless(value), separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
+    text = json.dumps(harmless(value), separators=(",", ":"), allow_nan=False)
+    text = text.replace("<", "\\u003c")
     return Markup(f'<script type="application/json" id="{html.escape(name)}">{text}</script>')
 
 
 def pack(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Arrays as JSON: ``layout`` has a (name, kind, length) each, ``data`` the bytes of all,
-    deflated, in base64.
+    """Arrays as a value for JSON, which ``columns.js`` unpacks.
 
-    A column of n numbers of k bytes is written as n first bytes, n second bytes and so on
-    (``columns.js`` puts them back).
+    A column of n numbers of k bytes is written as n first bytes, n second bytes and so on.
+
+    Args:
+        columns: arrays of one dimension, by name.
+
+    Returns:
+        ``layout`` with (name, kind, length) of each column, and ``data``, the bytes of all
+        columns, deflated, in base64.
     """
     layout = []
     planes = []

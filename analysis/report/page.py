@@ -1,6 +1,4 @@
-"""One self-contained page: its findings and parts in their order, the frame that lets it load
-nothing, and its file.
-"""
+"""The report as one self-contained page: findings, parts in their order, and the HTML frame."""
 
 import base64
 import hashlib
@@ -43,11 +41,17 @@ CHART = ("uPlot.iife.min", "chart")
 
 
 def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """Write the report of folders of runs and studies to an HTML file, by default beside the
-    first one; returns the file.
+    """Write the report of runs and studies to an HTML file.
+
+    Args:
+        paths: folders of runs and studies.
+        out: the file; by default beside the first folder.
+
+    Returns:
+        The file.
 
     Raises:
-        PictureError: ``out`` is no name for an HTML file.
+        PictureError: the name of ``out`` is not that of an HTML file.
         RunFolderError: a folder is neither a run nor a study or is damaged, or the file cannot
             be written, or lies in a run.
     """
@@ -67,81 +71,121 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
 
 
 def default_out(folder: Path) -> Path:
-    """Beside a folder, named after it by letters, digits and ``-_.`` alone."""
-    whole = folder.resolve()
-    kept = style.as_file_name(whole.name)[:_LONGEST]
-    return whole.with_name(f"{kept.lstrip('-.') or 'fedsim'}.report.html")
+    """The default file: beside a folder, named after it by letters, digits and ``-_.`` alone."""
+    path = folder.resolve()
+    name = style.as_file_name(path.name)[:_LONGEST].lstrip("-.")
+    if not name:
+        name = "fedsim"
+    return path.with_name(f"{name}.report.html")
 
 
 def build(subject: Subject, *, live: bool = False) -> str:
-    """The page as HTML; ``live`` marks the title of runs that may go on."""
+    """The page as HTML.
+
+    Args:
+        subject: the runs of the report.
+        live: mark the title, for runs that may go on.
+    """
     several = len(subject.runs) > 1
-    parts = (
-        [sections.answer(subject), *sections.comparison(subject)]
-        if several
-        else [sections.in_short(subject.shown[0])]
-    )
+    parts: list[Markup] = []
+    if several:
+        parts.append(sections.answer(subject))
+        parts += sections.comparison(subject)
+    else:
+        parts.append(sections.in_short(subject.shown[0]))
     parts.append(sections.timelines(subject.shown, len(subject.runs)))
-    parts += [sections.details(place, shown, several) for place, shown in enumerate(subject.shown)]
-    footer = (
+    for place, shown in enumerate(subject.shown):
+        parts.append(sections.details(place, shown, several))
+    if live:
+        subject = replace(subject, title=f"Live: {subject.title}")
+    text = (
         f"Written by fedsim {__version__} from run folders alone. Times are simulated unless said "
         "otherwise."
     )
-    if live:
-        subject = replace(subject, title=f"Live: {subject.title}")
-    return _frame(
-        subject.title,
-        join(_header(subject, several), el("main", *parts), el("footer", el("p", footer))),
-    )
+    footer = el("footer", el("p", text))
+    return _frame(subject.title, join(_header(subject, several), el("main", *parts), footer))
 
 
 def _frame(title: str, body: Markup) -> str:
-    has_chart = 'class="chart"' in body
-    script = "\n".join(asset(f"{name}.js") for name in (*SCRIPTS, *(CHART if has_chart else ())))
-    sheet = "\n".join(
-        asset(name) for name in ("report.css", *(("uPlot.min.css",) if has_chart else ()))
+    """The whole page: scripts, style sheets, and a policy that lets the page load nothing."""
+    script_names = [*SCRIPTS]
+    sheet_names = ["report.css"]
+    if 'class="chart"' in body:
+        script_names += CHART
+        sheet_names.append("uPlot.min.css")
+    script = "\n".join(asset(f"{name}.js") for name in script_names)
+    sheet = "\n".join(asset(name) for name in sheet_names)
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{_digest(script)}'; "
+        f"style-src 'sha256-{_digest(sheet)}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    hashes = [
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        for text in (script, sheet)
-    ]
-    own = "script-src 'sha256-{}'; style-src 'sha256-{}'".format(*hashes)
-    policy = f"default-src 'none'; {own}; img-src data:; base-uri 'none'; form-action 'none'"
-    palette = data_block(
-        "palette",
-        {"steps": style.STEPS, "outcomes": style.OUTCOMES, "idle": style.PALE, "away": style.AWAY},
-    )
-    texts = {"policy": html.escape(policy), "title": html.escape(harmless(title))}
-    parts = {"sheet": sheet, "body": body, "palette": palette, "script": script}
-    return Template(asset("page.html")).substitute(texts | parts) + "\n"
+    palette = {
+        "steps": style.STEPS,
+        "outcomes": style.OUTCOMES,
+        "idle": style.PALE,
+        "away": style.AWAY,
+    }
+    parts = {
+        "policy": html.escape(policy),
+        "title": html.escape(harmless(title)),
+        "sheet": sheet,
+        "body": body,
+        "palette": data_block("palette", palette),
+        "script": script,
+    }
+    return Template(asset("page.html")).substitute(parts) + "\n"
+
+
+def _digest(text: str) -> str:
+    """The SHA-256 digest of a text, in base64."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _header(subject: Subject, several: bool) -> Markup:
-    kinds = dict.fromkeys(str(run.summary["strategy"]) for run in subject.runs)
-    # the user's own by its class
-    strategies = [strategy_name(kind) or plain(kind.rpartition(":")[2], 60) for kind in kinds]
-    about = f"{', '.join(strategies)}, seed {subject.runs[0].summary['seed']}"
-    if several:
-        lines = [line for line in subject.lines if line.runs]
-        of = f" of {len(lines)} variants" if len(lines) < len(subject.runs) else ""
-        about = f"{len(subject.runs)} runs{of}: {', '.join(strategies)}"
-    links = [("summary", "In short"), ("timeline", "Timeline")]
-    links[1:1] = (
-        [("pictures", "Pictures"), ("scenario", "Scenario"), ("tables", "Tables")]
-        if several
-        else []
-    )
-    if len(subject.shown) <= sections.AT_ONCE:
-        names = [shown.name if several else "Pictures and tables" for shown in subject.shown]
-        links += [(f"run-{place}", name) for place, name in enumerate(names)]
-    entries = [el("li", el("a", text, href=f"#{where}")) for where, text in links]
-    found = _compared(subject) if several else _of_run(subject.runs[0])
-    told = [el("li", el("a", says, href=f"#{anchor}")) for says, anchor in found[:_MOST]]
+    findings = _findings_of_several(subject) if several else _findings_of_run(subject.runs[0])
+    entries = []
+    for text, anchor in findings[:_MOST]:
+        entries.append(el("li", el("a", text, href=f"#{anchor}")))
+    links = []
+    for anchor, text in _parts_of_page(subject, several):
+        links.append(el("li", el("a", text, href=f"#{anchor}")))
+    heading = el("h1", subject.title)
     return join(
-        el("header", el("h1", subject.title), el("p", about, class_="soft")),
-        el("nav", el("ol", *told), aria_label="Findings") if told else None,
-        el("nav", el("ul", *entries), aria_label="Parts of this page"),
+        el("header", heading, el("p", _about(subject, several), class_="soft")),
+        el("nav", el("ol", *entries), aria_label="Findings") if entries else None,
+        el("nav", el("ul", *links), aria_label="Parts of this page"),
     )
+
+
+def _about(subject: Subject, several: bool) -> str:
+    """The strategies and the number of runs, or the seed of the only one."""
+    names = []
+    for kind in dict.fromkeys(str(run.summary["strategy"]) for run in subject.runs):
+        name = strategy_name(kind)
+        if not name:  # the user's own, by its class
+            name = plain(kind.rpartition(":")[2], 60)
+        names.append(name)
+    strategies = ", ".join(names)
+    if not several:
+        return f"{strategies}, seed {subject.runs[0].summary['seed']}"
+    variants = sum(bool(line.runs) for line in subject.lines)
+    number = f"{len(subject.runs)} runs"
+    if variants < len(subject.runs):
+        number += f" of {variants} variants"
+    return f"{number}: {strategies}"
+
+
+def _parts_of_page(subject: Subject, several: bool) -> list[tuple[str, str]]:
+    """Anchor and name of each part."""
+    parts = [("summary", "In short")]
+    if several:
+        parts += [("pictures", "Pictures"), ("scenario", "Scenario"), ("tables", "Tables")]
+    parts.append(("timeline", "Timeline"))
+    if len(subject.shown) <= sections.AT_ONCE:
+        for place, shown in enumerate(subject.shown):
+            name = shown.name if several else "Pictures and tables"
+            parts.append((f"run-{place}", name))
+    return parts
 
 
 # Findings: one sentence each, with the anchor of the part of the page that shows it. They are its
@@ -150,79 +194,112 @@ def _header(subject: Subject, several: bool) -> Markup:
 _MOST = 6
 _LONG = 1.2  # times the median: a round that stands out
 
+_Finding = tuple[str, str]  # sentence, anchor
 
-def _compared(subject: Subject) -> list[tuple[str, str]]:
-    worlds = subject.comparison.answers()
-    told = [
-        f"{answer.where}{answer.to(ranking)}{ranking.sentences[0]}"
-        for answer in worlds
-        for ranking in answer.rankings[: 1 if len(worlds) > 1 else None]
-        if ranking.sentences
-    ]
-    found = [(plain(says, 160), "summary") for says in told[: _MOST - 1]]
-    shares = [
-        (share, one.name)
-        for one in subject.series
-        for run in one.runs
-        if (share := _wasted(run)) is not None
-    ]
+
+def _findings_of_several(subject: Subject) -> list[_Finding]:
+    findings = []
+    for sentence in _ranking_sentences(subject)[: _MOST - 1]:
+        findings.append((plain(sentence, 160), "summary"))
+    shares: list[tuple[float, str]] = []
+    for series in subject.series:
+        for run in series.runs:
+            share = _wasted_share(run)
+            if share is not None:
+                shares.append((share, series.name))
     if shares:
-        (most, worst), (least, best) = max(shares), min(shares)
-        found.append(
-            (f"{least:.0%} ({best}) to {most:.0%} ({worst}) of the bytes were wasted.", "tables")
-        )
-    return found
+        most, worst = max(shares)
+        least, best = min(shares)
+        sentence = f"{least:.0%} ({best}) to {most:.0%} ({worst}) of the bytes were wasted."
+        findings.append((sentence, "tables"))
+    return findings
 
 
-def _wasted(run: RunFolder) -> float | None:
-    moved = run.summary["bytes"]
-    total = moved["down"] + moved["up"]
-    return moved["wasted"] / total if total else None
+def _ranking_sentences(subject: Subject) -> list[str]:
+    """The first sentence of each ranking; of several worlds, of the goal only."""
+    answers = subject.comparison.answers()
+    sentences = []
+    for answer in answers:
+        rankings = answer.rankings[:1] if len(answers) > 1 else answer.rankings
+        for ranking in rankings:
+            if ranking.sentences:
+                sentences.append(f"{answer.where}{answer.to(ranking)}{ranking.sentences[0]}")
+    return sentences
 
 
-def _of_run(run: RunFolder) -> list[tuple[str, str]]:
+def _wasted_share(run: RunFolder) -> float | None:
+    """The share of bytes that were wasted (0..1); None if no bytes moved."""
+    sizes = run.summary["bytes"]
+    total = sizes["down"] + sizes["up"]
+    return sizes["wasted"] / total if total else None
+
+
+def _findings_of_run(run: RunFolder) -> list[_Finding]:
+    sentences = (
+        (_final_figures(run), "summary"),
+        (_wasted_bytes(run), "summary"),
+        (_longest_round(run), "timeline"),
+        (_lost_updates(run), "run-0"),
+        (_energy(run), "run-0"),
+    )
+    return [(sentence, anchor) for sentence, anchor in sentences if sentence is not None]
+
+
+def _final_figures(run: RunFolder) -> str | None:
     summary = run.summary
-    rounds = run.rounds
-    found = []
     finals = {"accuracy": summary["accuracy"]["final"]}
-    finals |= {name: told["final"] for name, told in summary.get("metrics", {}).items()}
-    reached = [f"{name} {value:.3f}" for name, value in finals.items() if value is not None]
-    if reached:
-        after = f"after {show_seconds(summary['simulated_s'])} and {len(rounds):,} rounds"
-        found.append((f"It ends with {' and '.join(reached)} {after}.", "summary"))
-    share = _wasted(run)
-    moved = summary["bytes"]
-    if share is not None:
-        found.append(
-            (
-                f"{share:.0%} of {show_bytes(moved['down'] + moved['up'])} that moved was wasted.",
-                "summary",
-            )
-        )
-    ends = [0.0, *(row["time"] for row in rounds)]
-    lengths = [after - before for before, after in pairwise(ends)]
-    middle = sorted(lengths)[len(lengths) // 2] if lengths else 0.0
-    if lengths and max(lengths) > _LONG * middle:
-        longest = rounds[lengths.index(max(lengths))]["round"]
-        told = (
-            f"Round {longest} was the longest, {show_seconds(max(lengths))}; the median is "
-            f"{show_seconds(middle)}."
-        )
-        found.append((told, "timeline"))
-    asked, valid = (sum(row[name] or 0 for row in rounds) for name in ("selected", "valid"))
-    if asked and valid < asked:
-        found.append(
-            (
-                f"{asked - valid:,} of {asked:,} selected clients gave no update that counts.",
-                "run-0",
-            )
-        )
-    joules = summary["energy"]["by_phase"] if "energy" in summary else {}
-    if drawn := sum(joules.get(phase, 0.0) for phase in PHASES):
-        phase = max(PHASES, key=joules.__getitem__)
-        told = (
-            f"Devices drew {show_joules(drawn)}, {joules[phase] / drawn:.0%} of it for the phase "
-            f"{phase!r}."
-        )
-        found.append((told, "run-0"))
-    return found
+    for name, metric in summary.get("metrics", {}).items():
+        finals[name] = metric["final"]
+    figures = [f"{name} {value:.3f}" for name, value in finals.items() if value is not None]
+    if not figures:
+        return None
+    duration = f"{show_seconds(summary['simulated_s'])} and {len(run.rounds):,} rounds"
+    return f"It ends with {' and '.join(figures)} after {duration}."
+
+
+def _wasted_bytes(run: RunFolder) -> str | None:
+    share = _wasted_share(run)
+    if share is None:
+        return None
+    sizes = run.summary["bytes"]
+    return f"{share:.0%} of {show_bytes(sizes['down'] + sizes['up'])} that moved was wasted."
+
+
+def _longest_round(run: RunFolder) -> str | None:
+    """A sentence on the longest round, if that stands out."""
+    ends = [0.0, *(row["time"] for row in run.rounds)]
+    durations = [end - start for start, end in pairwise(ends)]
+    if not durations:
+        return None
+    longest = max(durations)
+    median = sorted(durations)[len(durations) // 2]
+    if longest <= _LONG * median:
+        return None
+    number = run.rounds[durations.index(longest)]["round"]
+    return (
+        f"Round {number} was the longest, {show_seconds(longest)}; the median is "
+        f"{show_seconds(median)}."
+    )
+
+
+def _lost_updates(run: RunFolder) -> str | None:
+    selected = sum(row["selected"] or 0 for row in run.rounds)
+    valid = sum(row["valid"] or 0 for row in run.rounds)
+    if not selected or valid >= selected:
+        return None
+    return f"{selected - valid:,} of {selected:,} selected clients gave no update that counts."
+
+
+def _energy(run: RunFolder) -> str | None:
+    """A sentence on the devices' energy and the phase that took most of it."""
+    if "energy" not in run.summary:
+        return None
+    joules = run.summary["energy"]["by_phase"]
+    total = sum(joules.get(phase, 0.0) for phase in PHASES)
+    if not total:
+        return None
+    phase = max(PHASES, key=joules.__getitem__)
+    return (
+        f"Devices drew {show_joules(total)}, {joules[phase] / total:.0%} of it for the phase "
+        f"{phase!r}."
+    )

@@ -1,6 +1,4 @@
-"""The sections of a report: one run in short, or several compared; the timelines; the details of
-each run; their pictures.
-"""
+"""The sections of a report: one run in short, or several compared, timelines and details."""
 
 import base64
 import io
@@ -18,7 +16,7 @@ from fedsim.analysis.report.answer import answers, tiles
 from fedsim.analysis.report.chart import chart
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
-from fedsim.analysis.report.timeline import key, read_timeline, stage
+from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage
 from fedsim.analysis.style import Series
 from fedsim.common.files import flat
 from fedsim.common.harmless import visible
@@ -38,7 +36,7 @@ _HINT = (
     "better than it is."
 )
 _LONGEST = 3000  # characters of a scenario in short; only hostile ones are longer
-_COUNTED = (
+_IMPORTANT_KEYS = (
     *("seed", "learning", "population.devices", "population.host.", "strategy.clients_per_round"),
     *("strategy.local_epochs", "strategy.deadline", "stop."),
 )
@@ -47,87 +45,95 @@ _COUNTED = (
 def in_short(shown: Shown) -> Markup:
     """One run: its headline numbers, its key figure, and its scenario."""
     run = shown.run
-    name = _key_of(shown.run)
-    figure = list(_drawn(name, run if name in OF_ONE else [run]))[1:]  # without its heading
-    return el("section", el("h2", "In short", id="summary"), _tiles(run), *figure, *_scenario(run))
+    name = _key_picture(run)
+    source = run if name in OF_ONE else [run]
+    figure = list(_draw(name, source))[1:]  # without its heading
+    heading = el("h2", "In short", id="summary")
+    return el("section", heading, _headline_figures(run), *figure, *_scenario(run))
 
 
-def _tiles(run: RunFolder) -> Markup:
+def _headline_figures(run: RunFolder) -> Markup:
     summary = run.summary
-    moved = run.summary["bytes"]
-    values = measure(run)
-    total = moved["down"] + moved["up"]
-    status = summary.get("status")
-    stopped = summary.get("stopped")
-    ending = (
-        f"ended by: {plain(stopped, 60)}" if status == "done" and stopped else plain(status, 30)
-    )
-    figures = [("rounds", f"{summary['rounds']:,}", ending)]
-    final, best, worst = (values[f"{name} accuracy"] for name in ("final", "best", "worst-decile"))
+    measured = measure(run)
+    figures = [("rounds", f"{summary['rounds']:,}", _ending(run))]
+    final = measured["final accuracy"]
     if final is not None:
-        low = f", worst tenth of devices {worst:.4f}" if worst is not None else ""
-        figures.append(("final accuracy", f"{final:.4f}", f"best {best:.4f}{low}"))
-    for name, told in run.summary.get("metrics", {}).items():
-        if told["final"] is not None:
-            figures.append((f"final {name}", f"{told['final']:.4g}", f"best {told['best']:.4g}"))
-    computed = values["compute"]
-    wasted = values["wasted compute"]
-    purity = values["last purity of groups"]
-    spent = run.rounds[-1].get("epsilon") if run.rounds else None
-    share = f"{moved['wasted'] / total:.1%} of what moved" if total else "nothing moved"
-    figures += [
-        (
-            "simulated time",
-            show_seconds(summary["simulated_s"]),
-            f"computed in {show_seconds(summary['wall_s'])}",
-        ),
-        (
-            "moved",
-            show_bytes(total),
-            f"{show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up",
-        ),
-        ("wasted", show_bytes(moved["wasted"]), share),
-        *(
-            [("devices computed", show_seconds(computed), f"{(wasted or 0) / computed:.1%} wasted")]
-            if computed
-            else []
-        ),
-        *(
-            []
-            if purity is None
-            else [("purity of groups", f"{purity:.3f}", "at the end; 1 is perfect")]
-        ),
-        *([] if spent is None else [("epsilon", f"{spent:.3g}", "privacy spent in all rounds")]),
-    ]
+        remark = f"best {measured['best accuracy']:.4f}"
+        worst = measured["worst-decile accuracy"]
+        if worst is not None:
+            remark += f", worst tenth of devices {worst:.4f}"
+        figures.append(("final accuracy", f"{final:.4f}", remark))
+    for name, metric in summary.get("metrics", {}).items():
+        if metric["final"] is not None:
+            figures.append(
+                (f"final {name}", f"{metric['final']:.4g}", f"best {metric['best']:.4g}")
+            )
+    real_time = f"computed in {show_seconds(summary['wall_s'])}"
+    figures.append(("simulated time", show_seconds(summary["simulated_s"]), real_time))
+    figures += _byte_figures(run)
+    computed = measured["compute"]
+    if computed:
+        wasted = measured["wasted compute"] or 0
+        figures.append(
+            ("devices computed", show_seconds(computed), f"{wasted / computed:.1%} wasted")
+        )
+    purity = measured["last purity of groups"]
+    if purity is not None:
+        figures.append(("purity of groups", f"{purity:.3f}", "at the end; 1 is perfect"))
+    epsilon = run.rounds[-1].get("epsilon") if run.rounds else None
+    if epsilon is not None:
+        figures.append(("epsilon", f"{epsilon:.3g}", "privacy spent in all rounds"))
     return tiles(figures)
 
 
+def _ending(run: RunFolder) -> str:
+    """Why a run ended, or its status."""
+    status = run.summary.get("status")
+    condition = run.summary.get("stopped")
+    if status == "done" and condition:
+        return f"ended by: {plain(condition, 60)}"
+    return plain(status, 30)
+
+
+def _byte_figures(run: RunFolder) -> list[tuple[str, str, str]]:
+    sizes = run.summary["bytes"]
+    total = sizes["down"] + sizes["up"]
+    directions = f"{show_bytes(sizes['down'])} down, {show_bytes(sizes['up'])} up"
+    share = f"{sizes['wasted'] / total:.1%} of what moved" if total else "nothing moved"
+    return [
+        ("moved", show_bytes(total), directions),
+        ("wasted", show_bytes(sizes["wasted"]), share),
+    ]
+
+
 def _scenario(run: RunFolder) -> Iterator[Markup]:
+    """The scenario in short, remarks on the run's rules, and the whole scenario."""
     scenario = tables.without_places(run.scenario)
-    keys = {
-        key: value
-        for key, value in flat(scenario).items()
-        if key.endswith(".kind") or key.startswith(_COUNTED)
-    }
-    told = {key.removesuffix(".kind"): value for key, value in keys.items() if value != "constant"}
-    acts = [str(act.get("kind")) for act in scenario.get("world", {}).get("processes", ())]
-    told |= {"world.processes": ", ".join(acts)} if acts else {}
-    yield el("p", plain("; ".join(f"{key}: {value}" for key, value in told.items()), _LONGEST))
+    yield el("p", plain(_scenario_in_short(scenario), _LONGEST))
     if "estimates" in run.summary:
         yield el("p", plain(f"This run {run.summary['estimates']}.", _LONGEST))
-    if outside := run.summary.get("outside_of_rules"):
-        yield el(
-            "p",
-            plain(
-                f"Outside of what a rule was fitted to: {'; '.join(map(str, outside))}.", _LONGEST
-            ),
-        )
-    text = "\n".join(map(visible, tomli_w.dumps(scenario).split("\n")))
-    yield el(
-        "details",
-        el("summary", "The scenario with every default written out"),
-        el("pre", text, tabindex="0"),
-    )
+    outside = run.summary.get("outside_of_rules")
+    if outside:
+        text = f"Outside of what a rule was fitted to: {'; '.join(map(str, outside))}."
+        yield el("p", plain(text, _LONGEST))
+    lines = tomli_w.dumps(scenario).split("\n")
+    text = "\n".join(visible(line) for line in lines)
+    summary = el("summary", "The scenario with every default written out")
+    yield el("details", summary, el("pre", text, tabindex="0"))
+
+
+def _scenario_in_short(scenario: dict[str, Any]) -> str:
+    """The kinds of parts in a scenario, and its most important numbers."""
+    values = {}
+    for name, value in flat(scenario).items():
+        is_important = name.endswith(".kind") or name.startswith(_IMPORTANT_KEYS)
+        if is_important and value != "constant":
+            values[name.removesuffix(".kind")] = value
+    processes = scenario.get("world", {}).get("processes", ())
+    if processes:
+        kinds = [str(process.get("kind")) for process in processes]
+        values["world.processes"] = ", ".join(kinds)
+    return "; ".join(f"{name}: {value}" for name, value in values.items())
 
 
 def answer(subject: Subject) -> Markup:
@@ -138,185 +144,212 @@ def answer(subject: Subject) -> Markup:
     }
     done = sum(len(line.runs) for line in lines)
     planned = sum(line.planned for line in lines)
-    hint = (
-        _HINT
-        if any(line.planned > 1 for line in lines)
-        else "Each is one run, so nothing says how sure that is."
-    )
-    return el(
-        "section",
-        el("h2", "In short", id="summary"),
-        el("p", subject.about) if subject.about else None,
-        el("p", f"{done:,} of {planned:,} runs are done so far.", class_="soft")
-        if done < planned
-        else None,
-        *answers(subject.comparison.answers(), colours),
-        el("p", hint, class_="soft"),
-    )
+    parts = [el("h2", "In short", id="summary")]
+    if subject.about:
+        parts.append(el("p", subject.about))
+    if done < planned:
+        parts.append(el("p", f"{done:,} of {planned:,} runs are done so far.", class_="soft"))
+    parts += answers(subject.comparison.answers(), colours)
+    hint = "Each is one run, so nothing says how sure that is."
+    if any(line.planned > 1 for line in lines):
+        hint = _HINT
+    parts.append(el("p", hint, class_="soft"))
+    return el("section", *parts)
 
 
 def comparison(subject: Subject) -> Iterator[Markup]:
     """Several runs: pictures of all, the scenario and its differences, and tables."""
-    few = min(len(subject.shown), MOST_DRAWN)
-    every = len(subject.runs)
-    text = (
-        f"Where single runs are drawn, they are {few} of {every}: the first of the best. Means are "
-        "over all of them."
-    )
-    hint = el("p", text, class_="soft") if few < every else None
-    pictures = [*chart(subject.series), *_of_all(subject.alone(few), subject.series)]
-    yield el("section", el("h2", "Pictures", id="pictures"), *pictures, hint)
-    firsts = {id(shown.line): shown for shown in reversed(subject.shown)}
-    lines = [firsts[id(line)] for line in subject.lines if id(line) in firsts]
-    differing = tables.differing([shown.run for shown in lines], [shown.name for shown in lines])
-    said = (
-        f"That is {lines[0].name}."
-        if differing
-        else "All runs have this scenario, with seeds of their own."
-    )
-    head = el("h2", "Scenario", id="scenario")
-    yield el("section", head, *_scenario(lines[0].run), el("p", said, class_="soft"), differing)
-    parts = (
-        part
-        for table in subject.comparison.tables()
-        for part in tables.comparison(table, subject.order)
-    )
+    yield _pictures_of_several(subject)
+    yield _scenarios_of_several(subject)
+    parts: list[Markup] = []
+    for table in subject.comparison.tables():
+        parts += tables.comparison(table, subject.order)
     yield el("section", el("h2", "Tables", id="tables"), *parts)
 
 
-def timelines(shown: tuple[Shown, ...], of: int) -> Markup:
-    """The timelines of the runs ``shown``, out of ``of``: the work of each device over time."""
-    at_once = min(len(shown), AT_ONCE)
-    found = [
-        read_timeline(one.run, _MOST_LANES // at_once, _MOST_STEPS // len(shown)) for one in shown
-    ]
-    parts: list[Markup] = [el("h2", "Timeline", id="timeline")]
-    parts += _chooser(shown, of) if len(shown) > at_once else []
-    parts.append(key(found))
-    if len(shown) > 1:
-        box = el("input", type="checkbox", name="together", checked=True)
-        parts.append(
-            el("p", el("label", box, " all timelines show the same span of simulated time"))
+def _pictures_of_several(subject: Subject) -> Markup:
+    few = min(len(subject.shown), MOST_DRAWN)
+    every = len(subject.runs)
+    parts = [el("h2", "Pictures", id="pictures")]
+    parts += chart(subject.series)
+    parts += _draw_all(subject.alone(few), subject.series)
+    if few < every:
+        hint = (
+            f"Where single runs are drawn, they are {few} of {every}: the first of the best. Means "
+            "are over all of them."
         )
-    parts.append(
-        el(
-            "noscript",
-            el(
-                "p", "The timeline needs JavaScript; python -m analysis RUN draws one as a picture."
-            ),
-        )
-    )
-    for place, (one, data) in enumerate(zip(shown, found, strict=True)):
-        head = el("h3", one.name) if len(shown) > 1 else None
-        lanes = len(data.columns["device"])
-        population = data.header["population"]
-        worked = data.header["worked"]
-        said = (
-            f"{lanes:,} of the {worked:,} devices that worked, evenly spread over them; the "
-            f"population has {population:,}."
-        )
-        if lanes == population:
-            said = f"All {population:,} devices; {worked:,} of them worked."
-        block = data_block(
-            f"timeline-{place}-data", {"header": data.header, "packed": pack(data.columns)}
-        )
-        drawn = stage(place, one.name, bool(data.header["groups"]))
-        parts.append(el("div", head, el("p", said, class_="soft"), drawn, block, data_run=place))
+        parts.append(el("p", hint, class_="soft"))
     return el("section", *parts)
 
 
-def _chooser(shown: tuple[Shown, ...], of: int) -> Iterator[Markup]:
-    beside = next(
-        (place for place, one in enumerate(shown) if place and one.line is not shown[0].line), 1
+def _scenarios_of_several(subject: Subject) -> Markup:
+    """The scenario of the first line, and the keys in which the lines differ."""
+    first_runs = {id(shown.line): shown for shown in reversed(subject.shown)}
+    firsts = [first_runs[id(line)] for line in subject.lines if id(line) in first_runs]
+    runs = [shown.run for shown in firsts]
+    differences = tables.differing(runs, [shown.name for shown in firsts])
+    text = "All runs have this scenario, with seeds of their own."
+    if differences:
+        text = f"That is {firsts[0].name}."
+    head = el("h2", "Scenario", id="scenario")
+    return el("section", head, *_scenario(runs[0]), el("p", text, class_="soft"), differences)
+
+
+def timelines(shown: tuple[Shown, ...], total: int) -> Markup:
+    """The timelines of runs: the work of each device over time.
+
+    Args:
+        shown: the runs.
+        total: the number of runs of the report, shown or not.
+    """
+    at_once = min(len(shown), AT_ONCE)
+    most_lanes = _MOST_LANES // at_once
+    most_steps = _MOST_STEPS // len(shown)
+    data = [read_timeline(entry.run, most_lanes, most_steps) for entry in shown]
+    parts: list[Markup] = [el("h2", "Timeline", id="timeline")]
+    if len(shown) > at_once:
+        parts += _chooser(shown, total)
+    parts.append(key(data))
+    if len(shown) > 1:
+        box = el("input", type="checkbox", name="together", checked=True)
+        label = el("label", box, " all timelines show the same span of simulated time")
+        parts.append(el("p", label))
+    text = "The timeline needs JavaScript; python -m analysis RUN draws one as a picture."
+    parts.append(el("noscript", el("p", text)))
+    for place, (entry, timeline) in enumerate(zip(shown, data, strict=True)):
+        head = el("h3", entry.name) if len(shown) > 1 else None
+        parts.append(_timeline(place, entry.name, head, timeline))
+    return el("section", *parts)
+
+
+def _timeline(place: int, name: str, head: Markup | None, timeline: TimelineData) -> Markup:
+    header = timeline.header
+    lanes = len(timeline.columns["device"])
+    population = header["population"]
+    worked = header["worked"]
+    text = (
+        f"{lanes:,} of the {worked:,} devices that worked, evenly spread over them; the "
+        f"population has {population:,}."
     )
-    for name, text, chosen in (("first", "run ", 0), ("second", "beside it ", beside)):
-        options = [
-            el("option", one.name, value=place, selected=place == chosen)
-            for place, one in enumerate(shown)
-        ]
-        none = [el("option", "none", value="")] if name == "second" else []
-        yield el("label", text, el("select", *none, *options, name=f"{name}-run"), class_="chooser")
-    more = (
-        ""
-        if of == len(shown)
-        else f" of {of}; fedsim report, called with its folder, shows any other"
-    )
-    told = (
-        f"{len(shown)} runs can be chosen, the best first{more}. What follows here is of those "
+    if lanes == population:
+        text = f"All {population:,} devices; {worked:,} of them worked."
+    content = {"header": header, "packed": pack(timeline.columns)}
+    block = data_block(f"timeline-{place}-data", content)
+    controls = stage(place, name, bool(header["groups"]))
+    return el("div", head, el("p", text, class_="soft"), controls, block, data_run=place)
+
+
+def _chooser(shown: tuple[Shown, ...], total: int) -> Iterator[Markup]:
+    """Two lists to choose runs from: first the best run, and beside it one of another line."""
+    second = 1
+    for place, entry in enumerate(shown):
+        if entry.line is not shown[0].line:
+            second = place
+            break
+    yield el("label", "run ", _run_list("first-run", shown, 0), class_="chooser")
+    yield el("label", "beside it ", _run_list("second-run", shown, second), class_="chooser")
+    rest = ""
+    if total != len(shown):
+        rest = f" of {total}; fedsim report, called with its folder, shows any other"
+    text = (
+        f"{len(shown)} runs can be chosen, the best first{rest}. What follows here is of those "
         "that are."
     )
-    yield el("p", told, class_="soft")
+    yield el("p", text, class_="soft")
+
+
+def _run_list(name: str, shown: tuple[Shown, ...], selected: int) -> Markup:
+    """A list of runs; the second list has an entry for none."""
+    options = []
+    if name == "second-run":
+        options.append(el("option", "none", value=""))
+    for place, entry in enumerate(shown):
+        options.append(el("option", entry.name, value=place, selected=place == selected))
+    return el("select", *options, name=name)
 
 
 def details(place: int, shown: Shown, several: bool) -> Markup:
-    """One run's pictures, and the tables of its devices and rounds."""
+    """One run's pictures, and the tables of its devices and rounds.
+
+    Args:
+        place: place of the run on the page, from 0.
+        shown: the run.
+        several: whether the report has several runs.
+    """
     run = shown.run
-    block = f"timeline-{place}-data"
-    drawn = place < MOST_DRAWN
-    pictures: list[Markup | None] = [_tiles(run)] if several else []
-    if drawn:
-        series = [Series(shown.name, (run,))]
-        but = ("timeline",) if several else ("timeline", _key_of(run))
-        pictures += [part for name in OF_ONE if name not in but for part in _drawn(name, run)]
-        pictures += [*([] if several else _of_all(series, series, _key_of(run))), waiting(run)]
+    parts: list[Markup | None] = []
+    if several:
+        parts.append(_headline_figures(run))
+    if place < MOST_DRAWN:
+        parts += _pictures_of_one(shown, several)
+        parts.append(waiting(run))
     else:
-        pictures.append(
-            el(
-                "p",
-                "It has no pictures here: fedsim report, called with its folder, draws them.",
-                class_="soft",
-            )
-        )
-    for found in filter(None, (tables.devices(run, block), tables.rounds(run, block))):
-        summary, table = found
-        # put into the page when it is opened
-        packed = el("div", data_html=deflated(table.encode())) if several else table
-        pictures.append(el("details", el("summary", summary), packed))
+        text = "It has no pictures here: fedsim report, called with its folder, draws them."
+        parts.append(el("p", text, class_="soft"))
+    block = f"timeline-{place}-data"
+    for part in (tables.devices(run, block), tables.rounds(run, block)):
+        if part is None:
+            continue
+        summary, table = part
+        content = table
+        if several:  # put into the page when it is opened
+            content = el("div", data_html=deflated(table.encode()))
+        parts.append(el("details", el("summary", summary), content))
     name = shown.name if several else "Pictures and tables"
-    return el("section", el("h2", name, id=f"run-{place}"), *pictures, data_run=place)
+    return el("section", el("h2", name, id=f"run-{place}"), *parts, data_run=place)
+
+
+def _pictures_of_one(shown: Shown, several: bool) -> Iterator[Markup]:
+    """The pictures of a run that the page does not have elsewhere."""
+    run = shown.run
+    key_picture = _key_picture(run)
+    elsewhere = {"timeline"}
+    if not several:
+        elsewhere.add(key_picture)
+    for name in OF_ONE:
+        if name not in elsewhere:
+            yield from _draw(name, run)
+    if not several:
+        series = [Series(shown.name, (run,))]
+        yield from _draw_all(series, series, omitted=key_picture)
 
 
 def waiting(run: RunFolder) -> Markup | None:
-    """The critical path of a run in short, with its longest and a usual round; None without
-    rounds or time.
+    """The critical path of a run in short, with its longest and a usual round.
+
+    Returns:
+        The part of the page; None if the run has no rounds or took no time.
     """
     paths = CriticalPaths(run)
     if not paths.rounds or not paths.end:
         return None
     rows: list[list[str | tables.TableCell]] = []
     for name, seconds in paths.totals.items():
-        told = (show_seconds(seconds), f"{seconds / paths.end:.1%}")
-        rows.append([name, *(tables.TableCell(text, seconds) for text in told)])
-    usual = median(one.seconds for one in paths.rounds)
-    longest = max(paths.rounds, key=lambda one: one.seconds)
-    middle = min(paths.rounds, key=lambda one: abs(one.seconds - usual))
-    chosen = []
-    for number in dict.fromkeys((longest.number, middle.number)):
-        columns = path_table(paths.round(number)).columns
-        title = (
-            f"Round {number}, {'the longest' if number == longest.number else 'a usual one'}: what "
-            "it waited for"
-        )
-        table = tables.of_columns(columns, range(len(columns[0].cells)))
-        chosen.append(
-            el(
-                "details",
-                el("summary", title),
-                el("p", " ".join(round_in_words(paths, number))),
-                table,
-            )
-        )
+        duration = tables.TableCell(show_seconds(seconds), seconds)
+        share = tables.TableCell(f"{seconds / paths.end:.1%}", seconds)
+        rows.append([name, duration, share])
+    heads = ["on the critical path", "took", "share"]
+    table = tables.grid(heads, rows, [True, False, False], "Its times sum to the run's.")
+    usual = median(path.seconds for path in paths.rounds)
+    longest = max(paths.rounds, key=lambda path: path.seconds)
+    middle = min(paths.rounds, key=lambda path: abs(path.seconds - usual))
+    rounds = [_path_of_round(paths, longest.number, "the longest")]
+    if middle.number != longest.number:
+        rounds.append(_path_of_round(paths, middle.number, "a usual one"))
     return join(
         el("h3", "Where the simulated time went"),
         el("p", " ".join(run_in_words(paths))),
-        tables.grid(
-            ["on the critical path", "took", "share"],
-            rows,
-            [True, False, False],
-            "Its times sum to the run's.",
-        ),
-        *chosen,
+        table,
+        *rounds,
     )
+
+
+def _path_of_round(paths: CriticalPaths, number: int, description: str) -> Markup:
+    columns = path_table(paths.round(number)).columns
+    summary = el("summary", f"Round {number}, {description}: what it waited for")
+    text = el("p", " ".join(round_in_words(paths, number)))
+    table = tables.of_columns(columns, range(len(columns[0].cells)))
+    return el("details", summary, text, table)
 
 
 # Pictures, each with words that say what it shows.
@@ -327,44 +360,55 @@ _OVER_SEEDS = ("energy", "traffic-purposes")
 _IN_CHART = ("costs", "accuracy")  # of several runs
 
 
-def _key_of(run: RunFolder) -> str:
-    """The first picture of a run's page: accuracy or loss, or traffic for a run without
-    learning.
-    """
+def _key_picture(run: RunFolder) -> str:
+    """The first picture of a run's page: traffic if nothing was learned, else accuracy or loss."""
     return "traffic" if all(row["loss"] is None for row in run.rounds) else "accuracy"
 
 
-def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") -> Iterator[Markup]:
-    """Pictures, except ``but``, of the single runs in ``alone``, and of the means over seeds of
-    ``series``.
-    """
-    every = [run for one in series for run in one.runs]
-    runs = [run for one in alone for run in one.runs]
-    left_out = {but, *(_IN_CHART if len(every) > 1 else ())}
-    for name in OF_ANY if len(every) == 1 else OF_SEVERAL:
-        if name not in left_out:
-            yield from _drawn(name, *((every, series) if name in _OVER_SEEDS else (runs, alone)))
+def _draw_all(
+    alone: Sequence[Series], series: Sequence[Series], omitted: str = ""
+) -> Iterator[Markup]:
+    """Pictures of the single runs in ``alone``, and of the means over seeds of ``series``."""
+    runs = _runs_of(series)
+    single_runs = _runs_of(alone)
+    several = len(runs) > 1
+    for name in OF_SEVERAL if several else OF_ANY:
+        is_in_chart = several and name in _IN_CHART
+        if name == omitted or is_in_chart:
+            continue
+        if name in _OVER_SEEDS:
+            yield from _draw(name, runs, series)
+        else:
+            yield from _draw(name, single_runs, alone)
 
 
-def _drawn(name: str, what: Any, *series: Any) -> Iterator[Markup]:
-    """A picture, if it applies, as a heading and a figure; a PNG with 128 colours has a quarter
-    of the size.
+def _runs_of(series: Sequence[Series]) -> list[RunFolder]:
+    runs: list[RunFolder] = []
+    for line in series:
+        runs += line.runs
+    return runs
+
+
+def _draw(name: str, source: Any, *series: Any) -> Iterator[Markup]:
+    """A picture as a heading and a figure; nothing if it does not apply.
+
+    A PNG with 128 colours has a quarter of the size.
     """
     kind: PictureKind = (OF_ONE | OF_SEVERAL)[name]
     try:
-        figure = kind.draw(what, *series)
+        figure = kind.draw(source, *series)
     except style.NothingToDrawError:
         return
     picture = Image.fromarray(style.pixels(figure, _DPI)).convert("RGB")
-    few = picture.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    reduced = picture.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     # or it shows against the page
-    few.putpalette([255 if part > _ALMOST_WHITE else part for part in few.getpalette() or []])
-    small = io.BytesIO()
-    few.save(small, "png", optimize=True)
-    data = f"data:image/png;base64,{base64.b64encode(small.getvalue()).decode('ascii')}"
-    image = el(
-        "img", src=data, alt=f"{kind.title}. {kind.says}", width=few.width, height=few.height
-    )
+    palette = reduced.getpalette() or []
+    reduced.putpalette([255 if part > _ALMOST_WHITE else part for part in palette])
+    content = io.BytesIO()
+    reduced.save(content, "png", optimize=True)
+    data = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode('ascii')}"
+    text = f"{kind.title}. {kind.says}"
+    image = el("img", src=data, alt=text, width=reduced.width, height=reduced.height)
     yield el("h3", kind.title)
     # A wide picture keeps a readable size on a narrow screen, and is scrolled there.
     yield el("figure", el("div", image, class_="wide", tabindex="0"), el("figcaption", kind.says))

@@ -1,6 +1,6 @@
 """The tables of a report: comparisons, devices, rounds, and what differs between scenarios."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -33,71 +33,76 @@ class TableCell(NamedTuple):
 def grid(
     heads: Sequence[str],
     rows: Sequence[Sequence[str | TableCell]],
-    words: Sequence[bool],
+    is_text: Sequence[bool],
     caption: str | None = None,
 ) -> Markup:
-    """A table that the reader can sort; ``words`` marks text columns, and the first column heads
-    its row.
+    """A table that the reader can sort.
+
+    Args:
+        heads: the heads of the columns.
+        rows: the cells of each row; the first cell heads the row.
+        is_text: whether each column has texts rather than numbers.
+        caption: the caption, if any.
     """
-    looks = ["text" if word else None for word in words]
-    head = el(
-        "tr",
-        *(
-            el("th", text, scope="col", class_=look)
-            for text, look in zip(heads, looks, strict=True)
-        ),
-    )
+    looks = ["text" if text else None for text in is_text]
+    head_cells = []
+    for head, look in zip(heads, looks, strict=True):
+        head_cells.append(el("th", head, scope="col", class_=look))
     body = []
     for row in rows:
         cells = []
-        for place, (own, look) in enumerate(zip(row, looks, strict=True)):
-            cell = own if isinstance(own, TableCell) else TableCell(own)
-            value = None if cell.value is None else f"{cell.value:.9g}"
-            text = el("strong", cell.text) if cell.best else cell.text
-            cells.append(
-                el(
-                    "td" if place else "th",
-                    text,
-                    scope=None if place else "row",
-                    class_=look,
-                    data_v=value,
-                )
-            )
+        for column, (cell, look) in enumerate(zip(row, looks, strict=True)):
+            cells.append(_draw_cell(cell, look, heads_row=column == 0))
         body.append(el("tr", *cells))
-    title = el("caption", caption) if caption else None
     table = el(
         "table",
-        title,
-        el("thead", head),
+        el("caption", caption) if caption else None,
+        el("thead", el("tr", *head_cells)),
         el("tbody", *body),
         class_="sortable" if len(rows) > 1 else None,
     )
     return el("div", table, class_="wide", tabindex="0")
 
 
+def _draw_cell(cell: str | TableCell, look: str | None, *, heads_row: bool) -> Markup:
+    if not isinstance(cell, TableCell):
+        cell = TableCell(cell)
+    sort_key = None if cell.value is None else f"{cell.value:.9g}"
+    text = el("strong", cell.text) if cell.best else cell.text
+    if heads_row:
+        return el("th", text, scope="row", class_=look, data_v=sort_key)
+    return el("td", text, class_=look, data_v=sort_key)
+
+
 def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
-    """A comparison as one table per topic, and its notes; rows are in the ``order`` of the
-    lines, if it is complete.
+    """A comparison as one table per topic, and its notes.
+
+    Args:
+        table: the comparison.
+        order: the order of the rows; ignored unless it has all of them.
     """
     count = len(table.columns[0].cells)
+    if len(order) != count:
+        order = range(count)
     for topic, columns in by_topic(table):
         if topic:
             yield el("h3", f"{topic[:1].upper()}{topic[1:]}")
-            yield of_columns(columns, order if len(order) == count else range(count))
-    yield from (el("p", plain(note, 400), class_="soft") for note in table.notes)
+            yield of_columns(columns, order)
+    for note in table.notes:
+        yield el("p", plain(note, 400), class_="soft")
 
 
 def of_columns(columns: Sequence[ComparedColumn], order: Sequence[int]) -> Markup:
     """Columns of a comparison as a table, its rows in an ``order``."""
-
-    def told(column: ComparedColumn, row: int) -> TableCell:
-        cell = column.cells[row]
-        mean = getattr(cell, "mean", cell)
-        value = float(mean) if isinstance(mean, int | float) else None
-        return TableCell(plain(format_cell(cell, column)), value, row in column.best_cells)
-
-    rows = [[told(column, row) for column in columns] for row in order]
+    rows = [[_compared_cell(column, row) for column in columns] for row in order]
     return grid([column.head for column in columns], rows, [column.is_text for column in columns])
+
+
+def _compared_cell(column: ComparedColumn, row: int) -> TableCell:
+    cell = column.cells[row]
+    mean = getattr(cell, "mean", cell)
+    value = float(mean) if isinstance(mean, int | float) else None
+    return TableCell(plain(format_cell(cell, column)), value, row in column.best_cells)
 
 
 _ENDINGS = {
@@ -119,100 +124,102 @@ _OF_DEVICES: tuple[_TableColumn, ...] = (
 
 
 def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
-    """Summary and table of each active device's work and waste, most waste first; None if no
-    device worked.
+    """The work and waste of each active device, most waste first.
+
+    Args:
+        run: the run.
+        timeline: the data block of its timeline, in which the table's buttons show a device.
+
+    Returns:
+        Summary and table; None if no device worked.
     """
-    found = read_devices(run)
-    if found.empty:
+    rows = read_devices(run)
+    if rows.empty:
         return None
-    endings = [name for name in _ENDINGS if found[name].any()]
-    columns: list[_TableColumn] = [
-        ("speed (samples/s)", "speed", "{:.3g}".format),
-        *(
-            (_ENDINGS.get(name, name), name, "{:,.0f}".format)
-            for name in ("samples", "tasks", *endings)
-        ),
+    endings = [name for name in _ENDINGS if rows[name].any()]
+    columns: list[_TableColumn] = [("speed (samples/s)", "speed", "{:.3g}".format)]
+    for name in ("samples", "tasks", *endings):
+        columns.append((_ENDINGS.get(name, name), name, "{:,.0f}".format))
+    columns += [
         ("worked", "worked_s", show_seconds),
         ("of it wasted", "wasted_s", show_seconds),
         ("share wasted", "share", "{:.0%}".format),
         ("moved", "bytes", show_bytes),
-        *(column for column in _OF_DEVICES if found[column[1]].notna().any()),
     ]
-    part = (
-        f" The {_MOST_DEVICES} of {len(found):,} that wasted most are shown."
-        if len(found) > _MOST_DEVICES
-        else ""
-    )
+    columns += [column for column in _OF_DEVICES if rows[column[1]].notna().any()]
     caption = (
-        "One row a device that worked, who wasted most on top; its number shows it in the "
-        f"timeline.{part}"
+        "One row a device that worked, who wasted most on top; its number shows it in the timeline."
     )
-    late = (
-        f", {int((found[endings].sum(axis=1) > 0).sum()):,} of them with a task that was wasted"
-        if endings
-        else ""
-    )
-    table = _with_buttons(
-        "device", timeline, found.head(_MOST_DEVICES).to_dict("records"), columns, caption
-    )
-    return f"Table of {len(found):,} devices{late}", table
+    if len(rows) > _MOST_DEVICES:
+        caption += f" The {_MOST_DEVICES} of {len(rows):,} that wasted most are shown."
+    summary = f"Table of {len(rows):,} devices"
+    if endings:
+        wasteful = int((rows[endings].sum(axis=1) > 0).sum())
+        summary += f", {wasteful:,} of them with a task that was wasted"
+    records = rows.head(_MOST_DEVICES).to_dict("records")
+    return summary, _with_buttons("device", timeline, records, columns, caption)
 
 
 def _with_buttons(
-    what: str,
+    noun: str,
     timeline: str,
     rows: Sequence[Any],
     columns: Sequence[_TableColumn],
     caption: str,
     best: object = None,
 ) -> Markup:
-    """A table whose first column has buttons that show a device or round in the timeline; the
-    best accuracy is bold.
+    """A table whose first column has buttons that show a device or round in the timeline.
+
+    Args:
+        noun: ``device`` or ``round``, also the key of its number in a row.
+        timeline: the data block of the timeline.
+        rows: the rows, by key.
+        columns: the columns after the first.
+        caption: the caption.
+        best: the row whose accuracy is bold, if any.
     """
     body = []
     for row in rows:
-        button = el(
-            "button",
-            str(row[what]),
-            type="button",
-            **{f"data_{what}": row[what]},
-            data_timeline=timeline,
-        )
-        cells = [TableCell(button, row[what])]
+        number = row[noun]
+        data = {f"data_{noun}": number}
+        button = el("button", str(number), type="button", **data, data_timeline=timeline)
+        cells = [TableCell(button, number)]
         for _, key, show in columns:
             value = row.get(key)
             is_best = row is best and key == "accuracy"
-            cells.append(
-                TableCell(_NOTHING) if pd.isna(value) else TableCell(show(value), value, is_best)
-            )
+            cell = TableCell(_NOTHING)
+            if not pd.isna(value):
+                cell = TableCell(show(value), value, is_best)
+            cells.append(cell)
         body.append(cells)
-    heads = [what, *(head for head, _, _ in columns)]
+    heads = [noun, *(head for head, _, _ in columns)]
     return grid(heads, body, [False] * len(heads), caption)
 
 
 def read_devices(run: RunFolder) -> pd.DataFrame:
-    """One row per active device, most waste first: columns of the devices' table, ``tasks`` and
-    their count by outcome, ``worked_s``, ``wasted_s`` (of tasks that were not done) and its
-    ``share``, ``bytes``.
+    """One row per active device, most waste first.
+
+    Returns:
+        Columns of the devices' table; ``tasks``, and their count by outcome; ``worked_s`` and
+        ``wasted_s`` (of tasks that were not done), the ``share`` that was wasted (0..1), and
+        ``bytes``.
     """
     history = History(run)
     steps = history.steps.assign(length=history.steps["end"] - history.steps["start"])
-    of_tasks = (
-        steps.drop_duplicates("task").groupby(["device", "outcome"]).size().unstack(fill_value=0)
-    )
-    rows = of_tasks.reindex(columns=list(_ENDINGS), fill_value=0).assign(tasks=of_tasks.sum(axis=1))
+    first_steps = steps.drop_duplicates("task")
+    tasks = first_steps.groupby(["device", "outcome"]).size().unstack(fill_value=0)
+    rows = tasks.reindex(columns=list(_ENDINGS), fill_value=0).assign(tasks=tasks.sum(axis=1))
+    wasted = steps[steps["outcome"] != "done"]
     rows["worked_s"] = steps.groupby("device")["length"].sum()
-    rows["wasted_s"] = steps[steps["outcome"] != "done"].groupby("device")["length"].sum()
+    rows["wasted_s"] = wasted.groupby("device")["length"].sum()
     rows["share"] = rows["wasted_s"] / rows["worked_s"]
-    moved = run.table(TRANSFERS).select(["device", "delivered"]).to_pandas().dropna(subset="device")
-    rows["bytes"] = moved.groupby("device")["delivered"].sum()
+    transfers = run.table(TRANSFERS).select(["device", "delivered"]).to_pandas()
+    of_devices = transfers.dropna(subset="device")
+    rows["bytes"] = of_devices.groupby("device")["delivered"].sum()
     facts = ["speed", "samples", *(key for _, key, _ in _OF_DEVICES)]
     rows = rows.fillna(0.0).join(history.population.reindex(columns=facts))
-    return (
-        rows.sort_values(["wasted_s", "worked_s"], ascending=False, kind="stable")
-        .rename_axis("device")
-        .reset_index()
-    )
+    rows = rows.sort_values(["wasted_s", "worked_s"], ascending=False, kind="stable")
+    return rows.rename_axis("device").reset_index()
 
 
 _OF_ROUNDS = {
@@ -230,42 +237,60 @@ _OF_ROUNDS = {
 
 
 def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
-    """Summary and table of each round's events and results; None for a run without rounds."""
-    starts = [0.0, *(row["time"] for row in run.rounds)]
-    rows = [
-        row | {"lasted": max(0.0, row["time"] - start)}
-        for row, start in zip(run.rounds, starts, strict=False)
-    ]
+    """The events and results of each round; of many rounds some.
+
+    Args:
+        run: the run.
+        timeline: the data block of its timeline, in which the table's buttons show a round.
+
+    Returns:
+        Summary and table; None if the run has no rounds.
+    """
+    rows = []
+    start = 0.0
+    for row in run.rounds:
+        rows.append(row | {"lasted": max(0.0, row["time"] - start)})
+        start = row["time"]
     if not rows:
         return None
-    best = max(
-        (row for row in rows if row["accuracy"] is not None),
-        key=lambda row: row["accuracy"],
-        default=None,
-    )
-    step = style.step_for(len(rows), _MOST_ROUNDS)
-    kept = [
-        row for place, row in enumerate(rows) if place % step == 0 or row is best or row is rows[-1]
+    tested = [row for row in rows if row["accuracy"] is not None]
+    best = max(tested, key=lambda row: row["accuracy"], default=None)
+    every = style.step_for(len(rows), _MOST_ROUNDS)
+    some = []
+    for place, row in enumerate(rows):
+        if place % every == 0 or row is best or row is rows[-1]:
+            some.append(row)
+    columns = [
+        column
+        for column in _round_columns(run)
+        if any(row.get(column[1]) is not None for row in rows)
     ]
-    measured = _OF_ROUNDS | {name: name for name in run.summary.get("metrics", {})}
+    caption = "One row a round; its number shows it in the timeline."
+    if len(some) != len(rows):
+        caption += (
+            f" {len(some)} of {len(rows):,} are shown: one of {every}, the best and the last."
+        )
+    table = _with_buttons("round", timeline, some, columns, caption, best)
+    return f"Table of {len(rows):,} rounds", table
+
+
+def _round_columns(run: RunFolder) -> list[_TableColumn]:
+    """All columns that a table of rounds can have."""
     columns: list[_TableColumn] = [
         ("ended at", "time", show_seconds),
         ("lasted", "lasted", show_seconds),
-        *((head, key, "{:.4f}".format) for key, head in measured.items()),
-        *((name, name, "{:,}".format) for name in ("selected", "valid", "slow", "disconnected")),
+    ]
+    heads = _OF_ROUNDS | {name: name for name in run.summary.get("metrics", {})}
+    columns += [(head, key, "{:.4f}".format) for key, head in heads.items()]
+    columns += [
+        (name, name, "{:,}".format) for name in ("selected", "valid", "slow", "disconnected")
+    ]
+    columns += [
         ("down", "bytes_down", show_bytes),
         ("up", "bytes_up", show_bytes),
         ("between devices", "bytes_peer", show_bytes),
     ]
-    columns = [column for column in columns if any(row.get(column[1]) is not None for row in rows)]
-    part = f" {len(kept)} of {len(rows):,} are shown: one of {step}, the best and the last."
-    caption = (
-        "One row a round; its number shows it in the "
-        f"timeline.{'' if len(kept) == len(rows) else part}"
-    )
-    return f"Table of {len(rows):,} rounds", _with_buttons(
-        "round", timeline, kept, columns, caption, best
-    )
+    return columns
 
 
 def without_places(value: Any) -> Any:
@@ -280,28 +305,37 @@ def without_places(value: Any) -> Any:
 
 
 def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
-    """The keys in which the scenarios differ, a column a run; None where they are the same."""
-    sayings = [flat(without_places(run.scenario)) for run in runs]
-    keys = sorted(
-        {
-            key
-            for own in sayings
-            for key in own
-            if any(own[key] != other.get(key) for other in sayings)
-        }
-        - {"name"}
-    )
+    """The keys in which scenarios differ, one column per run.
+
+    Args:
+        runs: the runs.
+        names: their names.
+
+    Returns:
+        The table; None if the scenarios are the same.
+    """
+    scenarios = [flat(without_places(run.scenario)) for run in runs]
+    keys = _differing_keys(scenarios)
     if not keys:
         return None
-    rows = [
-        [key, *(plain(own.get(key, _NOTHING), 60) for own in sayings)]
-        for key in keys[:_MOST_DIFFERENCES]
-    ]
+    rows = []
+    for key in keys[:_MOST_DIFFERENCES]:
+        values = [plain(scenario.get(key, _NOTHING), 60) for scenario in scenarios]
+        rows.append([key, *values])
     table = grid(["key", *names], rows, [True] * (len(names) + 1))
-    more = (
-        el("p", f"{len(keys) - len(rows)} more keys differ.", class_="soft")
-        if len(keys) > len(rows)
-        else None
-    )
+    rest = None
+    if len(keys) > len(rows):
+        rest = el("p", f"{len(keys) - len(rows)} more keys differ.", class_="soft")
     head = f"What their scenarios say differently: {style.counted(len(keys), 'key')}"
-    return el("details", el("summary", head), table, more, open=len(keys) <= _FEW_DIFFERENCES)
+    is_open = len(keys) <= _FEW_DIFFERENCES
+    return el("details", el("summary", head), table, rest, open=is_open)
+
+
+def _differing_keys(scenarios: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys of flat scenarios whose values differ, except for the name."""
+    keys = set()
+    for scenario in scenarios:
+        for key, value in scenario.items():
+            if any(value != other.get(key) for other in scenarios):
+                keys.add(key)
+    return sorted(keys - {"name"})

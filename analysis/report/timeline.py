@@ -1,172 +1,276 @@
-"""The interactive timeline: every step of every lane (a device) as arrays for ``lanes.js``, its
-controls and its key.
+"""The interactive timeline of the page: arrays for ``lanes.js``, controls, and the key.
 
-Steps are in order of lane and time, in whole ticks, each as its gap to the one before and its
-length: small numbers, which compress well.
+Each lane is a device. Its steps are in order of time, in whole ticks, each as its gap to the step
+before and its length: small numbers, which compress well.
 """
 
 import html
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, asset, el, join
-from fedsim.analysis.timeline import MEANING, capacity, counted, on_lanes
+from fedsim.analysis.strips import capacity, concurrency
+from fedsim.analysis.timeline import MEANING, critical_steps
 from fedsim.common.arrays import Ints
 from fedsim.common.harmless import harmless
-from fedsim.lab.compare.critical_path import CriticalPaths
-from fedsim.lab.reading.history import MARKS, NO_GROUP, History, parsed
+from fedsim.lab.reading.activities import Activities, Span, Step
+from fedsim.lab.reading.history import MARKS, NO_GROUP, History
 from fedsim.lab.trackers.link_load import link_load, thinned
 from fedsim.records.folder import AVAILABILITY
 from fedsim.records.reading import RunFolder
 
 STEPS = tuple(style.STEPS)
 OUTCOMES = tuple(style.OUTCOMES)
+_STEP_CODES = {kind: code for code, kind in enumerate(STEPS)}
+_OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 _TICK_S = 1e-4  # as fine as anybody reads a time off a screen
 _LEAST_TICKS = 2**20
 _MOST_TICKS = 2**31
 _POINTS = 16384  # of a curve: far more than pixels, so that it can be looked at closely
-# of a message the bytes delivered, of all
+# fields of a step's data that count its work: the amount done, and the whole amount
 _AMOUNTS = {"train": ("epochs", "asked"), "evaluate": ("models", "models")}
+_AMOUNTS_OF_TRANSFERS = ("delivered", "bytes")
+
+Columns = dict[str, NDArray[Any]]
+LaneSpan = TypeVar("LaneSpan", bound=Span)
 
 
 class TimelineData(NamedTuple):
     """A run for the page: a header for JSON, and arrays for ``markup.pack``."""
 
     header: dict[str, Any]
-    columns: dict[str, NDArray[Any]]
+    columns: Columns
 
 
 def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineData:
-    """Read a run's timeline; beyond a limit only active devices, evenly spread by number."""
-    history = History(run)
-    tick = max(min(_TICK_S, history.end / _LEAST_TICKS), history.end / _MOST_TICKS) or 1.0
-    devices = _shown(history, most_lanes, most_steps)
-    columns = _columns(history, tick, devices, pd.Series(np.arange(len(devices)), index=devices))
+    """Read a run's timeline.
+
+    Args:
+        run: the run.
+        most_lanes: the largest number of lanes.
+        most_steps: the largest number of steps, about.
+
+    Returns:
+        The timeline of all devices or, beyond a limit, of some of those that worked, evenly
+        spread by number.
+    """
+    columns = _ColumnsOfLanes(run, most_lanes, most_steps)
+    arrays = columns.arrays()
     header = {
-        "tick": tick,
-        "end": round(history.end / tick),
+        "tick": columns.tick,
+        "end": round(columns.history.end / columns.tick),
         "population": run.population,
-        "worked": int(history.steps["device"].nunique()),
-        "groups": {str(group): style.group_tint(group) for group in history.groups},
+        "worked": len({step.device for step in columns.activities.steps}),
+        "groups": {str(group): style.group_tint(group) for group in columns.history.groups},
         "knows_away": run.has(AVAILABILITY),
         "capacity": capacity(run),
-        "evaluated": bool(np.isfinite(columns["round_accuracy"]).any()),
+        "evaluated": bool(np.isfinite(arrays["round_accuracy"]).any()),
     }
-    return TimelineData(header, columns)
+    return TimelineData(header, arrays)
 
 
-def _shown(history: History, most_lanes: int, most_steps: int) -> Ints:
-    everyone = history.population.index.to_numpy(np.int64)
-    steps = len(history.steps)
-    if len(everyone) <= most_lanes and steps <= most_steps:
-        return everyone
-    worked = np.unique(history.steps["device"]).astype(np.int64)
-    room = min(most_lanes, max(1, int(len(worked) * min(1.0, most_steps / max(1, steps)))))
-    return worked[style.evenly(len(worked), room)] if len(worked) else everyone[:most_lanes]
+class _ColumnsOfLanes:
+    """The arrays of a run's timeline.
 
+    Attributes:
+        tick: the length of a tick (s).
+        devices: the device of each lane, int64 [lanes].
+        lanes: the lane of each device that has one.
+    """
 
-def _columns(
-    history: History, tick: float, devices: Ints, lane: "pd.Series[Any]"
-) -> dict[str, NDArray[Any]]:
-    run = history.run
+    def __init__(self, run: RunFolder, most_lanes: int, most_steps: int) -> None:
+        self.run = run
+        self.history = History(run)
+        self.activities = Activities(self.history)
+        end = self.history.end
+        self.tick = max(min(_TICK_S, end / _LEAST_TICKS), end / _MOST_TICKS)
+        if not self.tick:
+            self.tick = 1.0
+        self.devices = self._choose_devices(most_lanes, most_steps)
+        self.lanes = {device: lane for lane, device in enumerate(self.devices.tolist())}
 
-    def ticks(times: Any) -> NDArray[np.uint32]:
-        # times after the end lie at it
-        clipped = np.clip(np.asarray(times, dtype=float), 0.0, history.end)
-        return np.asarray(np.rint(clipped / tick), dtype=np.uint32)
+    def _choose_devices(self, most_lanes: int, most_steps: int) -> Ints:
+        everyone = self.history.population.index.to_numpy(np.int64)
+        steps = self.activities.steps
+        if len(everyone) <= most_lanes and len(steps) <= most_steps:
+            return everyone
+        workers = np.array(sorted({step.device for step in steps}), dtype=np.int64)
+        if not len(workers):
+            return everyone[:most_lanes]
+        share = min(1.0, most_steps / max(1, len(steps)))
+        room = min(most_lanes, max(1, int(len(workers) * share)))
+        return workers[style.evenly(len(workers), room)]
 
-    def of_lanes(table: pd.DataFrame, *by: str) -> tuple[pd.DataFrame, Ints]:
-        """The rows of the devices shown, lane by lane in order of time; each lane's first
-        position, and the end.
+    def arrays(self) -> Columns:
+        """All arrays, by the names that ``lanes.js`` reads."""
+        return {
+            **self._devices(),
+            **self._steps(),
+            **self._rounds(),
+            **self._critical_path(),
+            "act": np.unique(self._ticks(self.activities.act_times)),
+            **self._absences(),
+            **self._stays(),
+            **self._marks(),
+            **self._curves(),
+        }
+
+    def _devices(self) -> Columns:
+        table = self.history.population.loc[self.devices]
+        return {
+            "device": self.devices.astype(np.uint32),
+            "speed": table["speed"].to_numpy(np.float32),
+            "samples": table["samples"].to_numpy(np.uint32),
+            "arrival": self._ticks(table["arrival"].fillna(0.0)),
+            "departure": self._ticks(table["departure"].fillna(np.inf)),
+            "last_group": table["group"].fillna(NO_GROUP).to_numpy(np.int32),
+        }
+
+    def _steps(self) -> Columns:
+        steps = self._in_lanes(self.activities.steps)
+        steps.sort(key=lambda step: (self.lanes[step.device], step.start, step.task))
+        first = self._first_positions(steps)
+
+        def previous(values: NDArray[Any]) -> Ints:
+            """The value of the step before each step in its lane, 0 before the first."""
+            shifted = np.zeros(len(values), dtype=np.int64)
+            shifted[1:] = values[:-1]
+            shifted[first[first < len(values)]] = 0
+            return shifted
+
+        start = self._ticks([step.start for step in steps])
+        end = self._ticks([step.end for step in steps])
+        codes = np.array([_code(step) for step in steps], dtype=np.int64)
+        columns = {
+            "first": first.astype(np.uint32),
+            "gap": (start - previous(end)).astype(np.int32),
+            "length": (end - start).astype(np.uint32),
+            "kind": codes.astype(np.uint8),
+        }
+        numbers = {
+            "task": np.array([step.task for step in steps], dtype=np.int64),
+            "round": _numbers(step.round for step in steps),
+            "group": _numbers(step.group for step in steps),
+        }
+        for name, values in numbers.items():
+            columns[name] = (values - previous(values)).astype(np.int32)
+        amounts = [_amounts(step) for step in steps]
+        done, whole = np.array(amounts, dtype=np.float32).reshape(-1, 2).T
+        columns["done"] = done
+        columns["asked"] = whole
+        return columns
+
+    def _rounds(self) -> Columns:
+        rounds = self.activities.rounds
+        accuracies = {row["round"]: row["accuracy"] for row in self.run.rounds}
+        deadlines = np.zeros(len(rounds))
+        for place, entry in enumerate(rounds):
+            if entry.reached_deadline is not None:
+                deadlines[place] = entry.reached_deadline
+        accuracy = [accuracies.get(entry.number) for entry in rounds]
+        return {
+            "round_number": np.array([entry.number for entry in rounds], dtype=np.uint32),
+            "round_end": self._ticks([entry.end for entry in rounds]),
+            "round_deadline": self._ticks(deadlines),
+            "round_accuracy": np.array(accuracy, dtype=np.float32),  # NaN for None
+        }
+
+    def _critical_path(self) -> Columns:
+        steps = critical_steps(self.run)
+        # -1 if the device has no lane, or no device was at work
+        lanes = [-1 if step.device is None else self.lanes.get(step.device, -1) for step in steps]
+        return {
+            "path_lane": np.array(lanes, dtype=np.int32),
+            "path_start": self._ticks([step.start for step in steps]),
+            "path_end": self._ticks([step.end for step in steps]),
+        }
+
+    def _absences(self) -> Columns:
+        absences = self._in_lanes(self.activities.absences)
+        absences.sort(key=self._lane_and_start)
+        return {
+            "off_first": self._first_positions(absences).astype(np.uint32),
+            "off_start": self._ticks([span.start for span in absences]),
+            "off_end": self._ticks([span.end for span in absences]),
+        }
+
+    def _stays(self) -> Columns:
+        stays = self._in_lanes(self.activities.stays)
+        stays.sort(key=self._lane_and_start)
+        return {
+            "stay_first": self._first_positions(stays).astype(np.uint32),
+            "stay_start": self._ticks([stay.start for stay in stays]),
+            "stay_end": self._ticks([stay.end for stay in stays]),
+            "stay_group": np.array([stay.group for stay in stays], dtype=np.int32),
+        }
+
+    def _marks(self) -> Columns:
+        rows: list[tuple[int, float, int]] = []
+        for mark in self.activities.marks:
+            if mark.kind not in MARKS or mark.device is None or mark.device not in self.lanes:
+                continue
+            rows.append((self.lanes[mark.device], mark.time, MARKS.index(mark.kind)))
+        rows.sort()
+        return {
+            "mark_lane": np.array([lane for lane, _, _ in rows], dtype=np.uint32),
+            "mark_time": self._ticks([time for _, time, _ in rows]),
+            "mark_kind": np.array([kind for _, _, kind in rows], dtype=np.uint8),
+        }
+
+    def _curves(self) -> Columns:
+        """Devices at work, and the load of the server's link (bytes/s)."""
+        steps = self.activities.steps
+        curves = {
+            "useful": concurrency([step for step in steps if step.task_outcome == "done"]),
+            "wasted": concurrency([step for step in steps if step.task_outcome != "done"]),
+            "down": link_load(self.run, "down"),
+            "up": link_load(self.run, "up"),
+        }
+        thin = {name: thinned(curve, _POINTS) for name, curve in curves.items()}
+        times = {f"{name}_time": self._ticks(curve.times) for name, curve in thin.items()}
+        values = {f"{name}_value": curve.values.astype(np.float32) for name, curve in thin.items()}
+        return {**times, **values}
+
+    def _ticks(self, times: ArrayLike) -> NDArray[np.uint32]:
+        """Times (s) in ticks; times after the run's end are at the end."""
+        clipped = np.clip(np.asarray(times, dtype=float), 0.0, self.history.end)
+        return np.asarray(np.rint(clipped / self.tick), dtype=np.uint32)
+
+    def _in_lanes(self, spans: Sequence[LaneSpan]) -> list[LaneSpan]:
+        return [span for span in spans if span.device in self.lanes]
+
+    def _lane_and_start(self, span: Span) -> tuple[int, float]:
+        return self.lanes[span.device], span.start
+
+    def _first_positions(self, spans: Sequence[Span]) -> Ints:
+        """Position of each lane's first span in the sorted ``spans``, and their number: int64
+        [lanes + 1].
         """
-        rows = on_lanes(table, lane).sort_values(["lane", *by], kind="stable")
-        return rows, np.searchsorted(
-            rows["lane"].to_numpy(np.int64), np.arange(len(lane) + 1)
-        ).astype(np.int64)
+        lanes = np.array([self.lanes[span.device] for span in spans], dtype=np.int64)
+        return np.searchsorted(lanes, np.arange(len(self.lanes) + 1)).astype(np.int64)
 
-    def before(values: NDArray[Any]) -> NDArray[Any]:
-        """The value of the step before each in its lane, 0 before the first."""
-        return (
-            pd.Series(values, dtype=np.int64)
-            .groupby(steps["lane"].to_numpy())
-            .shift(fill_value=0)
-            .to_numpy()
-        )
 
-    own = history.population.loc[devices]
-    steps, first = of_lanes(history.steps, "start", "task")
-    away, off_first = of_lanes(history.away, "start")
-    stays, stay_first = of_lanes(history.stays[history.stays["group"] != NO_GROUP], "start")
-    marks, _ = of_lanes(history.marks, "time")
-    start = ticks(steps["start"])
-    end = ticks(steps["end"])
-    kind, outcome = (
-        pd.Categorical(steps[name], among).codes
-        for name, among in (("step", STEPS), ("outcome", OUTCOMES))
-    )
-    numbers = {
-        name: steps[name].fillna(NO_GROUP).to_numpy(np.int64) for name in ("task", "round", "group")
-    }
-    keys = [_AMOUNTS.get(step, ("delivered", "bytes")) for step in steps["step"]]
-    data = zip(map(parsed, steps["data"]), keys, strict=True)
-    # how much of how much; NaN where unknown
-    amounts = [[facts.get(key, np.nan) for key in pair] for facts, pair in data]
-    done, asked = np.array(amounts, dtype=np.float32).reshape(-1, 2).T
-    rounds = history.rounds
-    accuracy = {row["round"]: row["accuracy"] for row in run.rounds}
-    # else it would fall into the next round
-    reached = rounds["deadline"].where(rounds["deadline"] <= rounds["end"])
-    path = [step for one in CriticalPaths(run).rounds for step in one.steps]
-    on_path = lane.reindex(
-        [-1 if step.device is None else step.device for step in path], fill_value=-1
-    )
-    useful = history.steps["outcome"] == "done"
-    # devices at work
-    curves = {"useful": counted(history.steps[useful]), "wasted": counted(history.steps[~useful])}
-    # of the server's link, bytes/s
-    curves |= {"down": link_load(run, "down"), "up": link_load(run, "up")}
-    small = {name: thinned(curve, _POINTS) for name, curve in curves.items()}
-    return {
-        "device": devices.astype(np.uint32),
-        "speed": own["speed"].to_numpy(np.float32),
-        "samples": own["samples"].to_numpy(np.uint32),
-        "arrival": ticks(own["arrival"].fillna(0.0)),
-        "departure": ticks(own["departure"].fillna(np.inf)),
-        "last_group": own["group"].fillna(NO_GROUP).to_numpy(np.int32),
-        "first": first.astype(np.uint32),
-        "gap": (start - before(end)).astype(np.int32),
-        "length": (end - start).astype(np.uint32),
-        "kind": (kind.astype(np.int64) + 8 * outcome.astype(np.int64)).astype(np.uint8),
-        **{name: (values - before(values)).astype(np.int32) for name, values in numbers.items()},
-        "done": done,
-        "asked": asked,
-        "round_number": rounds["round"].to_numpy(np.uint32),
-        "round_end": ticks(rounds["end"]),
-        "round_deadline": ticks(reached.fillna(0.0)),
-        "round_accuracy": rounds["round"].map(accuracy).astype(np.float32).to_numpy(),
-        "path_lane": on_path.to_numpy(np.int32),  # -1 where no device shown was at work
-        "path_start": ticks([step.start for step in path]),
-        "path_end": ticks([step.end for step in path]),
-        "act": np.unique(ticks(history.acts["end"])),
-        "off_first": off_first.astype(np.uint32),
-        "off_start": ticks(away["start"]),
-        "off_end": ticks(away["end"]),
-        "stay_first": stay_first.astype(np.uint32),
-        "stay_start": ticks(stays["start"]),
-        "stay_end": ticks(stays["end"]),
-        "stay_group": stays["group"].to_numpy(np.int32),
-        "mark_lane": marks["lane"].to_numpy(np.uint32),
-        "mark_time": ticks(marks["time"]),
-        "mark_kind": pd.Categorical(marks["kind"], MARKS).codes.astype(np.uint8),
-        **{f"{name}_time": ticks(curve.times) for name, curve in small.items()},
-        **{f"{name}_value": curve.values.astype(np.float32) for name, curve in small.items()},
-    }
+def _code(step: Step) -> int:
+    """The step's kind in the lowest three bits, the outcome of its task above them."""
+    return _STEP_CODES.get(step.kind, -1) + 8 * _OUTCOME_CODES.get(step.task_outcome, -1)
+
+
+def _numbers(values: Iterable[int | None]) -> Ints:
+    """The numbers, -1 for None, int64 [n]."""
+    return np.array([-1 if value is None else value for value in values], dtype=np.int64)
+
+
+def _amounts(step: Step) -> tuple[float, float]:
+    """The work done and the whole work of a step, such as epochs or bytes; NaN if unknown."""
+    done, whole = _AMOUNTS.get(step.kind, _AMOUNTS_OF_TRANSFERS)
+    data = step.data
+    return data.get(done, math.nan), data.get(whole, math.nan)
 
 
 _CROSS = "M6 2.5 L14 10.5 M14 2.5 L6 10.5"
@@ -181,18 +285,24 @@ _SIGNS = {
     "noticed": (_CIRCLE, "it notices the shift"),
     "move": ("M10 1 V12", "moves to another group"),
 }
+# edge and fill of the signs that are not black
+_SIGN_COLOURS = {"left": (style.PURPLE, style.PURPLE), "shift": ("#000000", "#ffffff")}
 
 
 def stage(place: int, name: str, grouped: bool) -> Markup:
-    """A run's timeline, the ``place``-th of the page: its controls, and where it is drawn from
-    its data block.
+    """The controls of a run's timeline, and the element in which ``lanes.js`` draws it.
+
+    Args:
+        place: place of the run on the page, from 0.
+        name: name of the run.
+        grouped: whether the run has groups of devices.
     """
-    tint = (
-        el("label", el("input", type="checkbox", name="tint", checked=True), "groups as tints")
-        if grouped
-        else ""
-    )
-    by_group = el("option", "by last group", value="group") if grouped else ""
+    tint: Markup | str = ""
+    by_group: Markup | str = ""
+    if grouped:
+        box = el("input", type="checkbox", name="tint", checked=True)
+        tint = el("label", box, "groups as tints")
+        by_group = el("option", "by last group", value="group")
     words = {
         "place": str(place),
         "name": html.escape(harmless(name)),
@@ -202,71 +312,100 @@ def stage(place: int, name: str, grouped: bool) -> Markup:
     return Markup(Template(asset("stage.html")).substitute(words))
 
 
-def key(found: Sequence[TimelineData]) -> Markup:
-    """Legend of the colours and signs of these timelines, with the controls."""
-    kinds = np.unique(np.concatenate([data.columns["kind"] for data in found]))
-    marks = np.unique(np.concatenate([data.columns["mark_kind"] for data in found]))
-    steps = {STEPS[kind & 7] for kind in kinds}
-    outcomes = {OUTCOMES[kind >> 3] for kind in kinds}
-    signs = outcomes | {MARKS[mark] for mark in marks}
-
-    def has(column: str, least: int = 0) -> bool:
-        return any((data.columns[column] >= least).any() for data in found)
-
-    knows = all(data.header["knows_away"] for data in found)
-    tints = [
-        el("rect", x=10 * group, y="0", width="10", height="13", fill=style.group_tint(group))
-        for group in (0, 1)
-    ]
-    edges = {"left": (style.PURPLE, style.PURPLE), "shift": ("#000000", "#ffffff")}
+def key(timelines: Sequence[TimelineData]) -> Markup:
+    """The legend of the colours and signs of these timelines, and the help on the controls."""
     entries = [
-        *((step in steps, _swatch(colour), step) for step, colour in style.STEPS.items()),
-        (True, _swatch(style.PALE), "idle" if knows else "idle or disconnected"),
-        (has("off_start"), _swatch(style.AWAY), "cannot be reached"),
-        *(
-            (own in outcomes, _swatch("#ffffff", style.OUTCOMES[own]), f"wasted, {MEANING[own]}")
-            for own in MEANING
-        ),
-        *(
-            (name in signs, _sign(path, *edges.get(name, ("#000000",) * 2)), words)
-            for name, (path, words) in _SIGNS.items()
-        ),
-        (True, _line("#283036", None), "round's end"),
-        (
-            has("path_lane"),
-            _icon(el("path", d="M0 10 H9 V3 H20", class_="path")),
-            "critical path: what each round waited for",
-        ),
-        (has("round_deadline", 1), _line(style.VERMILLION, "4 3"), "deadline that was reached"),
-        (has("act"), _line(style.PURPLE, "1 2"), "a process of the world acts"),
-        (
-            any(data.header["groups"] for data in found),
-            _icon(*tints),
-            "in a group, each its colour",
-        ),
-        (True, _swatch(style.OUTCOMES["done"]), "devices at work"),
-        (bool(outcomes - {"done"}), _swatch(style.VERMILLION), "devices whose work is wasted"),
+        *_step_entries(timelines),
+        *_presence_entries(timelines),
+        *_outcome_entries(timelines),
+        *_sign_entries(timelines),
+        *_line_entries(timelines),
     ]
-    items = [el("li", swatch, text) for there, swatch, text in entries if there]
+    if any(data.header["groups"] for data in timelines):
+        tints = [
+            el("rect", x=10 * group, y="0", width="10", height="13", fill=style.group_tint(group))
+            for group in (0, 1)
+        ]
+        entries.append((_icon(*tints), "in a group, each its colour"))
+    entries.append((_swatch(style.OUTCOMES["done"]), "devices at work"))
+    if _outcomes(timelines) - {"done"}:
+        entries.append((_swatch(style.VERMILLION), "devices whose work is wasted"))
+    items = [el("li", swatch, text) for swatch, text in entries]
     return join(el("ul", *items, class_="key", aria_label="Colours and signs"), asset("help.html"))
 
 
+_KeyEntry = tuple[Markup, str]
+
+
+def _step_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
+    steps = {STEPS[code & 7] for code in _values("kind", timelines)}
+    return [(_swatch(colour), step) for step, colour in style.STEPS.items() if step in steps]
+
+
+def _presence_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
+    all_known = all(data.header["knows_away"] for data in timelines)
+    idle = "idle" if all_known else "idle or disconnected"
+    entries = [(_swatch(style.PALE), idle)]
+    if _has(timelines, "off_start"):
+        entries.append((_swatch(style.AWAY), "cannot be reached"))
+    return entries
+
+
+def _outcome_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
+    outcomes = _outcomes(timelines)
+    entries = []
+    for outcome, meaning in MEANING.items():
+        if outcome in outcomes:
+            swatch = _swatch("#ffffff", style.OUTCOMES[outcome])
+            entries.append((swatch, f"wasted, {meaning}"))
+    return entries
+
+
+def _sign_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
+    marks = {MARKS[code] for code in _values("mark_kind", timelines)}
+    kinds = marks | _outcomes(timelines)
+    entries = []
+    for kind, (path, text) in _SIGNS.items():
+        if kind in kinds:
+            edge, fill = _SIGN_COLOURS.get(kind, ("#000000", "#000000"))
+            sign = el("path", d=path, stroke=edge, stroke_width="1.6", fill=fill)
+            entries.append((_icon(sign), text))
+    return entries
+
+
+def _line_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
+    entries = [(_line("#283036", None), "round's end")]
+    if _has(timelines, "path_lane"):
+        path = el("path", d="M0 10 H9 V3 H20", class_="path")
+        entries.append((_icon(path), "critical path: what each round waited for"))
+    if _has(timelines, "round_deadline", least=1):
+        entries.append((_line(style.VERMILLION, "4 3"), "deadline that was reached"))
+    if _has(timelines, "act"):
+        entries.append((_line(style.PURPLE, "1 2"), "a process of the world acts"))
+    return entries
+
+
+def _outcomes(timelines: Sequence[TimelineData]) -> set[str]:
+    return {OUTCOMES[code >> 3] for code in _values("kind", timelines)}
+
+
+def _values(column: str, timelines: Sequence[TimelineData]) -> set[int]:
+    return {value for data in timelines for value in np.unique(data.columns[column]).tolist()}
+
+
+def _has(timelines: Sequence[TimelineData], column: str, least: int = 0) -> bool:
+    """Whether a column of any timeline has a value of at least ``least``."""
+    return any((data.columns[column] >= least).any() for data in timelines)
+
+
 def _swatch(colour: str, hatch: str | None = None) -> Markup:
-    box = el(
-        "rect", x="0.5", y="0.5", width="19", height="12", fill=colour, stroke=hatch or "#9aa5ac"
-    )
-    starts = range(-12, 20, 6) if hatch else ()
-    return _icon(
-        box,
-        *(
-            el("path", d=f"M{x} 13 L{x + 13} 0", stroke=hatch, stroke_width="2", fill="none")
-            for x in starts
-        ),
-    )
-
-
-def _sign(path: str, edge: str, fill: str) -> Markup:
-    return _icon(el("path", d=path, stroke=edge, stroke_width="1.6", fill=fill))
+    edge = "#9aa5ac" if hatch is None else hatch
+    shapes = [el("rect", x="0.5", y="0.5", width="19", height="12", fill=colour, stroke=edge)]
+    if hatch is not None:
+        for x in range(-12, 20, 6):
+            line = f"M{x} 13 L{x + 13} 0"
+            shapes.append(el("path", d=line, stroke=hatch, stroke_width="2", fill="none"))
+    return _icon(*shapes)
 
 
 def _line(colour: str, dashes: str | None) -> Markup:

@@ -25,15 +25,10 @@ from numpy.typing import NDArray
 from fedsim.analysis import style, timeline
 from fedsim.analysis.report.markup import pack
 from fedsim.analysis.report.timeline import OUTCOMES, STEPS, key, read_timeline
+from fedsim.analysis.strips import draw_load, draw_work
 from fedsim.analysis.style import PictureError, save
-from fedsim.analysis.timeline import (
-    TimeSpan,
-    View,
-    draw_load,
-    draw_timeline,
-    draw_work,
-    span_of_rounds,
-)
+from fedsim.analysis.timeline import draw_timeline
+from fedsim.analysis.view import TimeSpan, View, span_of_rounds
 from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.reading.history import MARKS, History
 from fedsim.lab.trackers.trace import trace_events
@@ -104,16 +99,19 @@ def test_orders_of_lanes_and_some_of_them(history: History) -> None:
     )
     assert (some.devices[0], some.devices[-1]) == (everyone.devices[0], everyone.devices[-1])
     assert (some.at_work, len(some.devices)) == (len(everyone.devices), 4)
-    assert set(some.steps["device"]) == set(some.devices)
-    assert (some.devices[some.tasks["lane"]] == some.tasks["device"]).all()
+    assert {step.device for step in some.steps} == set(some.devices)
+    assert {mark.device for mark in some.task_ends} <= set(some.devices)
+    assert list(some.lanes.items()) == [*zip(some.devices, range(4), strict=True)]
     views = [
         View(history, span_of_rounds(history, number, number + 1))
         for number in range(len(history.rounds))
     ]
-    assert [list(view.rounds["round"]) for view in views] == [
+    assert [[entry.number for entry in view.rounds] for view in views] == [
         [number] for number in range(len(views))
     ]
-    assert [len(view.tasks) for view in views] == [row["selected"] for row in history.run.rounds]
+    assert [len(view.task_ends) for view in views] == [
+        row["selected"] for row in history.run.rounds
+    ]
     figure = draw_timeline(history.run, rounds=(2, 4), devices=3)
     assert (drawn(figure.axes[0])["end"], len(figure.axes[0].get_yticks())) == (2, 3)
     assert ": 3 of " in figure.get_suptitle()

@@ -1,8 +1,8 @@
 """Runs and studies for trackers of experiments: TensorBoard, MLflow, and Weights & Biases.
 
-Each tracker's package is loaded when it is needed. An export done again takes the place of the
-first. ``RunFolderError`` says that a folder is neither a run nor a study or is damaged, the package
-missing, or ``out`` cannot be written.
+Each tracker's package is loaded when it is needed. A repeated export replaces the first. All
+functions raise ``RunFolderError`` if a folder is neither a run nor a study or is damaged, if the
+package is missing, or if ``out`` cannot be written.
 """
 
 import hashlib
@@ -45,7 +45,13 @@ _OFF = ("x_disable_stats", "x_disable_meta", "disable_git", "disable_code")  # o
 
 @dataclass(frozen=True)
 class Export:
-    """A run to export, with a unique name; ``study`` is empty for a single run."""
+    """A run to export.
+
+    Attributes:
+        run: the run.
+        name: its name, which no other exported run has.
+        study: the name of its study; empty for a single run.
+    """
 
     run: RunFolder
     name: str
@@ -53,59 +59,78 @@ class Export:
 
     @property
     def key(self) -> str:
-        """The run's name in the tracker, the same whenever it is exported."""
+        """The run's key in the tracker, the same in every export."""
         text = f"{self.study}\n{self.name}\n{self.run.summary['events_sha256']}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, str | int | float]:
+        """The values of the summary that trackers show."""
         summary = self.run.summary
-        figures = {name: summary.get(name) for name in _OF_SUMMARY}
+        values = {name: summary.get(name) for name in _OF_SUMMARY}
         for part in ("accuracy", "energy", "bytes"):
-            figures |= {f"{part}/{name}": value for name, value in summary.get(part, {}).items()}
+            for name, value in summary.get(part, {}).items():
+                values[f"{part}/{name}"] = value
         return {
-            name: value for name, value in figures.items() if isinstance(value, str | int | float)
+            name: value for name, value in values.items() if isinstance(value, str | int | float)
         }
 
+    @property
+    def exit_code(self) -> int:
+        """0 if the run is done, else 1."""
+        return 0 if self.run.summary["status"] == "done" else 1
+
     def scalars(self) -> Iterator[tuple[float, int, dict[str, float]]]:
-        """Each round's time (s), its number, and its scalars by tag: measures, and the bytes
-        moved, in it and so far.
+        """Each round's time (s), its number, and its scalars by tag.
+
+        The scalars are measures, the bytes of the round, and all bytes moved so far.
         """
-        moved = 0.0
+        total = 0.0
         for row in self.run.rounds:
-            moved += total_of_round(row)
-            told = {
-                f"{part}/{name}": float(row[name])
-                for part, of in _TAGS.items()
-                for name in of
-                if row[name] is not None
-            }
-            told |= {"traffic/down, bytes": row["bytes_down"], "traffic/up, bytes": row["bytes_up"]}
-            yield row["time"], row["round"], told | {"traffic/so far, bytes": moved}
+            total += total_of_round(row)
+            scalars: dict[str, float] = {}
+            for part, columns in _TAGS.items():
+                for column in columns:
+                    if row[column] is not None:
+                        scalars[f"{part}/{column}"] = float(row[column])
+            scalars["traffic/down, bytes"] = row["bytes_down"]
+            scalars["traffic/up, bytes"] = row["bytes_up"]
+            scalars["traffic/so far, bytes"] = total
+            yield row["time"], row["round"], scalars
 
 
 def exports(paths: Sequence[str | Path]) -> list[Export]:
-    """The runs in folders of runs and studies, those of studies that are done, at least one of
-    each.
+    """The runs in folders of runs and studies; of studies the runs that are done.
+
+    Raises:
+        RunFolderError: no run of a study is done.
     """
-    single = [Path(path) for path in paths if not is_study(Path(path))]
-    found = [
-        Export(RunFolder(path), name)
-        for path, name in zip(single, names_apart(single), strict=True)
-    ]
-    for path in (Path(path) for path in paths if is_study(Path(path))):
-        runs = dict.fromkeys(
-            path / run.folder for variant in read_index(path).variants for run in variant.runs
-        )
-        done = [folder for folder in runs if is_done(folder)]
-        if not done:
-            raise RunFolderError(f"the study {str(path)!r} has no run that is done")
-        study = path.resolve().name
-        found += [
-            Export(RunFolder(folder), "/".join((study, *folder.parts[-2:])), study)
-            for folder in done
-        ]
-    return found
+    folders = [Path(path) for path in paths]
+    singles = [folder for folder in folders if not is_study(folder)]
+    runs = []
+    for folder, name in zip(singles, names_apart(singles), strict=True):
+        runs.append(Export(RunFolder(folder), name))
+    for folder in folders:
+        if is_study(folder):
+            runs += _runs_of_study(folder)
+    return runs
+
+
+def _runs_of_study(path: Path) -> list[Export]:
+    """The runs of a study that are done, each once."""
+    folders: dict[Path, None] = {}
+    for variant in read_index(path).variants:
+        for run in variant.runs:
+            folders[path / run.folder] = None
+    done = [folder for folder in folders if is_done(folder)]
+    if not done:
+        raise RunFolderError(f"the study {str(path)!r} has no run that is done")
+    study = path.resolve().name
+    runs = []
+    for folder in done:
+        name = "/".join((study, *folder.parts[-2:]))
+        runs.append(Export(RunFolder(folder), name, study))
+    return runs
 
 
 def _tracker(module: str, name: str, package: str) -> Any:
@@ -118,43 +143,54 @@ def _tracker(module: str, name: str, package: str) -> Any:
 
 
 def write_tensorboard(paths: Sequence[str | Path], out: Path) -> list[Path]:
-    """Write each run's rounds to ``out/RUN``, those of studies to ``out/STUDY``, as scalars;
-    returns the files.
+    """Write the rounds of each run as scalars to ``out/RUN``, of a study to ``out/STUDY``.
 
-    The step is the round, the time the simulated time: charts over "Relative" are over simulated
+    The step is the round, the time the simulated time. Charts over "Relative" are over simulated
     time.
+
+    Args:
+        paths: folders of runs and studies.
+        out: the folder to write to.
+
+    Returns:
+        The files.
     """
     _tracker("tensorboard", "TensorBoard", "tensorboard>=2.15")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    found = {out / one.name / _EVENTS: one for one in exports(paths)}
-    for path, one in found.items():
+    runs = {out / run.name / _EVENTS: run for run in exports(paths)}
+    for path, run in runs.items():
         with writing(path) as beside, beside.open("wb") as file:
             writer = RecordWriter(file)
             writer.write(Event(wall_time=0.0, file_version="brain.Event:2").SerializeToString())
-            for time, number, values in one.scalars():
-                told = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-                writer.write(
-                    Event(
-                        wall_time=time, step=number, summary=Summary(value=told)
-                    ).SerializeToString()
-                )
-    return [*found]
+            for time, number, scalars in run.scalars():
+                values = [
+                    Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()
+                ]
+                event = Event(wall_time=time, step=number, summary=Summary(value=values))
+                writer.write(event.SerializeToString())
+    return [*runs]
 
 
 def write_mlflow(paths: Sequence[str | Path], out: str | Path) -> list[str]:
-    """Write runs to an MLflow store, an experiment a study; returns their names.
+    """Write runs to an MLflow store, one experiment per study.
 
-    ``out`` is a folder, which becomes a file store, or the URI of a store
-    (``sqlite:///mlflow.db``, ``http://127.0.0.1:5000``). The step is the round, the time the
-    simulated time since 1970.
+    The step is the round, the time the simulated time since 1970.
+
+    Args:
+        paths: folders of runs and studies.
+        out: a folder, which becomes a file store, or the URI of a store
+            (``sqlite:///mlflow.db``, ``http://127.0.0.1:5000``).
+
+    Returns:
+        The names of the runs.
     """
     mlflow = _tracker("mlflow.tracking", "MLflow", "mlflow-skinny>=2.10")
     from mlflow.exceptions import MlflowException
 
-    found = exports(paths)
+    runs = exports(paths)
     uri = str(out) if "://" in str(out) else Path(out).resolve().as_uri()
     try:
         if uri.startswith("file:"):
@@ -162,77 +198,98 @@ def write_mlflow(paths: Sequence[str | Path], out: str | Path) -> list[str]:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             Path(out).mkdir(parents=True, exist_ok=True)
         client = mlflow.MlflowClient(uri)
-        for one in found:
-            _tell_mlflow(client, one)
+        for run in runs:
+            _write_mlflow(client, run)
     except (MlflowException, OSError) as error:
         raise RunFolderError(
             f"--out {str(out)!r} cannot be written: {str(error).splitlines()[0]}"
         ) from None
-    return [one.name for one in found]
+    return [run.name for run in runs]
 
 
-def _tell_mlflow(client: Any, one: Export) -> None:
+def _write_mlflow(client: Any, run: Export) -> None:
     from mlflow.entities import Metric, Param
 
-    name = one.study or "fedsim"
-    known = client.get_experiment_by_name(name)
-    experiment = client.create_experiment(name) if known is None else known.experiment_id
-    for old in client.search_runs([experiment], f"tags.`fedsim.key` = '{one.key}'"):
-        client.delete_run(old.info.run_id)
-    texts = {name: value for name, value in one.figures.items() if isinstance(value, str)}
-    tags = {"fedsim.key": one.key, **texts}
-    end = round(one.run.summary["simulated_s"] * 1000)
-    number = client.create_run(experiment, start_time=0, run_name=one.name, tags=tags).info.run_id
-    values = [
-        (tag, value, round(time * 1000), step)
-        for time, step, own in one.scalars()
-        for tag, value in own.items()
-    ]
-    values += [
-        (f"summary/{name}", float(value), end, 0)
-        for name, value in one.figures.items()
-        if name not in texts
-    ]
-    # MLflow allows no other letters
-    metrics = [Metric(re.sub(r"[^\w\-. /]", "", tag), *others) for tag, *others in values]
-    params = [Param(key, str(value)[:_LONGEST]) for key, value in flat(one.run.scenario).items()]
+    experiment = _mlflow_experiment(client, run.study or "fedsim")
+    for earlier in client.search_runs([experiment], f"tags.`fedsim.key` = '{run.key}'"):
+        client.delete_run(earlier.info.run_id)
+    figures = run.figures
+    texts = {name: value for name, value in figures.items() if isinstance(value, str)}
+    tags = {"fedsim.key": run.key, **texts}
+    created = client.create_run(experiment, start_time=0, run_name=run.name, tags=tags)
+    number = created.info.run_id
+    end = round(run.run.summary["simulated_s"] * 1000)
+    metrics = []
+    for time, step, scalars in run.scalars():
+        for tag, value in scalars.items():
+            metrics.append(Metric(_mlflow_name(tag), value, round(time * 1000), step))
+    for name, value in figures.items():
+        if not isinstance(value, str):
+            metrics.append(Metric(_mlflow_name(f"summary/{name}"), float(value), end, 0))
+    params = [Param(key, str(value)[:_LONGEST]) for key, value in flat(run.run.scenario).items()]
     client.log_batch(number, metrics=metrics, params=params)
-    client.set_terminated(
-        number, "FINISHED" if one.run.summary["status"] == "done" else "FAILED", end_time=end
-    )
+    status = "FAILED" if run.exit_code else "FINISHED"
+    client.set_terminated(number, status, end_time=end)
+
+
+def _mlflow_experiment(client: Any, name: str) -> Any:
+    """The number of the experiment of this name, which is created if it is missing."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        return client.create_experiment(name)
+    return experiment.experiment_id
+
+
+def _mlflow_name(tag: str) -> str:
+    """The tag without the characters that MLflow does not allow."""
+    return re.sub(r"[^\w\-. /]", "", tag)
 
 
 def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim") -> list[Path]:
-    """Write runs as W&B's own files into ``out/wandb``, a study as a group; returns their folders.
+    """Write runs as W&B's own files into ``out/wandb``, a study as a group.
 
     The step is the round; ``simulated time, s`` is a metric beside the others. Nothing leaves
-    this machine until somebody sends the files by ``wandb sync``, to this ``project``.
+    this machine until ``wandb sync`` sends the files.
+
+    Args:
+        paths: folders of runs and studies.
+        out: the folder to write to.
+        project: the project to which ``wandb sync`` sends the runs.
+
+    Returns:
+        The folders of the runs.
     """
     wandb = _tracker("wandb", "W&B", "wandb>=0.18")
-    found = exports(paths)
+    runs = exports(paths)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        return [_write_wandb(wandb, one, out, project) for one in found]
+        return [_write_wandb(wandb, run, out, project) for run in runs]
     except OSError as error:
         raise RunFolderError(f"--out {str(out)!r} cannot be written: {error.strerror}") from None
     finally:
-        # its own process writes the files, and may still be at it when a run is finished
+        # a process of W&B writes the files, and may still be at work when a run is finished
         wandb.teardown()
 
 
-def _write_wandb(wandb: Any, one: Export, out: Path, project: str) -> Path:
-    written = f"wandb/offline-run-*-{one.key}"
-    for old in out.glob(written):
-        shutil.rmtree(old)
-    quiet = wandb.Settings(
+def _write_wandb(wandb: Any, run: Export, out: Path, project: str) -> Path:
+    pattern = f"wandb/offline-run-*-{run.key}"
+    for earlier in out.glob(pattern):
+        shutil.rmtree(earlier)
+    settings = wandb.Settings(
         silent=True, console="off", x_save_requirements=False, **dict.fromkeys(_OFF, True)
     )
-    names = {"project": project, "name": one.name, "group": one.study or None, "id": one.key}
-    run = wandb.init(
-        mode="offline", dir=str(out), config=flat(one.run.scenario), settings=quiet, **names
+    logged = wandb.init(
+        mode="offline",
+        dir=str(out),
+        config=flat(run.run.scenario),
+        settings=settings,
+        project=project,
+        name=run.name,
+        group=run.study or None,
+        id=run.key,
     )
-    for time, number, values in one.scalars():
-        run.log({**values, "simulated time, s": time}, step=number)
-    run.summary.update({f"summary/{name}": value for name, value in one.figures.items()})
-    run.finish(exit_code=0 if one.run.summary["status"] == "done" else 1)
-    return next(out.glob(written))
+    for time, number, scalars in run.scalars():
+        logged.log({**scalars, "simulated time, s": time}, step=number)
+    logged.summary.update({f"summary/{name}": value for name, value in run.figures.items()})
+    logged.finish(exit_code=run.exit_code)
+    return next(out.glob(pattern))

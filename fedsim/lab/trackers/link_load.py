@@ -10,8 +10,11 @@ from fedsim.records.reading import RunFolder
 
 
 class Curve(NamedTuple):
-    """A quantity that changes at some ``times`` only (s, ascending, float64 [n]), and its
-    ``values`` from then on; 0 before.
+    """A quantity that changes at some times only; it is 0 before the first.
+
+    Attributes:
+        times: the times of its changes (s), ascending, float64 [n].
+        values: its value from each of these times on, float64 [n].
     """
 
     times: Floats
@@ -19,47 +22,57 @@ class Curve(NamedTuple):
 
 
 def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
-    """Bytes/s over the server's link in one direction. ``RunFolderError``: a table is missing or
-    damaged.
+    """The load of the server's link in one direction (bytes/s).
 
-    Each message counts with its mean rate from the end of its latency on (to or from an edge
-    server, from its start on). Messages between devices and edge servers, or between other
-    endpoints, are on other links.
+    Each message counts with its mean rate from the end of its latency on, or from its start on if
+    an edge server sends or receives it. Messages between devices and edge servers, or between
+    other endpoints, are on other links.
+
+    Raises:
+        RunFolderError: a table is missing or damaged.
     """
     columns = ["start", "end", "device", "direction", "wire_bytes", "sender", "receiver"]
     table = run.table(TRANSFERS).select(columns).to_pandas()
-    latency = (
-        run.table(DEVICES).select(["device", "latency"]).to_pandas().set_index("device")["latency"]
-    )
-    named = table["sender"].notna() | table["receiver"].notna()
-    table = table[(table["direction"] == direction) & (table["device"].notna() ^ named)]
-    start, end, size = (table[name].to_numpy(float) for name in ("start", "end", "wire_bytes"))
-    begin = np.minimum(start + table["device"].map(latency).fillna(0.0).to_numpy(float), end)
-    # a latency of the whole transfer, up to rounding: it moved at once
+    devices = run.table(DEVICES).select(["device", "latency"]).to_pandas()
+    latencies = devices.set_index("device")["latency"]
+    has_endpoints = table["sender"].notna() | table["receiver"].notna()
+    is_on_link = table["device"].notna() ^ has_endpoints
+    table = table[(table["direction"] == direction) & is_on_link]
+    start = table["start"].to_numpy(float)
+    end = table["end"].to_numpy(float)
+    size = table["wire_bytes"].to_numpy(float)
+    latency = table["device"].map(latencies).fillna(0.0).to_numpy(float)
+    begin = np.minimum(start + latency, end)
+    # a latency of the whole transfer, up to rounding: the bytes moved at once
     begin = np.where(begin < end, begin, start)
-    moved = (size > 0) & (end > start)
-    rate = size[moved] / (end - begin)[moved]
-    return summed(np.concatenate([begin[moved], end[moved]]), np.concatenate([rate, -rate]))
+    has_moved = (size > 0) & (end > start)
+    begin = begin[has_moved]
+    end = end[has_moved]
+    rate = size[has_moved] / (end - begin)
+    return summed(np.concatenate([begin, end]), np.concatenate([rate, -rate]))
 
 
 def summed(times: Floats, changes: Floats) -> Curve:
-    """The running sum of changes, each at its time, in any order; float64 [n] each.
+    """The running sum of changes; changes of one instant are one.
 
-    Changes of one instant are one.
+    Args:
+        times: the times of the changes (s), in any order, float64 [n].
+        changes: the changes, float64 [n].
     """
     order = np.argsort(times, kind="stable")
     instants, first = np.unique(times[order], return_index=True)
     if not len(instants):
         return Curve(instants, instants)
     values = np.cumsum(np.add.reduceat(changes[order], first))
-    # what rounding leaves when all has ended
+    # the remainders of rounding when all has ended
     values[np.abs(values) < 1e-9 * np.abs(changes).max()] = 0.0
     return Curve(instants, values)
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """The curve with at most ``most`` changes, evenly spaced; each value is the mean until the
-    next one.
+    """The curve with at most ``most`` changes, evenly spaced.
+
+    Each value is the curve's mean until the next change.
     """
     if len(curve.times) <= most:
         return curve
@@ -68,8 +81,14 @@ def thinned(curve: Curve, most: int) -> Curve:
 
 
 def means(curve: Curve, edges: Floats) -> Floats:
-    """The curve's mean between each edge (s), ascending, and the next, float64 [edges - 1];
-    after its last change it is 0.
+    """The curve's mean between each edge and the next; the curve is 0 after its last change.
+
+    Args:
+        curve: the curve.
+        edges: the edges (s), ascending, float64 [n].
+
+    Returns:
+        The means, float64 [n - 1].
     """
     if not len(curve.times):
         return np.zeros(len(edges) - 1)

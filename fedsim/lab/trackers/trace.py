@@ -1,6 +1,4 @@
-"""A run as Chrome trace JSON, which Perfetto opens: a lane per device, a lane for the server,
-and counters.
-"""
+"""A run as Chrome trace JSON, which Perfetto opens: lanes of devices and servers, and counters."""
 
 import json
 import math
@@ -11,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedsim.common.harmless import harmless
-from fedsim.lab.reading.history import History, parsed
+from fedsim.lab.reading.activities import Activities, Mark, Round
+from fedsim.lab.reading.history import History
 from fedsim.lab.trackers.link_load import link_load, summed, thinned
-from fedsim.records import schema
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder, making_sense
 
@@ -24,15 +22,22 @@ _EDGES = 3
 _MOST_LOADS = 20_000
 
 _LOSSES = {"lost": "disconnected", "left": "left for good", "battery": "battery flat"}
-_DECISIONS = ("cluster-split", "cluster", "clustering", "tiers")
 
 TraceEvent = dict[str, Any]
 
 
 def write_trace(run: RunFolder, path: Path) -> int:
-    """Write the trace of ``run``; returns how many events it has.
+    """Write the trace of a run to a file.
 
-    ``RunFolderError``: a damaged table, or no place to write.
+    Args:
+        run: the run.
+        path: the file.
+
+    Returns:
+        The number of events in the trace.
+
+    Raises:
+        RunFolderError: a table is damaged, or the file cannot be written.
     """
     count = 0
     with (
@@ -49,137 +54,164 @@ def write_trace(run: RunFolder, path: Path) -> int:
 
 
 def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
-    """All of a trace, lane by lane. ``RunFolderError``: a table is missing or damaged.
+    """All events of a run's trace, lane by lane.
 
-    Lanes of devices: steps and phases of absence as slices; losses, arrivals, departures, data
-    shifts, groups and acts of processes as instants; messages to other devices as asynchronous
-    events. Server's lane: rounds as slices (versions as instants), deadlines, decisions about
-    groups. Lanes of edge servers: messages from and to the server, and losses. Counters: devices at
-    work, accuracy, and the load of the server's link both ways (bytes/s).
+    Lanes of devices show steps and phases of absence as slices, messages as asynchronous events,
+    and losses, arrivals, departures, data shifts, groups and acts of processes as instants. The
+    server's lane shows rounds as slices (versions as instants), deadlines and decisions about
+    groups. Lanes of edge servers show their transfers with the server, and outages. Counters are
+    the devices at work, the accuracy, and the load of the server's link each way (bytes/s).
+
+    Raises:
+        RunFolderError: a table is missing or damaged.
     """
-    history = History(run)
-    entries = [*_steps(history), *_instants(history), *_messages(history), *_of_edges(history)]
-    devices, edges = (
-        sorted({entry["tid"] for entry in entries if entry["pid"] == kind})
-        for kind in (_DEVICES, _EDGES)
-    )
-    yield _named("process_name", _SERVER, 0, f"server ({run.summary['strategy']})")
-    for kind, name, lanes in ((_DEVICES, "device", devices), (_EDGES, "edge server", edges)):
-        yield _named("process_name", kind, 0, f"{name}s")
-        for lane in lanes:
-            yield _named("thread_name", kind, lane, f"{name} {lane}")
-            yield _named("thread_sort_index", kind, lane, lane)
+    activities = Activities(History(run))
+    entries = [
+        *_steps(activities),
+        *_instants(activities),
+        *_messages(activities),
+        *_edge_servers(activities),
+    ]
+    devices = _lanes_of(_DEVICES, entries)
+    edges = _lanes_of(_EDGES, entries)
+    yield _label("process_name", _SERVER, 0, f"server ({run.summary['strategy']})")
+    yield from _lane_names(_DEVICES, "device", devices)
+    yield from _lane_names(_EDGES, "edge server", edges)
     yield from entries
-    for device, start, end in history.away[history.away["device"].isin(devices)].itertuples(
-        index=False
-    ):
-        yield _slice("cannot be reached", _DEVICES, device, start, end, {})
-    yield from _of_server(history)
-    tasks = history.of("task-start", "task-end")
-    work = summed(tasks["time"].to_numpy(), np.where(tasks["kind"] == "task-start", 1.0, -1.0))
-    changed = np.diff(work.values, prepend=0.0) != 0
-    for time, count in zip(
-        work.times[changed].tolist(), work.values[changed].tolist(), strict=True
-    ):
-        yield _counter("devices at work", time, round(count))
-    for way in ("down", "up"):
-        load = thinned(link_load(run, way), _MOST_LOADS)
+    yield from _absences(activities, devices)
+    yield from _server(activities)
+    yield from _devices_at_work(activities)
+    for direction in ("down", "up"):
+        load = thinned(link_load(run, direction), _MOST_LOADS)
         for time, rate in zip(load.times.tolist(), load.values.tolist(), strict=True):
-            yield _counter(f"server link {way} (bytes/s)", time, round(max(0.0, rate), 1))
+            bytes_per_second = round(max(0.0, rate), 1)
+            yield _counter(f"server link {direction} (bytes/s)", time, bytes_per_second)
 
 
-def _steps(history: History) -> Iterator[TraceEvent]:
-    for row in history.steps.to_dict("records"):
-        data = parsed(row["data"])
-        facts = _facts(row["round"], data) if "payloads" in data else {"round": row["round"]} | data
-        name = _ended(row["step"], row["ended"])
-        yield _slice(
-            name, _DEVICES, row["device"], row["start"], row["end"], {"task": row["task"]} | facts
-        )
+def _lanes_of(process: int, entries: list[TraceEvent]) -> list[int]:
+    return sorted({entry["tid"] for entry in entries if entry["pid"] == process})
 
 
-def _instants(history: History) -> Iterator[TraceEvent]:
-    """Things that happen to devices, and acts of processes on anything else."""
-    acts = [kind for kind in history.events["kind"].unique() if schema.is_act(kind)]
-    for row in history.data("task-end", "arrival", "departure", "shift", "assign", *acts):
-        kind = row["kind"]
-        data = row["data"]
-        group = row["group"]
-        names = {
-            "task-end": _LOSSES.get(row["outcome"], ""),
-            "arrival": "arrives",
-            "departure": "leaves for good",
-            "shift": f"data shift ({data.get('what')})",
-            "assign": f"out of group {data.get('before')}"
-            if group is None
-            else f"into group {group:.0f}",
-        }
-        if row["device"] is None:
-            yield _instant(kind, _SERVER, 0, row["time"], {})
-        elif name := names.get(kind, kind):
-            yield _instant(name, _DEVICES, int(row["device"]), row["time"], data)
+def _lane_names(process: int, name: str, lanes: list[int]) -> Iterator[TraceEvent]:
+    yield _label("process_name", process, 0, f"{name}s")
+    for lane in lanes:
+        yield _label("thread_name", process, lane, f"{name} {lane}")
+        yield _label("thread_sort_index", process, lane, lane)
 
 
-def _messages(history: History) -> Iterator[TraceEvent]:
-    """Many may be under way from one device at a time, so they are no slices, which would have
-    to lie in one another.
-    """
-    for count, row in enumerate(history.data("message"), start=1):
-        data = row["data"]
-        time = row["time"]
-        kind, _, number = data["source"].partition(" ")
-        lane = (_DEVICES, int(number)) if kind == "device" else (_SERVER, 0)
-        name = _ended(f"{data['source']} to {data['destination']}", row["outcome"])
-        yield _entry(
-            name, "b", *lane, data["start"], _facts(row["round"], data), cat="message", id=count
-        )
-        yield _entry(name, "e", *lane, time, {}, cat="message", id=count)
+def _steps(activities: Activities) -> Iterator[TraceEvent]:
+    for step in activities.steps:
+        name = _with_outcome(step.kind, step.outcome)
+        facts = {"task": step.task, **_facts(step.round, step.data)}
+        yield _slice(name, _DEVICES, step.device, step.start, step.end, facts)
 
 
-def _of_edges(history: History) -> Iterator[TraceEvent]:
-    for row in history.data("edge-transfer"):
-        data = row["data"]
-        name = _ended(
-            "from the server" if data["direction"] == "down" else "to the server", row["outcome"]
-        )
-        yield _slice(
-            name, _EDGES, data["edge"], data["start"], row["time"], _facts(row["round"], data)
-        )
-    for edge, start, end in history.lost_edges.itertuples(index=False):
-        yield _slice("lost", _EDGES, edge, start, end, {})
-
-
-def _of_server(history: History) -> Iterator[TraceEvent]:
-    starts = {row["round"]: row for row in history.data("round-start")}
-    for row in history.data(*_DECISIONS, "round"):
-        time = row["time"]
-        data = row["data"]
-        begun = starts.get(row["round"])
-        if row["kind"] != "round":
-            yield _instant(row["kind"], _SERVER, 0, time, {})
+def _instants(activities: Activities) -> Iterator[TraceEvent]:
+    """Instants of devices; an act of a process on anything else is in the server's lane."""
+    for mark in activities.marks:
+        if mark.device is None:
+            yield _instant(mark.kind, _SERVER, 0, mark.time, {})
             continue
-        if begun is None:  # a strategy without rounds: each aggregation is a version of the model
-            yield _instant(f"version {row['round']:.0f}", _SERVER, 0, time, data)
+        name = _name_of(mark)
+        if name is not None:
+            yield _instant(name, _DEVICES, mark.device, mark.time, mark.data)
+
+
+def _name_of(mark: Mark) -> str | None:
+    """The name of a device's mark; None if the trace leaves the mark out."""
+    match mark.kind:
+        case "task-end":
+            return _LOSSES.get(str(mark.outcome))
+        case "noticed":
+            return None
+        case "arrival":
+            return "arrives"
+        case "departure":
+            return "leaves for good"
+        case "shift":
+            return f"data shift ({mark.data.get('what')})"
+        case "assign" | "move":
+            if mark.group is None:
+                return f"out of group {mark.data.get('before')}"
+            return f"into group {mark.group}"
+    return mark.kind
+
+
+def _messages(activities: Activities) -> Iterator[TraceEvent]:
+    """Messages as asynchronous events; slices would have to nest, and messages may overlap."""
+    for count, message in enumerate(activities.messages, start=1):
+        kind, _, number = message.source.partition(" ")
+        lane = (_DEVICES, int(number)) if kind == "device" else (_SERVER, 0)
+        name = _with_outcome(f"{message.source} to {message.destination}", message.outcome)
+        facts = _facts(message.round, message.data)
+        yield _entry(name, "b", *lane, message.start, facts, cat="message", id=count)
+        yield _entry(name, "e", *lane, message.end, {}, cat="message", id=count)
+
+
+def _edge_servers(activities: Activities) -> Iterator[TraceEvent]:
+    for transfer in activities.edge_transfers:
+        route = "from the server" if transfer.direction == "down" else "to the server"
+        name = _with_outcome(route, transfer.outcome)
+        facts = _facts(transfer.round, transfer.data)
+        yield _slice(name, _EDGES, transfer.device, transfer.start, transfer.end, facts)
+    for outage in activities.edge_outages:
+        yield _slice("lost", _EDGES, outage.device, outage.start, outage.end, {})
+
+
+def _absences(activities: Activities, devices: list[int]) -> Iterator[TraceEvent]:
+    with_lanes = set(devices)
+    for span in activities.absences:
+        if span.device in with_lanes:
+            yield _slice("cannot be reached", _DEVICES, span.device, span.start, span.end, {})
+
+
+def _server(activities: Activities) -> Iterator[TraceEvent]:
+    for entry in activities.server:
+        if isinstance(entry, Round):
+            yield from _round(entry)
         else:
-            yield _slice(f"round {row['round']:.0f}", _SERVER, 0, begun["time"], time, data)
-            if (deadline := begun["data"].get("deadline")) is not None and deadline <= time:
-                yield _instant("deadline", _SERVER, 0, deadline, {})
-        if (accuracy := data.get("accuracy")) is not None and math.isfinite(accuracy):
-            yield _counter("accuracy", time, accuracy)
+            yield _instant(entry.kind, _SERVER, 0, entry.time, {})
 
 
-def _ended(name: str, outcome: str) -> str:
+def _round(entry: Round) -> Iterator[TraceEvent]:
+    if entry.start is None:
+        yield _instant(f"version {entry.number}", _SERVER, 0, entry.end, entry.data)
+    else:
+        yield _slice(f"round {entry.number}", _SERVER, 0, entry.start, entry.end, entry.data)
+    if entry.reached_deadline is not None:
+        yield _instant("deadline", _SERVER, 0, entry.reached_deadline, {})
+    accuracy = entry.data.get("accuracy")
+    if accuracy is not None and math.isfinite(accuracy):
+        yield _counter("accuracy", entry.end, accuracy)
+
+
+def _devices_at_work(activities: Activities) -> Iterator[TraceEvent]:
+    work = summed(*activities.open_task_changes())
+    changed = np.diff(work.values, prepend=0.0) != 0
+    times = work.times[changed].tolist()
+    counts = work.values[changed].tolist()
+    for time, count in zip(times, counts, strict=True):
+        yield _counter("devices at work", time, round(count))
+
+
+# Entries of the format.
+
+
+def _with_outcome(name: str, outcome: str) -> str:
     return name if outcome == "done" else f"{name} ({outcome})"
 
 
-def _facts(number: float | None, data: TraceEvent) -> TraceEvent:
-    purpose = " + ".join(str(purpose) for purpose, _ in data["payloads"])
-    delivered = None if data["delivered"] == data["bytes"] else data["delivered"]
-    return (
-        {"round": number}
-        | data
-        | {"bytes": round(data["bytes"]), "purpose": purpose, "delivered": delivered}
-    )
+def _facts(number: int | None, data: Mapping[str, Any]) -> TraceEvent:
+    """The round and data of a step or transfer; ``delivered`` only if bytes were lost."""
+    facts = {"round": number, **data}
+    if "payloads" not in data:
+        return facts
+    purposes = [str(purpose) for purpose, _ in data["payloads"]]
+    facts["bytes"] = round(data["bytes"])
+    facts["purpose"] = " + ".join(purposes)
+    if data["delivered"] == data["bytes"]:
+        facts["delivered"] = None
+    return facts
 
 
 def _entry(
@@ -189,7 +221,7 @@ def _entry(
     lane: int,
     time: float,
     data: Mapping[str, Any],
-    **more: Any,
+    **fields: Any,
 ) -> TraceEvent:
     """An entry with the texts and the finite numbers of ``data``; its time is in microseconds."""
     facts = {
@@ -197,22 +229,22 @@ def _entry(
         for key, value in data.items()
         if isinstance(value, str | int) or _is_finite(value)
     }
-    facts |= {"round": int(facts["round"])} if "round" in facts else {}
     return {
         "name": name,
         "ph": phase,
         "pid": process,
         "tid": lane,
-        "ts": _micro(time),
-        **more,
+        "ts": _microseconds(time),
+        **fields,
         "args": facts,
     }
 
 
 def _slice(
-    name: str, process: int, lane: int, begin: float, end: float, data: Mapping[str, Any]
+    name: str, process: int, lane: int, start: float, end: float, data: Mapping[str, Any]
 ) -> TraceEvent:
-    return _entry(name, "X", process, lane, begin, data, dur=round(_micro(end) - _micro(begin), 3))
+    duration = round(_microseconds(end) - _microseconds(start), 3)
+    return _entry(name, "X", process, lane, start, data, dur=duration)
 
 
 def _instant(
@@ -227,12 +259,12 @@ def _counter(name: str, time: float, value: float) -> TraceEvent:
         "ph": "C",
         "pid": _SERVER,
         "tid": 0,
-        "ts": _micro(time),
+        "ts": _microseconds(time),
         "args": {name: value},
     }
 
 
-def _named(kind: str, process: int, lane: int, name: str | int) -> TraceEvent:
+def _label(kind: str, process: int, lane: int, name: str | int) -> TraceEvent:
     key = "sort_index" if isinstance(name, int) else "name"
     return {"name": kind, "ph": "M", "pid": process, "tid": lane, "args": {key: name}}
 
@@ -241,5 +273,5 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
-def _micro(time: float) -> float:
+def _microseconds(time: float) -> float:
     return round(time * 1e6, 3)  # thousandths: as fine as the simulated clock

@@ -1,0 +1,138 @@
+"""Marks and round numbers in panels with a row per device or a time axis."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import patheffects
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from numpy.typing import ArrayLike
+
+from fedsim.analysis import style
+from fedsim.common.arrays import Floats, Ints
+from fedsim.lab.reading.activities import Mark
+from fedsim.lab.reading.history import MARKS
+
+_MOST_NUMBERS = 24  # more round numbers run into one another
+_SHAPES: dict[str, Any] = {
+    "arrival": 9,
+    "departure": 8,
+    "move": "|",
+    "late": "|",
+    "lost": "x",
+    "left": "D",
+    "battery": "s",
+}
+_LABELS = {
+    "arrival": "arrives",
+    "departure": "leaves for good",
+    "shift": "its data shift",
+    "noticed": "it notices the shift",
+    "move": "moves to another group",
+}
+_SCALES = {"|": 1.4, "o": 0.84}  # of shapes that look smaller or larger than others
+_OUTLINED = ("move", "lost", "left", "battery")
+
+
+def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: float = 0) -> None:
+    """Write round numbers above a panel; of many rounds some, none too close together.
+
+    Args:
+        panel: the panel, whose limits are set.
+        numbers: int64 [n].
+        places: their places on the time axis, ascending, float64 [n].
+        label: label of the numbers' axis.
+        tick: length of its ticks (points).
+    """
+    left, right = panel.get_xlim()
+    least = (right - left) / 40
+    every = style.step_for(len(numbers), _MOST_NUMBERS)
+    last = -np.inf
+    labels: dict[float, str] = {}
+    for number, place in zip(numbers, places, strict=True):
+        if number % every == 0 and place - last >= least:
+            labels[place] = str(number)
+            last = place
+    if labels:
+        above = panel.secondary_xaxis("top")
+        above.set_xticks([*labels], [*labels.values()])
+        above.tick_params(length=tick, pad=1)
+        above.set_xlabel(label, fontsize=10)
+
+
+def mark_rows(
+    panel: Axes, marks: Sequence[Mark], rows: Mapping[int, float], unit: float
+) -> list[Artist]:
+    """Draw the marks of the kinds ``MARKS`` within the panel's limits, in their devices' rows.
+
+    Args:
+        panel: the panel, whose limits are set.
+        marks: marks of a run; those of other kinds and devices are skipped.
+        rows: the row of each device.
+        unit: the length of a unit of the panel's time axis (s).
+
+    Returns:
+        The legend's entries.
+    """
+    first, last = panel.get_xlim()
+    size = float(np.clip(420 / len(rows), 2.2, 7.0))
+    handles: list[Artist] = []
+    for kind in MARKS:
+        x: list[float] = []
+        y: list[float] = []
+        for mark in marks:
+            if mark.kind != kind or mark.device is None or mark.device not in rows:
+                continue
+            if first <= mark.time / unit <= last:
+                x.append(mark.time / unit)
+                y.append(rows[mark.device])
+        handles += draw_marks(panel, x, y, kind, size)
+    return handles
+
+
+def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) -> list[Artist]:
+    """Draw marks of one kind.
+
+    Args:
+        panel: the panel.
+        x: places on the time axis [n].
+        y: rows [n].
+        kind: one of ``MARKS``, or the outcome of a task.
+        size: size of the marks (points).
+
+    Returns:
+        The legend's entry, whose size does not depend on ``size``; none if there are no marks.
+    """
+    count = np.size(x)
+    if not count:
+        return []
+    shape = _SHAPES.get(kind, "o")
+    colour = style.OUTCOMES.get(kind, style.BLACK)
+    look: dict[str, Any] = {"marker": shape, "color": colour, "linestyle": ""}
+    if kind == "shift":
+        look["markerfacecolor"] = "white"
+    width = size / 7 if shape == "o" else max(0.8, size / 4)
+    extra: dict[str, Any] = {}
+    if kind in _OUTLINED:
+        outline = patheffects.withStroke(linewidth=width + 1.5, foreground="white")
+        extra["path_effects"] = [outline]
+    panel.plot(
+        x,
+        y,
+        gid=kind,
+        zorder=3,
+        clip_on=kind == "late",
+        rasterized=count > style.MANY_BARS,
+        markersize=size * _SCALES.get(shape, 1.0),
+        markeredgewidth=width,
+        **look,
+        **extra,
+    )
+    label = _LABELS.get(kind, f"{kind} at this instant")
+    legend_size, legend_width = (10.0, 1.5) if shape == "|" else (6.5, 1.0)
+    entry = Line2D(
+        [], [], label=label, markersize=legend_size, markeredgewidth=legend_width, **look
+    )
+    return [entry]

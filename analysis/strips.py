@@ -1,0 +1,139 @@
+"""The strips below a timeline: devices at work, and the load of the server's link."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from fedsim.analysis import style
+from fedsim.analysis.view import View
+from fedsim.common.arrays import Floats
+from fedsim.common.errors import FedsimError
+from fedsim.common.units import BytesPerSecond, read_quantity
+from fedsim.lab.reading.activities import Span
+from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
+from fedsim.records.reading import RunFolder
+
+_BINS = 625  # over a timeline's width: two pixels each
+_FAR_MORE = 10  # times as many devices as work would flatten those that work
+_FAR_ABOVE = 1.3  # times the largest load: a capacity above that would flatten the load
+_RATES = (
+    (125e6, 125e6, "Gbit/s"),
+    (125e3, 125e3, "Mbit/s"),
+    (125.0, 125.0, "kbit/s"),
+    (0.0, 0.125, "bit/s"),
+)
+_CAPACITY: dict[str, Any] = {"color": style.BLACK, "linewidth": 0.8, "linestyle": ":"}
+
+Direction = Literal["down", "up"]
+_DIRECTIONS: tuple[Direction, ...] = ("down", "up")
+_SIGNS = {"down": 1.0, "up": -1.0}
+_COLOURS = {"down": style.STEPS["download"], "up": style.STEPS["upload"]}
+
+
+def capacity(run: RunFolder) -> dict[str, float | None]:
+    """Capacity of the server's link, ``down`` and ``up`` (bytes/s); None if there is no limit."""
+    server = run.scenario.get("network", {}).get("server", {})
+    limits: dict[str, float | None] = {}
+    for direction in _DIRECTIONS:
+        limits[direction] = None
+        # no such limit, or a server that is no table
+        with suppress(KeyError, TypeError, FedsimError):
+            rate = read_quantity(direction, server[direction], BytesPerSecond)
+            if np.isfinite(rate):
+                limits[direction] = rate
+    return limits
+
+
+def concurrency(spans: Sequence[Span]) -> Curve:
+    """The number of these spans that are under way at a time."""
+    starts = [span.start for span in spans]
+    ends = [span.end for span in spans]
+    return summed(np.array(starts + ends), np.repeat([1.0, -1.0], len(spans)))
+
+
+def draw_work(axes: Axes, view: View) -> None:
+    """Draw the number of devices at work, stacked by the outcomes of their tasks.
+
+    If availability is known of all devices, those that could not be reached are above.
+    """
+    edges = _edges(view)
+    activities = view.activities
+    top = np.zeros(_BINS)
+    for outcome, colour in style.OUTCOMES.items():
+        steps = [step for step in activities.steps if step.task_outcome == outcome]
+        if steps:
+            base = top
+            top = top + means(concurrency(steps), edges)
+            _draw_area(axes, view, top, base, outcome, colour)
+    most = max(1.0, float(top.max()))
+    present = means(concurrency(activities.presence), edges)
+    history = view.history
+    all_known = len(history.known) == len(history.population)
+    if all_known and present.max() <= _FAR_MORE * most:
+        most = max(most, float(present.max()))
+        reachable = present - means(concurrency(activities.absences), edges)
+        _draw_area(axes, view, present, reachable, "away", style.AWAY)
+    axes.set(ylim=(0, most), ylabel="devices\nat work")
+    style.whole_ticks(axes.yaxis, 3)
+
+
+def _edges(view: View) -> Floats:
+    """The edges of the strips' bins (s), float64 [_BINS + 1]."""
+    return np.linspace(view.start, view.end, _BINS + 1)
+
+
+def _draw_area(axes: Axes, view: View, top: Floats, base: Floats, gid: str, colour: str) -> None:
+    """Fill between two heights, float64 [_BINS] each."""
+    edges = _edges(view) / view.unit.size
+    axes.stairs(top, edges, baseline=base, fill=True, color=colour, linewidth=0, gid=gid)
+
+
+def draw_load(axes: Axes, view: View) -> list[Artist]:
+    """Draw the load of the server's link: down above the line, up below it.
+
+    Returns:
+        The legend's entry for the link's capacity, if the capacity is drawn.
+    """
+    edges = _edges(view)
+    run = view.history.run
+    limits = capacity(run)
+    rates: dict[str, Floats] = {}
+    for direction in _DIRECTIONS:
+        rate = means(link_load(run, direction), edges)
+        limit = limits[direction]
+        if limit:
+            rate = np.minimum(rate, limit)
+        rates[direction] = rate
+    peaks = {direction: float(rate.max()) for direction, rate in rates.items()}
+    most = max(1e-9, *peaks.values())
+    unit = style.unit_for(most, _RATES)
+    handles: list[Artist] = []
+    for direction in _DIRECTIONS:
+        sign = _SIGNS[direction]
+        axes.stairs(
+            sign * rates[direction] / unit.size,
+            edges / view.unit.size,
+            fill=True,
+            color=_COLOURS[direction],
+            linewidth=0,
+            gid=direction,
+        )
+        limit = limits[direction]
+        if limit is not None and limit <= _FAR_ABOVE * most:
+            peaks[direction] = max(peaks[direction], limit)
+            axes.axhline(sign * limit / unit.size, gid=f"capacity-{direction}", **_CAPACITY)
+            handles = [Line2D([], [], label="what the server's link can carry", **_CAPACITY)]
+    axes.axhline(0, color=style.GREY, linewidth=0.8)
+    room = 0.15 * max(most, *peaks.values())
+    lowest = (-peaks["up"] - room) / unit.size
+    highest = (peaks["down"] + room) / unit.size
+    axes.set(ylim=(lowest, highest), ylabel=f"server's link,\ndown, up\n({unit.name})")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
+    return handles

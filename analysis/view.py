@@ -1,0 +1,159 @@
+"""The part of a run that a timeline shows: a span of time, and devices with a lane each."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from fedsim.analysis import style
+from fedsim.analysis.style import NothingToDrawError, PictureError, evenly
+from fedsim.common.arrays import Ints
+from fedsim.common.errors import nearest
+from fedsim.lab.reading.activities import Activities, Mark, Span, Step
+from fedsim.lab.reading.history import History
+
+ORDERS = {"speed": "fastest on top", "first": "first at work on top", "number": "by number"}
+TimeSpan = tuple[float, float]
+
+MOST_LANES = 1500  # more would be thinner than a pixel
+_GAPPED_LANES = 150
+
+DeviceSpan = TypeVar("DeviceSpan", bound=Span)
+
+
+class View:
+    """The part of a run within a span of time, with lanes for the devices that worked in it.
+
+    If availability is known of some devices only, the others have no lane. Records at the span's
+    start belong to the time before it.
+
+    Args:
+        history: the run's records.
+        span: from and to (simulated s); by default the whole run.
+        most: the largest number of lanes; of more devices, evenly spread ones are shown.
+        order: ``speed``, ``first`` or ``number``, as in ``draw_timeline``.
+
+    Attributes:
+        activities: everything that happened in the run, within the span or not.
+        devices: the devices shown, from the top lane down.
+        lanes: the lane of each device shown, 0 at the top.
+        at_work: the number of devices that worked within the span, shown or not.
+        steps: steps of these devices that overlap the span.
+        task_ends: marks of the tasks of these devices that ended within the span.
+        presence: stretches in which these devices were present.
+        absences: stretches in which they could not be reached; None if availability is unknown.
+        rounds: rounds that ended within the span.
+        act_times: times within the span at which processes of the world acted (s).
+
+    Raises:
+        PictureError: ``order``, ``span`` or ``most`` is not allowed.
+        NothingToDrawError: no device worked within the span.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        span: TimeSpan | None = None,
+        most: int = MOST_LANES,
+        order: str = "speed",
+    ) -> None:
+        if span is None:
+            span = (0.0, history.end)
+        start, end = span
+        _check_options(start, end, most, order)
+        self.history = history
+        self.activities = Activities(history)
+        self.start = start
+        self.end = end
+        self.span = end - start
+        self.order = order
+        # what ends at the very beginning of the run belongs to it
+        self._since = start if start > 0 else -np.inf
+
+        steps = [
+            step for step in self.activities.steps if step.end > self._since and step.start < end
+        ]
+        if not steps:
+            raise NothingToDrawError(
+                f"no device worked between {start:g} s and {end:g} s, so there is no timeline "
+                "to draw"
+            )
+        at_work = _order_devices(steps, history, order)
+        self.at_work = len(at_work)
+        candidates = at_work
+        if len(history.known):
+            candidates = at_work[np.isin(at_work, history.known)]
+        self.devices = candidates[evenly(len(candidates), most)]
+        self.lanes = {device: lane for lane, device in enumerate(self.devices.tolist())}
+        self.half_lane = 0.4 if len(self.devices) <= _GAPPED_LANES else 0.5
+        self.unit = style.unit_for(self.span, style.TIMES)
+
+        self.steps = self.in_lanes(steps)
+        self.presence = self.in_lanes(self.activities.presence)
+        self.absences: list[Span] | None = None
+        if len(history.known):
+            self.absences = self.in_lanes(self.activities.absences)
+        self.task_ends = [mark for mark in self.activities.marks if self._has_task_end(mark)]
+        self.rounds = [entry for entry in self.activities.rounds if self._includes(entry.end)]
+        self.act_times = [time for time in self.activities.act_times if self._includes(time)]
+
+    def in_lanes(self, spans: Sequence[DeviceSpan]) -> list[DeviceSpan]:
+        """The spans of the devices shown."""
+        return [span for span in spans if span.device in self.lanes]
+
+    def _includes(self, time: float) -> bool:
+        return self._since < time <= self.end
+
+    def _has_task_end(self, mark: Mark) -> bool:
+        return mark.kind == "task-end" and mark.device in self.lanes and self._includes(mark.time)
+
+
+def _check_options(start: float, end: float, most: int, order: str) -> None:
+    if order not in ORDERS:
+        raise PictureError(
+            f"the order is {order!r}; allowed are {', '.join(ORDERS)}{nearest(order, ORDERS)}"
+        )
+    if most < 1:
+        raise PictureError(f"the number of devices is {most}; allowed is 1 or more")
+    if 0 <= start == end:
+        raise NothingToDrawError(
+            f"no simulated time passes from {start:g} s to {end:g} s, so there is no "
+            "timeline to draw"
+        )
+    if not 0 <= start < end:
+        raise PictureError(
+            f"the window is {start:g} s to {end:g} s; it must begin at 0 s or later and "
+            "end after that"
+        )
+
+
+def _order_devices(steps: Sequence[Step], history: History, order: str) -> Ints:
+    """The devices of these steps, int64 [n], from the top lane down."""
+    first_starts: dict[int, float] = {}
+    for step in steps:
+        first_starts[step.device] = min(step.start, first_starts.get(step.device, np.inf))
+    devices = np.array(sorted(first_starts), dtype=np.int64)
+    if order == "number":
+        return devices
+    if order == "speed":
+        keys = -history.population["speed"].loc[devices].to_numpy(float)
+    else:
+        keys = np.array([first_starts[device] for device in devices.tolist()])
+    return devices[np.argsort(keys, kind="stable")]
+
+
+def span_of_rounds(history: History, first: int, stop: int) -> TimeSpan:
+    """The simulated time of rounds ``first`` to ``stop - 1``, numbered from 0 (s).
+
+    Raises:
+        PictureError: the run has none of these rounds.
+    """
+    numbers = history.rounds["round"]
+    ends = history.rounds["end"]
+    inside = ends[(numbers >= first) & (numbers < stop)]
+    if inside.empty:
+        extent = f"rounds 0 to {numbers.max()}" if len(numbers) else "no finished round"
+        raise PictureError(f"rounds {first}:{stop} are not in this run, which has {extent}")
+    earlier = ends[numbers < first]
+    start = 0.0 if earlier.empty else float(earlier.max())
+    return start, float(inside.max())
