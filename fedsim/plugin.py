@@ -92,13 +92,14 @@ from fedsim.world.distributions import Distribution
 from fedsim.world.meters.base import Column, Meter, MeterContext, Step, Transfer
 from fedsim.world.network.endpoints import SERVER, Endpoints
 from fedsim.world.network.filling import Sharing
-from fedsim.world.network.flows import Flow, Network
+from fedsim.world.network.flow import Flow
+from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import DeviceLinks, NetworkModel
 from fedsim.world.phases import Span
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import Activity, DeviceFacts, Hold, Process, World
-from fedsim.world.task import Evaluate, Pause, Train, Work
+from fedsim.world.steps import Evaluate, Pause, Train, Work
 
 if TYPE_CHECKING:
     from fedsim.learning.solvers.context import LocalData, TrainingContext

@@ -13,7 +13,7 @@ from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
-from fedsim.world.task import Computation, Train
+from fedsim.world.steps import Computation, Train
 
 P = TypeVar("P", bound=Spec)
 

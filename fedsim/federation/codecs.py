@@ -13,7 +13,7 @@ from fedsim.common.units import Bytes, LinkRate
 from fedsim.federation.contents import Contents, Partial
 from fedsim.learning import Learner, Ref
 from fedsim.learning.functions import Function, spliced, taken
-from fedsim.world.task import Code
+from fedsim.world.steps import Code
 
 _HERE = "fedsim.federation.codecs"
 _TOOLS = "fedsim.toolbox.codecs"

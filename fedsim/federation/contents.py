@@ -24,7 +24,8 @@ from fedsim.common.errors import SimulationError
 from fedsim.common.training import Places
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import Direction
-from fedsim.world.task import Outcome, Payload
+from fedsim.world.steps import Payload
+from fedsim.world.task import Outcome
 
 Contents = Mapping[str, Any]
 """Contents of a message by name. Names are the purposes of the ledger."""

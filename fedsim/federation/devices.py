@@ -19,7 +19,7 @@ from fedsim.world.network.endpoints import Direction
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
-    from fedsim.world.energy.batteries import Batteries
+    from fedsim.world.batteries import Batteries
     from fedsim.world.population import Population
 
 

@@ -15,7 +15,7 @@ from fedsim.common.units import PositiveSeconds, Seconds
 from fedsim.flower.app import Value, read_app
 from fedsim.strategies.base import StrategyParams
 from fedsim.world.population import PopulationSpec
-from fedsim.world.task import Work
+from fedsim.world.steps import Work
 
 # the last word of a dotted key
 _ROUNDS = ("num-server-rounds", "num_server_rounds", "num-rounds", "num_rounds", "rounds")

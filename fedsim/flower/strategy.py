@@ -15,7 +15,7 @@ from fedsim.federation.server import Server
 from fedsim.flower.app import read_app
 from fedsim.flower.params import FlowerParams
 from fedsim.strategies.base import Strategy, StrategyParams
-from fedsim.world.task import Pause, Work
+from fedsim.world.steps import Pause, Work
 
 
 class FlowerClient(Client[FlowerParams]):

@@ -67,7 +67,7 @@ _REGISTRIES: dict[str, Registry] = {
         "speed distributions": "world.distributions:SPEEDS",
         "capacities": "world.device_kinds:CAPACITIES",
         "numbers of samples": "world.population:SAMPLE_COUNTS",
-        "chargings of batteries": "world.energy.charging:CHARGINGS",
+        "chargings of batteries": "world.charging:CHARGINGS",
         "searches of studies": "lab.study.search:SEARCHES",
     }.items()
 }

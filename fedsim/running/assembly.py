@@ -28,9 +28,9 @@ from fedsim.strategies import strategy_class
 from fedsim.strategies.round_params import RoundParams
 from fedsim.world import columns
 from fedsim.world.availability import Spans, changes, one_by_one
+from fedsim.world.batteries import Batteries
 from fedsim.world.build import WorldBuilder
 from fedsim.world.device_kinds import Capacity, Rooflines, estimates
-from fedsim.world.energy.batteries import Batteries
 from fedsim.world.meters.base import Column, MeterContext
 from fedsim.world.network import Network
 

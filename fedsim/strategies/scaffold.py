@@ -12,7 +12,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.parts.mean_of_states import mean_after_changes
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.world.task import Computation, Train
+from fedsim.world.steps import Computation, Train
 
 
 class ScaffoldParams(AggregatingParams):

@@ -17,9 +17,9 @@ from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.wording import explain
 from fedsim.world.availability import Availability
+from fedsim.world.batteries import Batteries, Powered
 from fedsim.world.compute import Compute
 from fedsim.world.device_kinds import Rooflines
-from fedsim.world.energy.batteries import Batteries, Powered
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages

@@ -22,14 +22,15 @@ from fedsim.clock.environment import CUT, ProcessGenerator
 from fedsim.common.arrays import Flags, Ints
 from fedsim.common.errors import SimulationError
 from fedsim.world.availability import Availability
+from fedsim.world.batteries import Batteries
+from fedsim.world.battery_watch import BatteryWatch
 from fedsim.world.compute import Compute, HostSpec
 from fedsim.world.computing import Computing
-from fedsim.world.energy.batteries import Batteries
-from fedsim.world.energy.watch import BatteryWatch
 from fedsim.world.messages import Messages
 from fedsim.world.population import Population
 from fedsim.world.slots import MessageSlots
-from fedsim.world.task import Cause, Queue, Task, TaskStep
+from fedsim.world.steps import Queue
+from fedsim.world.task import Cause, Task, TaskStep
 
 
 class TaskRunner:

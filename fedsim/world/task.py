@@ -1,30 +1,149 @@
-"""A task as data: a tuple of steps for one device, and its progress."""
+"""A task as data: a tuple of steps for one device, and its progress; and the base of all steps.
+
+A step is an interval of a task that can end early, with a cause. A kind of step is a dataclass
+that is derived from ``TaskStep``: its methods begin and end the step, its class attributes name
+its costs, and its fields are saved in checkpoints.
+"""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import simpy
 from simpy.resources.resource import Request
 
 from fedsim.clock.environment import Alarm
-from fedsim.world.network.flows import Flow
-from fedsim.world.steps import (
-    Cause,
-    Code,
-    Computation,
-    Download,
-    Evaluate,
-    Outcome,
-    Pause,
-    Payload,
-    Queue,
-    TaskStep,
-    Train,
-    Upload,
-    Work,
-)
+from fedsim.clock.simulation import Simulation, tie_s
+from fedsim.world.meters.energy import POWERS, Power
+from fedsim.world.network.endpoints import Direction
+from fedsim.world.network.flow import Flow
+from fedsim.world.network.flows import Network
+
+Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
+"""Cause of a task's early end; ``late``: past its deadline, or no longer needed."""
+Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory", "cancelled"]
+
+
+Ending = tuple[Cause | None, dict[str, Any]]
+"""Cause by which a step ended (None: it was completed), and further fields of its record."""
+
+
+class StepServices(Protocol):
+    """The services of the world that steps use; ``TaskRunner`` has them."""
+
+    @property
+    def simulation(self) -> Simulation:
+        """The clock, and the sink of records."""
+
+    @property
+    def network(self) -> Network:
+        """The links on which messages are sent."""
+
+    @property
+    def population(self) -> Any:
+        """The devices (``Population``), with their speeds and data."""
+
+    @property
+    def computing(self) -> Any:
+        """The timing of computations (``Computing``)."""
+
+    @property
+    def charge(self) -> Any:
+        """The batteries of devices at work (``BatteryWatch``)."""
+
+    @property
+    def running(self) -> Mapping[int, "Task"]:
+        """Number -> each task that has not ended."""
+
+    def end_step_at(self, task: "Task", end: float) -> None:
+        """Set the alarm for the end of the running step of ``task`` at ``end`` (s)."""
+
+    def note_data(self, task: "Task") -> None:
+        """Note the samples that the device holds now, and their version, in the task."""
+
+    def task_of(self, device: int) -> "Task | None":
+        """The task on which a device works; None if it does not work."""
+
+    def cut(self, task: "Task") -> None:
+        """Interrupt a task whose device leaves, is flat, or disconnects at this instant."""
+
+
+class TaskStep:
+    """The base of all kinds of steps.
+
+    Attributes:
+        kinds: class name -> class of every kind of step; checkpoints save steps of these classes.
+        name: name of the step in records.
+        names: all values of ``name``, if a kind of step has several.
+        power: the power that the device draws during the step; None for idle power alone.
+        direction: direction of a message; None for steps that are no message.
+    """
+
+    __slots__ = ()
+    kinds: ClassVar[dict[str, type["TaskStep"]]] = {}
+    names: ClassVar[tuple[str, ...]] = ()
+    power: ClassVar[Power | None] = None
+    direction: ClassVar[Direction | None] = None
+
+    if TYPE_CHECKING:
+
+        @property
+        def name(self) -> str: ...
+
+    def __init_subclass__(cls) -> None:
+        namesake = cls.kinds.get(cls.__name__)
+        if namesake is not None and _is_shipped(namesake) and not _is_shipped(cls):
+            raise TypeError(
+                f"fedsim has a step of the class name {cls.__name__!r}, by which a checkpoint saves "
+                "it; give yours another name"
+            )
+        cls.kinds[cls.__name__] = cls
+        name = cls.__dict__.get("name")
+        names = (name,) if isinstance(name, str) else cls.names
+        if cls.power is not None:
+            POWERS.update(dict.fromkeys(names, cls.power))
+
+    def begin(self, task: "Task", runner: "StepServices") -> None:
+        """Begin the step now, and arrange that ``task.carried_out`` is called at its end.
+
+        Args:
+            task: the task whose running step this is.
+            runner: the services of the world: ``end_step_at``, ``network``, ``computing``,
+                ``charge``, ``population``, ``simulation``.
+        """
+        raise NotImplementedError
+
+    def end(
+        self,
+        task: "Task",
+        runner: "StepServices",
+        cause: Cause | None,
+    ) -> Ending:
+        """End the step now.
+
+        Args:
+            task: the task whose running step this is.
+            runner: the services of the world, as in ``begin``.
+            cause: the cause of an early end; None if the step was carried out.
+
+        Returns:
+            The cause with which the task ends (None: the task goes on), and fields of the record
+            ``step-end`` beside ``step`` and ``outcome``.
+        """
+        return cause, {}
+
+    def is_due(self, task: "Task", runner: "StepServices") -> bool:
+        """Whether the running step is carried out by now, but for the rounding of times."""
+        alarm = task.alarm
+        if alarm is None or alarm.name[0] != "step" or task.fails:
+            return False
+        now = runner.simulation.now
+        return alarm.when <= now + tie_s(now)
+
+
+def _is_shipped(cls: type) -> bool:
+    return cls.__module__.startswith("fedsim.")
 
 
 @dataclass(slots=True)
@@ -170,22 +289,3 @@ def in_line(
     """
     number_of = {id(getattr(task, name)): number for number, task in tasks.items()}
     return [number_of[id(request)] for request in (*resource.users, *resource.queue)]
-
-
-__all__ = [
-    "Cause",
-    "Code",
-    "Computation",
-    "Download",
-    "Evaluate",
-    "Outcome",
-    "Pause",
-    "Payload",
-    "Queue",
-    "Task",
-    "TaskStep",
-    "Train",
-    "Upload",
-    "Work",
-    "in_line",
-]

@@ -7,7 +7,7 @@ engine. By hand:
 A *site* is one device whose tasks, charger and phases of reach change at whole and half seconds, so
 that they coincide: a task for a flat device, with or without a charger, a battery that is full,
 flat or restarts as a step ends. Its level is computed again, from breakpoint to breakpoint, by
-``Book``, which shares no code with ``world.energy.batteries``. A *run* is a whole scenario of a
+``Book``, which shares no code with ``world.batteries``. A *run* is a whole scenario of a
 drawn strategy with batteries and chargers; it must pass its audit, and its levels what ``books``
 checks. Exit status 1 if anything differs.
 """
@@ -31,11 +31,12 @@ from fedsim.common.training import Training
 from fedsim.lab.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.testing import run
-from fedsim.world.energy.batteries import Batteries, Powered
+from fedsim.world.batteries import Batteries, Powered
 from fedsim.world.network import Star
 from fedsim.world.phases import Span
 from fedsim.world.population import Population
-from fedsim.world.task import Download, Payload, TaskStep, Train, Upload
+from fedsim.world.steps import Download, Payload, Train, Upload
+from fedsim.world.task import TaskStep
 from tests.benchmarks.script import parser
 from tests.world.sites import WorkSite
 

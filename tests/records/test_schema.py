@@ -18,7 +18,7 @@ from fedsim.common.errors import CheckpointError
 from fedsim.records import parquet
 from fedsim.records.parquet import TableWriter
 from fedsim.records.schema import EventChain, EventRow, column, event_row
-from fedsim.world.task import Payload
+from fedsim.world.steps import Payload
 
 
 @pytest.mark.parametrize(

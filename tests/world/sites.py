@@ -9,8 +9,8 @@ from fedsim.clock.simulation import Record
 from fedsim.common.streams import Streams
 from fedsim.common.training import Batching
 from fedsim.world.availability import AlwaysOn, Availability
+from fedsim.world.batteries import Batteries
 from fedsim.world.compute import Compute, HostSpec
-from fedsim.world.energy.batteries import Batteries
 from fedsim.world.life import TaskRunner
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network

@@ -30,7 +30,7 @@ from fedsim.testing import (
     run,
     run_until,
 )
-from fedsim.world.task import Payload
+from fedsim.world.steps import Payload
 
 HERE = __name__
 STAR = {

@@ -16,14 +16,14 @@ from fedsim.common.streams import Streams
 from fedsim.common.training import Training
 from fedsim.toolbox.worlds.availability import Diurnal
 from fedsim.world.availability import AlwaysOn, Availability
+from fedsim.world.batteries import Batteries, Powered
 from fedsim.world.calendar import CalendarSpec
-from fedsim.world.energy.batteries import Batteries, Powered
-from fedsim.world.energy.charging import Charging, ChargingModel, Daily, Never, RenewalCharging
+from fedsim.world.charging import Charging, ChargingModel, Daily, Never, RenewalCharging
 from fedsim.world.network import Star
 from fedsim.world.network.protocol import Fluid, Transport
 from fedsim.world.phases import Span
 from fedsim.world.population import Population
-from fedsim.world.task import Download, Payload, Train, Upload
+from fedsim.world.steps import Download, Payload, Train, Upload
 from tests.benchmarks import batteries
 from tests.world.sites import WorkSite
 

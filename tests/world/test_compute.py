@@ -21,7 +21,7 @@ from fedsim.world.compute import Compute, HostSpec, SlowPhases
 from fedsim.world.device_kinds import DeviceKind, Rooflines, operations_s
 from fedsim.world.network import Star
 from fedsim.world.population import Population
-from fedsim.world.task import Work
+from fedsim.world.steps import Work
 from tests.benchmarks.hashes import STRATEGIES
 from tests.benchmarks.roofline import MODELS, batch_s, fit
 from tests.world.sites import WorkSite

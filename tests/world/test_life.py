@@ -18,7 +18,8 @@ from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Star
 from fedsim.world.population import Population
-from fedsim.world.task import Download, Evaluate, Payload, Task, TaskStep, Train, Upload
+from fedsim.world.steps import Download, Evaluate, Payload, Train, Upload
+from fedsim.world.task import Task, TaskStep
 from tests.world.sites import WorkSite
 
 MODEL = Download((Payload("model", 1000.0),))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, Real
-from fedsim.world.task import Computation
+from fedsim.world.steps import Computation
 
 
 class PartClient(Client[Any]):

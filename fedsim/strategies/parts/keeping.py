@@ -19,7 +19,7 @@ from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import spliced, taken
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts import PartClient
-from fedsim.world.task import Computation
+from fedsim.world.steps import Computation
 
 
 class Split(NamedTuple):

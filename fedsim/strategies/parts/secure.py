@@ -7,7 +7,7 @@ With all clients as neighbours it is the protocol of Bonawitz et al. (CCS 2017).
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from pydantic import Field, field_validator
 
@@ -27,10 +27,7 @@ from fedsim.federation import (
 )
 from fedsim.strategies.parts import PartClient
 from fedsim.strategies.state import State
-from fedsim.world.task import Computation
-
-if TYPE_CHECKING:
-    from fedsim.strategies.synchronous import SynchronousState
+from fedsim.world.steps import Computation
 
 # a client's job, and the purpose of what it sends
 Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]
@@ -186,13 +183,29 @@ class SecureState(State):
     """Devices that do not know yet that their last sum could not be read."""
 
 
+class RoundState(Protocol):
+    """The part of the memory of a strategy in rounds that ``SecurePhases`` uses.
+
+    Attributes:
+        round: number of the round.
+        cohort: devices of the round.
+        received: an entry for each update of the round.
+        secure: memory of the phases.
+    """
+
+    round: int
+    cohort: list[int]
+    received: list[dict[str, Any]]
+    secure: SecureState
+
+
 class SecurePhases:
     """Phases before and after the training.
 
     A phase ends when all clients have answered or are late.
     """
 
-    def __init__(self, costs: SecureAggregation, server: Server, state: "SynchronousState") -> None:
+    def __init__(self, costs: SecureAggregation, server: Server, state: RoundState) -> None:
         self._costs = costs
         self._server = server
         self._round = state

@@ -9,7 +9,7 @@ from fedsim.federation import Contents, Device, Instruction, LocalResult, Server
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts import PartClient
-from fedsim.world.task import Computation
+from fedsim.world.steps import Computation
 
 _HERE = "fedsim.strategies.parts.selection"
 _TOOLS = "fedsim.toolbox.selection"

@@ -18,7 +18,7 @@ from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates
 from fedsim.strategies.state import State
-from fedsim.world.task import Computation, Train
+from fedsim.world.steps import Computation, Train
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -25,7 +25,7 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection
 from fedsim.strategies.state import State
 from fedsim.toolbox.selection import available_devices, draw_weighted
-from fedsim.world.task import Computation, Evaluate
+from fedsim.world.steps import Computation, Evaluate
 
 
 @dataclass

@@ -17,7 +17,7 @@ from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.round_params import CombiningParams, DeadlineKey, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient, Verdict
 from fedsim.toolbox.deadlines import Relative
-from fedsim.world.task import Computation
+from fedsim.world.steps import Computation
 
 _MOST_EPOCHS = 1000  # of an adaptive client in a round
 _REJOIN_S = 60.0

@@ -9,7 +9,7 @@ from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
-from fedsim.world.task import Computation, Train
+from fedsim.world.steps import Computation, Train
 
 
 class DittoParams(AggregatingParams):

@@ -10,7 +10,7 @@ from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.strategies.fedper import FedPerParams
-from fedsim.world.task import Computation, Train
+from fedsim.world.steps import Computation, Train
 
 
 class FedRepParams(FedPerParams):

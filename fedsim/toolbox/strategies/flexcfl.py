@@ -25,7 +25,7 @@ from fedsim.toolbox.strategies.grouped import (
     MigratingParams,
     PlainDeadline,
 )
-from fedsim.world.task import Computation
+from fedsim.world.steps import Computation
 
 
 class FlexCFLParams(PlainDeadline, MigratingParams):

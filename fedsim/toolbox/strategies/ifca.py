@@ -28,7 +28,7 @@ from fedsim.toolbox.strategies.grouped import (
     MigratingParams,
     Preset,
 )
-from fedsim.world.task import Computation, Evaluate, Train
+from fedsim.world.steps import Computation, Evaluate, Train
 
 
 class IFCAParams(MigratingParams):

@@ -26,7 +26,7 @@ from fedsim.toolbox.clustering.similarity import (
 from fedsim.toolbox.strategies.campaign import DEADLINE, Campaign, CampaignState
 from fedsim.toolbox.strategies.grouped import Grouped, GroupedState
 from fedsim.toolbox.strategies.lcfl_params import LCFLParams, share_of
-from fedsim.world.task import Computation, Evaluate, Train
+from fedsim.world.steps import Computation, Evaluate, Train
 
 
 class LCFLClient(SynchronousClient[LCFLParams]):

@@ -11,7 +11,7 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
-from fedsim.world.task import Computation, Train
+from fedsim.world.steps import Computation, Train
 
 
 class PFedMeParams(AggregatingParams):

@@ -32,7 +32,7 @@ from fedsim.toolbox.strategies.reweighting import (
     cluster_imbalance,
     optimal_weights,
 )
-from fedsim.world.task import Computation
+from fedsim.world.steps import Computation
 
 
 class RFedAvgParams(SynchronousParams):

@@ -17,7 +17,7 @@ from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.strategies.tiers import Tiered, TieredState, equal_width_bins, tier_numbers
-from fedsim.world.task import Computation, Evaluate, Train
+from fedsim.world.steps import Computation, Evaluate, Train
 
 _TEST_CLIENTS = 5  # in each tier
 

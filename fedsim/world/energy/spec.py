@@ -17,7 +17,9 @@ from fedsim.common.files import sought
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import TICK_S, GramsPerJoule, Joules, JoulesPerByte, Seconds, Watts
+from fedsim.world.batteries import Batteries
 from fedsim.world.calendar import DAY_S
+from fedsim.world.charging import ChargingSpec, Never
 from fedsim.world.device_kinds import KIND_POWERS, Figure, catalogue, figures, find_kind
 from fedsim.world.distributions import (
     Choice,
@@ -29,8 +31,6 @@ from fedsim.world.distributions import (
     Uniform,
     by_device,
 )
-from fedsim.world.energy.batteries import Batteries
-from fedsim.world.energy.charging import ChargingSpec, Never
 from fedsim.world.meters.base import Meter, MeterContext
 from fedsim.world.meters.energy import COEFFICIENTS, EnergyMeter
 

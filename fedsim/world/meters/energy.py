@@ -8,13 +8,12 @@ beyond the run's end. Energy is booked when its phase is over. The server's side
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.world.meters.base import Column, Meter, Step
-from fedsim.world.steps import TaskStep
 
 TABLE = "energy.parquet"
 SETTING = "energy.json"
@@ -33,13 +32,28 @@ COEFFICIENTS = (
 """Coefficients of a device: power (W), energy a byte (J), and the time that the radio stays
 awake (s).
 """
+Power = Literal["receive", "send", "compute"]
+"""What a device does, beside idling, that draws power."""
+POWERS: dict[str, Power] = {
+    "download": "receive",
+    "upload": "send",
+    "train": "compute",
+    "evaluate": "compute",
+    "compute": "compute",
+    "decode": "compute",
+    "encode": "compute",
+}
+"""Name of a step in records -> the power that a device draws during it.
+
+Kinds of steps of a user's own are added as they are defined; steps that only idle have no entry.
+"""
 DAY_S = 86_400.0
 _HOUR_S = 3_600.0
 
 
 def computing_steps() -> list[str]:
     """Names of the steps for which a device computes."""
-    return [name for name, power in TaskStep.powers.items() if power == "compute"]
+    return [name for name, power in POWERS.items() if power == "compute"]
 
 
 class Zone:
@@ -203,12 +217,12 @@ class EnergyMeter(Meter):
         self._tasks[fields["task"]] = time, 0.0
 
     def on_step_start(self, time: float, fields: dict[str, Any]) -> None:
-        if TaskStep.powers.get(fields["step"]) in ("receive", "send"):
+        if POWERS.get(fields["step"]) in ("receive", "send"):
             self._end_tail(fields["device"], time)
 
     def on_step(self, ended: Step) -> None:
         start, time, device, task, step, outcome, fields = ended
-        phase = TaskStep.powers.get(step)
+        phase = POWERS.get(step)
         if phase is None:
             return
         if phase == "compute":

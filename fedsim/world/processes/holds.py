@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, Protocol
 
 from fedsim.common.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from fedsim.world.processes.processes import Processes
+from fedsim.world.life import TaskRunner
+from fedsim.world.messages import Messages
+from fedsim.world.network.flows import Network
+from fedsim.world.processes.activity import ComputeActivity
 
 Effect = Literal["link", "pace", "off", "edge"]
 """Rate of a link, pace of a device, a device that is off, an edge server that is lost."""
@@ -30,10 +31,33 @@ class Hold(ExitStack):
         self.close()
 
 
+class Effects(Protocol):
+    """The part of ``Processes`` that applies effects.
+
+    Attributes:
+        network, tasks, messages: the parts of the world that effects change.
+        silent: whether nothing is recorded, as during a restore.
+    """
+
+    network: Network
+    tasks: TaskRunner
+    messages: Messages
+    silent: bool
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Record what a process has done."""
+
+    def computations_on(self, device: int) -> list[ComputeActivity]:
+        """The processes' computations that a device carries out now."""
+
+    def switch_on(self, device: int) -> None:
+        """Notify the server, and the processes that wait for the device."""
+
+
 class Holds:
     """The effects of all processes; applies them to the network, the tasks and the messages."""
 
-    def __init__(self, processes: "Processes") -> None:
+    def __init__(self, processes: Effects) -> None:
         self._processes = processes
         self._network = processes.network
         self._tasks = processes.tasks

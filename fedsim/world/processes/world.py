@@ -3,23 +3,22 @@
 import json
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import simpy
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.clock.environment import Environment, ProcessGenerator
-from fedsim.clock.simulation import on_grid
+from fedsim.clock.simulation import Simulation, on_grid
 from fedsim.common.errors import SimulationError
+from fedsim.common.streams import Streams
 from fedsim.common.units import Bytes, Flops, Seconds
+from fedsim.world.device_kinds import Capacity
 from fedsim.world.network.endpoints import SERVER, Direction
 from fedsim.world.processes.activity import Activity, Sending
-from fedsim.world.processes.holds import Hold
+from fedsim.world.processes.holds import Effects, Hold, Holds
 from fedsim.world.steps import Payload, Work
-
-if TYPE_CHECKING:
-    from fedsim.world.processes.processes import Processes
 
 # of every record; a process may give a device
 _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
@@ -51,6 +50,31 @@ class DeviceFacts(NamedTuple):
     present: bool
 
 
+class ProcessServices(Effects, Protocol):
+    """The part of ``Processes`` that worlds use.
+
+    Attributes:
+        simulation: the clock.
+        streams: random streams of the seed.
+        capacity: kinds of devices.
+        holds: the effects of all processes.
+        restoring: whether processes are restored from a checkpoint now.
+        asleep: number of a process and time (s) -> events for which it waits, during a restore.
+        switched_on: device -> event of its next switch-on.
+    """
+
+    simulation: Simulation
+    streams: Streams
+    capacity: Capacity
+    holds: Holds
+    restoring: bool
+    asleep: dict[tuple[int, float], list[simpy.Event]]
+    switched_on: dict[int, simpy.Event]
+
+    def wait(self, number: int, when: float, event: simpy.Event) -> None:
+        """Fire an event of the process ``number`` at a time (s)."""
+
+
 class World:
     """The world as a process sees it. Times are simulated seconds, rates bytes/s.
 
@@ -64,7 +88,7 @@ class World:
         state: JSON-able values that a restorable process must remember.
     """
 
-    def __init__(self, processes: "Processes", number: int) -> None:
+    def __init__(self, processes: ProcessServices, number: int) -> None:
         self._processes = processes
         self._number = number
         self.simulation = processes.simulation

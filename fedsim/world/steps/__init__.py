@@ -1,9 +1,9 @@
 """Kinds of steps that tasks are made of: each kind is one class with its begin, end and costs."""
 
-from fedsim.world.steps.base import Cause, Ending, Outcome, TaskStep
 from fedsim.world.steps.computations import EpochStep, Evaluate, Plan, Train, Work
 from fedsim.world.steps.pauses import Code, Pause, Queue
 from fedsim.world.steps.transfers import Download, Payload, TransferStep, Upload
+from fedsim.world.task import Cause, Ending, Outcome, TaskStep
 
 Computation = Train | Evaluate | Work | Pause
 """Steps that a client half may ask of its device."""

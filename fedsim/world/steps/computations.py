@@ -3,15 +3,11 @@
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fedsim.clock.simulation import tie_s
 from fedsim.common.training import NO_LIMIT, Limit, Training
-from fedsim.world.steps.base import Cause, Ending, TaskStep
-
-if TYPE_CHECKING:
-    from fedsim.world.life import TaskRunner
-    from fedsim.world.task import Task
+from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
 
 
 class Plan(NamedTuple):
@@ -40,11 +36,11 @@ class EpochStep(TaskStep):
     __slots__ = ()
     power = "compute"
 
-    def plan(self, task: "Task", runner: "TaskRunner") -> Plan:
+    def plan(self, task: Task, runner: StepServices) -> Plan:
         """The times of this step on the task's device, without its present pace."""
         raise NotImplementedError
 
-    def is_due(self, task: "Task", runner: "TaskRunner") -> bool:
+    def is_due(self, task: Task, runner: StepServices) -> bool:
         """Whether the step ends now, but for the rounding of times; counts its last epoch then."""
         hosts = runner.computing.hosts
         ends = task.epoch_ends
@@ -70,13 +66,13 @@ class Train(EpochStep):
     limit: Limit = NO_LIMIT
     name = "train"
 
-    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+    def begin(self, task: Task, runner: StepServices) -> None:
         runner.note_data(task)
         if self.training.part is not None:
             task.samples = self.training.part.samples
         runner.computing.begin(task, self.training)
 
-    def plan(self, task: "Task", runner: "TaskRunner") -> Plan:
+    def plan(self, task: Task, runner: StepServices) -> Plan:
         limit = math.inf
         if self.limit is not NO_LIMIT:
             limit = runner.computing.limit_of(task, self.limit)
@@ -84,7 +80,7 @@ class Train(EpochStep):
         epoch_s = runner.population.training_s(task.device, self.training, task.samples)
         return Plan(epoch_s, self.training.epochs, limit, self.limit.adaptive, slack_s)
 
-    def end(self, task: "Task", runner: "TaskRunner", cause: Cause | None) -> Ending:
+    def end(self, task: Task, runner: StepServices, cause: Cause | None) -> Ending:
         usage = runner.computing.end(task, self.limit, cause)
         limit = self.limit
         ends = task.epoch_ends or []
@@ -124,17 +120,17 @@ class Evaluate(EpochStep):
     samples: int | None = None
     name = "evaluate"
 
-    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+    def begin(self, task: Task, runner: StepServices) -> None:
         runner.note_data(task)
         if self.samples is not None:
             task.samples = min(task.samples, self.samples)
         runner.computing.begin(task, None)
 
-    def plan(self, task: "Task", runner: "TaskRunner") -> Plan:
+    def plan(self, task: Task, runner: StepServices) -> Plan:
         model_s = runner.population.testing_s(task.device, task.samples)
         return Plan(model_s * len(self.models), 1, runner.computing.limit_of(task, self.limit))
 
-    def end(self, task: "Task", runner: "TaskRunner", cause: Cause | None) -> Ending:
+    def end(self, task: Task, runner: StepServices, cause: Cause | None) -> Ending:
         usage = runner.computing.end(task, self.limit, cause)
         is_done = bisect_right(task.epoch_ends or [], runner.simulation.now) > 0
         facts: dict[str, Any] = {"models": len(self.models)}
@@ -169,13 +165,13 @@ class Work(EpochStep):
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value}
 
-    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+    def begin(self, task: Task, runner: StepServices) -> None:
         runner.note_data(task)
         runner.computing.look_ahead(task)
 
-    def plan(self, task: "Task", runner: "TaskRunner") -> Plan:
+    def plan(self, task: Task, runner: StepServices) -> Plan:
         seconds = runner.population.working_s(task.device, self)
         return Plan(seconds, 1, jitter_of=task.count)
 
-    def end(self, task: "Task", runner: "TaskRunner", cause: Cause | None) -> Ending:
+    def end(self, task: Task, runner: StepServices, cause: Cause | None) -> Ending:
         return cause, self.facts | runner.computing.end(task, NO_LIMIT, cause)

@@ -1,14 +1,10 @@
 """Steps of a fixed time, and the wait for a slot."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedsim.clock.simulation import on_grid
-from fedsim.world.steps.base import Cause, Ending, TaskStep
-
-if TYPE_CHECKING:
-    from fedsim.world.life import TaskRunner
-    from fedsim.world.task import Task
+from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +16,7 @@ class Code(TaskStep):
     names: ClassVar[tuple[str, ...]] = ("encode", "decode")
     power = "compute"
 
-    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+    def begin(self, task: Task, runner: StepServices) -> None:
         runner.end_step_at(task, on_grid(runner.simulation.now + self.seconds))
 
 
@@ -36,7 +32,7 @@ class Pause(TaskStep):
     name: Literal["start-up", "sleep"]
     seconds: float
 
-    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+    def begin(self, task: Task, runner: StepServices) -> None:
         runner.end_step_at(task, on_grid(runner.simulation.now + self.seconds))
 
 
@@ -46,10 +42,10 @@ class Queue(TaskStep):
 
     name = "queue"
 
-    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+    def begin(self, task: Task, runner: StepServices) -> None:
         runner.charge.look(task)
 
-    def end(self, task: "Task", runner: "TaskRunner", cause: Cause | None) -> Ending:
+    def end(self, task: Task, runner: StepServices, cause: Cause | None) -> Ending:
         if cause is not None:
             task.release("slot")
         return cause, {}

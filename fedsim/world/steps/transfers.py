@@ -1,14 +1,10 @@
 """Messages between a device and the server, or the device's edge server."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fedsim.world.network.endpoints import SERVER, Direction, ends
-from fedsim.world.steps.base import Cause, Ending, TaskStep
-
-if TYPE_CHECKING:
-    from fedsim.world.life import TaskRunner
-    from fedsim.world.task import Task
+from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
 
 _DISCONNECTED = ("lost", "left", "battery")
 
@@ -27,14 +23,14 @@ class TransferStep(TaskStep):
     payloads: tuple[Payload, ...]
     direction: ClassVar[Direction]
 
-    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+    def begin(self, task: Task, runner: StepServices) -> None:
         size = float(sum([part.bytes for part in self.payloads]))
         peer = SERVER if task.edge is None else runner.network.devices + task.edge
         route = ends(task.device, self.direction, peer)
         task.flow = runner.network.send(*route, size, task.carried_out)
         runner.charge.look(task)
 
-    def end(self, task: "Task", runner: "TaskRunner", cause: Cause | None) -> Ending:
+    def end(self, task: Task, runner: StepServices, cause: Cause | None) -> Ending:
         """End the message; a message that is cut after its last byte has arrived is done."""
         network = runner.network
         flow = task.flow
@@ -58,7 +54,7 @@ class TransferStep(TaskStep):
             facts[role] = network.name(network.devices + task.edge)
         return cause, facts
 
-    def is_due(self, task: "Task", runner: "TaskRunner") -> bool:
+    def is_due(self, task: Task, runner: StepServices) -> bool:
         assert task.flow is not None
         return runner.network.finish(task.flow)
 

@@ -20,7 +20,7 @@ from fedsim.plugin import (
     TaskEnd,
     Work,
 )
-from fedsim.world.task import Pause
+from fedsim.world.steps import Pause
 
 
 class FedSaSyncParams(StrategyParams):

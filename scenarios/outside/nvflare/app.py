@@ -10,7 +10,7 @@ from fedsim.federation.client import Client
 from fedsim.plugin import Device, FedAvg, Instruction
 from fedsim.strategies.fedasync import FedAsync, FedAsyncParams
 from fedsim.strategies.fedavg import FedAvgParams
-from fedsim.world.task import Pause, Train
+from fedsim.world.steps import Pause, Train
 
 MODULE = "fedsim.running.scenarios.outside.nvflare.app"
 TYPES = ((100.0, 1.0), (200.0, 2.0), (400.0, 4.0))

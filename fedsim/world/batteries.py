@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedsim.clock.simulation import TICK_S, Alarm, Simulation, on_grid
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.world.availability import Availability
-from fedsim.world.energy.charging import Charging
+from fedsim.world.charging import Charging
 from fedsim.world.phases import Span
 from fedsim.world.steps import TaskStep
 

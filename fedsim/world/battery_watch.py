@@ -6,11 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedsim.clock.environment import CUT
-from fedsim.world.task import Task, TaskStep
+from fedsim.world.task import StepServices, Task, TaskStep
 
 if TYPE_CHECKING:
-    from fedsim.world.energy.batteries import Batteries
-    from fedsim.world.life import TaskRunner
+    from fedsim.world.batteries import Batteries
 
 
 class BatteryWatch:
@@ -20,7 +19,7 @@ class BatteryWatch:
         batteries: the batteries of all devices; None if no device has one.
     """
 
-    def __init__(self, runner: "TaskRunner", batteries: "Batteries | None") -> None:
+    def __init__(self, runner: StepServices, batteries: "Batteries | None") -> None:
         self._runner = runner
         self._simulation = runner.simulation
         self._network = runner.network
