@@ -332,7 +332,7 @@ class _Reader:
         return array.shape, array.dtype.str, digest
 
     def _items(self, values: Mapping[Any, Any], depth: int) -> Token:
-        entries = []
+        entries: list[Any] = []
         for item in list(values.items()):
             entries += item
         return self._entries(entries, depth)

@@ -168,7 +168,8 @@ def _mapped(y: NDArray[Any], owner: Ints, shards: Sequence[Shard]) -> NDArray[An
     classes = len(next(iter(maps.values())))
     table = np.tile(np.arange(classes), (len(shards), 1))
     table[list(maps)] = list(maps.values())
-    return table[owner, y]
+    mapped: NDArray[Any] = table[owner, y]
+    return mapped
 
 
 def judge(
