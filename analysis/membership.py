@@ -142,7 +142,9 @@ def _draw_rows(panel: Axes, history: History, devices: Ints, unit: float) -> lis
             handles.append(Patch(label=group_name(group), facecolor=colour))
     panel.set_ylim(len(devices) - 0.5, -0.5)
     marks = Activities(history).marks
-    return handles + mark_rows(panel, marks, row.to_dict(), unit)
+    return handles + mark_rows(
+        panel, marks, dict(zip(row.index.tolist(), row.tolist(), strict=True)), unit
+    )
 
 
 def _colour(group: int) -> str:

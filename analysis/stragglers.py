@@ -213,7 +213,7 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
             "round": int(first["round"]),
             "device": device,
             "group": first["group"],
-            "samples": int(history.population.at[device, "samples"]),
+            "samples": int(history.population["samples"].loc[device]),
             "splits": (first["round"], first["device"]) in splits,
         }
         row |= _course(records, start["time"], parsed(start["data"]))

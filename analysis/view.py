@@ -136,7 +136,7 @@ def _order_devices(steps: Sequence[Step], history: History, order: str) -> Ints:
     if order == "number":
         return devices
     if order == "speed":
-        keys = -history.population["speed"].loc[devices].to_numpy(float)
+        keys = -history.population["speed"].loc[devices.tolist()].to_numpy(float)
     else:
         keys = np.array([first_starts[device] for device in devices.tolist()])
     return devices[np.argsort(keys, kind="stable")]

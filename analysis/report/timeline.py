@@ -147,7 +147,7 @@ class _ColumnsOfLanes:
         start = self._ticks([step.start for step in steps])
         end = self._ticks([step.end for step in steps])
         codes = np.array([_code(step) for step in steps], dtype=np.int64)
-        columns = {
+        columns: Columns = {
             "first": first.astype(np.uint32),
             "gap": (start - previous(end)).astype(np.int32),
             "length": (end - start).astype(np.uint32),

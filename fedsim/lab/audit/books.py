@@ -173,7 +173,9 @@ def headers_counted(evidence: Evidence) -> Iterator[str]:
     if evidence.has_own_protocol:
         is_right = wire_bytes >= due * (1 - _ROUNDING)
     else:
-        is_right = np.isclose(wire_bytes, due, rtol=_ROUNDING, atol=0.0)
+        is_right = pd.Series(
+            np.isclose(wire_bytes, due, rtol=_ROUNDING, atol=0.0), index=wire_bytes.index
+        )
     text = (
         "transfer {row}: wire_bytes is {wire_bytes!r}, its protocol makes {due!r} of what was "
         "delivered"

@@ -291,4 +291,5 @@ def _shares(counts: Floats) -> Floats:
     total = counts.sum()
     if not total:
         return np.full(len(counts), 1 / len(counts))
-    return counts / total
+    shares: Floats = counts / total
+    return shares

@@ -210,7 +210,8 @@ class _Account:
             index=[_CONTINUOUS],
         )
         parts = pd.concat([idle, messages[passing], updates])
-        return parts.assign(device=_NOBODY, task=_NOBODY, row=parts.index)
+        energy: pd.DataFrame = parts.assign(device=_NOBODY, task=_NOBODY, row=parts.index)
+        return energy
 
     def tails_after_end(self) -> "pd.Series[float]":
         """Joules of each device's radio after the run's end, of which no battery has a record."""

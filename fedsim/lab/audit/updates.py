@@ -120,8 +120,7 @@ def _continued_tasks(evidence: Evidence) -> dict[int, int]:
     starts = evidence.events[evidence.events["kind"] == "task-start"]
     before = starts.groupby("device")["task"].shift()
     before = before[evidence.is_continuation[starts.index]].dropna().astype(np.int64)
-    continued: dict[int, int] = before.to_dict()
-    return continued
+    return {int(start): int(task) for start, task in zip(before.index, before, strict=True)}
 
 
 class _UpdateBook:
@@ -216,7 +215,7 @@ def round_counts(evidence: Evidence) -> Iterator[str]:
         else:
             data = recorded[row]
             yield from _check_counts(name, data, ended.pop(number, Counter()))
-            cells = next(rows, {})
+            cells: dict[str, Any] = next(rows, {})
             if agree:
                 yield from _check_cells(name, cells, {"round": name, "time": time, **data})
     if not agree:

@@ -223,9 +223,9 @@ def _write_mlflow(client: Any, run: Export) -> None:
     for time, step, scalars in run.scalars():
         for tag, value in scalars.items():
             metrics.append(Metric(_mlflow_name(tag), value, round(time * 1000), step))
-    for name, value in figures.items():
-        if not isinstance(value, str):
-            metrics.append(Metric(_mlflow_name(f"summary/{name}"), float(value), end, 0))
+    for name, figure in figures.items():
+        if not isinstance(figure, str):
+            metrics.append(Metric(_mlflow_name(f"summary/{name}"), float(figure), end, 0))
     params = [Param(key, str(value)[:_LONGEST]) for key, value in flat(run.run.scenario).items()]
     client.log_batch(number, metrics=metrics, params=params)
     status = "FAILED" if run.exit_code else "FINISHED"

@@ -135,7 +135,8 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             server.look_again("begin", self.params.retry, at_least=tiers)
             return
         server.cancel_timer("begin")
-        parts = np.array_split(sorted(state.figures[device] for device in devices), tiers)
+        latencies = [figure for device in devices if (figure := state.figures[device]) is not None]
+        parts = np.array_split(sorted(latencies), tiers)
         # the highest latency of each tier but the last (s)
         state.cuts = [float(part[-1]) for part in parts[:-1]]
         self._sort_in(devices)

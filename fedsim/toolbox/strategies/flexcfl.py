@@ -117,7 +117,8 @@ def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False
     np.fill_diagonal(coefficients, 1.0)
     if literal:
         return coefficients
-    return coefficients / coefficients.sum(axis=1, keepdims=True)
+    weights: Floats = coefficients / coefficients.sum(axis=1, keepdims=True)
+    return weights
 
 
 # group cold starts that may fail: a deadline may be shorter than any pre-training

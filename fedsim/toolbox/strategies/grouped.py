@@ -307,7 +307,11 @@ class Grouped(Synchronous[G]):
         """Store a preparation, to be assigned at the end of this instant."""
         if not self.state.prepared:
             self.server.timer("assign", self.server.now)
-        entry = {"task": message.task, "device": message.device, "in_round": in_round}
+        entry: dict[str, Any] = {
+            "task": message.task,
+            "device": message.device,
+            "in_round": in_round,
+        }
         entry |= {"asked": dict(message.asked), "contents": dict(message.contents)}
         self.state.prepared.append(entry)
 

@@ -346,11 +346,12 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             clusters = members(labels)
         else:
             eps = await self._threshold(entries) if self.params.uses_loss else None
-            self.server.compute("products", *gradients.shape)
+            count, parameters = gradients.shape
+            self.server.compute("products", count, parameters)
             similarity = cosine_matrix(gradients)
             clusters = [] if eps is None else greedy_clusters(similarity, eps)
             if self.params.clustering == "kmeans":
-                self.server.compute("k-means", *gradients.shape, self.setting.classes)
+                self.server.compute("k-means", count, parameters, self.setting.classes)
                 count = self._kmeans_clusters(by_ccs=len(clusters))
                 clusters = by_kmeans(gradients, count, generator)
             pairs = shown_pairs("similarity", similarity)

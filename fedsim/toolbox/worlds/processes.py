@@ -12,7 +12,8 @@ from fedsim.clock.environment import ProcessGenerator
 from fedsim.clock.simulation import Record
 from fedsim.common.units import BytesPerSecond, PositiveSeconds
 from fedsim.world.processes.base import Process
-from fedsim.world.processes.world import Hold, World
+from fedsim.world.processes.holds import Hold
+from fedsim.world.processes.world import World
 
 
 class Outage(Process):

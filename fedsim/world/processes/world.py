@@ -16,7 +16,7 @@ from fedsim.common.streams import Streams
 from fedsim.common.units import Bytes, Flops, Seconds
 from fedsim.world.device_kinds import Capacity
 from fedsim.world.network.endpoints import SERVER, Direction
-from fedsim.world.processes.activity import Activity, Sending
+from fedsim.world.processes.activity import Activity, Call, ComputeActivity, Sending
 from fedsim.world.processes.holds import Effects, Hold, Holds
 from fedsim.world.steps import Payload, Work
 
@@ -70,9 +70,17 @@ class ProcessServices(Effects, Protocol):
     restoring: bool
     asleep: dict[tuple[int, float], list[simpy.Event]]
     switched_on: dict[int, simpy.Event]
+    sending: dict[Sending, int]
+    computed: int
 
     def wait(self, number: int, when: float, event: simpy.Event) -> None:
         """Fire an event of the process ``number`` at a time (s)."""
+
+    def resumed(self, number: int, call: Call) -> Any:
+        """The activity that a restored process had begun by a call; None outside of a restore."""
+
+    def add_computation(self, process: int, *state: Any) -> ComputeActivity:
+        """Add a computation of a process, with a state as ``ComputeActivity.saved`` has it."""
 
 
 class World:
@@ -169,7 +177,8 @@ class World:
         call = ("compute", number, samples, work_flops, work_s)
         resumed = processes.resumed(self._number, call)
         if resumed is not None:
-            return resumed  # type: ignore[no-any-return]
+            activity: Activity = resumed
+            return activity
         if tasks.computing.hosts is not None:
             raise SimulationError(
                 f"a process computes on device {number}, whose host shares its cores among "

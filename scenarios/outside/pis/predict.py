@@ -105,14 +105,14 @@ class Operations:
     """The operations of a batch as columns, told apart by kind."""
 
     def __init__(self, model: str, mode: str) -> None:
-        found, *_ = counted._step(
+        step = counted._step(
             module(model, mode),
             torch.zeros(BATCH, *SHAPE),
             TrainingSpec(),
             "meta",
             Classification(),
         )
-        rows = [operation for phase in found.values() for operation in phase]
+        rows = [*step.forward, *step.backward, *step.update]
         self.flops = np.array([row.flops for row in rows])
         self.moved = np.array([row.moved for row in rows])
         self.share = np.array(

@@ -88,14 +88,14 @@ def main() -> None:
             f"{where}: {1e3 * way.fixed:.2f} ms + {1e6 * way.per_km:.2f} us a km; {way.fit.error}"
         )
     for low, high in ((0, 50), (50, 100), (100, 200), (200, 400)):
-        rates = [
-            row
-            for row in ruled[1::2]
-            if low <= float(rows[tuple(row.cell.split(" -> "))]["rtt_ms"]) < high
-        ]  # type: ignore[index]
+        rates = []
+        for prediction in ruled[1::2]:
+            source, destination = prediction.cell.split(" -> ")
+            if low <= float(rows[source, destination]["rtt_ms"]) < high:
+                rates.append(prediction)
         medians = (
-            median(row.measured or 0.0 for row in rates),
-            median(row.predicted for row in rates),
+            median(prediction.measured or 0.0 for prediction in rates),
+            median(prediction.predicted for prediction in rates),
         )
         print(f"  {low} to {high} ms: measured {medians[0]:.1f} Mbit/s, predicted {medians[1]:.1f}")
     for pair in permutations(facts.sites, 2):
