@@ -379,7 +379,7 @@ def _embedding_legend(chosen: list[Clustering]) -> list[Artist]:
 
 
 def _source(clustering: Clustering) -> str:
-    """What the points of a clustering are made of."""
+    """Name of the values from which the points of a clustering are made."""
     if clustering.features is not None:
         return "features"
     return "similarities" if clustering.alike else "distances"

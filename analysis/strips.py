@@ -15,7 +15,7 @@ from fedsim.analysis.view import View
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import FedsimError
 from fedsim.common.units import BytesPerSecond, read_quantity
-from fedsim.lab.reading.activities import Span
+from fedsim.lab.reading.activities import TimeSpan
 from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
 from fedsim.records.reading import RunFolder
 
@@ -30,8 +30,8 @@ _RATES = (
 )
 _CAPACITY: dict[str, Any] = {"color": style.BLACK, "linewidth": 0.8, "linestyle": ":"}
 
-Direction = Literal["down", "up"]
-_DIRECTIONS: tuple[Direction, ...] = ("down", "up")
+LaneDirection = Literal["down", "up"]
+_DIRECTIONS: tuple[LaneDirection, ...] = ("down", "up")
 _SIGNS = {"down": 1.0, "up": -1.0}
 _COLOURS = {"down": style.STEPS["download"], "up": style.STEPS["upload"]}
 
@@ -50,7 +50,7 @@ def capacity(run: RunFolder) -> dict[str, float | None]:
     return limits
 
 
-def concurrency(spans: Sequence[Span]) -> Curve:
+def concurrency(spans: Sequence[TimeSpan]) -> Curve:
     """The number of these spans that are under way at a time."""
     starts = [span.start for span in spans]
     ends = [span.end for span in spans]

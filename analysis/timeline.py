@@ -16,10 +16,10 @@ from fedsim.analysis import style
 from fedsim.analysis.marks import draw_marks, mark_rows, number_rounds
 from fedsim.analysis.strips import draw_load, draw_work
 from fedsim.analysis.style import evenly
-from fedsim.analysis.view import MOST_LANES, ORDERS, TimeSpan, View, span_of_rounds
+from fedsim.analysis.view import MOST_LANES, ORDERS, Interval, View, span_of_rounds
 from fedsim.common.units import show_seconds
 from fedsim.lab.compare.critical_path import CriticalPaths, PathStep
-from fedsim.lab.reading.activities import Span, Step
+from fedsim.lab.reading.activities import StepSpan, TimeSpan
 from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
 
@@ -56,7 +56,7 @@ def draw_timeline(
     run: RunFolder,
     *,
     rounds: tuple[int, int] | None = None,
-    window: TimeSpan | None = None,
+    window: Interval | None = None,
     devices: int = MOST_LANES,
     order: str = "speed",
 ) -> Figure:
@@ -202,13 +202,13 @@ def _mark_task_ends(axes: Axes, view: View, coarse: bool) -> list[Artist]:
     return handles
 
 
-def _draw_steps(axes: Axes, view: View, steps: Sequence[Step], **look: Any) -> None:
+def _draw_steps(axes: Axes, view: View, steps: Sequence[StepSpan], **look: Any) -> None:
     """Draw steps as bars that are at least one pixel wide."""
     _draw_bars(axes, view, steps, least=view.span / _PIXELS, **look)
 
 
 def _draw_bars(
-    axes: Axes, view: View, spans: Sequence[Span], *, least: float = 0.0, **look: Any
+    axes: Axes, view: View, spans: Sequence[TimeSpan], *, least: float = 0.0, **look: Any
 ) -> None:
     """Draw spans as bars in their lanes, of a length of at least ``least`` (s)."""
     starts = np.array([span.start for span in spans], dtype=float)

@@ -9,16 +9,16 @@ from fedsim.analysis import style
 from fedsim.analysis.style import NothingToDrawError, PictureError, evenly
 from fedsim.common.arrays import Ints
 from fedsim.common.errors import nearest
-from fedsim.lab.reading.activities import Activities, Mark, Span, Step
+from fedsim.lab.reading.activities import Activities, Mark, StepSpan, TimeSpan
 from fedsim.lab.reading.history import History
 
 ORDERS = {"speed": "fastest on top", "first": "first at work on top", "number": "by number"}
-TimeSpan = tuple[float, float]
+Interval = tuple[float, float]
 
 MOST_LANES = 1500  # more would be thinner than a pixel
 _GAPPED_LANES = 150
 
-DeviceSpan = TypeVar("DeviceSpan", bound=Span)
+DeviceSpan = TypeVar("DeviceSpan", bound=TimeSpan)
 
 
 class View:
@@ -53,7 +53,7 @@ class View:
     def __init__(
         self,
         history: History,
-        span: TimeSpan | None = None,
+        span: Interval | None = None,
         most: int = MOST_LANES,
         order: str = "speed",
     ) -> None:
@@ -90,7 +90,7 @@ class View:
 
         self.steps = self.in_lanes(steps)
         self.presence = self.in_lanes(self.activities.presence)
-        self.absences: list[Span] | None = None
+        self.absences: list[TimeSpan] | None = None
         if len(history.known):
             self.absences = self.in_lanes(self.activities.absences)
         self.task_ends = [mark for mark in self.activities.marks if self._has_task_end(mark)]
@@ -127,7 +127,7 @@ def _check_options(start: float, end: float, most: int, order: str) -> None:
         )
 
 
-def _order_devices(steps: Sequence[Step], history: History, order: str) -> Ints:
+def _order_devices(steps: Sequence[StepSpan], history: History, order: str) -> Ints:
     """The devices of these steps, int64 [n], from the top lane down."""
     first_starts: dict[int, float] = {}
     for step in steps:
@@ -142,7 +142,7 @@ def _order_devices(steps: Sequence[Step], history: History, order: str) -> Ints:
     return devices[np.argsort(keys, kind="stable")]
 
 
-def span_of_rounds(history: History, first: int, stop: int) -> TimeSpan:
+def span_of_rounds(history: History, first: int, stop: int) -> Interval:
     """The simulated time of rounds ``first`` to ``stop - 1``, numbered from 0 (s).
 
     Raises:

@@ -71,6 +71,7 @@ INSIDES = {
     *("Dispatch", "Devices", "Environment", "Processes"),  # that the engine makes its objects with
     # of the engine, passed on unseen
     *("Alarm", "Join", "Population", "Capacity", "Rooflines", "Augmentation"),
+    *("TaskStep", "Task", "StepServices", "Plan"),  # of kinds of steps (docs/howto/step.md)
     *("Split", "TrainingSpec", "SecureState"),  # of built-in strategies and of the built-in trainer
 }
 """Classes in public signatures that authors of parts never hold."""

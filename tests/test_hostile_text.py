@@ -273,8 +273,7 @@ OPENERS = {
     ),
 }
 NOT_BY_A_PATH = {
-    "resources.files('fedsim.analysis.report').joinpath('assets', "
-    "name).read_text(encoding='utf-8')": "a file of the package",
+    "packaged.read_text(encoding='utf-8')": "a file of the package",
     "np.loadtxt(lines, delimiter=',', dtype=np.uint8)": "lines of a file that is open",
     "beside.open('wb')": "writes",
     "beside.open('w', encoding='utf-8')": "writes",
@@ -284,6 +283,8 @@ NOT_BY_A_PATH = {
     "_openers[executor].open(parcel, shared)": "a parcel of a worker",
     "self.open(*self._fetch([reference]))": "a parcel of a worker",
     "(folder / 'summary.json').read_text()": "of runs that the contract has just made",
+    "(one / 'summary.json').read_text()": "of runs that the contract has just made",
+    "(other / 'summary.json').read_text()": "of runs that the contract has just made",
     "(one / name).read_bytes()": "of runs that the contract has just made",
     "(other / name).read_bytes()": "of runs that the contract has just made",
     "Image.open(io.BytesIO(data or b''))": "bytes of a table",

@@ -126,7 +126,7 @@ _LAYERS = {
     "version": "",
     "common": "",
     "clock": "common",
-    "world": "common clock",
+    "world": "common clock world.meters",
     "world.meters": "common clock",
     "world.energy": "common clock world world.meters",
     "learning.data": "common",
@@ -156,7 +156,7 @@ _LAYERS = {
     "toolbox.worlds": "common clock world",
     "plugin": f"{_FEDERATED} learning.data records strategies toolbox.attacks toolbox.peers "
     "toolbox.strategies world.meters",
-    "running.checkpoint": f"{_FEDERATED} world.energy",
+    "running.checkpoint": f"{_FEDERATED} strategies world.energy",
     "running": f"{_FEDERATED} learning.data records running.checkpoint strategies version world.energy "
     "world.meters",
     "lab": "",

@@ -17,7 +17,7 @@ _MIDDLE_OF_NUMBER = (3, -4)  # from the corner at which a number's text starts
 _CORNERS = ((7, -5), (7, 12), (-13, -5), (-13, 12), (-3, -9), (-3, 18))
 _LONGEST_NAME = 160
 
-_Place = tuple[float, float]
+_Corner = tuple[float, float]
 
 
 def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
@@ -30,7 +30,7 @@ def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
     x_axis = _axis([point.first for point in front.points])
     y_axis = _axis([point.other for point in front.points])
 
-    def place(point: CostPoint) -> _Place:
+    def place(point: CostPoint) -> _Corner:
         x = x_axis.share(point.first)
         y = y_axis.share(point.other)
         width = _WIDTH - 2 * _EDGE - 24
@@ -72,14 +72,14 @@ def _axis(costs: Sequence[float]) -> Axis:
     return Axis(low, max(costs), is_log=low > 0)
 
 
-def _steps(places: Sequence[_Place]) -> Markup:
+def _steps(places: Sequence[_Corner]) -> Markup:
     """A line of steps through the cells of the front."""
     x, y = places[0]
     steps = " ".join(f"H{x} V{y}" for x, y in places[1:])
     return el("path", d=f"M{x} {y} {steps}", class_="step")
 
 
-def _numbers(places: Sequence[_Place], dots: Sequence[_Place]) -> list[Markup]:
+def _numbers(places: Sequence[_Corner], dots: Sequence[_Corner]) -> list[Markup]:
     """Numbers beside their dots, each at the corner with the most room."""
     occupied = [*dots]
     numbers = []
@@ -91,13 +91,13 @@ def _numbers(places: Sequence[_Place], dots: Sequence[_Place]) -> list[Markup]:
     return numbers
 
 
-def _middle(corner: _Place) -> _Place:
+def _middle(corner: _Corner) -> _Corner:
     dx, dy = _MIDDLE_OF_NUMBER
     return corner[0] + dx, corner[1] + dy
 
 
-def _room_at(corner: _Place, occupied: Sequence[_Place]) -> float:
-    """How far a number at this corner is from the nearest thing, at most 5."""
+def _room_at(corner: _Corner, occupied: Sequence[_Corner]) -> float:
+    """Distance of a number at this corner from the nearest thing, at most 5."""
     middle = _middle(corner)
     return min(5.0, *(math.dist(middle, place) - 6 for place in occupied))
 

@@ -24,8 +24,8 @@ class Markup(str):
 
 def asset(name: str) -> Markup:
     """The text of a file in ``assets``."""
-    file = resources.files("fedsim.analysis.report").joinpath("assets", name)
-    return Markup(file.read_text(encoding="utf-8").rstrip("\n"))
+    packaged = resources.files("fedsim.analysis.report").joinpath("assets", name)
+    return Markup(packaged.read_text(encoding="utf-8").rstrip("\n"))
 
 
 def el(tag: str, *children: str | None, **attributes: Any) -> Markup:

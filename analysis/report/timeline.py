@@ -19,7 +19,7 @@ from fedsim.analysis.strips import capacity, concurrency
 from fedsim.analysis.timeline import MEANING, critical_steps
 from fedsim.common.arrays import Ints
 from fedsim.common.harmless import harmless
-from fedsim.lab.reading.activities import Activities, Span, Step
+from fedsim.lab.reading.activities import Activities, StepSpan, TimeSpan
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History
 from fedsim.lab.trackers.link_load import link_load, thinned
 from fedsim.records.folder import AVAILABILITY
@@ -38,7 +38,7 @@ _AMOUNTS = {"train": ("epochs", "asked"), "evaluate": ("models", "models")}
 _AMOUNTS_OF_TRANSFERS = ("delivered", "bytes")
 
 Columns = dict[str, NDArray[Any]]
-LaneSpan = TypeVar("LaneSpan", bound=Span)
+LaneSpan = TypeVar("LaneSpan", bound=TimeSpan)
 
 
 class TimelineData(NamedTuple):
@@ -245,10 +245,10 @@ class _ColumnsOfLanes:
     def _in_lanes(self, spans: Sequence[LaneSpan]) -> list[LaneSpan]:
         return [span for span in spans if span.device in self.lanes]
 
-    def _lane_and_start(self, span: Span) -> tuple[int, float]:
+    def _lane_and_start(self, span: TimeSpan) -> tuple[int, float]:
         return self.lanes[span.device], span.start
 
-    def _first_positions(self, spans: Sequence[Span]) -> Ints:
+    def _first_positions(self, spans: Sequence[TimeSpan]) -> Ints:
         """Position of each lane's first span in the sorted ``spans``, and their number: int64
         [lanes + 1].
         """
@@ -256,7 +256,7 @@ class _ColumnsOfLanes:
         return np.searchsorted(lanes, np.arange(len(self.lanes) + 1)).astype(np.int64)
 
 
-def _code(step: Step) -> int:
+def _code(step: StepSpan) -> int:
     """The step's kind in the lowest three bits, the outcome of its task above them."""
     return _STEP_CODES.get(step.kind, -1) + 8 * _OUTCOME_CODES.get(step.task_outcome, -1)
 
@@ -266,7 +266,7 @@ def _numbers(values: Iterable[int | None]) -> Ints:
     return np.array([-1 if value is None else value for value in values], dtype=np.int64)
 
 
-def _amounts(step: Step) -> tuple[float, float]:
+def _amounts(step: StepSpan) -> tuple[float, float]:
     """The work done and the whole work of a step, such as epochs or bytes; NaN if unknown."""
     done, whole = _AMOUNTS.get(step.kind, _AMOUNTS_OF_TRANSFERS)
     data = step.data

@@ -13,7 +13,7 @@ _NUMBERS = ("server-round", "server_round", "current-round", "current_round", "r
 
 
 @dataclass(eq=False)
-class Round:
+class AppRound:
     """A round of a Flower app, open or closed."""
 
     number: int
@@ -48,17 +48,17 @@ class AppRounds:
         seen: names of all metrics so far.
     """
 
-    def __init__(self, names: dict[str, str], close: Callable[[Round], None]) -> None:
+    def __init__(self, names: dict[str, str], close: Callable[[AppRound], None]) -> None:
         self._names = names
         self._close = close
-        self._open: Round | None = None
+        self._open: AppRound | None = None
         self._count = 0
         self._arrays: ArrayRecord | None = None  # of the last message with arrays
         self._targets: set[tuple[str, int]] = set()  # types and nodes of the round's messages
         self._trains = False
         self.seen: set[str] = set()
 
-    def of(self, message: Message) -> Round | None:
+    def of(self, message: Message) -> AppRound | None:
         """The round of a message that is about to be sent; None if the message makes no round.
 
         A new round closes the round before.
@@ -79,7 +79,7 @@ class AppRounds:
             is_new = app_number != self._open.app_number
         if self._open is None or is_new:
             self.end()
-            self._open = Round(self._count, app_number)
+            self._open = AppRound(self._count, app_number)
             self._count += 1
             self._targets.clear()
         if arrays is not None:

@@ -23,7 +23,7 @@ from fedsim.flower.app import Over, Turns, error_of_app, place_in, read_app
 from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, AppHalf, replace_all, where
-from fedsim.flower.rounds import AppRounds, Round
+from fedsim.flower.rounds import AppRound, AppRounds
 
 _COUNTED = {
     "valid": ("done",),
@@ -51,7 +51,7 @@ class Sent:
     number: int
     device: int
     bytes: int
-    round: Round | None
+    round: AppRound | None
     """None: the message makes no round."""
     task: int | None = None
     """number of the device's task; None before it begins."""
@@ -94,8 +94,8 @@ class Session(Grid):  # type: ignore[misc]
         self._open = 0  # messages without an answer
         self._counts = Counter[int]()
         # rounds of tasks that begin after the turn, and continue a task that counts already
-        self._continued: list[Round] = []
-        self._finished: dict[int, Round] = {}  # round of each device's last task, if it was done
+        self._continued: list[AppRound] = []
+        self._finished: dict[int, AppRound] = {}  # round of each device's last task, if it was done
         self._until: float | None = None  # time until which the ServerApp waits at most (s)
         # messages whose answers the ServerApp waits for; None: it waits for the time alone
         self._missing: set[str] | None = set()
@@ -197,7 +197,7 @@ class Session(Grid):  # type: ignore[misc]
                     facts[name] = lines
         return facts
 
-    def _close_round(self, ended: Round) -> None:
+    def _close_round(self, ended: AppRound) -> None:
         if ended.used:
             tasks = [task for task, _ in ended.used]
             weights = [weight for _, weight in ended.used]

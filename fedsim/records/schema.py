@@ -168,7 +168,7 @@ def column(values: "Sequence[Any] | NDArray[Any]", kind: pa.DataType) -> pa.Arra
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
-_MAKE_CHUNKS = getattr(json.encoder, "c_make_encoder", None)
+_MAKE_CHUNKS = vars(json.encoder).get("c_make_encoder")
 
 
 def _encoding() -> "Callable[[object], str]":

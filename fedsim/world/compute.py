@@ -235,7 +235,7 @@ class HostSpec(Spec):
 
 
 @dataclass(slots=True)
-class _Computing:
+class _HostComputation:
     """A running computation.
 
     Attributes:
@@ -261,7 +261,7 @@ class _Cores:
 
     at: float = 0.0
     served: float = 0.0
-    jobs: dict[int, _Computing] = field(default_factory=dict)
+    jobs: dict[int, _HostComputation] = field(default_factory=dict)
     alarm: Alarm | None = None
 
 
@@ -305,7 +305,7 @@ class Hosts:
     def compute(self, task: Task, seconds: float) -> None:
         """Begin a computation that takes ``seconds`` at full speed."""
         cores = self._advanced(self._host(task), changes=True)
-        cores.jobs[task.id] = _Computing(task, cores.served, cores.served + seconds)
+        cores.jobs[task.id] = _HostComputation(task, cores.served, cores.served + seconds)
 
     def is_due(self, task: Task) -> bool:
         """Whether the running computation ends now, but for the rounding of times."""
@@ -339,7 +339,7 @@ class Hosts:
     def _host(self, task: Task) -> int:
         return task.device % self._spec.number
 
-    def _job(self, task: Task) -> _Computing | None:
+    def _job(self, task: Task) -> _HostComputation | None:
         cores = self._cores.get(self._host(task))
         return None if cores is None else cores.jobs.get(task.id)
 
@@ -395,7 +395,7 @@ class Hosts:
         self._cores = {host: _Cores(*saved) for host, saved in state["cores"].items()}
         for task_id, saved in state["jobs"].items():
             task = running[task_id]
-            self._cores[self._host(task)].jobs[task_id] = _Computing(task, *saved)
+            self._cores[self._host(task)].jobs[task_id] = _HostComputation(task, *saved)
         for waiting in state["pools"].values():
             for task_id in waiting:
                 self._take_worker(running[task_id])

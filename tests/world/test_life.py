@@ -16,6 +16,7 @@ from fedsim.common.training import Batching, LastBatch, Limit, Part, Training
 from fedsim.toolbox.worlds.availability import Traces
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
+from fedsim.world.meters.energy import POWERS
 from fedsim.world.network import Star
 from fedsim.world.population import Population
 from fedsim.world.steps import Download, Evaluate, Payload, Train, Upload
@@ -499,7 +500,7 @@ def test_a_kind_of_step_is_one_class(off: float, late: float, step: tuple[Any, .
     steps = site.carried_out(MODEL, ReadSamples(50.0), Train(Training("model", 3)))
     assert steps[1][:3] == step
     assert TaskStep.kinds["ReadSamples"] is ReadSamples
-    assert TaskStep.powers["read"] == "compute"
+    assert POWERS["read"] == "compute"
 
 
 def test_two_kinds_of_steps_have_different_class_names() -> None:

@@ -12,7 +12,7 @@ from fedsim.lab.audit.frames import NOTHING, at_places, endpoint_numbers, latest
 
 
 def reachable(evidence: Evidence) -> Iterator[str]:
-    """Steps and messages lie within online phases, and lost tasks end offline or switched off.
+    """Steps and messages lie within online phases, and lost tasks end unreachable or switched off.
 
     Devices without rows in the table of availability are left out.
     """
@@ -61,7 +61,7 @@ def _out_of_order(evidence: Evidence, table: pd.DataFrame) -> Any:
 
 
 def _are_away(table: pd.DataFrame, spans: pd.DataFrame) -> Any:
-    """Whether each device is offline at some time from ``start`` to ``time`` (s); bool [spans].
+    """Whether each device is unreachable at some time from ``start`` to ``time`` (s); bool [spans].
 
     An instant, and a device without a row, never is.
     """

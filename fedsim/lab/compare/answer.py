@@ -23,7 +23,7 @@ TARGETED = ("time", "bytes", "energy", "money")
 _STEP = 0.05  # of targets that neither a study nor the user names
 _USUAL_GOAL = "time"
 
-Figures = Sequence[Sequence[Values]]
+LineFigures = Sequence[Sequence[Values]]
 """All figures of each run of each line."""
 
 
@@ -128,7 +128,7 @@ class Answer:
 
 
 def answers(
-    lines: Lines, figures: Figures, targets: Sequence[Aim], *, is_requested: bool = False
+    lines: Lines, figures: LineFigures, targets: Sequence[Aim], *, is_requested: bool = False
 ) -> Iterator[Answer]:
     """The answers of a comparison, world by world.
 
@@ -150,7 +150,7 @@ def answers(
 
 def _answer(
     lines: Lines,
-    figures: Figures,
+    figures: LineFigures,
     targets: Sequence[Aim],
     places: Sequence[int],
     world: str,
@@ -197,7 +197,9 @@ def _missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
             return
 
 
-def _bill(goal: Ranking, figures: Figures, target: Aim | None) -> Iterator[tuple[Measure, float]]:
+def _bill(
+    goal: Ranking, figures: LineFigures, target: Aim | None
+) -> Iterator[tuple[Measure, float]]:
     """The costs of the best line that all its runs have, and their means over its runs."""
     if not goal.whole:
         return
@@ -212,7 +214,9 @@ def _bill(goal: Ranking, figures: Figures, target: Aim | None) -> Iterator[tuple
             yield measure, math.fsum(numbers) / len(numbers)
 
 
-def _ranking(lines: Lines, figures: Figures, names: Mapping[int, str], measure: Measure) -> Ranking:
+def _ranking(
+    lines: Lines, figures: LineFigures, names: Mapping[int, str], measure: Measure
+) -> Ranking:
     entries = []
     for place, name in names.items():
         line = lines.lines[place]
@@ -234,7 +238,7 @@ def _ranking(lines: Lines, figures: Figures, names: Mapping[int, str], measure: 
 
 
 def _target(
-    lines: Lines, figures: Figures, places: Sequence[int], targets: Sequence[Aim]
+    lines: Lines, figures: LineFigures, places: Sequence[int], targets: Sequence[Aim]
 ) -> Aim | None:
     """The hardest target that a line reached in all its runs, or at least in one of them."""
     ranked = _ranked(lines, places)
@@ -250,7 +254,7 @@ def _ranked(lines: Lines, places: Sequence[int]) -> list[int]:
 
 
 def _reached_by(
-    figures: Figures,
+    figures: LineFigures,
     places: Sequence[int],
     target: Aim,
     quantifier: Callable[[Iterable[bool]], bool],
@@ -265,7 +269,7 @@ def _reached_by(
     return any(quantifier(map(reaches, figures[place])) for place in places)
 
 
-def usual_target(lines: Lines, figures: Figures) -> float | None:
+def usual_target(lines: Lines, figures: LineFigures) -> float | None:
     """The highest multiple of 0.05 that half of the lines reach in all their runs, if any.
 
     It is the target of a comparison if neither a study nor the user names one.

@@ -22,7 +22,7 @@ _OF_DEVICES = ("task-end", "arrival", "departure", "shift", "shift-test", "assig
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeSpan:
     """A stretch of time in the lane of one device.
 
     Attributes:
@@ -37,14 +37,14 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay(Span):
+class Stay(TimeSpan):
     """A device's membership in one group, without interruption."""
 
     group: int
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Span):
+class StepSpan(TimeSpan):
     """One step of a task; a step that a cut-off run left open ends with the run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Step(Span):
 
 
 @dataclass(frozen=True, slots=True)
-class EdgeTransfer(Span):
+class EdgeTransfer(TimeSpan):
     """A transfer between the server and an edge server (``device``).
 
     Attributes:
@@ -89,7 +89,7 @@ class EdgeTransfer(Span):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageSpan:
     """A message between two endpoints; messages of one device may overlap in time.
 
     Attributes:
@@ -139,7 +139,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundPeriod:
     """A round, or a version of the model if the strategy has no rounds.
 
     Attributes:
@@ -173,7 +173,7 @@ class Activities:
     # Lanes of devices.
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StepSpan]:
         """All steps, task by task."""
         table = self.history.steps
         columns = (
@@ -182,7 +182,7 @@ class Activities:
             _whole_numbers(table["group"]),
             *(table[name].tolist() for name in ("ended", "outcome", "data")),
         )
-        return [Step(*row) for row in zip(*columns, strict=True)]
+        return [StepSpan(*row) for row in zip(*columns, strict=True)]
 
     def open_task_changes(self) -> tuple[Floats, Floats]:
         """When the number of open tasks changed (s), and by how much: float64 [n] each.
@@ -194,12 +194,12 @@ class Activities:
         return table["time"].to_numpy(), changes
 
     @cached_property
-    def presence(self) -> list[Span]:
+    def presence(self) -> list[TimeSpan]:
         """From each device's arrival to its departure."""
         return _spans(self.history.there)
 
     @cached_property
-    def absences(self) -> list[Span]:
+    def absences(self) -> list[TimeSpan]:
         """The stretches in which a device was present and could not be reached."""
         return _spans(self.history.away)
 
@@ -213,7 +213,7 @@ class Activities:
 
     @cached_property
     def marks(self) -> list[Mark]:
-        """What happened to devices, and acts of processes, in the order of the records."""
+        """Events of devices and acts of processes, in the order of the records."""
         acts = [kind for kind in self.history.events["kind"].unique() if is_act(kind)]
         table = self.history.of(*_OF_DEVICES, *acts)
         columns = (
@@ -238,12 +238,12 @@ class Activities:
         return [mark.time for mark in self.marks if is_act(mark.kind)]
 
     @cached_property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[MessageSpan]:
         """The messages between endpoints, in the order of their ends."""
         messages = []
         for row in self.history.data("message"):
             data = row["data"]
-            message = Message(
+            message = MessageSpan(
                 source=data["source"],
                 destination=data["destination"],
                 start=data["start"],
@@ -276,17 +276,17 @@ class Activities:
         return transfers
 
     @cached_property
-    def edge_outages(self) -> list[Span]:
+    def edge_outages(self) -> list[TimeSpan]:
         """The stretches in which edge servers were lost."""
         return _spans(self.history.lost_edges)
 
     # The server's lane.
 
     @cached_property
-    def server(self) -> list[Round | Mark]:
+    def server(self) -> list[RoundPeriod | Mark]:
         """The rounds that ended and the decisions about groups, in the order of the records."""
         begun = {row["round"]: row for row in self.history.data("round-start")}
-        entries: list[Round | Mark] = []
+        entries: list[RoundPeriod | Mark] = []
         for row in self.history.data(*_DECISIONS, "round"):
             if row["kind"] != "round":
                 entries.append(Mark(row["kind"], row["time"], None, None, None, None))
@@ -297,13 +297,15 @@ class Activities:
             if beginning is not None:
                 start = beginning["time"]
                 deadline = beginning["data"].get("deadline")
-            entries.append(Round(int(row["round"]), start, row["time"], deadline, row["data"]))
+            entries.append(
+                RoundPeriod(int(row["round"]), start, row["time"], deadline, row["data"])
+            )
         return entries
 
     @property
-    def rounds(self) -> list[Round]:
+    def rounds(self) -> list[RoundPeriod]:
         """The rounds that ended."""
-        return [entry for entry in self.server if isinstance(entry, Round)]
+        return [entry for entry in self.server if isinstance(entry, RoundPeriod)]
 
 
 def _kind_of_mark(record_kind: str, group: int | None, text: str | None) -> str | None:
@@ -315,9 +317,9 @@ def _kind_of_mark(record_kind: str, group: int | None, text: str | None) -> str 
     return record_kind
 
 
-def _spans(table: pd.DataFrame) -> list[Span]:
+def _spans(table: pd.DataFrame) -> list[TimeSpan]:
     columns = (table[name].tolist() for name in ("device", "start", "end"))
-    return [Span(*row) for row in zip(*columns, strict=True)]
+    return [TimeSpan(*row) for row in zip(*columns, strict=True)]
 
 
 def _whole_numbers(column: "pd.Series[Any]") -> list[int | None]:

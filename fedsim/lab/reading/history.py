@@ -131,12 +131,12 @@ class History:
 
     @cached_property
     def away(self) -> pd.DataFrame:
-        """Stretches during which a present device was offline or switched off."""
+        """Stretches during which a present device was unreachable or switched off."""
         if not self.run.has(AVAILABILITY):
             return self._phases
         switched_off = self._stretches(self.of("switch-off", "switch-on"), "switch-off")
-        offline = self._phases[~self._phases["on"]]
-        off = pd.concat([offline, switched_off])[["device", "start", "end"]]
+        unreachable = self._phases[~self._phases["on"]]
+        off = pd.concat([unreachable, switched_off])[["device", "start", "end"]]
         devices = self.population.loc[off["device"]]
         start = np.maximum(off["start"], devices["arrival"].to_numpy())
         end = np.minimum(off["end"], devices["departure"].to_numpy())

@@ -48,18 +48,18 @@ class Variant:
         return safe_name(self.label)
 
 
-Layers = dict[str, Mapping[str, Any]]
+VariantLayers = dict[str, Mapping[str, Any]]
 """The tables of a run's base, and changes of it, by their place in the study's file."""
 
 
-def layers_of(variant: Variant, spec: StudySpec) -> Layers:
+def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
     """The base of a variant, then the changes by size, part, variant and grid, in this order."""
     point = {key: value for key, value in variant.point if key != TRIAL}
     size_name = point.pop(SIZE, "")
     part_name = point.pop(PART, "")
     size = spec.sizes.get(size_name, Size())
     part = spec.parts.get(part_name, StudyPart())
-    layers: Layers = {
+    layers: VariantLayers = {
         "base": part.base or size.base or spec.base,
         f"sizes.{size_name}.changes": spread_out(size.changes),
         f"parts.{part_name}.changes": spread_out(part.changes),
@@ -75,13 +75,13 @@ def layers_of(variant: Variant, spec: StudySpec) -> Layers:
     return layers
 
 
-def merge(layers: Layers) -> Tables:
+def merge(layers: VariantLayers) -> Tables:
     """The tables of a scenario that some layers make."""
     tables: Tables = reduce(changed, layers.values(), {})
     return tables
 
 
-def find_last_layer(layers: Layers, keys: Sequence[str]) -> str:
+def find_last_layer(layers: VariantLayers, keys: Sequence[str]) -> str:
     """Words for the last layer that sets a key, or a table around it, and the value there."""
     for place, tables in reversed(layers.items()):
         for depth in range(len(keys), 0, -1):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.common.harmless import harmless
-from fedsim.lab.reading.activities import Activities, Mark, Round
+from fedsim.lab.reading.activities import Activities, Mark, RoundPeriod
 from fedsim.lab.reading.history import History
 from fedsim.lab.trackers.link_load import link_load, summed, thinned
 from fedsim.records.folder import writing
@@ -167,13 +167,13 @@ def _absences(activities: Activities, devices: list[int]) -> Iterator[TraceEvent
 
 def _server(activities: Activities) -> Iterator[TraceEvent]:
     for entry in activities.server:
-        if isinstance(entry, Round):
+        if isinstance(entry, RoundPeriod):
             yield from _round(entry)
         else:
             yield _instant(entry.kind, _SERVER, 0, entry.time, {})
 
 
-def _round(entry: Round) -> Iterator[TraceEvent]:
+def _round(entry: RoundPeriod) -> Iterator[TraceEvent]:
     if entry.start is None:
         yield _instant(f"version {entry.number}", _SERVER, 0, entry.end, entry.data)
     else:

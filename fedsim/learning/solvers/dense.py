@@ -29,8 +29,8 @@ from fedsim.learning.solvers.base import Batches, Descent, LocalSolve, Parameter
 from fedsim.learning.solvers.dense_loops import (
     AnyFloats,
     FirstLayer,
+    LoopPlan,
     Parameter,
-    Plan,
     Rule,
     descend,
 )
@@ -242,7 +242,7 @@ def train(
         kernels=as_number(descent.shrinkage(kernel=True)),
         biases=as_number(descent.shrinkage(kernel=False)),
     )
-    plan = Plan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch)
+    plan = LoopPlan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch)
     loss = descend(entry, kernels, biases, np.array(sizes[1:]), plan, rule)
     write()
     _unstack(kernels, layers.kernels)

@@ -64,7 +64,7 @@ class FirstLayer(NamedTuple):
     """whether ``kernel`` is [c, outputs], which is faster for many outputs."""
 
 
-class Plan(NamedTuple):
+class LoopPlan(NamedTuple):
     """The labels of the samples, and the batches as in ``Batches``."""
 
     labels: Positions
@@ -80,7 +80,7 @@ def descend(
     kernels: Parameter,
     biases: Parameter,
     sizes: Positions,
-    plan: Plan,
+    plan: LoopPlan,
     rule: Rule,
 ) -> float:
     """Carry out all steps of a local training, in place.

@@ -220,16 +220,16 @@ def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[
     return encoder.encode(state), encoder.arrays
 
 
-class _Part(Protocol):
+class _SavedPart(Protocol):
     """A part of a run that saves and restores its state."""
 
     def snapshot(self) -> Any: ...
     def restore(self, state: Any) -> None: ...
 
 
-def _parts(run: "Run") -> dict[str, _Part]:
+def _parts(run: "Run") -> dict[str, _SavedPart]:
     """The parts of a run by their keys in a snapshot, in the order in which they are restored."""
-    parts: dict[str, _Part] = {}
+    parts: dict[str, _SavedPart] = {}
     if run.drift is not None:
         parts["drift"] = run.drift
     parts["network"] = run.network

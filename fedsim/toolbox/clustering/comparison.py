@@ -1,4 +1,4 @@
-"""Comparison of devices by their losses, models or updates, without those that are not finite."""
+"""ModelComparison of devices by their losses, models or updates, without those that are not finite."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -11,7 +11,7 @@ from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix, loss_dis
 Rows: TypeAlias = NDArray[np.floating]
 
 
-class Comparison(NamedTuple):
+class ModelComparison(NamedTuple):
     """Distances of the devices whose losses, models or updates are finite.
 
     Attributes:
@@ -23,7 +23,9 @@ class Comparison(NamedTuple):
     distances: Matrix
 
 
-def by_losses(losses: Matrix, measure: Callable[[Matrix], Matrix] = loss_distance) -> Comparison:
+def by_losses(
+    losses: Matrix, measure: Callable[[Matrix], Matrix] = loss_distance
+) -> ModelComparison:
     """Compare devices by the losses of their models on each other's data.
 
     Leaves out devices with a non-finite loss of their own model on their own data, then those
@@ -37,11 +39,11 @@ def by_losses(losses: Matrix, measure: Callable[[Matrix], Matrix] = loss_distanc
     is_finite = np.isfinite(losses[np.ix_(learners, learners)]).all(axis=0)
     positions = learners[is_finite]
     if not len(positions):
-        return Comparison([], np.zeros((0, 0)))
-    return Comparison(positions.tolist(), measure(losses[np.ix_(positions, positions)]))
+        return ModelComparison([], np.zeros((0, 0)))
+    return ModelComparison(positions.tolist(), measure(losses[np.ix_(positions, positions)]))
 
 
-def by_rows(rows: Sequence[Rows], measure: Callable[[Rows], Matrix]) -> Comparison:
+def by_rows(rows: Sequence[Rows], measure: Callable[[Rows], Matrix]) -> ModelComparison:
     """Compare devices by models or updates; those that are not finite are left out.
 
     Args:
@@ -50,8 +52,8 @@ def by_rows(rows: Sequence[Rows], measure: Callable[[Rows], Matrix]) -> Comparis
     """
     positions = [position for position, row in enumerate(rows) if np.isfinite(row).all()]
     if not positions:
-        return Comparison([], np.zeros((0, 0)))
-    return Comparison(positions, measure(np.stack([rows[position] for position in positions])))
+        return ModelComparison([], np.zeros((0, 0)))
+    return ModelComparison(positions, measure(np.stack([rows[position] for position in positions])))
 
 
 def cosine_distances(rows: Rows) -> Matrix:

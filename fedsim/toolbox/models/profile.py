@@ -181,7 +181,7 @@ def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
     return np.stack([first - _SMALL * a_sample, a_sample], axis=2).reshape(-1, 2 * COLUMNS)
 
 
-class _Step(NamedTuple):
+class _StepCounts(NamedTuple):
     """The counts of one training step."""
 
     forward: list[Counted]
@@ -195,7 +195,7 @@ class _Step(NamedTuple):
 
 def _step(
     module: nn.Module, batch: Tensor, trainer: Trainer, device: str, objective: Objective
-) -> _Step:
+) -> _StepCounts:
     """Count the second step of a copy of the module; the first makes the optimiser's state."""
     copied_module = copied(module).to(device).train()
     x = batch.to(device)
@@ -237,7 +237,7 @@ def _step(
             tensors.append(parameter.grad)
     for state in optimiser.state.values():
         tensors += [value for value in state.values() if isinstance(value, Tensor)]
-    return _Step(
+    return _StepCounts(
         forward.operations,
         backward.operations,
         update.operations,

@@ -10,7 +10,7 @@ from pydantic import Field
 from fedsim.common.registry import Registry
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.toolbox.clustering.algorithms import Hierarchical
-from fedsim.toolbox.clustering.comparison import Comparison, by_rows, cosine_distances
+from fedsim.toolbox.clustering.comparison import ModelComparison, by_rows, cosine_distances
 from fedsim.toolbox.clustering.moments import AfterRounds
 from fedsim.toolbox.clustering.similarity import Matrix, row_distances
 from fedsim.toolbox.strategies.lcfl import LCFL
@@ -74,7 +74,7 @@ class FLHC(LCFL):
         self.state.starts = {}
         await super()._gather()
 
-    async def distances(self, devices: Sequence[int]) -> Comparison:
+    async def distances(self, devices: Sequence[int]) -> ModelComparison:
         models = await self._values(self.state.local_models, devices)
         starts = await self._values(self.state.starts, devices)
         updates = [

@@ -14,7 +14,12 @@ from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import KMedoids, canonical, k_medoids
-from fedsim.toolbox.clustering.comparison import Comparison, by_losses, by_rows, cosine_distances
+from fedsim.toolbox.clustering.comparison import (
+    ModelComparison,
+    by_losses,
+    by_rows,
+    cosine_distances,
+)
 from fedsim.toolbox.clustering.moments import AfterLocalTraining, AfterRounds
 from fedsim.toolbox.clustering.similarity import (
     Matrix,
@@ -352,7 +357,7 @@ class LCFL(Grouped[LCFLParams]):
         server.emit("clustering", devices=devices, groups=numbers, measure=params.measure, **pairs)
         return devices, numbers
 
-    async def distances(self, devices: Sequence[int]) -> Comparison:
+    async def distances(self, devices: Sequence[int]) -> ModelComparison:
         """Pairwise distances of ``devices`` by ``measure``."""
         state = self.state
         match self.params.measure:

@@ -299,7 +299,7 @@ class Network(Endpoints):
         for flow in self._entering.values():
             if self._protocol.slow_start and flow.size > 0:
                 round_trip = self.round_trip_s(flow.source, flow.destination)
-                self._windows.open(flow.id, self._own_rate(flow), round_trip, now)
+                self._windows.start(flow.id, self._own_rate(flow), round_trip, now)
             cap = self._cap(flow)
             if flow.size == 0 or (cap == math.inf and self._is_unlimited(flow)):
                 self._arrive(flow, now)

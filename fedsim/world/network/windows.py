@@ -22,7 +22,7 @@ class Windows:
         """The rate (bytes/s) that a flow's window lets through; infinity without a window."""
         return self._rates.get(flow, math.inf)
 
-    def open(self, flow: int, link_rate: float, round_trip: float, now: float) -> None:
+    def start(self, flow: int, link_rate: float, round_trip: float, now: float) -> None:
         """Open a flow's first window, if the window limits the flow on its own link.
 
         Args:
