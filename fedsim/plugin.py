@@ -91,7 +91,8 @@ from fedsim.world.distributions import Distribution
 from fedsim.world.meters.base import Column, Meter, MeterContext, Step, Transfer
 from fedsim.world.network.endpoints import SERVER, Endpoints
 from fedsim.world.network.filling import Sharing
-from fedsim.world.network.flows import Flow, Network
+from fedsim.world.network.flow import Flow
+from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import DeviceLinks, NetworkModel
 from fedsim.world.phases import Span

@@ -323,9 +323,9 @@ class Dispatch:
         weights: dict[int, float] = {}
         for update in updates:
             candidates = tasks.get(update.update.serial, ())
-            task = next((task for task in candidates if task not in weights), None)
-            if task is not None:
-                weights[task] = update.weight
+            remaining = [task for task in candidates if task not in weights]
+            if remaining:
+                weights[remaining[0]] = update.weight
         return [(task, self.unrecorded[task][0], weight) for task, weight in weights.items()]
 
     def _notice(self, task: int) -> None:

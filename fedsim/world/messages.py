@@ -15,7 +15,8 @@ from fedsim.clock.environment import CUT, Alarm
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 from fedsim.world.network.endpoints import SERVER, Direction, ends
-from fedsim.world.network.flows import Flow, Network
+from fedsim.world.network.flow import Flow
+from fedsim.world.network.flows import Network
 from fedsim.world.steps import Outcome, Payload
 
 

@@ -9,7 +9,7 @@ import simpy
 from simpy.resources.resource import Request
 
 from fedsim.clock.environment import Alarm
-from fedsim.world.network.flows import Flow
+from fedsim.world.network.flow import Flow
 from fedsim.world.steps import (
     Cause,
     Code,

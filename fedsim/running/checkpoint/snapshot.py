@@ -27,7 +27,7 @@ from fedsim.running.checkpoint import CheckpointSpec, store
 from fedsim.running.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.world.energy.batteries import Load
 from fedsim.world.messages import Message
-from fedsim.world.network.flows import Flow
+from fedsim.world.network.flow import Flow
 from fedsim.world.network.star import Place, Tier
 from fedsim.world.steps import Payload, TaskStep
 from fedsim.world.task import Task

@@ -14,7 +14,8 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Floats
 from fedsim.world.network.endpoints import SERVER
 from fedsim.world.network.filling import Route, Sharing
-from fedsim.world.network.flows import Flow, Network
+from fedsim.world.network.flow import Flow
+from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 
 _UNITS = 2.0**40  # units of rate in a byte/s
