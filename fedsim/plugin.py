@@ -54,7 +54,7 @@ from fedsim.federation.evaluator import Measured
 from fedsim.federation.server import Peer, Server
 from fedsim.federation.server_models import ServerEdges, ServerModels
 from fedsim.learning.architecture import Tensor
-from fedsim.learning.data.federated import Dataset, FederatedData, Pool, Raw, Shard
+from fedsim.learning.data.federated import NO_GROUP, Dataset, FederatedData, Pool, Raw, Shard
 from fedsim.learning.data.partitions import Partition, federated
 from fedsim.learning.data.shifts import Change, Occasions, Shift
 from fedsim.learning.data.sources import Source
@@ -124,8 +124,8 @@ __all__ = [  # noqa: RUF022 - by task
     "Selection", "SelectionSpec", "Deadline", "DeadlineSpec", "Aggregation", "AggregationSpec", "ServerOptimiser",
     "ServerOptimiserSpec", "Codec", "Coded", "Arithmetic", "Attack",
     # Data, and how they shift.
-    "Source", "Raw", "Dataset", "Pool", "Partition", "Part", "federated", "FederatedData", "Shard", "Shift", "Occasions",
-    "Change",
+    "Source", "Raw", "Dataset", "Pool", "Partition", "Part", "federated", "FederatedData", "Shard", "NO_GROUP", "Shift",
+    "Occasions", "Change",
     # A trainer of clients' models.
     "Trainer", "LocalData", "TrainingContext",
     # The world: availability, network, processes.

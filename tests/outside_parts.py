@@ -475,6 +475,8 @@ class BlinkingPaths(fed.Availability):
 
     def span(self, device: int, time: float) -> fed.Span:
         count = int(time // self._length)
+        if (count + 1) * self._length <= time:  # the quotient is rounded down to the phase before
+            count += 1
         return fed.Span((count + device) % 3 != 0, count * self._length, (count + 1) * self._length)
 
 

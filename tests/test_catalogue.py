@@ -111,6 +111,7 @@ class TestSchema:
         {"population": {"speed": "3 apples"}},
         {"strategy": {"kind": "fedbuff", "clients_per_round": 3}},
         {"strategy": {"kind": "fedavg", "deadline": 90}},
+        {"strategy": {"kind": "fedavg", "deadline": "relativ"}},
         {"strategy": {"kind": "fedavg", "server": {"kind": "adam", "lr": 0}}},
         {"strategy": {"kind": "lcfl", "clients_per_round": 3}},
         {"data": {"source": "mnits"}},
@@ -123,6 +124,8 @@ class TestSchema:
         {"messages": {"up": {"kind": "top-k", "share": 0.1}}},
         {"strategy": {"deadline": {"kind": "quantile", "share": 0.8, "most": "2 min"}}},
         {"strategy": {"deadline": "90 s", "server": "adam"}},
+        {"strategy": {"deadline": "relative"}},
+        {"strategy": {"deadline": "fedsim.toolbox.deadlines:Relative"}},
     ]
 
     @pytest.mark.parametrize("tables", [*WRONG, *SHORT], ids=str)

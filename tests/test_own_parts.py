@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import Field
 
 from fedsim.common.errors import ScenarioError, SimulationError
-from fedsim.common.registry import refuse_wrong_hooks
+from fedsim.common.hooks import refuse_wrong_hooks
 from fedsim.lab.terminal import summary_lines
 from fedsim.plugin import AggregatingParams, Synchronous, SynchronousParams
 from fedsim.strategies.fedavg import FedAvg
@@ -136,12 +136,17 @@ class TestWhatAPartOfOnesOwnMustNotDo:
             if len(chosen) == 20
             else {}
         )
+        count = {"fedavg": "clients_per_round", "fedbuff": "concurrency"}[kind]
         with pytest.raises(
             SimulationError,
             match=rf"Wrong\.select \(own_parts\.py, line \d+\) has chosen {why} allowed",
         ):
             ran(
-                {"kind": kind, "selection": {"kind": "tests.own_parts:Wrong", "chosen": chosen}},
+                {
+                    "kind": kind,
+                    count: 20,
+                    "selection": {"kind": "tests.own_parts:Wrong", "chosen": chosen},
+                },
                 **away,
             )
 

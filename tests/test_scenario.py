@@ -66,6 +66,11 @@ def replaced(sections: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ),
         ("strategy.deadline", "0 s", r"strategy.deadline is '0 s': a time here must be above 0 s"),
         ("strategy.deadline", 30, r"strategy.deadline is 30: a time needs its unit.*min"),
+        (
+            "strategy.deadline",
+            "./no.py:Such",
+            r"^strategy.deadline.kind is './no.py:Such', which cannot be imported",
+        ),
         ("strategy.deadline", "-3 s", r"strategy.deadline is '-3 s': a time cannot be negative"),
         (
             "population.availability.kind",
@@ -95,6 +100,15 @@ def replaced(sections: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ),
         ("population.speed", "fast", r"population.speed.* is .*'fast'.*samples/s"),
         ("population.capacity", {"kind": "fedscale"}, r"population: 'speed' and 'capacity'"),
+        *(
+            (
+                "network.device.up",
+                value,
+                r"up.kind is './my.py:Mine', a class of your own, which is not taken here; "
+                r"allowed are con",
+            )
+            for value in ("./my.py:Mine", {"kind": "./my.py:Mine"})
+        ),
         (
             "network.server.up",
             "3 apples",

@@ -127,6 +127,7 @@ def home_of(code: Any) -> str:
     """The source line of a user's function or class, as ``" (mine.py, line 12)"``; ``""`` for
     fedsim's own.
     """
+    code = inspect.unwrap(code) if callable(code) else code
     try:
         file = Path(inspect.getfile(code))
         line = inspect.getsourcelines(code)[1]

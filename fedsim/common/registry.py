@@ -6,19 +6,20 @@ A kind is a ``Spec``: parameters and rule in one class. A scenario names a kind 
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from types import FunctionType, NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from fedsim.common.errors import ScenarioError, home_of, nearest, shown
+from fedsim.common.errors import ScenarioError, nearest, shown
 from fedsim.common.imports import at, entry_points_of, find
+from fedsim.common.returns import guard
 from fedsim.common.spec import Spec, json_schema, summary
 
 S = TypeVar("S", bound=Spec)
@@ -29,9 +30,8 @@ _PATH = {
     "description": "one of your own, as 'package.module:Class'",
 }
 _OWN = (_PATH, {"type": "object", "properties": {"kind": _PATH}, "required": ["kind"]})
-_HALVES = ("Client", "Params")  # attributes of a strategy that hold further classes of its author
-_UNIONS = (Union, UnionType)
-_KEY = object()  # marks an overridden field of a spec
+_NAME = re.compile(r"[A-Za-z][\w-]*")
+_IMPORT_PATH = re.compile(r"[\w./-]+:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,8 @@ class Registry:
     """whether a list is accepted as kind ``list``, and a table with the key ``file`` as kind
     ``file``.
     """
+    key: str = ""
+    """the key of a scenario that holds the part, in messages about a user's class."""
 
     @classmethod
     def of(cls, called: str, *specs: type[Spec], base: str = "", **options: Any) -> "Registry":
@@ -107,13 +109,27 @@ class Registry:
         if path is None:
             own = ["your own as 'package.module:Class'"] if self.base else []
             allowed = ", or ".join([", ".join(self.kinds), *own] if self.kinds else own)
-            raise ScenarioError(
-                f"{key} is {shown(kind)}; allowed are {allowed}{nearest(kind, self.kinds)}"
-            )
+            is_path = self._is_refused_path(kind)
+            why = ", a class of your own, which is not taken here" if is_path else ""
+            hint = nearest(kind, self.kinds)
+            raise ScenarioError(f"{key} is {shown(kind)}{why}; allowed are {allowed}{hint}")
         public = f"fedsim.plugin.{self.base.rpartition(':')[2]}"
         found = find(str(path), key, at(self.base, self.called), public, permitted=path is not kind)
-        refuse_wrong_hooks(found, key)
+        guard(found, self.key or self.called, key)
         return found
+
+    def names(self, text: str) -> bool:
+        """Whether a text is the name of a kind, or the import path of one of the user's own."""
+        if ":" in text:
+            return bool(self.base)
+        return text in self.known or (_NAME.fullmatch(text) is not None and text in self.kinds)
+
+    def _is_kind(self, text: str) -> bool:
+        """Whether a text in place of a table is a kind, and no value of the key ``bare``."""
+        return self.bare is None or self.names(text) or self._is_refused_path(text)
+
+    def _is_refused_path(self, text: str) -> bool:
+        return not self.base and _IMPORT_PATH.fullmatch(text) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.kinds)
@@ -138,14 +154,16 @@ class Registry:
 
     def _made(self, value: Any) -> Any:
         if isinstance(value, Spec) and self.holds(value):
+            try:
+                guard(type(value), self.key or self.called, "kind")
+            except ScenarioError as error:
+                raise PydanticCustomError("part_kind", "{why}", {"why": str(error)}) from None
             return value
         if self.by_device and isinstance(value, list):
             value = {"kind": "list", "values": value}
         elif self.by_device and isinstance(value, Mapping) and "file" in value:
             value = {"kind": "file", **value}
-        elif isinstance(value, str) and (
-            self.bare is None or value in self.known or (self.base and ":" in value)
-        ):
+        elif isinstance(value, str) and self._is_kind(value):
             value = {"kind": value}
         elif not isinstance(value, Mapping):
             if self.bare is None:
@@ -262,150 +280,3 @@ def with_any_kind(found: type[S]) -> type[S]:
     return create_model(
         found.__name__, __base__=found, __module__=found.__module__, kind=(str, ...)
     )
-
-
-@cache
-def refuse_wrong_hooks(found: type, key: str) -> None:
-    """Refuse a user's class, or its ``Client`` or ``Params``, with a hook of another form than
-    the one it overrides.
-    """
-    halves = [half for half in map(vars(found).get, _HALVES) if isinstance(half, type)]
-    for one in (found, *halves):
-        for name, own, base in _overrides(one):
-            if wanted := _wanted(own, base):
-                where = home_of(own.fget if isinstance(own, property) else own) or home_of(one)
-                raise ScenarioError(
-                    f"{key}: {one.__qualname__}.{name}{where} is {_form(own)}; it must be {wanted}"
-                )
-        for name, own_type, inherited_type in _retyped_keys(one):
-            wrong = (
-                f"{one.__qualname__}.{name}{home_of(one)} is a key of type {_type_name(own_type)}"
-            )
-            allowed = (
-                f"the inherited key holds {_type_name(inherited_type)}: repeat its type, or choose "
-                "another name"
-            )
-            raise ScenarioError(f"{key}: {wrong}; {allowed}")
-
-
-def _overrides(one: type) -> Iterator[tuple[str, Any, Any]]:
-    """The public names that a user's own class overrides: name, own attribute, fedsim's
-    attribute.
-    """
-    own: dict[str, Any] = {}
-    for parent in one.__mro__:
-        if parent.__module__.partition(".")[0] != "fedsim":
-            keys = [
-                name
-                for name in vars(parent).get("__annotations__", ())
-                if name in getattr(parent, "model_fields", ())
-            ]
-            own = {**vars(parent), **dict.fromkeys(keys, _KEY), **own}
-            continue
-        for name, base in vars(parent).items():
-            if name in own and not name.startswith("_"):
-                yield name, own.pop(name), base
-
-
-def _retyped_keys(spec: type) -> Iterator[tuple[str, Any, Any]]:
-    """The keys that a user's class declares anew with another type: name, its type, and the type
-    of fedsim's key.
-    """
-    if not issubclass(spec, Spec):
-        return
-    of_fedsim = next(
-        parent for parent in spec.__mro__ if parent.__module__.partition(".")[0] == "fedsim"
-    )
-    for name, inherited in getattr(of_fedsim, "model_fields", {}).items():
-        own = spec.model_fields[name].annotation
-        is_dropped = own is NoneType
-        if name != "kind" and not is_dropped and not _is_narrower(own, inherited.annotation):
-            yield name, own, inherited.annotation
-
-
-def _is_narrower(own: Any, inherited: Any) -> bool:
-    """Whether every value of the type ``own`` is one of the type ``inherited``, as far as the
-    types themselves say.
-    """
-    if own == inherited or inherited is Any:
-        return True
-    own_types = {*get_args(own)} if get_origin(own) in _UNIONS else {own}
-    inherited_types = {*get_args(inherited)} if get_origin(inherited) in _UNIONS else {inherited}
-    return all(
-        any(_is_narrower_plain(one, other) for other in inherited_types) for one in own_types
-    )
-
-
-def _is_narrower_plain(own: Any, inherited: Any) -> bool:
-    if own == inherited:
-        return True
-    if get_origin(own) is Literal:
-        allowed = get_args(inherited) if get_origin(inherited) is Literal else None
-        return all(
-            value in allowed if allowed is not None else type(value) is inherited
-            for value in get_args(own)
-        )
-    return (
-        isinstance(own, type)
-        and isinstance(inherited, type)
-        and issubclass(own, inherited)
-        and own is not bool
-    )
-
-
-def _type_name(annotation: Any) -> str:
-    return (
-        annotation.__name__
-        if isinstance(annotation, type)
-        else str(annotation).replace("typing.", "")
-    )
-
-
-def _form(hook: Any) -> str:
-    if isinstance(hook, property | cached_property):
-        return "a property"
-    if isinstance(hook, FunctionType):
-        given = f"{hook.__name__}({', '.join(inspect.signature(hook).parameters)})"
-        return (
-            f"'async def {given}'"
-            if inspect.iscoroutinefunction(inspect.unwrap(hook))
-            else f"'def {given}'"
-        )
-    return (
-        "a class method"
-        if isinstance(hook, classmethod)
-        else "a key"
-        if hook is _KEY
-        else "a value"
-    )
-
-
-def _wanted(own: Any, base: Any) -> str:
-    """The form that a hook must have; empty if its own form is right."""
-    if isinstance(base, property) and (isinstance(own, FunctionType) or own is _KEY):
-        return "a property (@property), or a ClassVar"
-    if not isinstance(base, FunctionType):
-        return ""
-    wanted = _form(base)
-    if not isinstance(own, FunctionType):
-        return "" if callable(own) or isinstance(own, staticmethod) else wanted
-    return (
-        ""
-        if wanted.startswith("'async") == _form(own).startswith("'async") and _takes(own, base)
-        else wanted
-    )
-
-
-def _takes(own: FunctionType, base: FunctionType) -> bool:
-    """Whether ``own`` accepts every call that ``base`` accepts."""
-    parameters = inspect.signature(base).parameters.values()
-    fixed = [
-        one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-    ]
-    try:
-        inspect.signature(own).bind(
-            *fixed, **{one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}
-        )
-    except TypeError:
-        return False
-    return True

@@ -7,7 +7,10 @@ strategy the same world.
 
 import hashlib
 import math
+import random
+import sys
 from functools import lru_cache
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,22 @@ _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 _ID_STEP = 0xD1342543DE82EF95  # an odd multiplier, so that consecutive ids land far apart
 _UNIT = 2.0**-53
+
+shared_generators = RLock()
+"""Held while fedsim sets a generator of the process to a state of its own."""
+
+
+def generator_states() -> dict[str, Any]:
+    """States of the process's own generators by name, as values that compare; torch's if loaded."""
+    with shared_generators:
+        kind, words, *counts = np.random.get_state()  # noqa: NPY002
+        states: dict[str, Any] = {
+            "Python's random": random.getstate(),
+            "numpy.random": (kind, np.asarray(words).tobytes(), *counts),
+        }
+        if (torch := sys.modules.get("torch")) is not None:
+            states["torch"] = torch.get_rng_state().numpy().tobytes()
+    return states
 
 
 def _mix(z: Any) -> Any:

@@ -7,7 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import model_validator
 
+from fedsim.common.errors import shown
 from fedsim.common.registry import Registry
+from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
 from fedsim.common.units import Bytes, LinkRate
 from fedsim.federation.contents import Contents, Partial
@@ -40,7 +42,9 @@ CODECS = Registry(
         ),
     },
     usual="plain",
+    key="messages",
 )
+_SIZE = "a finite size, 0 or more (bytes)", find_outside(least=0.0)
 _BYTES_OF = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
@@ -88,6 +92,11 @@ class Coded(NamedTuple):
     kept: Ref | None = None
 
 
+def _find_wrong_code(value: Coded, *_: Any, **__: Any) -> str:
+    is_right = isinstance(value.received, Ref) and isinstance(value.kept, Ref | None)
+    return "" if is_right else shown(value)
+
+
 class Codec(Spec):
     """The base of every codec of models: a pure rule, whose error affects learning and whose
     bytes the network carries.
@@ -103,6 +112,7 @@ class Codec(Spec):
     """
 
     @property
+    @returns("a number above 0, 1 at most", find_outside(above=0.0, most=1.0))
     def sends(self) -> float:
         """Share of the numbers that is sent; the receiver has 0, or no change, for the others."""
         return 1.0
@@ -128,18 +138,22 @@ class Codec(Spec):
         """
         return self
 
+    @returns("a finite time, 0 or more (s)", find_outside(least=0.0))
     def seconds(self, parameters: int) -> float:
         """Time that a device takes to encode or decode so many parameters (s)."""
         return 4 * parameters / self.encode_rate if self.encode_rate else 0.0
 
+    @returns(*_SIZE)
     def bytes(self, parameters: int) -> float:
         """Bytes of a model with so many parameters, as it is encoded."""
         raise NotImplementedError
 
+    @returns(*_SIZE)
     def part_bytes(self, count: int, parameters: int) -> float:
         """Bytes of ``count`` out of so many parameters, by themselves."""
         return self.bytes(count)
 
+    @returns("a Coded of a Ref, and of a Ref or None", _find_wrong_code)
     def code(
         self,
         arithmetic: Arithmetic,

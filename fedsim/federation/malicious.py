@@ -26,6 +26,7 @@ ATTACKS = Registry(
         "scaled": (f"{_TOOLS}:Scaled", "the change is many times as long"),
     },
     usual="label-flip",
+    key="malicious.attack",
 )
 
 

@@ -6,7 +6,6 @@ thread.
 """
 
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,10 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsim.common.errors import ScenarioError
+from fedsim.common.streams import generator_states, shared_generators
 
 _WORD = (1 << 63) - 1
-# for an operation that takes no generator and thus draws from the global one
-_global_generator = threading.Lock()
 
 
 class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -78,7 +76,7 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         forked = [] if device.type == "cpu" else [device]
         cpu_generator = self._generator(torch.device("cpu"))
         word = int(torch.empty((), dtype=torch.int64).random_(generator=cpu_generator))
-        with _global_generator, torch.random.fork_rng(devices=forked):
+        with shared_generators, torch.random.fork_rng(devices=forked):
             torch.manual_seed(word)
             return func(*args, **kwargs)
 
@@ -125,12 +123,7 @@ def global_states(device: torch.device | None = None) -> dict[str, Any]:
 
     The generator of CUDA is included if ``device`` is a CUDA device.
     """
-    kind, words, *counts = np.random.get_state()  # noqa: NPY002
-    states: dict[str, Any] = {
-        "Python's random": random.getstate(),
-        "numpy.random": (kind, np.asarray(words).tobytes(), *counts),
-        "torch": torch.get_rng_state().numpy().tobytes(),
-    }
+    states = generator_states()
     if device is not None and device.type == "cuda":
         states["torch.cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes()
     return states

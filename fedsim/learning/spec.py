@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedsim.common.registry import Registry, with_any_kind
+from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
 from fedsim.common.training import Batching, LastBatch, Penalised
 from fedsim.common.units import PositiveSeconds
@@ -65,6 +66,7 @@ class Trainer(Spec):
             raise ValueError(f"'device' is {device!r}; allowed are cpu, cuda and cuda:N")
         return device
 
+    @returns("a finite number, 0 or more", find_outside(least=0.0))
     def lr_in(self, round_number: int) -> float:
         """The learning rate of a round, counted from 0."""
         return self.lr * self.lr_decay**round_number
@@ -123,6 +125,7 @@ class Trainer(Spec):
         """Whether the optimiser certainly passes no state from step to step."""
         return False
 
+    @returns("a whole number, 0 or more", find_outside(least=0))
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
         """Count the numbers of the trainer's state, which ``state = "sent"`` sends.
 
@@ -221,5 +224,11 @@ _TORCH = (
     "any optimiser of torch.optim, with schedule and clipping",
 )
 _SGD = TrainingSpec, "local SGD, by the fastest solver that the model has"
-TRAINERS = Registry("trainer", f"{__name__}:Trainer", {"sgd": _SGD, "torch": _TORCH}, usual="sgd")
+TRAINERS = Registry(
+    "trainer",
+    f"{__name__}:Trainer",
+    {"sgd": _SGD, "torch": _TORCH},
+    usual="sgd",
+    key="training",
+)
 TrainerSpec = Annotated[Trainer, TRAINERS]

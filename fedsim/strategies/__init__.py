@@ -183,6 +183,7 @@ STRATEGIES = _Strategies(
         "tifl": (f"{_TOOLS}.tifl:TiFL", "TiFL: a cohort out of one tier of like speed or size"),
     },
     usual="fedavg",
+    key="strategy",
 )
 
 

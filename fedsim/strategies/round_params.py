@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -11,15 +11,29 @@ from fedsim.common.spec import Epochs
 from fedsim.common.units import PositiveSeconds, show_seconds
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
-from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec, Fixed
+from fedsim.strategies.parts.deadline import DEADLINES, Deadline, DeadlineSpec, Fixed
 from fedsim.strategies.parts.secure import SecureAggregation
 from fedsim.strategies.parts.selection import Random, SelectionSpec
 from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.world.population import DeadlineBase
 
+
+def _way_of_deadline(value: Any) -> str:
+    if isinstance(value, str):
+        return "~rule" if DEADLINES.names(value) else "~time"
+    return "~rule" if isinstance(value, Deadline | dict) else "~time"
+
+
+def _needs_mean(deadline: Deadline | float | None) -> bool:
+    """Whether its times may be multiples of the mean epoch."""
+    if not isinstance(deadline, Deadline):
+        return False
+    return deadline.mean_over is not None or type(deadline).among is not Deadline.among
+
+
 DeadlineKey = Annotated[
     Annotated[PositiveSeconds | None, Tag("~time")] | Annotated[DeadlineSpec, Tag("~rule")],
-    Discriminator(lambda value: "~rule" if isinstance(value, Deadline | dict) else "~time"),
+    Discriminator(_way_of_deadline),
 ]
 
 
@@ -42,8 +56,8 @@ class RoundParams(StrategyParams):
     local_epochs: Epochs = 1
     """E, passes over its own data that a client makes."""
     deadline: DeadlineKey = None
-    """time of the clients (s), after which they are late, or a table with a rule
-    (``parts/deadline``); None: no limit.
+    """time of the clients (s), after which they are late, or a rule (``parts/deadline``); None: no
+    limit.
     """
     retry: PositiveSeconds = 60.0
     """without an available client, look again after this time (s)."""
@@ -122,9 +136,7 @@ class RoundParams(StrategyParams):
         self.refuse_more("clients_per_round", devices)
 
     def check_deadline(self, fastest_download_s: float) -> None:
-        if self.bounds_training or (
-            isinstance(self.deadline, Deadline) and self.deadline.mean_over
-        ):
+        if self.bounds_training or _needs_mean(self.deadline):
             return
         least = self.deadline_s(math.nan)
         if least is not None and least <= fastest_download_s:

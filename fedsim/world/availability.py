@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.errors import shown
 from fedsim.common.registry import Registry
+from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import PositiveSeconds
@@ -22,6 +24,32 @@ from fedsim.world.calendar import Calendar
 from fedsim.world.phases import Phases, Span
 
 _GOLDEN = (5**0.5 - 1) / 2
+_KEYED = "streams.generator('world/NAME')"
+_SPANS = "an array of bools, and one of ends that are later than the times (s)"
+
+
+def _find_wrong_span(span: Span, paths: Any, device: int, time: float) -> str:
+    is_right = isinstance(span.on, bool | np.bool_) and span.start <= time < span.end
+    return "" if is_right else f"{shown(span)} for {time!r} s"
+
+
+def _find_wrong_return(when: float, paths: Any, device: int, time: float) -> str:
+    return "" if when >= time else f"{shown(when)} for {time!r} s"
+
+
+def _find_wrong_flags(flags: NDArray[Any], paths: Any, devices: Ints, time: float) -> str:
+    is_right = flags.shape == devices.shape and flags.dtype == np.bool_
+    return "" if is_right else shown(flags)
+
+
+def _find_wrong_spans(spans: tuple[Any, Any], paths: Any, devices: Ints, times: Floats) -> str:
+    on, until = spans
+    is_time = find_outside(infinite=True)
+    mistake = _find_wrong_flags(on, paths, devices, 0.0)
+    if mistake := mistake or find_wrong_entry(until, len(devices), is_time):
+        return mistake
+    over = np.flatnonzero(until <= times)
+    return f"an end at {until[over[0]]} s for {times[over[0]]} s" if len(over) else ""
 
 
 class Availability(Protocol):
@@ -32,9 +60,11 @@ class Availability(Protocol):
     """
 
     @abstractmethod
+    @returns("a Span that begins at that time or before, and ends later", _find_wrong_span)
     def span(self, device: int, time: float) -> Span:
         """The phase of a device at a time (s), which begins then or before, and ends later."""
 
+    @returns("that time (s) or a later one", _find_wrong_return)
     def next_on(self, device: int, time: float) -> float:
         """The first time (s) from ``time`` on at which a device is on; infinity for never."""
         while time < math.inf:
@@ -44,10 +74,12 @@ class Availability(Protocol):
             time = span.end
         return time
 
+    @returns("an array of bools, one for each device", _find_wrong_flags)
     def on(self, devices: Ints, time: float) -> Flags:
         """Vectorised ``span(device, time).on`` of different devices; bool [len(devices)]."""
         return np.array([self.span(device, time).on for device in devices.tolist()], dtype=np.bool_)
 
+    @returns(_SPANS, _find_wrong_spans)
     def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
         """Vectorised ``span``: of ``devices``, all different, each at a time of its own.
 
@@ -69,6 +101,7 @@ class AvailabilityModel(Spec):
 
     kind: str
 
+    @returns(keyed=_KEYED, guarded=True)
     def build(self, streams: Streams, devices: int, root: Path | None) -> Availability:
         """The paths of all devices.
 
@@ -79,6 +112,7 @@ class AvailabilityModel(Spec):
         """
         raise NotImplementedError
 
+    @returns(keyed=_KEYED, guarded=True)
     def build_on(
         self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
     ) -> Availability:
@@ -131,9 +165,9 @@ _OTHERS = {
     ),
 }
 _KNOWN = Registry.of("availability", AlwaysOn, Renewal).known
-AVAILABILITIES = Registry(
-    "availability", "fedsim.world.availability:AvailabilityModel", {**_KNOWN, **_OTHERS}
-)
+_BASE = "fedsim.world.availability:AvailabilityModel"
+_KEY = "population.availability"
+AVAILABILITIES = Registry("availability", _BASE, {**_KNOWN, **_OTHERS}, key=_KEY)
 AvailabilitySpec = Annotated[AvailabilityModel, AVAILABILITIES]
 
 Spans = Callable[[Ints, Floats], tuple[Flags, Floats]]

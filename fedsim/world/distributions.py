@@ -20,6 +20,7 @@ from fedsim.common.errors import DataError, ScenarioError, nearest, shown
 from fedsim.common.files import SOUGHT, open_file, regular, sought
 from fedsim.common.notes import note
 from fedsim.common.registry import Registry
+from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
 from fedsim.common.units import LinkRate, Quantity, SamplesPerSecond, Seconds
 from fedsim.common.wording import in_words
@@ -268,15 +269,41 @@ Q = TypeVar("Q")
 _BLOCK = 1 << 15  # numbers at once, which fit into a core's own cache
 
 
+_KEYED = "the given 'generator'"
+_is_speed = find_outside(above=0.0, infinite=True)
+
+
+def _find_wrong_draw(
+    values: NDArray[Any],
+    distribution: Any,
+    generator: np.random.Generator,
+    size: int,
+) -> str:
+    return find_wrong_entry(values, size, _is_speed)
+
+
+def _find_wrong_value(
+    values: NDArray[Any],
+    distribution: Any,
+    key: str,
+    generator: np.random.Generator,
+    devices: int,
+    root: Path | None,
+) -> str:
+    return find_wrong_entry(values, devices, _is_speed)
+
+
 class Distribution(Spec):
     """The base of every distribution. One of your own is for ``population.speed``: keys that are
     speeds are ``SamplesPerSecond``.
     """
 
+    @returns("an array of 'size' numbers above 0", _find_wrong_draw, keyed=_KEYED)
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
         """``size`` values in the base unit, float64 [size]."""
         raise NotImplementedError
 
+    @returns("an array of a number above 0 for each device", _find_wrong_value, keyed=_KEYED)
     def by_device(
         self, key: str, generator: np.random.Generator, devices: int, root: Path | None
     ) -> NDArray[Any]:
@@ -412,19 +439,19 @@ Factor = Annotated[float, Field(ge=1e-6, le=1.0)]  # below, times overflow
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
-def by_device(quantity: Any, *drawn: type[Distribution], base: str = "") -> Registry:
+def by_device(quantity: Any, *drawn: type[Distribution], base: str = "", key: str = "") -> Registry:
     """The distributions of a quantity.
 
     Short forms: a bare value for a constant, a list with one value per device, a file.
     """
     specs: Any = [form[quantity] for form in (*drawn, Listed, FromFile)]  # type: ignore[index]
-    return Registry.of(
-        "distribution", *specs, base=base, usual="constant", bare="value", by_device=True
-    )
+    short: dict[str, Any] = {"usual": "constant", "bare": "value", "by_device": True}
+    return Registry.of("distribution", *specs, base=base, key=key, **short)
 
 
 _BASE = "fedsim.world.distributions:Distribution"
-SPEEDS = by_device(SamplesPerSecond, Constant, Uniform, LogNormal, Choice, base=_BASE)
+_KEY = "population.speed"
+SPEEDS = by_device(SamplesPerSecond, Constant, Uniform, LogNormal, Choice, base=_BASE, key=_KEY)
 SpeedDistribution = Annotated[Distribution, SPEEDS]
 RateDistribution = Annotated[
     Distribution, by_device(LinkRate, Constant, Uniform, LogNormal, Choice)

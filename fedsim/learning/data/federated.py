@@ -27,8 +27,9 @@ from that token and earlier tokens.
 """
 
 NO_GROUP = -1
-"""In ``FederatedData.truth``: a device whose data belong, after a shift, to no true group."""
-# added to each standard deviation, as in FedProx and Ditto, because border pixels never change
+"""True group (``FederatedData.truth``) of a device whose shifted data belong to no group."""
+
+# added to each standard deviation, as FedProx and Ditto do: border pixels never change
 _STD_FLOOR = 0.001
 _BLOCK = 4096
 

@@ -11,9 +11,13 @@ from pydantic import Field
 from fedsim.common.arrays import Ints
 from fedsim.common.errors import ScenarioError
 from fedsim.common.registry import Registry
+from fedsim.common.returns import returns
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import Dataset, FederatedData, Index, Normalise, Shard
+from fedsim.learning.data.mistakes import find_wrong_split
+
+_SHARDS = "a FederatedData with the shard of each device, such as 'federated' makes it"
 
 
 class Partition(Spec):
@@ -32,6 +36,7 @@ class Partition(Spec):
     """
 
     @abstractmethod
+    @returns(_SHARDS, find_wrong_split, keyed="streams.generator('world/data/NAME')")
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         """Deal the samples to devices.
 
@@ -290,7 +295,8 @@ _OTHERS = {
     "file": (f"{_TOOLS}.plain:PartitionFile", "as a file describes"),
 }
 _HERE = Registry.of("partition", Iid, SyntheticSizes)
+_KNOWN = {**_HERE.known, **_OTHERS}
 PARTITIONS = Registry(
-    "partition", "fedsim.learning.data.partitions:Partition", {**_HERE.known, **_OTHERS}
+    "partition", "fedsim.learning.data.partitions:Partition", _KNOWN, key="data.partition"
 )
 PartitionSpec = Annotated[Partition, PARTITIONS]

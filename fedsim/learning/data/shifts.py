@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.common.registry import Registry
+from fedsim.common.returns import returns
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import PositiveSeconds, Seconds
 from fedsim.learning.data.federated import FederatedData, Shard
+from fedsim.learning.data.mistakes import find_wrong_change
 
 _FORESEEN = 1_000  # occasions
 
@@ -76,6 +78,9 @@ class Change:
     device: int
     version: int
     partner: int | None = None
+
+
+_CHANGES = "a list of Change, one for each device that replace_shard has given another shard"
 
 
 class Shift(Spec):
@@ -155,6 +160,7 @@ class Shift(Spec):
         return _FORESEEN
 
     @abstractmethod
+    @returns(_CHANGES, find_wrong_change, keyed="streams.generator('world/drift', occasion)")
     def apply(
         self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams
     ) -> list[Change]:
@@ -252,7 +258,6 @@ _OTHERS = {
         "each candidate's images turn, with some probability, by one to three quarter turns",
     ),
 }
-SHIFTS = Registry(
-    "shift", "fedsim.learning.data.shifts:Shift", {**Registry.of("shift", SwapAll).known, **_OTHERS}
-)
+_KNOWN = {**Registry.of("shift", SwapAll).known, **_OTHERS}
+SHIFTS = Registry("shift", "fedsim.learning.data.shifts:Shift", _KNOWN, key="drift")
 ShiftSpec = Annotated[Shift, SHIFTS]

@@ -14,11 +14,17 @@ from pydantic import Field
 from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.files import regular
 from fedsim.common.registry import Registry
+from fedsim.common.returns import returns
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import Dataset, Pool, Raw, TokenShape
+from fedsim.learning.data.mistakes import find_wrong_raw, find_wrong_sizes
 
 _MOST_NUMBERS = 1_000_000_000  # 4 GB of samples
+
+
+_RAW = "a Raw of finite samples, and as many labels of 0 to 'classes' - 1"
+_SIZES = "the shape of a sample and the number of classes, each number 1 or more"
 
 
 class Source(Spec):
@@ -29,6 +35,7 @@ class Source(Spec):
     """Shape of one sample and number of classes; None if only the files have them."""
 
     @abstractmethod
+    @returns(_RAW, find_wrong_raw, keyed="numpy.random.default_rng(SEED)")
     def load(self, root: Path | None) -> Raw:
         """Read the data set.
 
@@ -48,6 +55,7 @@ class Source(Spec):
         """
         return []
 
+    @returns(_SIZES, find_wrong_sizes)
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
         """Shape of one sample and number of classes; loads the data set if ``known`` is None."""
         if self.known is not None:
@@ -207,5 +215,6 @@ _OTHERS = {
     ),
 }
 _HERE = Registry.of("source", Digits, Synthetic)
-SOURCES = Registry("source", "fedsim.learning.data.sources:Source", {**_HERE.known, **_OTHERS})
+_KNOWN = {**_HERE.known, **_OTHERS}
+SOURCES = Registry("source", "fedsim.learning.data.sources:Source", _KNOWN, key="data.source")
 SourceSpec = Annotated[Source, SOURCES]

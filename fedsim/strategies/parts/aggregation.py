@@ -3,7 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
+
+from fedsim.common.errors import shown
 from fedsim.common.registry import Registry
+from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
 from fedsim.federation import Device, Server
 from fedsim.federation.codecs import Codec
@@ -38,6 +42,7 @@ AGGREGATIONS = Registry(
         ),
     },
     usual="weighted",
+    key="strategy.aggregation",
 )
 
 # an update that came: ``task``, ``device``, ``group``, ``update``, ``samples``, ``start``,
@@ -57,6 +62,35 @@ def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
     return [
         server.models.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries
     ]
+
+
+def _find_wrong_weight(
+    weights: Sequence[float],
+    aggregation: Any,
+    entries: Sequence[Entry],
+) -> str:
+    numbers = np.asarray(weights)
+    if numbers.shape != (len(entries),) or numbers.dtype.kind not in "iuf":
+        return f"{shown(weights)} for {len(entries)} updates"
+    return find_outside()(numbers)
+
+
+def _find_wrong_weighing(
+    weighed: Sequence[float],
+    aggregation: Any,
+    server: Server,
+    entries: Sequence[Entry],
+    weights: Sequence[float],
+) -> str:
+    return _find_wrong_weight(weighed, aggregation, entries)
+
+
+def _find_wrong_parts(parts: Sequence[Any], *_: Any, **__: Any) -> str:
+    for part in parts:
+        is_pair = isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], Ref)
+        if not is_pair or find_outside()(part[1]):
+            return f"{shown(part)} as a part"
+    return ""
 
 
 class Aggregation(Spec):
@@ -100,6 +134,7 @@ class Aggregation(Spec):
         """Why it cannot work on updates that pass through a codec; None if it can."""
         return None
 
+    @returns("a list of a finite number for each update", _find_wrong_weight)
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """The weight of each update, independent of the updates' values; the weights sum to 1.
 
@@ -107,6 +142,7 @@ class Aggregation(Spec):
         """
         return [1 / len(entries)] * len(entries)
 
+    @returns("a list of a finite number for each update", _find_wrong_weighing)
     async def weigh(
         self, server: Server, entries: Sequence[Entry], weights: Sequence[float]
     ) -> Sequence[float]:
@@ -143,6 +179,7 @@ class Aggregation(Spec):
         updates = [entry["update"] for entry in entries]
         return server.models.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
 
+    @returns("a list of pairs of a Ref and a finite number", _find_wrong_parts)
     async def total(
         self, server: Server, models: Sequence[Ref], share: float
     ) -> list[tuple[Ref, float]]:

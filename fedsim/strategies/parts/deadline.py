@@ -3,6 +3,7 @@
 from typing import Annotated, Any, ClassVar, Literal
 
 from fedsim.common.registry import Registry
+from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
 from fedsim.common.units import PositiveSeconds
 from fedsim.world.population import DeadlineBase
@@ -23,6 +24,7 @@ DEADLINES = Registry(
     },
     bare="time",
     usual="fixed",
+    key="strategy.deadline",
 )
 
 
@@ -52,6 +54,7 @@ class Deadline(Spec):
         """The rule for devices whose mean epoch takes ``mean_epoch_s`` (s); by default itself."""
         return self
 
+    @returns("a finite time above 0 (s)", find_outside(above=0.0))
     def least_s(self) -> float:
         """The limit by which a scenario is checked (s).
 
@@ -59,6 +62,7 @@ class Deadline(Spec):
         """
         raise NotImplementedError
 
+    @returns("a finite time above 0 (s), or None", find_outside(above=0.0))
     def limit_s(self, state: Any, number: int) -> float | None:
         """The time that clients have in a round (s); None if unlimited.
 

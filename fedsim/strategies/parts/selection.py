@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+from fedsim.common.errors import shown
 from fedsim.common.registry import Registry
+from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
 from fedsim.federation import Contents, Device, Instruction, LocalResult, Server, TaskEnd
 from fedsim.federation.evaluator import ModelAssignment
@@ -42,6 +44,7 @@ SELECTIONS = Registry(
         ),
     },
     usual="random",
+    key="strategy.selection",
 )
 
 # they name a stream: the round (or draw) from 0, and more where one round selects several times
@@ -50,8 +53,47 @@ Among = list[int] | None  # devices to choose from; None for all
 Answers = Mapping[int, Contents]  # by device, in the order in which they were asked
 Updates = Sequence[dict[str, Any]]  # as ``Synchronous.entry`` makes them
 
+_KEYED = "server.rng, or server.clients.sample"
 QUESTION = "question"
 """The job of a candidate that answers a selection's query before the choice."""
+
+
+def _find_wrong_count(
+    chosen: Sequence[int],
+    selection: "Selection",
+    server: Server,
+    state: Any,
+    count: int,
+    *_: Any,
+    **__: Any,
+) -> str:
+    is_too_many = not selection.asks and len(chosen) > count
+    return f"{len(chosen)} devices for a count of {count}" if is_too_many else ""
+
+
+def _find_wrong_choice(
+    chosen: Sequence[int],
+    selection: Any,
+    server: Server,
+    state: Any,
+    count: int,
+    answers: Answers,
+) -> str:
+    others = [device for device in chosen if device not in answers]
+    if others:
+        return f"device {others[0]!r}, which has not answered"
+    is_right = len({*chosen}) == len(chosen) <= count
+    return "" if is_right else f"{shown(chosen)} for a count of {count}"
+
+
+def _find_wrong_candidate(
+    candidates: Sequence[int],
+    selection: Any,
+    state: Any,
+    chosen: Sequence[int],
+) -> str:
+    others = [device for device in candidates if device not in chosen]
+    return f"device {others[0]!r}, which 'select' has not chosen" if others else ""
 
 
 class Selection(Spec):
@@ -94,6 +136,7 @@ class Selection(Spec):
         return type(self).question is not Selection.question
 
     @property
+    @returns("a finite time, 0 or more (s), or None", find_outside(least=0.0))
     def patience_s(self) -> float | None:
         """Longest wait for the answers to its question (s); None: until all have come.
 
@@ -112,10 +155,12 @@ class Selection(Spec):
         """Whether it asks, or clients report."""
         return self.asks or type(self).report is not Selection.report
 
+    @returns("a whole number, 1 or more", find_outside(least=1))
     def fewest(self, count: int) -> int:
         """The smallest cohort that it selects on purpose, if a round may ask ``count`` clients."""
         return count
 
+    @returns("a list of 'count' devices at most", _find_wrong_count, keyed=_KEYED)
     def select(
         self, server: Server, state: Any, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
@@ -134,6 +179,7 @@ class Selection(Spec):
         """
         raise NotImplementedError
 
+    @returns("a list of devices that 'select' has chosen", _find_wrong_candidate)
     def asked_first(self, state: Any, chosen: list[int]) -> list[int]:
         """The candidates among ``select``'s devices, if it ``asks``; the others are chosen already.
 
@@ -167,6 +213,7 @@ class Selection(Spec):
         """
         raise NotImplementedError
 
+    @returns("a list of 'count' devices at most, each once, that have answered", _find_wrong_choice)
     async def choose(self, server: Server, state: Any, count: int, answers: Answers) -> list[int]:
         """Choose among the candidates that have answered.
 

@@ -29,6 +29,7 @@ OPTIMISERS = Registry(
         ),
     },
     usual="sgd",
+    key="strategy.server",
 )
 
 

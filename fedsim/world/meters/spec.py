@@ -188,4 +188,4 @@ def _of_class(found: type[Meter], kind: str) -> type[MeterSpec]:
     )
 
 
-METERS = _MeterRegistry("meter", "fedsim.world.meters.base:Meter", {})
+METERS = _MeterRegistry("meter", "fedsim.world.meters.base:Meter", {}, key="meters")

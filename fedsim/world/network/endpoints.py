@@ -11,6 +11,7 @@ import numpy as np
 from fedsim.clock.simulation import TICK_S, on_grid
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import SimulationError, nearest
+from fedsim.common.returns import returns
 from fedsim.world.columns import ALL, each
 from fedsim.world.network.protocol import Transport
 
@@ -26,6 +27,14 @@ Devices have the numbers from 0, edge servers those after all devices, hosts tho
 def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]:
     """Source and destination of a message between a device and the endpoint ``at``."""
     return (at, device) if direction == "down" else (device, at)
+
+
+def _find_wrong_route(links: Sequence[str], network: "Endpoints", *_: Any, **__: Any) -> str:
+    if not isinstance(links, list | tuple):
+        return ""
+    unknown = [name for name in links if name not in network.links]
+    hint = nearest(str(unknown[0]), network.links) if unknown else ""
+    return f"the unknown link {unknown[0]!r}{hint}" if unknown else ""
 
 
 class Endpoints(ABC):
@@ -88,6 +97,7 @@ class Endpoints(ABC):
         self._protocol = transport.protocol
 
     @abstractmethod
+    @returns("a list of names of the network's 'links'", _find_wrong_route)
     def route(self, source: int, destination: int) -> Sequence[str]:
         """The names of the shared links between two endpoints, without the devices' own."""
 

@@ -3,13 +3,16 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field
 
 from fedsim.common.arrays import Floats
+from fedsim.common.errors import shown
 from fedsim.common.registry import Registry
+from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import Bytes, PositiveBytes, Seconds
@@ -21,6 +24,13 @@ _QUEUE_S = 1e-3  # bytes of a connection in its machine's queue
 # of weight 1 by round trip, and of the largest
 _USUAL_ROUND_TRIP_S = 0.1
 _LEAST_ROUND_TRIP_S = 1e-3
+
+
+def _find_wrong_times(value: Any, *_: Any, **__: Any) -> str:
+    is_array = isinstance(value, np.ndarray) and value.dtype.kind in "iuf"
+    if not is_array and not isinstance(value, Real):
+        return shown(value)
+    return find_outside(least=0.0, infinite=True)(value)
 
 
 class Protocol(Spec):
@@ -58,11 +68,13 @@ class Protocol(Spec):
     """
 
     @cached_property
+    @returns("a finite number, 1 or more", find_outside(least=1.0))
     def overhead(self) -> float:
         """Bytes on the wire for a byte of payload."""
         return (self.segment + self.header) / self.segment
 
     @cached_property
+    @returns("a number above 0 (bytes)", find_outside(above=0.0, infinite=True))
     def window(self) -> float:
         """Bytes on the wire of the first round trip; infinite without slow start."""
         return self.initial_window * (self.segment + self.header) if self.slow_start else math.inf
@@ -72,6 +84,7 @@ class Protocol(Spec):
         """Whether flows have weights that differ."""
         return self.weight_spread > 1 or self.weight_by_round_trip > 0 or self.late_weight < 1
 
+    @returns("a finite number above 0", find_outside(above=0.0))
     def weight(
         self,
         streams: Streams,
@@ -104,6 +117,7 @@ class Protocol(Spec):
         """
         return []
 
+    @returns("a time, 0 or more (s), or an array of them", _find_wrong_times)
     def sending_s(self, size: Any, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
         """Time of payloads (bytes) alone on their links (s), at rates (bytes/s) and round trips
         (s); [flows].
@@ -174,9 +188,9 @@ class Bbr(Protocol):
     header: Bytes = 66.0
 
 
-PROTOCOLS = Registry.of(
-    "protocol", Fluid, Tcp, Bbr, base="fedsim.world.network.protocol:Protocol", usual="fluid"
-)
+_BASE = "fedsim.world.network.protocol:Protocol"
+_KEY = "network.protocol"
+PROTOCOLS = Registry.of("protocol", Fluid, Tcp, Bbr, base=_BASE, usual="fluid", key=_KEY)
 ProtocolSpec = Annotated[Protocol, PROTOCOLS]
 
 

@@ -2,11 +2,12 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Floats
 from fedsim.common.registry import Registry
+from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import LinkRate, Seconds
@@ -39,6 +40,25 @@ class DeviceLinks(Spec):
     """time before the first byte leaves (s), each way."""
 
 
+_is_rate = find_outside(above=0.0, infinite=True)
+_is_latency = find_outside(least=0.0)
+_COLUMNS = "three arrays of a number for each device: two of rates above 0, one of finite latencies"
+
+
+def _find_wrong_column(
+    columns: AccessColumns,
+    model: Any,
+    streams: Streams,
+    devices: int,
+    rates: OwnRates,
+    root: Path | None,
+) -> str:
+    down, up, latency = columns
+    checks = ((down, _is_rate), (up, _is_rate), (latency, _is_latency))
+    mistakes = [find_wrong_entry(column, devices, check) for column, check in checks]
+    return next(filter(None, mistakes), "")
+
+
 class NetworkModel(Spec):
     """The base of every network.
 
@@ -58,11 +78,13 @@ class NetworkModel(Spec):
         return not all(isinstance(rate, Constant) and rate.value == math.inf for rate in rates)
 
     @property
+    @returns("a whole number, 1 or more, or None", find_outside(least=1))
     def places(self) -> int | None:
         """Number of cells, or of nodes to which devices are attached, if any."""
         return None
 
     @property
+    @returns("a whole number, 0 or more", find_outside(least=0))
     def edge_servers(self) -> int:
         """Number of edge servers."""
         return 0
@@ -77,6 +99,7 @@ class NetworkModel(Spec):
         """Lines about what lies outside of the domain in which such a rule was fitted."""
         return []
 
+    @returns(keyed="streams.generator('world/NAME')", guarded=True)
     def build(
         self,
         simulation: Simulation,
@@ -107,6 +130,7 @@ class NetworkModel(Spec):
     ) -> Network:
         raise NotImplementedError
 
+    @returns(_COLUMNS, _find_wrong_column)
     def columns(
         self, streams: Streams, devices: int, rates: OwnRates, root: Path | None
     ) -> AccessColumns:
@@ -167,5 +191,6 @@ NETWORKS = Registry(
             "Devices and a server in regions of clouds, over TCP connections that were measured.",
         ),
     },
+    key="network",
 )
 NetworkSpec = Annotated[NetworkModel, NETWORKS]

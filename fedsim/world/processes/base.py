@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, create_model
 
-from fedsim.common.errors import ScenarioError
+from fedsim.common.errors import ScenarioError, shown
 from fedsim.common.imports import named
 from fedsim.common.registry import Registry, keys_of
+from fedsim.common.returns import returns
 from fedsim.common.spec import Spec
 
 if TYPE_CHECKING:
     from fedsim.world.processes.world import World
+
+
+def _find_wrong_run(events: Any, *_: Any, **__: Any) -> str:
+    return "" if isinstance(events, Generator) else shown(events)
 
 
 class Process(Spec):
@@ -38,6 +43,7 @@ class Process(Spec):
         Called when the run is built.
         """
 
+    @returns("a generator, as a function with 'yield' does", _find_wrong_run)
     def run(self, world: "World") -> Generator[Any, Any, Any]:
         """Process of SimPy: it yields events. It begins when the run does."""
         raise NotImplementedError
@@ -92,6 +98,7 @@ PROCESSES = _ProcessRegistry(
         ),
     },
     usual="link-outage",
+    key="world.processes",
 )
 
 

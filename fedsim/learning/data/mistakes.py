@@ -1,0 +1,178 @@
+"""Mistakes of users' sources, partitions and shifts of data, in words.
+
+A function returns an empty text if there is no mistake.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.common.errors import shown
+from fedsim.common.returns import find_outside
+from fedsim.learning.data.federated import Dataset, FederatedData, Pool, Raw, Shard
+
+# Of a source.
+
+
+def find_wrong_raw(raw: Raw, source: Any, root: Path | None) -> str:
+    """The mistake in what a source has loaded from ``root``."""
+    return (
+        _find_wrong_number(raw)
+        or _find_wrong_array(raw)
+        or _find_wrong_shape(raw)
+        or _find_wrong_label(raw)
+        or _find_wrong_column(raw)
+        or _find_contradiction(raw, source, root)
+    )
+
+
+def find_wrong_sizes(sizes: tuple[tuple[int, ...], int], *_: Any, **__: Any) -> str:
+    """The mistake in the shape of a sample and the number of classes."""
+    shape, classes = sizes
+    return shown(sizes) if min(*shape, classes) < 1 else ""
+
+
+def _find_wrong_number(raw: Raw) -> str:
+    for name, least in (("classes", 1), ("vocabulary", 0)):
+        value = getattr(raw, name)
+        if not isinstance(value, int | np.integer) or value < least:
+            return f"a Raw with {name} = {shown(value)}"
+    return f"a Raw with peak = {shown(raw.peak)}" if find_outside(above=0.0)(raw.peak) else ""
+
+
+def _find_wrong_array(raw: Raw) -> str:
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        array: Any = getattr(raw, name)
+        if not isinstance(array, np.ndarray) or not array.ndim or array.dtype.kind not in "biuf":
+            return f"a Raw whose {name} is {shown(array)}"
+        if array.dtype.kind == "f" and (mistake := find_outside()(array)):
+            return f"a Raw whose {name} is {mistake}"
+    return ""
+
+
+def _find_wrong_shape(raw: Raw) -> str:
+    if not len(raw.y_train):
+        return "a Raw without training samples"
+    for part, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):
+        if len(x) != len(y):
+            return f"a Raw with {len(x)} samples x_{part} and {len(y)} labels y_{part}"
+    for name, train, test in (("x", raw.x_train, raw.x_test), ("y", raw.y_train, raw.y_test)):
+        shapes = train.shape[1:], test.shape[1:]
+        if shapes[0] != shapes[1]:
+            return f"a Raw with {name}_train of shape {shapes[0]} a sample, {name}_test {shapes[1]}"
+    return ""
+
+
+def _find_wrong_label(raw: Raw) -> str:
+    is_label = find_outside(least=0, most=raw.classes - 1)
+    is_token = find_outside(least=0, most=raw.vocabulary - 1)
+    for part, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):
+        has_labels = y.ndim == 1 and y.dtype == np.int64  # any others are targets
+        if has_labels and (mistake := is_label(y)):
+            return f"a Raw of {raw.classes} classes whose y_{part} is {mistake}"
+        if raw.vocabulary and (mistake := is_token(x)):
+            return f"a Raw of {raw.vocabulary} tokens whose x_{part} is {mistake}"
+    return ""
+
+
+def _find_wrong_column(raw: Raw) -> str:
+    count = len(raw.y_train) + len(raw.y_test)
+    for name, column in raw.columns.items():
+        shape = np.shape(column)
+        if shape != (count,):
+            return f"a Raw of {count} samples whose column {name!r} has the shape {shape}"
+    return ""
+
+
+def _find_contradiction(raw: Raw, source: Any, root: Path | None) -> str:
+    """Another shape or number of classes than the source declares without reading."""
+    name = "known"
+    declared = source.known
+    if not type(source).shape_and_classes.__module__.startswith("fedsim."):
+        name = "shape_and_classes"
+        declared = source.shape_and_classes(root)
+    shape = tuple(raw.x_train.shape[1:])
+    if declared is None or (tuple(declared[0]), declared[1]) == (shape, raw.classes):
+        return ""
+    found = f"a Raw of samples of shape {shape} and {raw.classes} classes"
+    return f"{found}, but {name!r} says {tuple(declared[0])} and {declared[1]}"
+
+
+# Of a partition, or a shift of data.
+
+
+def find_wrong_split(
+    data: FederatedData,
+    partition: Any,
+    dataset: Dataset,
+    devices: int,
+    streams: Any,
+) -> str:
+    """The mistake in the shards of so many devices."""
+    if len(data.shards) != devices:
+        return f"{len(data.shards)} shards for {devices} devices"
+    if mistake := _find_wrong_shard(data.pool, range(devices), data.shards):
+        return mistake
+    truth: Any = data.truth
+    if truth is None:
+        return ""
+    is_array = isinstance(truth, np.ndarray) and truth.dtype.kind in "iu"
+    return "" if is_array and truth.shape == (devices,) else f"data whose 'truth' is {shown(truth)}"
+
+
+def find_wrong_change(
+    changes: Sequence[Any],
+    shift: Any,
+    data: FederatedData,
+    occasion: int,
+    candidates: NDArray[np.int64],
+    streams: Any,
+) -> str:
+    """The mistake in the changes of a shift of data, which are made."""
+    left = {*candidates.tolist()}
+    for change in changes:
+        device = getattr(change, "device", None)
+        if device is None:
+            return f"{shown(change)} among the changes"
+        if device not in left:
+            return f"a change of device {device!r}, which is no candidate or has changed already"
+        left.remove(device)
+        if change.version != data.version(device):
+            version = f"version {change.version!r}, which replace_shard has not returned"
+            return f"a change of device {device} to {version}"
+        if mistake := _find_wrong_shard(data.pool, [device], [data.current(device)]):
+            return mistake
+    return ""
+
+
+def _find_wrong_shard(pool: Pool, devices: Iterable[int], shards: Sequence[Any]) -> str:
+    for device, shard in zip(devices, shards, strict=True):
+        if not isinstance(shard, Shard):
+            return f"{shown(shard)} as the shard of device {device}"
+        if not len(shard.train):
+            return f"no training sample for device {device}"
+        for name, index in (("train", shard.train), ("test", shard.test)):
+            if mistake := _find_wrong_index(np.asarray(index), len(pool.y)):
+                place = f"among the {name} indices of device {device}"
+                return f"{mistake} {place}, of a pool of {len(pool.y)} samples"
+        if len(np.unique(shard.test)) < len(shard.test):
+            return f"a test index twice for device {device}"
+        if shard.label_map is not None and _is_wrong_map(shard.label_map, pool.classes):
+            labels = shown(shard.label_map)
+            return f"the label map {labels} for device {device}, of {pool.classes} classes"
+    return ""
+
+
+def _is_wrong_map(labels: NDArray[Any], classes: int) -> bool:
+    return labels.shape != (classes,) or bool(_find_wrong_index(labels, classes))
+
+
+def _find_wrong_index(index: NDArray[Any], end: int) -> str:
+    """The first entry that is no whole number from 0 to ``end`` - 1."""
+    if index.ndim != 1 or (len(index) and index.dtype.kind not in "iu"):
+        return f"an array of {index.dtype} of shape {index.shape}"
+    others = index[(index < 0) | (index >= end)]
+    return str(others[0]) if len(others) else ""
