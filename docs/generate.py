@@ -27,6 +27,7 @@ from fedsim.common.spec import Spec
 from fedsim.federation import client
 from fedsim.lab.catalogue import catalogue, keys_of, specs_titled
 from fedsim.lab.study.spec import StudySpec
+from fedsim.learning.data import federated
 from fedsim.records import schema
 from fedsim.running.scenario import Scenario
 from fedsim.world.network import endpoints
@@ -263,7 +264,8 @@ def _directive(module: str, name: str, value: Any) -> str:
     lines = [f".. autoclass:: {module}.{name}"]
     if isinstance(value, str | int):
         # its description is below its definition
-        home = client if isinstance(value, str) else endpoints
+        homes = [module for module in (client, endpoints, federated) if name in vars(module)]
+        home = homes[0]
         lines = [f".. autodata:: {home.__name__}.{name}"]
     elif inspect.isfunction(value):
         lines = [f".. autofunction:: {module}.{name}"]
