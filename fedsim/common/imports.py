@@ -84,6 +84,11 @@ def refuse_unless_allowed(path: str, key: str) -> None:
     raise ScenarioError(f"{key} is {path!r}, {_RUNS}{always}")
 
 
+def is_refusal_of_code(message: str) -> bool:
+    """Whether a ``ScenarioError`` of this message refuses code that is not allowed."""
+    return _RUNS in message
+
+
 def refuse_code(place: str, key: str) -> None:
     """Refuse a path on disk that holds code, the value of ``key``, unless the file's code is
     allowed.

@@ -22,8 +22,11 @@ class AppRound:
     """the app's own number of the round; None without one."""
     ends: Counter[str] = field(default_factory=Counter)
     """tasks by outcome, without tasks that another task continues."""
-    used: list[tuple[int, float]] = field(default_factory=list)
-    """tasks whose replies the ServerApp has received, and the replies' examples."""
+    used: list[tuple[int, float, int]] = field(default_factory=list)
+    """tasks whose replies the ServerApp has received, the replies' examples, and the tasks' ages.
+
+    The age is the number of rounds from the task's own round to this one.
+    """
     sums: Counter[str] = field(default_factory=Counter)
     """sum of value x examples, by column."""
     weights: Counter[str] = field(default_factory=Counter)
@@ -98,13 +101,16 @@ class AppRounds:
         if ended is not None:
             self._close(ended)
 
-    def note_reply(self, task: int, reply: Message, examples: float | None) -> None:
+    def note_reply(
+        self, task: int, reply: Message, examples: float | None, asked_in: AppRound | None
+    ) -> None:
         """Note a reply that the ServerApp receives; a late reply counts for the open round.
 
         Args:
             task: number of the device's task.
             reply: the reply.
             examples: the reply's number of examples; None: the weight is 1.
+            asked_in: the round of the task; None if its message made no round.
         """
         current = self._open
         if current is None or reply.has_error():
@@ -114,7 +120,8 @@ class AppRounds:
             if not isinstance(record, ArrayRecord):
                 self.seen.update(record)
         if self._leads(reply):
-            current.used.append((task, weight))
+            age = 0 if asked_in is None else current.number - asked_in.number
+            current.used.append((task, weight, age))
         columns = ("train_loss",) if _is_training(reply) else ("accuracy", "loss")
         for column in columns:
             value = figure(reply.content, self._names[column])

@@ -199,9 +199,14 @@ class Session(Grid):  # type: ignore[misc]
 
     def _close_round(self, ended: AppRound) -> None:
         if ended.used:
-            tasks = [task for task, _ in ended.used]
-            weights = [weight for _, weight in ended.used]
-            self._server.emit("aggregate", round=ended.number, tasks=tasks, weights=weights)
+            fields: dict[str, Any] = {
+                "tasks": [task for task, _, _ in ended.used],
+                "weights": [weight for _, weight, _ in ended.used],
+            }
+            ages = [age for _, _, age in ended.used]
+            if any(ages):
+                fields["staleness"] = ages
+            self._server.emit("aggregate", round=ended.number, **fields)
         figures: dict[str, float | None] = {}
         for name, weight in ended.weights.items():
             if weight:
@@ -336,7 +341,7 @@ class Session(Grid):  # type: ignore[misc]
                 self._idle = 0
                 replies.append(sent.reply)
                 if sent.task is not None:
-                    self.rounds.note_reply(sent.task, sent.reply, sent.examples)
+                    self.rounds.note_reply(sent.task, sent.reply, sent.examples, sent.round)
         return replies
 
     def send_and_receive(

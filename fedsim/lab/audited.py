@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsim.common.errors import DataError, FedsimError, ScenarioError
-from fedsim.common.imports import from_file
+from fedsim.common.imports import from_file, is_refusal_of_code
 from fedsim.lab.audit import audit
 from fedsim.lab.audit.declared import unchecked_parts
 from fedsim.records import folder as files
@@ -45,7 +45,7 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
         unchecked, can_import_all = unchecked_parts(run)
     problem = _refusal(run, allow_code)
     is_comparable = can_import_all and run.summary.get("fedsim") == __version__
-    if problem is not None and not is_comparable:
+    if problem is not None and (not is_comparable or is_refusal_of_code(problem)):
         unchecked.append(f"{files.SCENARIO}: it cannot be validated here ({problem})")
         problem = None
     findings[VALID] = [] if problem is None else [problem]
