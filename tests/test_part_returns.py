@@ -37,6 +37,7 @@ BASES = [
 ]
 """The bases of all registries, and of the objects that users' parts make."""
 ELSEWHERE = {
+    "Strategy.remembered": "a service for subclasses, whose value is of the part's own class",
     "Trainer.train": "checked by the solver, which has the model",
     "Trainer.torch_optimiser": "any object with the methods of torch's optimisers",
 }
