@@ -284,8 +284,8 @@ class Batteries:
         load = self._loads[device]
         self._loads[device] = Load(off=load.off)
         point = self._point(device)
-        # it is within a tick; one that is flat already may be charging since
-        if dry and not point.flat:
+        # it is within a tick; a battery that was flat when its task began may have charged since
+        if dry and not load.off:
             point.level = 0.0
             point.flat = True
             point.tail = 0.0
