@@ -403,6 +403,19 @@ def test_a_flat_battery_that_charges_keeps_its_charge_when_its_device_is_asked()
     ]
 
 
+def test_a_battery_that_runs_flat_holds_nothing() -> None:
+    """A charger gives less than a message draws; the level at which it is flat is 0, not 1e-18."""
+    levels = []
+    for number in range(1, 60):
+        rates = {"charge_w": 0.013 * number, "receive_w": 0.7 * number, "idle_w": 0.003 * number}
+        site = Site(day("0 s", "23 h"), capacity_j=3.3, receive_j_byte=0.0101, **rates)
+        ask_anyway(site, 0.3, model(10000.0))
+        site.run(200.0)
+        levels += [told["level"] for _, told in site.told() if told["flat"]]
+    assert len(levels) > 20
+    assert set(levels) == {0.0}
+
+
 @pytest.mark.parametrize("asked_again", [False, True])
 def test_the_radio_of_a_flat_device_sleeps(asked_again: bool) -> None:
     """Flat as a message ends at 4 s; a charger gives 1 W from 4.5 s to 8 s, and no tail of 3 s
