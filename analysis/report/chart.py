@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.analysis import style
 from fedsim.analysis.accuracy import CurveAxis, axes_of, band, curves_of, figures_of
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.markup import Markup, data_block, el, join, pack
 from fedsim.analysis.style import Series
+from fedsim.common.arrays import AnyArray
 from fedsim.records.reading import RunFolder
 
 AT_ONCE = 8  # lines; the others are a click away
@@ -46,7 +46,7 @@ def chart(series: Sequence[Series]) -> list[Markup]:
         return []
     rounds, time, size = axes_of(curves)
     axes = (time, size, rounds)
-    columns: dict[str, NDArray[Any]] = {}
+    columns: dict[str, AnyArray] = {}
     for place, axis in enumerate(axes):
         columns |= _columns(place, axis, curves)
     figure = _figure(name, series, axes, columns)
@@ -58,12 +58,12 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     ]
 
 
-def _columns(place: int, axis: CurveAxis, curves: Sequence[Any]) -> dict[str, NDArray[Any]]:
+def _columns(place: int, axis: CurveAxis, curves: Sequence[Any]) -> dict[str, AnyArray]:
     """The points of all lines against one axis, float32 [_POINTS], line by line."""
     bands = [band(curve, axis.column) for curve in curves]
     end = max(float(line["at"].max()) for line in bands if len(line))
     grid = np.linspace(0.0, end, _POINTS)
-    columns: dict[str, NDArray[Any]] = {f"x{place}": (grid / axis.unit).astype(np.float32)}
+    columns: dict[str, AnyArray] = {f"x{place}": (grid / axis.unit).astype(np.float32)}
     # one point of NaN for a line without points
     lines = [line if len(line) else line.reindex([0]) for line in bands]
     for part in ("mean", "low", "high"):
@@ -79,7 +79,7 @@ def _figure(
     name: str,
     series: Sequence[Series],
     axes: Sequence[CurveAxis],
-    columns: dict[str, NDArray[Any]],
+    columns: dict[str, AnyArray],
 ) -> Markup:
     """Controls, key and stage of the chart, and its data."""
     lines = []
@@ -112,7 +112,7 @@ def _figure(
 
 
 def _table(
-    name: str, series: Sequence[Series], time: CurveAxis, columns: dict[str, NDArray[Any]]
+    name: str, series: Sequence[Series], time: CurveAxis, columns: dict[str, AnyArray]
 ) -> Markup:
     """The mean of each line at some times."""
     points = np.linspace(0, _POINTS - 1, _TABLE_POINTS + 1, dtype=int)[1:]

@@ -9,8 +9,8 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.harmless import clean, harmless
 
 _LONGEST = 200  # of a name or another text from a scenario; the middle of longer ones is left out
@@ -80,7 +80,7 @@ def data_block(name: str, value: object) -> Markup:
     return Markup(f'<script type="application/json" id="{html.escape(name)}">{text}</script>')
 
 
-def pack(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def pack(columns: Mapping[str, AnyArray]) -> dict[str, Any]:
     """Arrays as a value for JSON, which ``columns.js`` unpacks.
 
     A column of n numbers of k bytes is written as n first bytes, n second bytes and so on.

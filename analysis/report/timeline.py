@@ -17,7 +17,7 @@ from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.strips import capacity, concurrency
 from fedsim.analysis.timeline import MEANING, critical_steps
-from fedsim.common.arrays import Ints
+from fedsim.common.arrays import AnyArray, Ints
 from fedsim.common.harmless import harmless
 from fedsim.lab.reading.activities import Activities, StepSpan, TimeSpan
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History
@@ -37,7 +37,7 @@ _POINTS = 16384  # of a curve: far more than pixels, so that it can be looked at
 _AMOUNTS = {"train": ("epochs", "asked"), "evaluate": ("models", "models")}
 _AMOUNTS_OF_TRANSFERS = ("delivered", "bytes")
 
-Columns = dict[str, NDArray[Any]]
+Columns = dict[str, AnyArray]
 LaneSpan = TypeVar("LaneSpan", bound=TimeSpan)
 
 
@@ -137,7 +137,7 @@ class _ColumnsOfLanes:
         steps.sort(key=lambda step: (self.lanes[step.device], step.start, step.task))
         first = self._first_positions(steps)
 
-        def previous(values: NDArray[Any]) -> Ints:
+        def previous(values: AnyArray) -> Ints:
             """The value of the step before each step in its lane, 0 before the first."""
             shifted = np.zeros(len(values), dtype=np.int64)
             shifted[1:] = values[:-1]

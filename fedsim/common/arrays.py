@@ -1,6 +1,6 @@
 """Array types for annotations; docstrings give shapes and units."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,3 +9,4 @@ Floats: TypeAlias = NDArray[np.float64]
 Floats32: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
+AnyArray: TypeAlias = NDArray[Any]

@@ -25,8 +25,8 @@ from typing import (
 )
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, SimulationError, home_of, shown
 from fedsim.common.hooks import (
     METHODS,
@@ -131,7 +131,7 @@ def find_outside(
     return find
 
 
-def _entry_in_words(array: NDArray[Any], place: int) -> str:
+def _entry_in_words(array: AnyArray, place: int) -> str:
     where = [int(number) for number in np.unravel_index(place, array.shape)]
     return f"an array with {array.flat[place]} at {where[0] if len(where) == 1 else where}"
 

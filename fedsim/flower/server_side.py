@@ -14,8 +14,8 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
-from numpy.typing import NDArray
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import SimulationError
 from fedsim.federation.contents import Header, Opaque, TaskEnd
 from fedsim.federation.server import Server
@@ -432,7 +432,7 @@ class Session(Grid):  # type: ignore[misc]
                 self._answer_for(sent, ErrorCode.NODE_UNAVAILABLE)
         self._schedule_turn()
 
-    def tensors(self) -> dict[str, NDArray[Any]]:
+    def tensors(self) -> dict[str, AnyArray]:
         """The model's arrays of numbers, by name; only arrays in numpy's format."""
         if self.model is None:
             return {}

@@ -4,8 +4,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from numpy.typing import NDArray
-
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError
 from fedsim.federation.client import Client, Instruction, LocalResult, Real, RunInfo
 from fedsim.federation.contents import Contents, Opaque, TaskEnd
@@ -127,7 +126,7 @@ class Flower(Strategy[FlowerParams]):
     def models(self) -> ModelAssignment:
         return {}
 
-    def tensors(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
+    def tensors(self) -> Mapping[str, Mapping[str, AnyArray]]:
         tensors = self.session.tensors()
         return {"global": tensors} if tensors else {}
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.streams import Streams
 from fedsim.common.training import Training
@@ -472,7 +473,7 @@ class Learning(Learner):
         return _weights_of(otherwise)
 
 
-def _mix_states(recipe: Mixed) -> Mapping[str, NDArray[Any]]:
+def _mix_states(recipe: Mixed) -> Mapping[str, AnyArray]:
     """The mean of the states of a mix's finite parts, else the state of its substitute."""
     states = [(part.state, weight) for part, weight in recipe.parts if part.finite]
     mean = mean_state(states)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import Places
 
@@ -192,8 +193,8 @@ def weighted_sum(
 
 
 def mean_state(
-    parts: Sequence[tuple[Mapping[str, NDArray[Any]] | None, float]],
-) -> dict[str, NDArray[Any]]:
+    parts: Sequence[tuple[Mapping[str, AnyArray] | None, float]],
+) -> dict[str, AnyArray]:
     """The weighted mean of trainers' states, without states that are empty or not finite.
 
     Args:
@@ -229,9 +230,9 @@ def mean_state(
     return mean
 
 
-def _is_finite(state: Mapping[str, NDArray[Any]]) -> bool:
+def _is_finite(state: Mapping[str, AnyArray]) -> bool:
     return all(np.isfinite(array).all() for array in state.values())
 
 
-def _shapes(state: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:
+def _shapes(state: Mapping[str, AnyArray]) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in state.items()}

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.imports import at, refuse_unless_allowed
 from fedsim.common.registry import Registry
@@ -232,12 +233,12 @@ class Objective(Spec):
         return outputs.argmax(dim=-1)
 
 
-def told_targets(targets: NDArray[Any]) -> str:
+def told_targets(targets: AnyArray) -> str:
     """Describe targets in words, for messages."""
     return f"targets {targets.dtype} of shape {targets.shape}"
 
 
-def _labels_hint(targets: NDArray[Any]) -> str:
+def _labels_hint(targets: AnyArray) -> str:
     """Advice to convert targets to labels if they are labels in another form; else empty."""
     if (targets != np.rint(targets)).any():
         return ""

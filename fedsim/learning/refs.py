@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.training import Training
 
 Weights = NDArray[np.float32]
@@ -161,7 +162,7 @@ class Ref:
     loss: Loss | None = None
     losses: NDArray[np.float64] | None = None
     choice: int | None = None
-    state: Mapping[str, NDArray[Any]] | None = None
+    state: Mapping[str, AnyArray] | None = None
 
     def __repr__(self) -> str:
         return self.name

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.common.arrays import Ints
+from fedsim.common.arrays import AnyArray, Ints
 from fedsim.learning.data.federated import FederatedData, Shard
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.objectives import Objective, SampleNumbers
@@ -77,7 +77,7 @@ class TestSamples(NamedTuple):
     """position of each sample's device in ``devices``, int64 [samples]."""
     order: Ints
     """positions of the samples sorted by image, int64 [samples]."""
-    blocks: list[tuple[Block, Ints, NDArray[Any]]]
+    blocks: list[tuple[Block, Ints, AnyArray]]
     """blocks of distinct images, each with its part of the samples in ``order``: the position of
     each sample's image within the block, int64 [n], and the samples' targets, [n, ...].
     """
@@ -157,7 +157,7 @@ class TestSets:
         return TestSamples(list(devices), owner, order, blocks, list_bytes + keep * image_bytes)
 
 
-def _mapped(y: NDArray[Any], owner: Ints, shards: Sequence[Shard]) -> NDArray[Any]:
+def _mapped(y: AnyArray, owner: Ints, shards: Sequence[Shard]) -> AnyArray:
     """Targets of samples after the label maps of the shards that own the samples, [samples]."""
     maps = {}
     for position, shard in enumerate(shards):
@@ -168,7 +168,7 @@ def _mapped(y: NDArray[Any], owner: Ints, shards: Sequence[Shard]) -> NDArray[An
     classes = len(next(iter(maps.values())))
     table = np.tile(np.arange(classes), (len(shards), 1))
     table[list(maps)] = list(maps.values())
-    mapped: NDArray[Any] = table[owner, y]
+    mapped: AnyArray = table[owner, y]
     return mapped
 
 
@@ -178,7 +178,7 @@ def judge(
     weights: Weights,
     block: Block,
     image: Ints,
-    y: NDArray[Any],
+    y: AnyArray,
 ) -> Judged:
     """Apply a model to the samples of a block; runs on a worker.
 

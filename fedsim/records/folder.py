@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import (
     WRITING,
@@ -243,7 +242,7 @@ def write_network(folder: Path, layout: Mapping[str, Any] | None) -> None:
         write_text(folder / NETWORK, json.dumps(layout, indent=1, allow_nan=False) + "\n")
 
 
-def write_models(folder: Path, models: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+def write_models(folder: Path, models: Mapping[str, Mapping[str, AnyArray]]) -> None:
     """Write each model file as ``models/NAME.safetensors``."""
     from safetensors.numpy import save_file
 

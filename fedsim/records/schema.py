@@ -21,9 +21,8 @@ from fedsim.world.meters import OF_SECTIONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from fedsim.clock.simulation import Record
+    from fedsim.common.arrays import AnyArray
     from fedsim.world.meters.base import Column
 
 EVENT_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
@@ -147,7 +146,7 @@ def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
     return schema
 
 
-def column(values: "Sequence[Any] | NDArray[Any]", kind: pa.DataType) -> pa.Array:
+def column(values: "Sequence[Any] | AnyArray", kind: pa.DataType) -> pa.Array:
     """Strings or numbers as a column, None as an empty cell: what ``pyarrow.array`` gives, which
     would load pandas first.
     """
@@ -244,7 +243,7 @@ class EventChain:
         return self.state.hex()
 
 
-def models_digest(models: "Mapping[str, Mapping[str, NDArray[Any]]]") -> str:
+def models_digest(models: "Mapping[str, Mapping[str, AnyArray]]") -> str:
     """sha256 over all tensors by file and name, each as name, shape and bytes (and its type
     where it is not float32).
     """

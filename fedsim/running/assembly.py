@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import AnyArray
 from fedsim.common.streams import Streams
 from fedsim.common.training import CutBy
 from fedsim.federation.client import RunInfo
@@ -316,7 +317,7 @@ class Run:
         shard = self.data.current(device) if version is None else self.data.shard(device, version)
         return self.data.label_counts(shard)
 
-    async def model_tensors(self) -> dict[str, dict[str, NDArray[Any]]]:
+    async def model_tensors(self) -> dict[str, dict[str, AnyArray]]:
         """Current models of the strategy: file name -> named tensors; those of a family are
         named ``number/tensor``.
         """
@@ -411,7 +412,7 @@ class Run:
             return np.arange(count)
         return np.array(sorted(self.tasks.times_asked), dtype=np.int64)
 
-    def availability_columns(self, end: float) -> dict[str, NDArray[Any]]:
+    def availability_columns(self, end: float) -> dict[str, AnyArray]:
         """The content of ``availability.parquet`` up to ``end`` (s); for large populations, of
         devices ever asked.
         """

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from numpy.typing import NDArray
 from pydantic import model_validator
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
@@ -327,7 +327,7 @@ class Strategy(Generic[P]):
         """
         raise NotImplementedError
 
-    def tensors(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
+    def tensors(self) -> Mapping[str, Mapping[str, AnyArray]]:
         """Models in addition to ``models``, as named arrays by file name."""
         return {}
 

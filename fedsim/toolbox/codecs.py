@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.common.arrays import Floats, Floats32, Ints
+from fedsim.common.arrays import AnyArray, Floats, Floats32, Ints
 from fedsim.federation.codecs import Arithmetic, Codec, Coded
 from fedsim.learning import Ref
 from fedsim.learning.functions import Function, pure
@@ -101,7 +101,7 @@ def _buckets(size: int, bucket: int | None) -> int:
     return -(-size // bucket)
 
 
-def _rows(array: NDArray[Any], bucket: int | None) -> Floats:
+def _rows(array: AnyArray, bucket: int | None) -> Floats:
     """An array as rows of ``bucket`` numbers, padded with 0; float64 [buckets, bucket]."""
     size = len(array)
     width = size if bucket is None else min(bucket, size)

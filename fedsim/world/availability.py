@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.arrays import AnyArray, Flags, Floats, Ints
 from fedsim.common.errors import shown
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, find_wrong_entry, returns
@@ -37,7 +36,7 @@ def _find_wrong_return(when: float, paths: Any, device: int, time: float) -> str
     return "" if when >= time else f"{shown(when)} for {time!r} s"
 
 
-def _find_wrong_flags(flags: NDArray[Any], paths: Any, devices: Ints, time: float) -> str:
+def _find_wrong_flags(flags: AnyArray, paths: Any, devices: Ints, time: float) -> str:
     is_right = flags.shape == devices.shape and flags.dtype == np.bool_
     return "" if is_right else shown(flags)
 
@@ -189,7 +188,7 @@ def one_by_one(span: Callable[[int, float], Span]) -> Spans:
     return spans
 
 
-def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, NDArray[Any]]:
+def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, AnyArray]:
     """Each device's state at 0 s, and its changes up to a time, by device and time.
 
     Args:

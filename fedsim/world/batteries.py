@@ -16,10 +16,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.clock.simulation import TICK_S, Alarm, Simulation, on_grid
-from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.arrays import AnyArray, Flags, Floats, Ints
 from fedsim.world.availability import Availability
 from fedsim.world.charging import Charging
 from fedsim.world.phases import Span
@@ -133,7 +132,7 @@ class Batteries:
     def __init__(
         self,
         simulation: Simulation,
-        columns: Mapping[str, NDArray[Any]],
+        columns: Mapping[str, AnyArray],
         restart: float,
         charging: Charging,
         arrival: Floats,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.common.arrays import Floats, Ints
+from fedsim.common.arrays import AnyArray, Floats, Ints
 
 MANY = 2_000_000
 """Above this number only devices that were ever looked at have rows in caches and in
@@ -21,12 +21,12 @@ _PIECE = 262_144  # entries that are reckoned with at a time
 _ROOM = 4_096  # rows that such a table begins with
 
 
-def alike(value: Any, devices: int) -> NDArray[Any]:
+def alike(value: Any, devices: int) -> AnyArray:
     """The same value for so many devices."""
     return np.broadcast_to(np.asarray(value), (devices,))
 
 
-def each(function: Callable[[NDArray[Any]], NDArray[Any]], column: NDArray[Any]) -> NDArray[Any]:
+def each(function: Callable[[AnyArray], AnyArray], column: AnyArray) -> AnyArray:
     """Apply a function to each entry of a column; called once where all entries are shared."""
     return (
         alike(function(column[:1])[0], len(column))
@@ -35,7 +35,7 @@ def each(function: Callable[[NDArray[Any]], NDArray[Any]], column: NDArray[Any])
     )
 
 
-def distinct(column: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.integer]]:
+def distinct(column: AnyArray) -> tuple[AnyArray, NDArray[np.integer]]:
     """The different entries of a column, ascending, and the place of each device's among them."""
     if column.strides == (0,) and len(column):
         return column[:1], alike(0, len(column))
@@ -85,5 +85,5 @@ class DeviceRows:
             self.room *= 2
         return found
 
-    def grown(self, column: NDArray[Any]) -> NDArray[Any]:
+    def grown(self, column: AnyArray) -> AnyArray:
         return np.concatenate([column, np.zeros(self.room - len(column), column.dtype)])

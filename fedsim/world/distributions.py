@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from fedsim.common.arrays import Floats
+from fedsim.common.arrays import AnyArray, Floats
 from fedsim.common.errors import DataError, ScenarioError, nearest, shown
 from fedsim.common.files import SOUGHT, open_file, regular, sought
 from fedsim.common.notes import note
@@ -274,7 +273,7 @@ _is_speed = find_outside(above=0.0, infinite=True)
 
 
 def _find_wrong_draw(
-    values: NDArray[Any],
+    values: AnyArray,
     distribution: Any,
     generator: np.random.Generator,
     size: int,
@@ -283,7 +282,7 @@ def _find_wrong_draw(
 
 
 def _find_wrong_value(
-    values: NDArray[Any],
+    values: AnyArray,
     distribution: Any,
     key: str,
     generator: np.random.Generator,
@@ -299,14 +298,14 @@ class Distribution(Spec):
     """
 
     @returns("an array of 'size' numbers above 0", _find_wrong_draw, keyed=_KEYED)
-    def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
+    def draw(self, generator: np.random.Generator, size: int) -> AnyArray:
         """``size`` values in the base unit, float64 [size]."""
         raise NotImplementedError
 
     @returns("an array of a number above 0 for each device", _find_wrong_value, keyed=_KEYED)
     def by_device(
         self, key: str, generator: np.random.Generator, devices: int, root: Path | None
-    ) -> NDArray[Any]:
+    ) -> AnyArray:
         """Each device's value in the base unit, float64 [devices]; ``key`` names it in errors,
         files are under ``root``.
         """
@@ -319,7 +318,7 @@ class Constant(Distribution, Generic[Q]):
     kind: Literal["constant"] = "constant"
     value: Q
 
-    def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
+    def draw(self, generator: np.random.Generator, size: int) -> AnyArray:
         return alike(self.value, size)
 
 
@@ -378,7 +377,7 @@ class Choice(Distribution, Generic[Q]):
             raise ValueError("'shares' must be as many as 'values', none negative, not all zero")
         return self
 
-    def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
+    def draw(self, generator: np.random.Generator, size: int) -> AnyArray:
         shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
         return generator.choice(np.array(self.values), size, p=shares)
 
@@ -391,7 +390,7 @@ class Listed(Distribution, Generic[Q]):
 
     def by_device(
         self, key: str, generator: np.random.Generator, devices: int, root: Path | None
-    ) -> NDArray[Any]:
+    ) -> AnyArray:
         if len(self.values) != devices:
             raise ScenarioError(
                 f"{key} lists {len(self.values)} values for {devices} devices; allowed is one "
@@ -415,7 +414,7 @@ class FileColumn(Spec):
 
     def cells(
         self, key: str, devices: int, root: Path | None, quantity: Any, **empty: Any
-    ) -> NDArray[Any]:
+    ) -> AnyArray:
         table = DeviceTable(key, sought(self.file, root), (self.column,), IDS)
         return np.array(table.by_device(self.column, devices, quantity, self.unit, **empty))
 
@@ -430,7 +429,7 @@ class FromFile(FileColumn, Distribution, Generic[Q]):
 
     def by_device(
         self, key: str, generator: np.random.Generator, devices: int, root: Path | None
-    ) -> NDArray[Any]:
+    ) -> AnyArray:
         return self.cells(key, devices, root, type(self).__pydantic_generic_metadata__["args"][0])
 
 

@@ -7,11 +7,12 @@ its simulated time.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.learning.data.transforms import Augmentation, augment, rotate
 
@@ -83,7 +84,7 @@ class Pool:
     scale: float = 1.0
     mean: float | NDArray[np.float32] = 0.0
     std: float | NDArray[np.float32] = 1.0
-    targets: NDArray[Any] | None = None
+    targets: AnyArray | None = None
     outputs: int = 0
     vocabulary: int = 0
     answers: TokenAnswers = "one"
@@ -100,7 +101,7 @@ class Pool:
             return TokenShape.of(shape, self.vocabulary, self.answers)
         return shape
 
-    def normalised(self, raw: NDArray[Any]) -> NDArray[Any]:
+    def normalised(self, raw: AnyArray) -> AnyArray:
         """Scale and standardise raw samples [k, *shape] in place; tokens stay as they are."""
         if not self.vocabulary:
             raw *= np.float32(self.scale)
@@ -193,7 +194,7 @@ class FederatedData:
         """Number of training samples of each device in version 0, int64 [devices]."""
         return np.array([len(shard.train) for shard in self.shards], dtype=np.int64)
 
-    def train_samples(self, shard: Shard) -> tuple[NDArray[Any], NDArray[Any]]:
+    def train_samples(self, shard: Shard) -> tuple[AnyArray, AnyArray]:
         """The training samples of a shard, transformed and normalised.
 
         Returns:
@@ -207,7 +208,7 @@ class FederatedData:
             return x, self.train_labels(shard)
         return x, self.pool.targets[shard.train]
 
-    def test_samples(self, shard: Shard) -> tuple[NDArray[Any], NDArray[Any]]:
+    def test_samples(self, shard: Shard) -> tuple[AnyArray, AnyArray]:
         """The test samples of a shard, transformed and normalised, and never augmented.
 
         Returns:
@@ -249,8 +250,8 @@ class FederatedData:
         pool = replace(self.pool, x=x, y=y, targets=targets)
         return FederatedData(pool, [Shard(places[:size], places[size:])])
 
-    def _rotated(self, shard: Shard, index: Index) -> NDArray[Any]:
-        raw: NDArray[Any] = self.pool.x[index]
+    def _rotated(self, shard: Shard, index: Index) -> AnyArray:
+        raw: AnyArray = self.pool.x[index]
         if self.pool.vocabulary:
             return raw
         raw = raw.astype(np.float32)
@@ -297,9 +298,9 @@ class Raw:
 
     name: str
     x_train: Samples
-    y_train: NDArray[Any]
+    y_train: AnyArray
     x_test: Samples
-    y_test: NDArray[Any]
+    y_test: AnyArray
     classes: int
     peak: float = 255.0
     vocabulary: int = 0

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import shown
 from fedsim.common.returns import find_outside
 from fedsim.learning.data.federated import Dataset, FederatedData, Pool, Raw, Shard
@@ -166,11 +167,11 @@ def _find_wrong_shard(pool: Pool, devices: Iterable[int], shards: Sequence[Any])
     return ""
 
 
-def _is_wrong_map(labels: NDArray[Any], classes: int) -> bool:
+def _is_wrong_map(labels: AnyArray, classes: int) -> bool:
     return labels.shape != (classes,) or bool(_find_wrong_index(labels, classes))
 
 
-def _find_wrong_index(index: NDArray[Any], end: int) -> str:
+def _find_wrong_index(index: AnyArray, end: int) -> str:
     """The first entry that is no whole number from 0 to ``end`` - 1."""
     if index.ndim != 1 or (len(index) and index.dtype.kind not in "iu"):
         return f"an array of {index.dtype} of shape {index.shape}"

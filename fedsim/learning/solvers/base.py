@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.training import Batching, Contrast, LastBatch, Penalised, Places
 from fedsim.learning.refs import Weights
 
@@ -234,7 +235,7 @@ class LocalSolve:
     """a contrastive term, with the weights of the previous model, float [d]; None for no term."""
     task: tuple[int, int, int] = (0, 0, 1)
     """number of the device, number of the round (from 0), and number of local epochs."""
-    state: Mapping[str, NDArray[Any]] | None = None
+    state: Mapping[str, AnyArray] | None = None
     """the trainer's state after the device's last training, by name."""
 
     def constant(self, descent: Descent) -> Weights | None:
@@ -259,7 +260,7 @@ class Solved(NamedTuple):
     """the mean loss over the samples of the last epoch; NaN without a step."""
     numbers: Mapping[str, float] = {}
     """numbers that the trainer reports, by name."""
-    state: Mapping[str, NDArray[Any]] = {}
+    state: Mapping[str, AnyArray] = {}
     """the trainer's state, by name."""
 
 

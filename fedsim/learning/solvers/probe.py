@@ -8,13 +8,13 @@ refused. The message names the part that differs.
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import FedsimError, ScenarioError, place_of
 from fedsim.common.training import LastBatch
 from fedsim.learning.draws import generators_kept, global_states, moved_since
@@ -43,7 +43,7 @@ _RULE = Descent(lr=1e-3)
 R = TypeVar("R")
 
 
-def probe(solver: Reference, objective: Objective, x: NDArray[Any], y: NDArray[Any]) -> None:
+def probe(solver: Reference, objective: Objective, x: AnyArray, y: AnyArray) -> None:
     """Try a solver's module on some samples, and set the memory that the solver watches.
 
     Args:

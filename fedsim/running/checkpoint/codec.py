@@ -12,11 +12,11 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import CheckpointError
 
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, AnyArray]
 _ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~object")
 
@@ -84,7 +84,7 @@ class Encoder:
 
 def decode(
     written: Any,
-    arrays: Mapping[str, NDArray[Any]],
+    arrays: Mapping[str, AnyArray],
     classes: Mapping[str, Any],
     left_out: tuple[str, ...] = (),
 ) -> Any:
@@ -111,7 +111,7 @@ def decode(
 
 
 def _value(
-    written: Any, arrays: Mapping[str, NDArray[Any]], shells: list[Any], classes: Mapping[str, Any]
+    written: Any, arrays: Mapping[str, AnyArray], shells: list[Any], classes: Mapping[str, Any]
 ) -> Any:
     def back(item: Any) -> Any:
         return _value(item, arrays, shells, classes)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, ScenarioError, nearest, shown
 from fedsim.common.files import read_keyed_json, reading, sought
 from fedsim.common.notes import note
@@ -226,7 +227,7 @@ def _entry(path: Path, name: str, entry: Any) -> dict[str, Any]:
 def _index(path: Path, label: str, entry: Any, samples: Index) -> Index:
     """The pool indices of a list of positions within ``samples``."""
     try:
-        numbers: NDArray[Any] = np.asarray(entry)
+        numbers: AnyArray = np.asarray(entry)
     except ValueError:  # lists within a list
         numbers = np.zeros((1, 1))
     if numbers.size == 0:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, nearest, shown
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
@@ -21,7 +21,7 @@ _TEXT = "USOT"  # numpy's kinds of arrays of text, and of objects
 
 Vocabulary = Annotated[int | None, Field(ge=2, le=10_000_000)]
 Layout = Literal["channels-first", "channels-last"] | None
-NamedArrays = dict[str, NDArray[Any]]
+NamedArrays = dict[str, AnyArray]
 
 
 class Meaning(NamedTuple):
@@ -80,16 +80,14 @@ def _is_part(name: str) -> bool:
     return name.startswith(("x_", "y_")) and name.endswith(_PARTS)
 
 
-def _count_classes(train: NDArray[Any], test: NDArray[Any]) -> int:
+def _count_classes(train: AnyArray, test: AnyArray) -> int:
     """The number of classes of labels [n], or of numbers of targets [n, k]."""
     if train.ndim > 1:
         return max(1, int(train.shape[1]))
     return _most(train, test) + 1
 
 
-def _refuse_unlike(
-    path: Path, name: str, noun: str, train: NDArray[Any], test: NDArray[Any]
-) -> None:
+def _refuse_unlike(path: Path, name: str, noun: str, train: AnyArray, test: AnyArray) -> None:
     """Refuse training and test arrays that differ in shape or type."""
     if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
         raise DataError(
@@ -119,11 +117,11 @@ def surplus(columns: Iterable[str], declared: Iterable[str], used: str | None) -
     return sorted({*columns} - {*declared} - {used})
 
 
-def _most(train: NDArray[Any], test: NDArray[Any]) -> int:
+def _most(train: AnyArray, test: AnyArray) -> int:
     return int(max(train.max(), test.max(initial=0)))
 
 
-def _tokens(path: Path, train: NDArray[Any], test: NDArray[Any], vocabulary: int | None) -> int:
+def _tokens(path: Path, train: AnyArray, test: AnyArray, vocabulary: int | None) -> int:
     """The number of tokens; 0 if samples are numbers."""
     if train.dtype != np.int64:
         if vocabulary is not None:
@@ -188,7 +186,7 @@ def _split_name(name: str, parts: Sequence[str]) -> tuple[str, str]:
 
 def _pair(
     path: Path, arrays: NamedArrays, part: str, meaning: Meaning
-) -> tuple[NDArray[Any], NDArray[Any]]:
+) -> tuple[AnyArray, AnyArray]:
     """Read the samples and the labels or targets of a part."""
     x_name = f"x{part}"
     y_name = f"y{part}"
@@ -231,7 +229,7 @@ def _pair(
     return samples, targets
 
 
-def _refuse_other_values(path: Path, name: str, array: NDArray[Any]) -> None:
+def _refuse_other_values(path: Path, name: str, array: AnyArray) -> None:
     """Refuse text, objects and types that numpy does not know as numbers, with advice."""
     if array.dtype.kind in _TEXT:
         words = ", ".join(shown(value) for value in np.unique(array.astype(str))[:3].tolist())
@@ -247,11 +245,11 @@ def _refuse_other_values(path: Path, name: str, array: NDArray[Any]) -> None:
         )
 
 
-def _is_tokens(x: NDArray[Any]) -> bool:
+def _is_tokens(x: AnyArray) -> bool:
     return np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
 
 
-def _samples(path: Path, name: str, x: NDArray[Any], layout: Layout) -> NDArray[Any]:
+def _samples(path: Path, name: str, x: AnyArray, layout: Layout) -> AnyArray:
     """Convert samples to tokens, int64 [n, T], or to uint8 or float32 with channels first."""
     form = f"'{path}': '{name}' is of shape {x.shape} and type {x.dtype}"
     if _is_tokens(x):
@@ -278,7 +276,7 @@ def _samples(path: Path, name: str, x: NDArray[Any], layout: Layout) -> NDArray[
     return numbers
 
 
-def _channels_first(form: str, name: str, x: NDArray[Any], layout: Layout) -> NDArray[Any]:
+def _channels_first(form: str, name: str, x: AnyArray, layout: Layout) -> AnyArray:
     """Convert images to [n, c, h, w].
 
     Without a layout, a shape that is more likely [n, h, w, c] raises ``DataError``. ``form`` begins

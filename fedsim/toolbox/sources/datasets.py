@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, place_of
 from fedsim.common.imports import find, refuse_unless_allowed
 from fedsim.learning.data.federated import Raw
@@ -31,7 +31,7 @@ _INSTEAD = (
     "[data.augmentation] or in a trainer of your own"
 )
 
-Item = dict[str, NDArray[Any]]
+Item = dict[str, AnyArray]
 
 
 class MapDataset(Source):
@@ -182,7 +182,7 @@ def _entries(item: Any, whose: str) -> Item:
     return {str(key): _array(value, f"{whose} has {key!r}") for key, value in item.items()}
 
 
-def _array(value: Any, label: str) -> NDArray[Any]:
+def _array(value: Any, label: str) -> AnyArray:
     import torch
 
     try:
@@ -201,7 +201,7 @@ def _array(value: Any, label: str) -> NDArray[Any]:
 
 def _stack(items: Iterator[Item], where: str) -> NamedArrays:
     """Stack items by key; ``DataError`` if their keys, shapes or types differ."""
-    columns: dict[str, list[NDArray[Any]]] = {}
+    columns: dict[str, list[AnyArray]] = {}
     for place, item in enumerate(items):
         if place == 0:
             columns = {key: [] for key in item}
@@ -236,13 +236,13 @@ def _require_same(
                 )
 
 
-def _has_form_of(array: NDArray[Any], first: NDArray[Any]) -> bool:
+def _has_form_of(array: AnyArray, first: AnyArray) -> bool:
     """Whether two arrays have one shape, and are both text or both not."""
     both_or_none_text = (array.dtype.kind in "US") == (first.dtype.kind in "US")
     return array.shape == first.shape and both_or_none_text
 
 
-def _is_same(first: NDArray[Any], repeated: NDArray[Any] | None) -> bool:
+def _is_same(first: AnyArray, repeated: AnyArray | None) -> bool:
     """Whether two arrays have equal bits; ``first`` may have a wider type, common to all items."""
     if repeated is None or not _has_form_of(repeated, first):
         return False

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, nearest
 from fedsim.common.files import read_bytes, read_json, reading, regular, sought
 from fedsim.common.notes import note
@@ -131,7 +132,7 @@ class HuggingFace(Source):
             f"targets{rest}"
         )
 
-    def _layout_of_images(self, images: NDArray[Any]) -> Layout:
+    def _layout_of_images(self, images: AnyArray) -> Layout:
         if self.layout is not None:
             raise DataError(
                 f"data.source.layout is {self.layout!r}, but column {self.x!r} holds images, "
@@ -177,7 +178,7 @@ def _read_table(folder: Path, names: list[str]) -> Any:
     return table
 
 
-def _read_column(folder: Path, name: str, chunks: Any) -> NDArray[Any]:
+def _read_column(folder: Path, name: str, chunks: Any) -> AnyArray:
     """Convert a column to an array.
 
     Args:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.clock.simulation import Simulation
-from fedsim.common.arrays import Floats, Ints
+from fedsim.common.arrays import AnyArray, Floats, Ints
 from fedsim.common.errors import DataError, ScenarioError, nearest
 from fedsim.common.files import sought
 from fedsim.common.spec import Spec
@@ -215,7 +215,7 @@ class BatterySpec(Spec):
         draws from ``world/battery``.
         """
 
-        def drawn(name: str, said: Distribution) -> NDArray[Any]:
+        def drawn(name: str, said: Distribution) -> AnyArray:
             return said.by_device(
                 f"energy.battery.{name}", streams.generator(f"world/battery/{name}"), devices, root
             )
@@ -314,7 +314,7 @@ class EnergySpec(Spec):
             )
         drawn = [_coefficients(name) for name in self.preset or []] or [{}]
         which = self.preset_places(streams, devices)
-        columns: dict[str, NDArray[Any]]
+        columns: dict[str, AnyArray]
         columns = {
             key: np.array([of.get(key, 0.0) for of in drawn])[which] for key in _KEYS.values()
         }

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.clock.simulation import Record
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import (
     FedsimError,
     ScenarioError,
@@ -175,7 +176,7 @@ class MeterContext:
     streams: Streams
     overhead: float = 1.0
     folder: Path | None = None
-    powers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    powers: Mapping[str, AnyArray] = field(default_factory=dict)
 
 
 class Meter:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.arrays import AnyArray
 from fedsim.world.meters.base import Column, Meter, Step
 
 TABLE = "energy.parquet"
@@ -111,7 +112,7 @@ class EnergyMeter(Meter):
     }
     fixed = ("columns", "setting", "_zones")
 
-    def __init__(self, columns: Mapping[str, NDArray[Any]], setting: Mapping[str, Any]) -> None:
+    def __init__(self, columns: Mapping[str, AnyArray], setting: Mapping[str, Any]) -> None:
         self.columns = columns
         self.setting = setting
         self._zones = [Zone(zone["hours"], zone["offset_s"]) for zone in setting["zones"]]
