@@ -18,6 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fedsim.common.errors import ScenarioError, nearest, shown
+from fedsim.common.field_words import hint_for_kind
 from fedsim.common.imports import at, entry_points_of, find
 from fedsim.common.returns import guard
 from fedsim.common.spec import Spec, json_schema, summary
@@ -111,7 +112,7 @@ class Registry:
             allowed = ", or ".join([", ".join(self.kinds), *own] if self.kinds else own)
             is_path = self._is_refused_path(kind)
             why = ", a class of your own, which is not taken here" if is_path else ""
-            hint = nearest(kind, self.kinds)
+            hint = hint_for_kind(kind) or nearest(kind, self.kinds)
             raise ScenarioError(f"{key} is {shown(kind)}{why}; allowed are {allowed}{hint}")
         public = f"fedsim.plugin.{self.base.rpartition(':')[2]}"
         found = find(str(path), key, at(self.base, self.called), public, permitted=path is not kind)
