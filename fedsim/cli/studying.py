@@ -1,5 +1,6 @@
 """Verbs that run many scenarios: ``study``, and ``bench`` for strategies."""
 
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from fedsim.running.signals import interrupted_once
 
 
 @click.command("study", short_help="Run many strategies in the same worlds; compare them.")
-@click.argument("study", type=click.Path(dir_okay=False))
+@click.argument("words", nargs=-1, required=True, metavar="STUDY | merge DIR...")
 @out("The study's folder, new or begun before.", required=True)
 @click.option(
     "--executor",
@@ -52,6 +53,12 @@ from fedsim.running.signals import interrupted_once
     help="Run some of it: KEY is part, seed or a key of the grid; several values of a KEY, or "
     "variants, are alternatives.",
 )
+@click.option(
+    "--shard",
+    metavar="K/N",
+    help="Do the K-th of N shares of the runs; other processes do the others, in the same folder "
+    "or each in its own.",
+)
 @ALLOW_CODE
 @click.option(
     "--dry-run",
@@ -60,12 +67,62 @@ from fedsim.running.signals import interrupted_once
 )
 @QUIET
 @one_message
-def study_command(
-    study: str, out: Path, changes: Any, only: Any, dry_run: bool, quiet: bool, **settings: Any
-) -> int:
+def study_command(words: tuple[str, ...], out: Path, quiet: bool, **settings: Any) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on
     where it was left.
+
+    'merge DIR...' joins folders of one study, which --shard has filled.
     """
+    first, *rest = words
+    if first == "merge" and rest:
+        return _merge(rest, out, settings, quiet=quiet)
+    if rest:
+        raise ScenarioError(
+            f"a study is named by one word, and {len(words)} are given: {' '.join(words)}; several "
+            "studies are run one after another"
+        )
+    return _run_study(first, out, quiet=quiet, **settings)
+
+
+def _merge(sources: Sequence[str], out: Path, settings: Mapping[str, Any], *, quiet: bool) -> int:
+    """Carry out ``fedsim study merge``; the exit status is 1 if runs are missing."""
+    from fedsim.lab.study.merging import merge
+
+    given = [name for name, value in settings.items() if _is_given(name, value)]
+    if given:
+        raise ScenarioError(
+            f"'study merge' takes --out and --quiet; --{given[0].replace('_', '-')} belongs to the "
+            "runs, which are done"
+        )
+    merged = merge(sources, out)
+    if not quiet:
+        say(
+            f"{len(merged.copied)} runs copied to {out}, {len(merged.present)} were there",
+            f"{len(merged.repeated)} were done more than once, with equal hashes",
+        )
+    if merged.missing:
+        say(f"fedsim: {len(merged.missing)} runs are missing:", *merged.missing, err=True)
+        return 1
+    return 0
+
+
+def _is_given(name: str, value: object) -> bool:
+    """Whether an option has another value than its default."""
+    return bool(value) and (name, value) != ("executor", "processes")
+
+
+def _run_study(
+    study: str,
+    out: Path,
+    *,
+    changes: Any,
+    only: Any,
+    shard: str | None,
+    dry_run: bool,
+    quiet: bool,
+    **settings: Any,
+) -> int:
+    """Carry out ``fedsim study STUDY``."""
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.published import CLAIMS
     from fedsim.lab.compare.show import compare_published, print_short, print_to
@@ -74,6 +131,7 @@ def study_command(
     from fedsim.lab.study.conduct import Conductor
     from fedsim.lab.study.plan import read_study
     from fedsim.lab.study.pool import StudyProgress
+    from fedsim.lab.study.shards import Shard, predicted_work
     from fedsim.lab.terminal import Console
 
     executor = settings.pop("executor")
@@ -84,7 +142,8 @@ def study_command(
             "--quiet prints nothing, but --dry-run only prints; give one of the two"
         )
     plan = read_study(study, changes, **settings, tell=tell_dropped(quiet))
-    conductor = Conductor(plan, out, workers, executor, address, only, tried=not dry_run)
+    share = None if shard is None else Shard.read(shard)
+    conductor = Conductor(plan, out, workers, executor, address, only, share, tried=not dry_run)
     if not quiet:
         say(*(f"fedsim: {note}" for note in conductor.notes), err=True)
     if dry_run:
@@ -92,6 +151,12 @@ def study_command(
             say(f"{state:<6}  {run.folder}")
         if conductor.trials is not None and not conductor.trials.is_over:
             say("more trials follow from what these come to")
+        if share is not None:
+            runs = [run for run, _ in conductor.selected_runs]
+            work = sum(predicted_work(run.scenario) for run in runs)
+            whole = sum(predicted_work(run.scenario) for run in plan.runs)
+            part = work / whole if whole else 0.0
+            say(f"shard {share}: {len(runs)} of {len(plan.runs)} runs, {part:.1%} of the work")
         return 0
     with (
         closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress,

@@ -15,20 +15,34 @@ from fedsim.common.files import read_text
 LOCK = "fedsim.lock"
 
 
-@contextmanager
-def locked(folder: Path, patience_s: float = 0.0) -> Iterator[list[int]]:
-    """Keep other processes from working in a folder, waiting ``patience_s`` for one;
-    ``RunFolderError``: another works there.
+class FolderInUseError(RunFolderError):
+    """Another process works in a folder."""
 
-    Gives the file descriptors that hold the lock, also in a child process. Systems without such
-    locks lock nothing.
+
+@contextmanager
+def locked(folder: Path, patience_s: float = 0.0, name: str = LOCK) -> Iterator[list[int]]:
+    """Keep other processes from working in a folder.
+
+    Systems without such locks lock nothing.
+
+    Args:
+        folder: that exists.
+        patience_s: how long (s) to wait for another process.
+        name: of the file that is locked, in the folder.
+
+    Yields:
+        The file descriptors that hold the lock, also in a child process.
+
+    Raises:
+        FolderInUseError: another process works there.
+        RunFolderError: the folder cannot be locked.
     """
-    path = folder / LOCK
+    path = folder / name
     end = time.monotonic() + patience_s
     try:
         while (descriptor := _take(path)) is None:
             if time.monotonic() >= end:
-                raise RunFolderError(f"{_holder(path)} works in {str(folder)!r}; wait, or end it")
+                raise FolderInUseError(f"{_holder(path)} works in {str(folder)!r}; wait, or end it")
             time.sleep(0.1)
     except ImportError:  # not a POSIX system
         yield []

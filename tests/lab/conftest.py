@@ -59,6 +59,16 @@ def study_file(tables: dict[str, Any], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def slow_study(tables: dict[str, Any], tmp_path: Path) -> Path:
+    tables["base"] |= {
+        "stop": {"rounds": 100},
+        "checkpoint": {"rounds": 10},
+        "evaluation": {"every": 50},
+    }
+    return write(tmp_path / "slow.toml", tables | {"seeds": [1]})
+
+
+@pytest.fixture
 def finished(study_file: Path, tables: dict[str, Any], tmp_path: Path) -> Path:
     tables["base"]["learning"] = "off"
     return finish(write(study_file, tables), tmp_path / "finished")
@@ -76,7 +86,11 @@ def finish(study_file: Path, out: Path, only: Sequence[str] = ()) -> Path:
     for run, state in zip(study.runs, states(out, study), strict=True):
         if state != "done" and run.folder in study.only(only):
             worker.carry_out(
-                {"scenario": run.scenario.to_toml(), "folder": str(out / run.folder), "how": state}
+                {
+                    "scenario": run.scenario.to_toml(),
+                    "folder": str(out / run.folder),
+                    "waits": False,
+                }
             )
             assert news[-1]["run"]["status"] == "done", news[-1]
     write_tables(out)

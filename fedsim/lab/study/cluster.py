@@ -11,15 +11,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
-from fedsim.lab.study.folder import state_of
 from fedsim.lab.study.pool import Ended, News, RunOrder, StudyProgress
-from fedsim.lab.study.worker import Worker, failure, outcome_of
-from fedsim.records.lock import locked
-from fedsim.records.reading import RunFolder
+from fedsim.lab.study.worker import Worker, failure
 from fedsim.toolbox.ray import Ray, node_beside
 
 _LISTEN_EVERY_S = 0.25
-_LOCK_WAIT_S = 120.0  # a file server may keep the lock of a lost node for this time
 
 
 class RayWorkers:
@@ -101,13 +97,8 @@ def _carry_out(board: Any, home: str, place: int, scenario: str, folder: Path) -
 
     worker = Worker(say)
     say()
-    if folder.exists():
-        with locked(folder, _LOCK_WAIT_S):
-            pass
-    state = state_of(folder, scenario)
-    if state == "done":  # by a worker that was lost before it returned
-        return outcome_of(RunFolder(folder).summary)
-    worker.carry_out({"scenario": scenario, "folder": str(folder), "how": state})
+    # a file server may keep the lock of a lost node for a while
+    worker.carry_out({"scenario": scenario, "folder": str(folder), "waits": True})
     node = node_beside(home)
     if node and "error" in ending:
         ending["error"] = f"{ending['error']} (on the node {node})"

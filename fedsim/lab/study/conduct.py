@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +18,7 @@ from fedsim.lab.study.folder import RunState
 from fedsim.lab.study.loaded import LoadedStudy, load_study
 from fedsim.lab.study.plan import PlannedRun, Study, read_study
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress, WorkerPool
+from fedsim.lab.study.shards import Shard, folders_of
 from fedsim.lab.study.spec import TRIAL
 from fedsim.lab.study.trials import Trials, gave_up
 from fedsim.lab.terminal import Console
@@ -39,6 +41,7 @@ def run_study(
     size: str | None = None,
     seeds: int | None = None,
     only: Sequence[str] = (),
+    shard: str | None = None,
     allow_code: bool = False,
 ) -> LoadedStudy:
     """Run all strategies of a study in the same worlds, or resume the study in ``out``.
@@ -53,6 +56,8 @@ def run_study(
         size: name of a size of the study; by default the first.
         seeds: number of seeds, from 1, which replace the study's seeds.
         only: texts ``VARIANT`` or ``KEY=VALUE``; other runs are not done.
+        shard: text ``NUMBER/COUNT``, such as ``3/16``: runs of other shares are not done. Several
+            processes may work in one folder.
         allow_code: whether code may be imported that the study names by import path.
 
     Returns:
@@ -63,7 +68,8 @@ def run_study(
         SimulationError: runs failed; the other runs are done.
     """
     plan = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code)
-    conductor = Conductor(plan, Path(out), workers, executor, address, only)
+    share = None if shard is None else Shard.read(shard)
+    conductor = Conductor(plan, Path(out), workers, executor, address, only, share)
     with closing(StudyProgress(Console(quiet=True))) as progress:
         conductor.run(progress)
     if not conductor.complete:
@@ -86,6 +92,7 @@ class Conductor:
             folder. The executor does not influence results.
         address: of the Ray cluster: ``HOST:PORT`` or ``auto``; by default Ray is started locally.
         only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; other runs are not done.
+        shard: share of these runs that is done; by default all.
         tried: whether to build a run of each variant first, with its data, to reject invalid
             variants.
 
@@ -107,6 +114,7 @@ class Conductor:
         executor: str = "processes",
         address: str | None = None,
         only: Sequence[str] = (),
+        shard: Shard | None = None,
         tried: bool = True,
     ) -> None:
         if workers is not None and workers < 1:
@@ -119,15 +127,13 @@ class Conductor:
                 f"--address is {address!r}, but --executor is {executor!r}; only 'ray' has an "
                 "address"
             )
-        if study.spec.search is not None and only:
-            raise ScenarioError(
-                f"--only is {only[0]!r}, but the study searches: which trials follow depends "
-                "on all its runs"
-            )
+        if study.spec.search is not None:
+            _refuse_part_of_search(only, shard)
         files.refuse_unusable(out)
         self.study = study
         self.out = out
         self._only = only
+        self._shard = shard
         self._executor = executor
         self._address = address
         self._workers = workers
@@ -179,8 +185,16 @@ class Conductor:
         if self.trials is not None:
             with from_file(self.study.allow_code):
                 self.trials.grow(self.out, try_to_build)
-        self._selection = self.study.only(self._only)
+        self._selection = self._select()
         self.states: list[RunState] = files.states(self.out, self.study)
+
+    def _select(self) -> frozenset[Path]:
+        """Folders of the runs that ``only`` and the shard choose."""
+        selection = self.study.only(self._only)
+        if self._shard is None:
+            return selection
+        runs = [run for run in self.study.runs if run.folder in selection]
+        return folders_of(self._shard, runs)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Interrupt the active runs, which save themselves, and begin no further run.
@@ -204,30 +218,54 @@ class Conductor:
             planned = -1
             while planned != len(self.study.runs):
                 planned = len(self.study.runs)
-                files.write_study(self.out, self.study)
-                orders = self._orders()
-                progress.begin(orders, len(self.selected_runs) - len(orders))
-                self.ended += pool.run(orders)
+                self._write(tables=False)
+                self._carry_out(pool, progress)
                 if self.interrupted:
                     return
                 self._update()
+            self._write(tables=True)
+
+    def _carry_out(self, pool: "WorkerPool | RayWorkers", progress: StudyProgress) -> None:
+        """Do the missing runs, first of all those that no other process carries out."""
+        orders = self._orders()
+        progress.begin(orders, len(self.selected_runs) - len(orders))
+        elsewhere = []
+        for run in pool.run(orders):
+            if run.status == "elsewhere":
+                elsewhere.append(replace(run.order, waits=True))
+            else:
+                self.ended.append(run)
+        if elsewhere and not self.interrupted:
+            progress.begin(elsewhere, len(self.selected_runs) - len(elsewhere))
+            self.ended += pool.run(elsewhere)
+
+    def _write(self, *, tables: bool) -> None:
+        """Write the study's files, and the tables of all finished runs, while nobody else does."""
+        with ExitStack() as stack:
+            if self.trials is None:  # a search has the lock for its whole time
+                stack.enter_context(files.locked(self.out))
             files.write_study(self.out, self.study)
-            write_tables(self.out)
-            if self.trials is not None:
+            if tables:
+                write_tables(self.out)
+            if tables and self.trials is not None:
                 self.trials.write(self.out)
 
     def _start_pool(self, stack: ExitStack, progress: StudyProgress) -> "WorkerPool | RayWorkers":
-        """Start the workers, and lock the study's folder, until the ``stack`` is closed.
+        """Start the workers, and lock the folder of a search, until the ``stack`` is closed.
 
-        A Ray cluster is joined before the lock is taken, and left after the lock is released.
+        The trials of a search follow from all its runs, so that one process carries it out. A Ray
+        cluster is joined before the lock is taken, and left after the lock is released.
         """
         if self._executor == "ray":
             from fedsim.lab.study.cluster import RayWorkers
 
             cluster = stack.enter_context(closing(self._cluster()))
-            stack.enter_context(files.locked(self.out))
+            if self.trials is not None:
+                stack.enter_context(files.locked(self.out))
             return stack.enter_context(closing(RayWorkers(cluster, progress)))
-        lock = stack.enter_context(files.locked(self.out))
+        lock: Sequence[int] = ()
+        if self.trials is not None:
+            lock = stack.enter_context(files.locked(self.out))
         workers = self._workers or os.cpu_count() or 1
         return stack.enter_context(closing(WorkerPool(workers, progress, lock)))
 
@@ -242,8 +280,20 @@ class Conductor:
             folder = self.out / run.folder
             if state == "done" or (self.trials and gave_up(folder)):
                 continue
-            orders.append(RunOrder(run.label, run.scenario.to_toml(), folder.absolute(), state))
+            orders.append(RunOrder(run.label, run.scenario.to_toml(), folder.absolute()))
         return orders
+
+
+def _refuse_part_of_search(only: Sequence[str], shard: Shard | None) -> None:
+    option = None
+    if only:
+        option = f"--only is {only[0]!r}"
+    elif shard is not None:
+        option = f"--shard is '{shard}'"
+    if option is not None:
+        raise ScenarioError(
+            f"{option}, but the study searches: which trials follow depends on all its runs"
+        )
 
 
 def try_to_build(run: PlannedRun) -> None:

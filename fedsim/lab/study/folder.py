@@ -148,6 +148,19 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str), parse_constant=lambda name: str(float(name)))
 
 
+def claimed(folder: Path) -> AbstractContextManager[list[int]]:
+    """Claim a run of the study for this process, by a lock beside its folder.
+
+    Args:
+        folder: of the run, which need not exist.
+
+    Raises:
+        FolderInUseError: another process has claimed the run.
+    """
+    files.make(folder.parent)
+    return lock.locked(folder.parent, name=f".{folder.name}.lock")
+
+
 def locked(path: Path) -> AbstractContextManager[list[int]]:
     """Make a folder, and lock it against other processes, see ``fedsim.records.lock``."""
     files.make(path)

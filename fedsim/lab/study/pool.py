@@ -38,15 +38,15 @@ class RunOrder:
     Attributes:
         label: for people.
         scenario: as TOML.
-        folder: of the run.
-        how: ``new`` if there is no folder, ``anew`` to remove the folder first, or ``resume``
-            from the folder's checkpoint.
+        folder: of the run, which is begun, or resumed from its checkpoint.
+        waits: whether to wait for another process that carries out the run; otherwise the run
+            ends as ``elsewhere`` then.
     """
 
     label: str
     scenario: str
     folder: Path
-    how: Literal["new", "anew", "resume"]
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Ended:
 
     Attributes:
         order: of the run.
-        status: of the run.
+        status: of the run; ``elsewhere`` if another process carries it out.
         error: of a failed run.
         accuracy: the best accuracy (0..1), if there is one.
         wall_s: real time of the run (s).
     """
 
     order: RunOrder
-    status: Literal["done", "failed", "interrupted"]
+    status: Literal["done", "failed", "interrupted", "elsewhere"]
     error: str = ""
     accuracy: float | None = None
     wall_s: float = 0.0
@@ -103,7 +103,7 @@ class StudyProgress:
 
     def ended(self, place: int, run: Ended) -> None:
         """Show the ending of a run."""
-        if run.status != "interrupted":
+        if run.status in ("done", "failed"):
             self._ended += 1
             self._shares[place] = 1.0
         self._print(f"{self._so_far()}: {clean(run.order.label)}: {_in_words(run)}")
@@ -132,6 +132,8 @@ def _in_words(run: Ended) -> str:
         return "interrupted, to be gone on with"
     if run.status == "failed":
         return f"failed: {run.error}"
+    if run.status == "elsewhere":
+        return "another process carries it out"
     best = "" if run.accuracy is None else f"best accuracy {run.accuracy:.4f}, "
     return f"{best}{show_seconds(run.wall_s)}"
 
@@ -235,7 +237,7 @@ class WorkerPool:
             message = {
                 "scenario": order.scenario,
                 "folder": str(order.folder),
-                "how": order.how,
+                "waits": order.waits,
             }
             worker.stdin.write(json.dumps(message) + "\n")
             worker.stdin.flush()

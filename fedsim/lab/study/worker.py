@@ -25,12 +25,15 @@ from typing import Any
 from fedsim.clock.executors import Inline
 from fedsim.clock.simulation import Record
 from fedsim.common.errors import CheckpointError, FedsimError, told
+from fedsim.lab.study.folder import claimed, state_of
 from fedsim.lab.terminal import share_done
-from fedsim.records.lock import locked
+from fedsim.records.lock import FolderInUseError, locked
+from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job, end_soon
 from fedsim.running.scenario import Scenario
 
 _NEWS_EVERY_S = 0.25
+_LOOK_EVERY_S = 0.5  # how often to look whether another process has ended a run
 _ORPHAN_LIVES_S = 10.0  # after the parent's death, a run that cannot be interrupted is killed
 
 
@@ -56,7 +59,7 @@ class Worker:
         """Carry out an order of the pool, and send the run's ending."""
         folder = Path(order["folder"])
         try:
-            ending = outcome_of(self._run(order["scenario"], folder, order["how"]))
+            ending = self._carry_out_alone(order["scenario"], folder, waits=order["waits"])
         except Exception as error:
             ending = {"status": "failed", "error": failure(error, folder)}
         self._job = None
@@ -65,6 +68,25 @@ class Worker:
         if sys.platform != "darwin":
             peak *= 1024  # Linux counts kibibytes
         self._say(event="ended", run=ending, peak_bytes=peak)
+
+    def _carry_out_alone(self, text: str, folder: Path, *, waits: bool) -> dict[str, Any]:
+        """Carry out a run that no other process carries out; returns its ending.
+
+        The state of its folder is read once the run is claimed, since another process may have
+        ended it meanwhile.
+        """
+        while not self._stopping:
+            try:
+                with claimed(folder):
+                    how = state_of(folder, text)
+                    if how == "done":
+                        return outcome_of(RunFolder(folder).summary)
+                    return outcome_of(self._run(text, folder, how))
+            except FolderInUseError:
+                if not waits:
+                    return {"status": "elsewhere"}
+                time.sleep(_LOOK_EVERY_S)
+        return outcome_of(None)
 
     def _run(self, text: str, folder: Path, how: str) -> Mapping[str, Any] | None:
         if self._stopping:

@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import closing, suppress
@@ -20,7 +19,6 @@ import fedsim
 from fedsim.analysis.report.gather import gather
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import pool
-from fedsim.lab.study.folder import locked
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress
 from fedsim.lab.terminal import Console
 from fedsim.testing import quiet_world
@@ -115,16 +113,6 @@ def test_a_study_from_beginning_to_end(
         )
 
 
-@pytest.fixture
-def slow_study(tables: dict[str, Any], tmp_path: Path) -> Path:
-    tables["base"] |= {
-        "stop": {"rounds": 100},
-        "checkpoint": {"rounds": 10},
-        "evaluation": {"every": 50},
-    }
-    return write(tmp_path / "slow.toml", tables | {"seeds": [1]})
-
-
 def checkpoints(out: Path) -> set[Path]:
     return set(out.glob("runs/*/*/checkpoint/0*/manifest.json"))
 
@@ -153,9 +141,8 @@ def test_a_killed_study_goes_on_to_the_same_tables(slow_study: Path, tmp_path: P
     killed.kill()
     killed.communicate()
     assert len(workers) == 2
-    with locked(out):  # theirs too, until they have saved their runs
-        # a process lets go of its files before its very last instant
-        wait_until(lambda: not any(map(is_alive, workers)))
+    # the workers save their runs
+    wait_until(lambda: not any(map(is_alive, workers)))
     assert not (out / "compare.csv").exists()
     assert "resume" in states(slow_study, out)
 
@@ -167,17 +154,11 @@ def test_a_killed_study_goes_on_to_the_same_tables(slow_study: Path, tmp_path: P
         assert call("audit", out / path).exit_code == 0
 
 
-def test_a_study_under_way_can_be_read_and_interrupted_but_is_no_one_elses(
-    slow_study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedsim.lab.study.folder._LOCK_WAIT_S", 0.5)
+def test_a_study_under_way_can_be_read_and_interrupted(slow_study: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = (slow_study, "--out", out, "--set", "stop.rounds=100000", "--set", "learning=off")
     process = start(*words, "--workers", "1")
     wait_until(lambda: checkpoints(out), process)
-    assert f"another process ({process.pid} on {socket.gethostname()!r}) works in" in refused(
-        *words
-    )
     assert "No run was begun of fedprox." in call("compare", out).output
     ends_with_130(process, signal.SIGINT)
     # the other was not begun

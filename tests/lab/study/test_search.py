@@ -230,9 +230,12 @@ def search_here(study_file: Path, out: Path, most: int = 10_000) -> Trials:
         write_study(out, trials.study)
         left = [run for run in trials.study.runs if not is_done(out / run.folder)]
         for run in left[:most]:
-            how = "anew" if (out / run.folder).exists() else "new"
             worker.carry_out(
-                {"scenario": run.scenario.to_toml(), "folder": str(out / run.folder), "how": how}
+                {
+                    "scenario": run.scenario.to_toml(),
+                    "folder": str(out / run.folder),
+                    "waits": False,
+                }
             )
             most -= 1
         if not left or not most:

@@ -1,0 +1,154 @@
+"""Merge folders of one study, each with a share of its runs, into one folder."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsim.common.errors import RunFolderError, ScenarioError
+from fedsim.common.files import read_bytes
+from fedsim.lab.compare.show import write_tables
+from fedsim.lab.reading.study_folder import INDEX, PUBLISHED, STUDY, is_done, read_index
+from fedsim.lab.study.folder import claimed, locked, refuse_unusable
+from fedsim.records import folder as files
+from fedsim.records.reading import RunFolder
+
+_PROMISED = ("events", "events_sha256", "models_sha256", "bytes", "accuracy")
+"""Entries of a summary that are equal in all runs of one scenario."""
+
+
+@dataclass
+class Merged:
+    """The result of a merge.
+
+    Attributes:
+        copied: folders of runs that were copied, relative to the study's folder.
+        present: folders of runs that were in the target before.
+        repeated: folders of runs that several folders had, with equal hashes.
+        missing: folders of the study's runs that are finished in none of the folders.
+    """
+
+    copied: list[str] = field(default_factory=list)
+    present: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
+    """Merge folders of one study into one, and write the study's tables there.
+
+    Finished runs are copied. Runs that are done in several folders must have equal events, models
+    and bytes. Unfinished runs stay where they are.
+
+    Args:
+        sources: folders of the study, as ``fedsim study STUDY --shard K/N --out DIR`` wrote them.
+        out: the merged folder, new or of an earlier merge; it may be one of the sources.
+
+    Returns:
+        The folders of the runs, by their origin.
+
+    Raises:
+        RunFolderError: a folder is no study's, the folders are of different studies, a run is
+            done twice with different results, or a folder cannot be read or written. Runs that
+            were copied before stay in ``out``.
+    """
+    places = list({Path(source).resolve(): Path(source) for source in sources}.values())
+    target = Path(out)
+    if not places:
+        raise ScenarioError("there is no folder to merge; name one at least")
+    _refuse_other_studies([*places, target] if (target / STUDY).is_file() else places)
+    refuse_unusable(target)
+    merged = Merged()
+    with locked(target):
+        for name in (STUDY, INDEX, PUBLISHED):
+            if (places[0] / name).is_file():
+                files.write_text(target / name, read_bytes(places[0] / name).decode())
+        for folder in _planned(places[0]):
+            _merge_run(folder, places, target, merged)
+        write_tables(target)
+    return merged
+
+
+def _refuse_other_studies(places: Sequence[Path]) -> None:
+    first = places[0]
+    texts = [_read_study(place) for place in places]
+    for place, text in zip(places, texts, strict=True):
+        if text != texts[0]:
+            raise RunFolderError(
+                f"{str(place)!r} and {str(first)!r} are folders of different studies: their "
+                f"{STUDY} differ; merge folders of one study, with the same --set, --size and "
+                "--seeds"
+            )
+
+
+def _read_study(place: Path) -> bytes:
+    try:
+        return read_bytes(place / STUDY)
+    except OSError as error:
+        raise RunFolderError(
+            f"{str(place)!r} is no study's folder: {STUDY} cannot be read ({error.strerror})"
+        ) from None
+
+
+def _planned(place: Path) -> list[str]:
+    """Folders of a study's runs, in the order of its index, each once."""
+    index = read_index(place)
+    runs = [run.folder for variant in index.variants for run in variant.runs]
+    return list(dict.fromkeys(runs))
+
+
+def _merge_run(folder: str, places: Sequence[Path], target: Path, merged: Merged) -> None:
+    """Copy one run to the target, or compare it with the run that is there."""
+    finished = [place for place in places if is_done(place / folder)]
+    destination = target / folder
+    if is_done(destination):
+        merged.present.append(folder)
+    elif not finished:
+        merged.missing.append(folder)
+        return
+    else:
+        _copy(finished[0] / folder, destination)
+        merged.copied.append(folder)
+    results = _results(destination)
+    others = [place for place in finished if (place / folder).resolve() != destination.resolve()]
+    for place in others:
+        _refuse_other_results(place / folder, destination, results)
+    if len(others) > 1:
+        merged.repeated.append(folder)
+
+
+def _copy(source: Path, destination: Path) -> None:
+    """Copy a finished run; an interrupted copy leaves no run folder."""
+    with claimed(destination):
+        if destination.exists() and not files.holds_nothing(destination):
+            raise RunFolderError(
+                f"{str(destination)!r} holds an unfinished run; end it there, or remove it"
+            )
+        partial = destination.with_name(f".{destination.name}.part")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            shutil.copytree(source, partial, symlinks=True)
+        except (OSError, shutil.Error) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise RunFolderError(
+                f"{str(source)!r} cannot be copied to {str(destination)!r}: {error}"
+            ) from None
+        if destination.exists():
+            shutil.rmtree(destination)
+        partial.rename(destination)
+
+
+def _results(folder: Path) -> Mapping[str, Any]:
+    summary = RunFolder(folder).summary
+    return {key: summary.get(key) for key in _PROMISED}
+
+
+def _refuse_other_results(folder: Path, reference: Path, results: Mapping[str, Any]) -> None:
+    others = _results(folder)
+    for key in _PROMISED:
+        if others[key] != results[key]:
+            raise RunFolderError(
+                f"{str(folder)!r} and {str(reference)!r} are runs of one scenario, but their "
+                f"{key} differ; 'fedsim audit' says which is damaged"
+            )

@@ -1,0 +1,167 @@
+"""Shards: shares of a study, done by several processes in one folder or in many, and merged."""
+
+import json
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedsim
+from fedsim.common.errors import RunFolderError, ScenarioError
+from fedsim.lab.study import shards
+from fedsim.lab.study.merging import merge
+from fedsim.lab.study.plan import read_study
+from fedsim.lab.study.shards import Shard, deal, predicted_work
+from tests import children
+from tests.calls import call, done
+from tests.children import wait_until
+from tests.lab.conftest import finish, write
+
+TABLES = ("compare.csv", "compare.md", "paired.csv", "runs.csv")
+UNTIMED = ("compare.csv", "compare.md", "paired.csv")  # runs.csv has real times
+
+
+@pytest.fixture
+def quick(tables: dict[str, Any], tmp_path: Path) -> Path:
+    """A study of six runs without learning, of unequal work."""
+    tables["base"]["learning"] = "off"
+    tables["seeds"] = [1, 2, 3]
+    tables["variants"]["fedprox"]["stop"] = {"rounds": 9}
+    return write(tmp_path / "study.toml", tables)
+
+
+def hashes(out: Path) -> dict[str, str]:
+    paths = sorted(out.glob("runs/*/*/summary.json"))
+    return {
+        str(path.parent.relative_to(out)): json.loads(path.read_text())["events_sha256"]
+        for path in paths
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["3", "0/4", "5/4", "1/0", "a/b", "1/2/3", "-1/2", "1/" + "9" * 30]
+)
+def test_what_is_no_shard_is_refused(text: str) -> None:
+    with pytest.raises(ScenarioError, match="shard is"):
+        Shard.read(text)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.integers(1, 20))
+def test_each_run_is_in_one_share_and_shares_are_alike(works: list[int], count: int) -> None:
+    """The fullest share has at most the mean and one run more (Graham's bound follows)."""
+    shares = deal_works(works, count)
+    assert sorted(place for share in shares for place in share) == list(range(len(works)))
+    assert all(share == sorted(share) for share in shares)
+    loads = [sum(works[place] for place in share) for share in shares]
+    assert max(loads) <= sum(works) / count + max(works)
+
+
+def deal_works(works: list[int], count: int) -> list[list[int]]:
+    """Deal places instead of runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "predicted_work", lambda work: float(work[1]))
+        runs = [type("Run", (), {"scenario": entry})() for entry in enumerate(works)]
+        return [[run.scenario[0] for run in share] for share in deal(runs, count)]  # type: ignore[misc]
+
+
+def test_work_is_that_of_all_tasks(quick: Path) -> None:
+    """Five of twelve clients without learning: 3 rounds and 9."""
+    works = {run.label: predicted_work(run.scenario) for run in read_study(quick).runs}
+    assert works["fedprox, seed 1"] == 3 * works["fedavg, seed 1"]
+
+
+def test_shards_in_folders_of_their_own_merge_to_the_tables_of_one_process(
+    quick: Path, tmp_path: Path
+) -> None:
+    whole = finish(quick, tmp_path / "whole")
+    parts = [tmp_path / f"part{number}" for number in (1, 2, 3)]
+    for number, part in enumerate(parts, 1):
+        fedsim.run_study(quick, part, shard=f"{number}/3", workers=1)
+    assert sorted(path for part in parts for path in hashes(part)) == sorted(hashes(whole))
+
+    merged = tmp_path / "merged"
+    missing = call("study", "merge", parts[0], parts[2], "--out", merged)
+    assert missing.exit_code == 1
+    assert f"{len(hashes(parts[1]))} runs are missing" in missing.stderr
+    done("study", "merge", *parts, parts[0], "--out", merged)
+    assert hashes(merged) == hashes(whole)
+    for name in UNTIMED:
+        assert (merged / name).read_bytes() == (whole / name).read_bytes(), name
+    # the merged folder is the study's: nothing is left to do
+    again = call("study", quick, "--out", merged)
+    assert "0 runs to do, 6 are there" in again.stderr
+
+
+def test_two_processes_fill_one_folder_and_no_run_is_lost_or_done_twice(
+    quick: Path, tmp_path: Path
+) -> None:
+    whole, out = finish(quick, tmp_path / "whole"), tmp_path / "out"
+    processes = [
+        children.fedsim(
+            "study", quick, "--out", out, "--workers", "1", *more,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for more in (("--shard", "1/2"), ("--shard", "2/2"), ())
+    ]  # fmt: skip
+    ends = [children.ended(process) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], ends
+    assert hashes(out) == hashes(whole)
+    for name in UNTIMED:
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+    assert not list(out.glob("runs/*/.*"))
+
+
+def test_a_process_waits_for_a_run_of_another_and_takes_it_over_when_that_is_killed(
+    slow_study: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = (slow_study, "--out", out, "--workers", "2")
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    first = children.fedsim("study", *words, **pipes)
+    wait_until(lambda: len(list(out.glob("runs/*/*/checkpoint/*"))) >= 2, first)
+    second = children.fedsim("study", *words, **pipes)
+    assert second.stderr is not None
+    assert first.poll() is None
+    wait_until(lambda: len(list(out.glob("runs/*/*/checkpoint/*"))) >= 2, second)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    _, errors = children.ended(second)
+    assert second.returncode == 0, errors
+    assert hashes(out) == hashes(finish(slow_study, tmp_path / "whole"))
+
+
+def test_what_cannot_be_merged_is_named(quick: Path, tmp_path: Path) -> None:
+    one, two, other = tmp_path / "one", tmp_path / "two", tmp_path / "other"
+    fedsim.run_study(quick, one, shard="1/2", workers=1)
+    fedsim.run_study(quick, two, shard="2/2", workers=1)
+    fedsim.run_study(quick, other, ["population.devices=11"], shard="1/2", workers=1)
+    with pytest.raises(RunFolderError, match=r"different studies: their study.toml differ"):
+        merge([one, other], tmp_path / "x")
+    with pytest.raises(RunFolderError, match="is no study's folder"):
+        merge([one, tmp_path], tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+    run = next(iter(hashes(one)))
+    shutil.copytree(one / run, two / run)
+    summary = json.loads((two / run / "summary.json").read_text())
+    summary["events_sha256"] = "0" * 64
+    (two / run / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(RunFolderError, match="their events_sha256 differ"):
+        merge([one, two], tmp_path / "x")
+
+
+def test_a_search_is_not_dealt_out(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables["base"]["learning"] = "off"
+    tables["search"] = {
+        "kind": "random",
+        "trials": 2,
+        "metric": "traffic",
+        "space": {"training.lr": [0.1, 0.2]},
+    }
+    with pytest.raises(fedsim.ScenarioError, match="'1/2', but the study searches"):
+        fedsim.run_study(tables, tmp_path / "out", shard="1/2")
