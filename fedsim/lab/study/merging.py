@@ -74,6 +74,7 @@ def _refuse_other_studies(places: Sequence[Path]) -> None:
     first = places[0]
     texts = [_read_study(place) for place in places]
     for place, text in zip(places, texts, strict=True):
+        read_index(place)  # refuses a folder without an index
         if text != texts[0]:
             raise RunFolderError(
                 f"{str(place)!r} and {str(first)!r} are folders of different studies: their "

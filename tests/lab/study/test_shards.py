@@ -66,7 +66,7 @@ def deal_works(works: list[int], count: int) -> list[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "predicted_work", lambda work: float(work[1]))
         runs = [type("Run", (), {"scenario": entry})() for entry in enumerate(works)]
-        return [[run.scenario[0] for run in share] for share in deal(runs, count)]  # type: ignore[misc]
+        return [[run.scenario[0] for run in share] for share in deal(runs, count)]  # type: ignore[index]
 
 
 def test_work_is_that_of_all_tasks(quick: Path) -> None:
@@ -142,8 +142,10 @@ def test_what_cannot_be_merged_is_named(quick: Path, tmp_path: Path) -> None:
     fedsim.run_study(quick, other, ["population.devices=11"], shard="1/2", workers=1)
     with pytest.raises(RunFolderError, match=r"different studies: their study.toml differ"):
         merge([one, other], tmp_path / "x")
+    with pytest.raises(RunFolderError, match="index.json"):
+        merge([one, tmp_path], tmp_path / "x")  # the study's file alone
     with pytest.raises(RunFolderError, match="is no study's folder"):
-        merge([one, tmp_path], tmp_path / "x")
+        merge([one, tmp_path / "nothing"], tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
     run = next(iter(hashes(one)))
