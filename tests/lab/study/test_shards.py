@@ -142,7 +142,7 @@ def test_what_cannot_be_merged_is_named(quick: Path, tmp_path: Path) -> None:
     fedsim.run_study(quick, other, ["population.devices=11"], shard="1/2", workers=1)
     with pytest.raises(RunFolderError, match=r"different studies: their study.toml differ"):
         merge([one, other], tmp_path / "x")
-    with pytest.raises(RunFolderError, match="index.json"):
+    with pytest.raises(RunFolderError, match=r"index\.json"):
         merge([one, tmp_path], tmp_path / "x")  # the study's file alone
     with pytest.raises(RunFolderError, match="is no study's folder"):
         merge([one, tmp_path / "nothing"], tmp_path / "x")
