@@ -53,11 +53,12 @@ def _is_left_out(item: pytest.Item) -> bool:
 
 
 def _families(item: pytest.Item) -> Iterator[str]:
-    """The name of a test's function, and of its class."""
+    """The names of a test's function, of its class and of its file."""
     name = item.nodeid.partition("[")[0]
     while "::" in name:
         yield name
         name = name.rpartition("::")[0]
+    yield name
 
 
 def _number_in_family(item: pytest.Item) -> int:
