@@ -129,7 +129,7 @@ def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) ->
     problems: list[str] = []
     try:
         # NaN and infinity are findings, because they equal no due value. Arrow's strings, which
-        # pandas uses by default, take the audit of a short run half of its time.
+        # pandas uses by default, take the audit of a short run a third of its time.
         with np.errstate(all="ignore"), pd.option_context("mode.string_storage", "python"):
             findings = check(evidence)
             problems += islice(findings, MOST_FINDINGS)
