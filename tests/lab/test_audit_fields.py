@@ -194,7 +194,7 @@ def test_the_checks_say_what_a_walk_over_the_records_says(eventful: Path, tmp_pa
     folder = shutil.copytree(eventful, tmp_path / "run")
     draw = random.Random(2)
     seen = Counter[str]()
-    for number in range(25):
+    for number in range(13):
         rows = [dict(row) for row in original]
         if number:
             disturb(draw, rows)

@@ -392,12 +392,13 @@ def brute(world: World, weights: list[float]) -> list[tuple[float | None, float]
                     windows[flow] = 2 * window, now + trips[flow]
 
 
-def test_random_networks_do_what_brute_force_says() -> None:
+@pytest.mark.parametrize("first", [0, 250, 500, 750])
+def test_random_networks_do_what_brute_force_says(first: int) -> None:
     """In 342, 885 and 2073 a window widens, or a link changes, in the instant in which the
     network becomes general.
     """
     general = 0
-    for seed in (*range(1000), 2073):
+    for seed in {*range(first, first + 250), 342, 885, 2073}:
         world = draw(seed)
         course = Course(world).begin()
         found = course.run()
@@ -406,7 +407,7 @@ def test_random_networks_do_what_brute_force_says() -> None:
             np.array(expected), rel=1e-8, abs=1e-7
         ), seed
         general += course.network._general
-    assert general > 750
+    assert general > 185
 
 
 def test_a_reader_at_every_instant_changes_nothing() -> None:

@@ -74,20 +74,23 @@ def _are_away(table: pd.DataFrame, spans: pd.DataFrame) -> Any:
 
 
 def _phase_rows(table: pd.DataFrame, device: Any, time: Any) -> Ints:
-    """The row of the availability for each device at a time (s), -1 for none; int64 [n]."""
-    requests = pd.DataFrame(
-        {"device": np.asarray(device, dtype=np.int64), "time": np.asarray(time, dtype=np.float64)}
-    )
-    changes = table[["device", "time"]].assign(
-        device=table["device"].astype(np.int64), row=table.index
-    )
-    phases = pd.merge_asof(
-        requests.reset_index().sort_values("time"),
-        changes.sort_values("time"),
-        on="time",
-        by="device",
-    )
-    return phases.set_index("index")["row"].sort_index().fillna(-1).to_numpy(np.int64)
+    """The row of the availability for each device at a time (s), -1 for none; int64 [n].
+
+    The table is in order of devices and times.
+    """
+    devices = np.asarray(device, dtype=np.int64)
+    times = np.asarray(time, dtype=np.float64)
+    if np.isnan(times).any():
+        raise ValueError("a time is missing")
+    of_row = table["device"].to_numpy(np.int64)
+    changes = table["time"].to_numpy(np.float64)
+    instants = np.unique(changes)
+    # device and time in one number: the time by the count of instants until then
+    width = len(instants) + 1
+    table_keys = of_row * width + np.searchsorted(instants, changes, side="right")
+    keys = devices * width + np.searchsorted(instants, times, side="right")
+    rows = np.searchsorted(table_keys, keys, side="right") - 1
+    return np.where((rows >= 0) & (of_row[rows] == devices), rows, -1)
 
 
 def _switched_off(evidence: Evidence) -> Flags:
