@@ -48,15 +48,21 @@ PALE = "#EFEFEF"
 AWAY = "#BFBFBF"
 HATCHED: dict[str, Any] = {"facecolor": PALE, "edgecolor": GREY, "hatch": "//////"}  # in legends
 
-STEPS = {"download": SKY, "train": GREEN, "evaluate": YELLOW, "upload": BLUE, "queue": ORANGE}
-# Tol's
-STEPS |= {
+STEPS = {
+    "download": SKY,
+    "train": GREEN,
+    "evaluate": YELLOW,
+    "upload": BLUE,
+    "queue": ORANGE,
+    # Tol's
     "decode": "#88CCEE",
     "encode": "#332288",
     "compute": "#117733",
     "start-up": "#DDCC77",
-    "sleep": "#DDDDDD",
+    "sleep": "#8C8CB8",
 }
+# of the kinds of steps that users add
+_ADDED_STEPS = ("#EE3377", "#999933", "#44BB99", "#AA3377", "#EE8866", "#6666CC")
 OUTCOMES = {
     "done": "#A9BFCC",
     "late": VERMILLION,
@@ -269,6 +275,24 @@ def evenly(count: int, most: int) -> NDArray[np.int64]:
         The places, ascending, int64 [n].
     """
     return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
+
+
+def step_colours(kinds: Iterable[str]) -> dict[str, str]:
+    """Colours of kinds of steps.
+
+    Args:
+        kinds: the kinds, those that users added among them.
+
+    Returns:
+        The colour of each kind: first fedsim's kinds in the order of ``STEPS``, then the added
+        ones by name. From the seventh added kind on the colours come again, paler.
+    """
+    present = set(kinds)
+    colours = {kind: colour for kind, colour in STEPS.items() if kind in present}
+    for place, kind in enumerate(sorted(present - STEPS.keys())):
+        turn, number = divmod(place, len(_ADDED_STEPS))
+        colours[kind] = to_hex(lighten(_ADDED_STEPS[number], 1 - 0.6**turn))
+    return colours
 
 
 def group_colour(group: int) -> str:

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedsim.analysis.report.answer import answers, tiles
 from fedsim.analysis.report.chart import chart
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
-from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage
+from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage, step_colours
 from fedsim.analysis.style import Series
 from fedsim.common.files import flat
 from fedsim.common.harmless import visible
@@ -210,6 +210,7 @@ def timelines(shown: tuple[Shown, ...], total: int) -> Markup:
     if len(shown) > at_once:
         parts += _chooser(shown, total)
     parts.append(key(data))
+    colours = step_colours(data)
     if len(shown) > 1:
         box = el("input", type="checkbox", name="together", checked=True)
         label = el("label", box, " all timelines show the same span of simulated time")
@@ -218,12 +219,20 @@ def timelines(shown: tuple[Shown, ...], total: int) -> Markup:
     parts.append(el("noscript", el("p", text)))
     for place, (entry, timeline) in enumerate(zip(shown, data, strict=True)):
         head = el("h3", entry.name) if len(shown) > 1 else None
-        parts.append(_timeline(place, entry.name, head, timeline))
+        parts.append(_timeline(place, entry.name, head, timeline, colours))
     return el("section", *parts)
 
 
-def _timeline(place: int, name: str, head: Markup | None, timeline: TimelineData) -> Markup:
-    header = timeline.header
+def _timeline(
+    place: int,
+    name: str,
+    head: Markup | None,
+    timeline: TimelineData,
+    colours: Mapping[str, str],
+) -> Markup:
+    """One run's timeline; ``colours`` of all kinds of steps on the page."""
+    steps = [{"name": kind, "colour": colours[kind]} for kind in timeline.kinds]
+    header = {**timeline.header, "steps": steps}
     lanes = len(timeline.columns["device"])
     population = header["population"]
     worked = header["worked"]

@@ -25,27 +25,36 @@ from fedsim.lab.trackers.link_load import link_load, thinned
 from fedsim.records.folder import AVAILABILITY
 from fedsim.records.reading import RunFolder
 
-STEPS = tuple(style.STEPS)
 OUTCOMES = tuple(style.OUTCOMES)
-_STEP_CODES = {kind: code for code, kind in enumerate(STEPS)}
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 _TICK_S = 1e-4  # as fine as anybody reads a time off a screen
 _LEAST_TICKS = 2**20
 _MOST_TICKS = 2**31
 _POINTS = 16384  # of a curve: far more than pixels, so that it can be looked at closely
 # fields of a step's data that count its work: the amount done, and the whole amount
-_AMOUNTS = {"train": ("epochs", "asked"), "evaluate": ("models", "models")}
-_AMOUNTS_OF_TRANSFERS = ("delivered", "bytes")
+_AMOUNTS = {
+    "train": ("epochs", "asked"),
+    "evaluate": ("models", "models"),
+    "download": ("delivered", "bytes"),
+    "upload": ("delivered", "bytes"),
+}
 
 Columns = dict[str, AnyArray]
 LaneSpan = TypeVar("LaneSpan", bound=TimeSpan)
 
 
 class TimelineData(NamedTuple):
-    """A run for the page: a header for JSON, and arrays for ``markup.pack``."""
+    """A run for the page.
+
+    Attributes:
+        header: facts about the run, for JSON.
+        columns: arrays for ``markup.pack``.
+        kinds: the kinds of the run's steps, in the order of their numbers in the column ``step``.
+    """
 
     header: dict[str, Any]
     columns: Columns
+    kinds: tuple[str, ...]
 
 
 def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineData:
@@ -72,7 +81,7 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "capacity": capacity(run),
         "evaluated": bool(np.isfinite(arrays["round_accuracy"]).any()),
     }
-    return TimelineData(header, arrays)
+    return TimelineData(header, arrays, columns.kinds)
 
 
 class _ColumnsOfLanes:
@@ -80,6 +89,7 @@ class _ColumnsOfLanes:
 
     Attributes:
         tick: the length of a tick (s).
+        kinds: the kinds of the run's steps, in the order in which they are drawn.
         devices: the device of each lane, int64 [lanes].
         lanes: the lane of each device that has one.
     """
@@ -92,6 +102,7 @@ class _ColumnsOfLanes:
         self.tick = max(min(_TICK_S, end / _LEAST_TICKS), end / _MOST_TICKS)
         if not self.tick:
             self.tick = 1.0
+        self.kinds = tuple(style.step_colours(step.kind for step in self.activities.steps))
         self.devices = self._choose_devices(most_lanes, most_steps)
         self.lanes = {device: lane for lane, device in enumerate(self.devices.tolist())}
 
@@ -146,12 +157,15 @@ class _ColumnsOfLanes:
 
         start = self._ticks([step.start for step in steps])
         end = self._ticks([step.end for step in steps])
-        codes = np.array([_code(step) for step in steps], dtype=np.int64)
+        numbers_of_kinds = {kind: number for number, kind in enumerate(self.kinds)}
+        kinds = [numbers_of_kinds[step.kind] for step in steps]
+        outcomes = [_OUTCOME_CODES[step.task_outcome] for step in steps]
         columns: Columns = {
             "first": first.astype(np.uint32),
             "gap": (start - previous(end)).astype(np.int32),
             "length": (end - start).astype(np.uint32),
-            "kind": codes.astype(np.uint8),
+            "step": np.array(kinds, dtype=np.uint16),
+            "outcome": np.array(outcomes, dtype=np.uint8),
         }
         numbers = {
             "task": np.array([step.task for step in steps], dtype=np.int64),
@@ -256,11 +270,6 @@ class _ColumnsOfLanes:
         return np.searchsorted(lanes, np.arange(len(self.lanes) + 1)).astype(np.int64)
 
 
-def _code(step: StepSpan) -> int:
-    """The step's kind in the lowest three bits, the outcome of its task above them."""
-    return _STEP_CODES.get(step.kind, -1) + 8 * _OUTCOME_CODES.get(step.task_outcome, -1)
-
-
 def _numbers(values: Iterable[int | None]) -> Ints:
     """The numbers, -1 for None, int64 [n]."""
     return np.array([-1 if value is None else value for value in values], dtype=np.int64)
@@ -268,7 +277,10 @@ def _numbers(values: Iterable[int | None]) -> Ints:
 
 def _amounts(step: StepSpan) -> tuple[float, float]:
     """The work done and the whole work of a step, such as epochs or bytes; NaN if unknown."""
-    done, whole = _AMOUNTS.get(step.kind, _AMOUNTS_OF_TRANSFERS)
+    fields = _AMOUNTS.get(step.kind)
+    if fields is None:
+        return math.nan, math.nan
+    done, whole = fields
     data = step.data
     return data.get(done, math.nan), data.get(whole, math.nan)
 
@@ -312,6 +324,11 @@ def stage(place: int, name: str, grouped: bool) -> Markup:
     return Markup(Template(asset("stage.html")).substitute(words))
 
 
+def step_colours(timelines: Sequence[TimelineData]) -> dict[str, str]:
+    """The colour of each kind of step of these timelines."""
+    return style.step_colours(kind for data in timelines for kind in data.kinds)
+
+
 def key(timelines: Sequence[TimelineData]) -> Markup:
     """The legend of the colours and signs of these timelines, and the help on the controls."""
     entries = [
@@ -338,8 +355,12 @@ _KeyEntry = tuple[Markup, str]
 
 
 def _step_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    steps = {STEPS[code & 7] for code in _values("kind", timelines)}
-    return [(_swatch(colour), step) for step, colour in style.STEPS.items() if step in steps]
+    present = set()
+    for data in timelines:
+        for number in np.unique(data.columns["step"]).tolist():
+            present.add(data.kinds[number])
+    colours = step_colours(timelines)
+    return [(_swatch(colour), kind) for kind, colour in colours.items() if kind in present]
 
 
 def _presence_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
@@ -386,7 +407,7 @@ def _line_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 
 
 def _outcomes(timelines: Sequence[TimelineData]) -> set[str]:
-    return {OUTCOMES[code >> 3] for code in _values("kind", timelines)}
+    return {OUTCOMES[code] for code in _values("outcome", timelines)}
 
 
 def _values(column: str, timelines: Sequence[TimelineData]) -> set[int]:
