@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.view import View
@@ -111,7 +111,8 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
             rate = np.minimum(rate, limit)
         rates[direction] = rate
     peaks = {direction: float(rate.max()) for direction, rate in rates.items()}
-    most = max(1e-9, *peaks.values())
+    moves = max(peaks.values()) > 0
+    most = max(peaks.values()) if moves else 1.0
     unit = style.unit_for(most, _RATES)
     handles: list[Artist] = []
     for direction in _DIRECTIONS:
@@ -134,6 +135,6 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
     lowest = (-peaks["up"] - room) / unit.size
     highest = (peaks["down"] + room) / unit.size
     axes.set(ylim=(lowest, highest), ylabel=f"server's link,\ndown, up\n({unit.name})")
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4) if moves else FixedLocator([0]))
     axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
     return handles
