@@ -35,11 +35,11 @@ _MOST_IN = 8.6
 _STRIPS_IN = (0.8, 1.0)
 _FRAME_IN = 2.3  # title, axis labels and legend together
 
-_DEADLINE: dict[str, Any] = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
-_ACT: dict[str, Any] = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
-_ROUND_END: dict[str, Any] = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
-_PATH: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.4, "linestyle": "-"}
-_EDGE: dict[str, Any] = {"edgecolor": style.GREY, "linewidth": 0.4}  # of pale legend entries
+_DEADLINE: style.Look = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+_ACT: style.Look = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
+_ROUND_END: style.Look = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
+_PATH: style.Look = {"color": style.BLACK, "linewidth": 1.4, "linestyle": "-"}
+_EDGE: style.Look = {"edgecolor": style.GREY, "linewidth": 0.4}  # of pale legend entries
 _MARKED_OUTCOMES = ("late", "lost", "left", "battery")
 MEANING = {
     "late": "late: ended by the server",
@@ -173,7 +173,7 @@ def _draw_wasted_steps(axes: Axes, view: View, colours: Mapping[str, str] | None
         if not wasted:
             continue
         colour = style.OUTCOMES[outcome]
-        look: dict[str, Any] = {"facecolor": colour}
+        look: style.Look = {"facecolor": colour}
         if colours is not None:
             hatch = {"edgecolor": colour, "hatch": "//////", "linewidth": 0.8}
             look = {"facecolor": "white", **hatch}
@@ -188,8 +188,9 @@ def _draw_wasted_steps(axes: Axes, view: View, colours: Mapping[str, str] | None
 
 
 def _mark_task_ends(axes: Axes, view: View, coarse: bool) -> list[Artist]:
-    """Mark tasks that failed; if not ``coarse``, late ones are left out, as their bars' ends show
-    them plainly enough.
+    """Mark tasks that failed.
+
+    If not ``coarse``, late tasks have no mark, as the ends of their bars are plain enough.
     """
     most = min(320 / len(view.devices), 1200 / max(1, len(view.rounds)))
     size = float(np.clip(most, 3.0, 8.0))
@@ -324,7 +325,7 @@ def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
     handles: list[Artist] = []
     suffix = f" (one round of {every})" if every > 1 else ""
     opacity = 0.5 if every > 1 else 1.0
-    lines: tuple[tuple[str, list[float], Mapping[str, Any], str], ...] = (
+    lines: tuple[tuple[str, list[float], style.Look, str], ...] = (
         ("end", ends, _ROUND_END, "round's end"),
         ("deadline", deadlines, _DEADLINE, "deadline"),
     )

@@ -8,7 +8,7 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 from string import Template
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,6 +43,30 @@ Columns = dict[str, AnyArray]
 LaneSpan = TypeVar("LaneSpan", bound=TimeSpan)
 
 
+class TimelineHeader(TypedDict):
+    """Facts about a run's timeline.
+
+    Attributes:
+        tick: the length of a tick (s).
+        end: the run's end (ticks).
+        population: the number of devices.
+        worked: the number of devices that worked.
+        groups: the colour of each group's tint, by its number.
+        knows_away: whether the run recorded when devices could not be reached.
+        capacity: of the server's link, ``down`` and ``up`` (bytes/s), None for no limit.
+        evaluated: whether a round has an accuracy.
+    """
+
+    tick: float
+    end: int
+    population: int
+    worked: int
+    groups: dict[str, str]
+    knows_away: bool
+    capacity: dict[str, float | None]
+    evaluated: bool
+
+
 class TimelineData(NamedTuple):
     """A run for the page.
 
@@ -52,7 +76,7 @@ class TimelineData(NamedTuple):
         kinds: the kinds of the run's steps, in the order of their numbers in the column ``step``.
     """
 
-    header: dict[str, Any]
+    header: TimelineHeader
     columns: Columns
     kinds: tuple[str, ...]
 
@@ -66,12 +90,12 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         most_steps: the largest number of steps, about.
 
     Returns:
-        The timeline of all devices or, beyond a limit, of some of those that worked, evenly
-        spread by number.
+        The timeline of all devices or, beyond a limit, of some devices that worked, evenly spread
+        by number.
     """
     columns = _ColumnsOfLanes(run, most_lanes, most_steps)
     arrays = columns.arrays()
-    header = {
+    header: TimelineHeader = {
         "tick": columns.tick,
         "end": round(columns.history.end / columns.tick),
         "population": run.population,
@@ -263,8 +287,9 @@ class _ColumnsOfLanes:
         return self.lanes[span.device], span.start
 
     def _first_positions(self, spans: Sequence[TimeSpan]) -> Ints:
-        """Position of each lane's first span in the sorted ``spans``, and their number: int64
-        [lanes + 1].
+        """Position of each lane's first span in the sorted ``spans``: int64 [lanes + 1].
+
+        The last entry is the number of spans.
         """
         lanes = np.array([self.lanes[span.device] for span in spans], dtype=np.int64)
         return np.searchsorted(lanes, np.arange(len(self.lanes) + 1)).astype(np.int64)

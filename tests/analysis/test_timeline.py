@@ -304,10 +304,10 @@ def nightfall(world: Any) -> Any:
 def test_stretches_are_read_traced_and_shown(outage: RunFolder) -> None:
     history = History(outage)
     there = [(0, 0.0, 30.0), (1, 5.0, 30.0), (2, 0.0, 20.0), (3, 0.0, 30.0)]
-    assert list(history.there.itertuples(index=False, name=None)) == there
+    assert list(history.presence.itertuples(index=False, name=None)) == there
     off = [(0, 8.0, 12.0), (2, 0.0, 1.0), (3, 10.0, 16.0)]
     assert list(history.away.itertuples(index=False, name=None)) == off
-    assert list(history.known) == [0, 1, 2, 3]
+    assert list(history.devices_with_phases) == [0, 1, 2, 3]
     slices = [entry for entry in trace_events(outage) if entry["name"] == "cannot be reached"]
     assert [(entry["tid"], entry["ts"], entry["dur"]) for entry in slices] == [
         (0, 8e6, 4e6),
