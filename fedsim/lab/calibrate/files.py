@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,9 +13,11 @@ from fedsim.common.harmless import clean, for_csv
 from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.calibrate.fitting import Fitted, Presence
-from fedsim.lab.calibrate.log import Log, Tasks
+from fedsim.lab.calibrate.log import Log
 from fedsim.lab.calibrate.replay import FittedWorld, Prediction
+from fedsim.lab.calibrate.tasks import Steps, Tasks
 from fedsim.records.folder import writing
+from fedsim.running.overrides import Tables
 from fedsim.running.scenario import Scenario
 from fedsim.world.network.protocol import Fluid
 
@@ -33,18 +34,34 @@ _UNITS = {  # of the quantities of clients, with the size in the base unit
 
 
 def draw(world: FittedWorld, seed: int) -> FittedWorld:
-    """Draw a world of the same size from the distributions that the scenario gets."""
+    """Draw a world of the same size from the distributions that the scenario gets.
+
+    Args:
+        world: the fitted world.
+        seed: the seed of the draws.
+    """
     streams = Streams(seed)
-    quantities = dict[str, Any]()
+    quantities: dict[str, Floats] = {}
     for name, values in world.quantities.items():
         median, spread = _lognormal(values)
         normal = streams.generator(f"world/{name}").standard_normal(len(values))
         quantities[name] = median * spread**normal
-    return world._replace(**quantities)
+    return world._replace(
+        speed=quantities["speed"],
+        down=quantities["down"],
+        up=quantities["up"],
+        latency=quantities["latency"],
+    )
 
 
 def summary(fitted: Fitted, log: Log, online: Presence | None) -> Iterator[str]:
-    """Describe a calibration in lines for people."""
+    """Describe a calibration in lines for people.
+
+    Args:
+        fitted: the fitted world, with further estimates.
+        log: the log.
+        online: the phases of clients, if the log has any.
+    """
     yield from _describe_world(fitted, log)
     yield from _describe_clients(fitted, online)
     yield from _list_notes(fitted, log)
@@ -136,7 +153,7 @@ def write(
             f"# Fitted by fedsim calibrate to {clean(name)}.\n{tomli_w.dumps(sections)}",
             encoding="utf-8",
         )
-    clients: dict[str, Any] = {
+    clients: dict[str, object] = {
         "device": range(len(log.clients)),
         "client": list(map(for_csv, log.clients)),
         **fitted.world.quantities,
@@ -161,20 +178,23 @@ def write(
 
 def _sections(
     name: str, log: Log, fitted: Fitted, by_client: bool, online: Presence | None
-) -> dict[str, Any]:
+) -> Tables:
     """The sections of the scenario."""
     world = fitted.world
     at_once = min(log.at_once, len(log.clients))
-    values = {}
+    values: dict[str, object] = {}
     for key, quantity in world.quantities.items():
         if by_client:
             values[key] = [_text(key, value) for value in quantity.tolist()]
         else:
             values[key] = _distribution(key, quantity)
-    samples: Any = {"low": int(fitted.samples.min()), "high": int(fitted.samples.max())}
+    samples: dict[str, int] | list[int] = {
+        "low": int(fitted.samples.min()),
+        "high": int(fitted.samples.max()),
+    }
     if by_client:
         samples = fitted.samples.astype(int).tolist()
-    population: dict[str, Any] = {
+    population: Tables = {
         "devices": len(log.clients),
         "speed": values["speed"],
         "samples": samples,
@@ -191,12 +211,12 @@ def _sections(
     for direction, rate in world.server.items():
         if rate < math.inf:
             server[direction] = _text(direction, rate)
-    network: dict[str, Any] = {"kind": "star", "server": server}
+    network: Tables = {"kind": "star", "server": server}
     if world.protocol != Fluid():
         network["protocol"] = world.protocol.model_dump(mode="json", exclude_defaults=True)
         network["protocol"]["kind"] = world.protocol.kind
     network["device"] = {key: values[key] for key in ("down", "up", "latency")}
-    strategy: dict[str, Any] = {"kind": "fedavg", "clients_per_round": at_once}
+    strategy: Tables = {"kind": "fedavg", "clients_per_round": at_once}
     if not log.synchronous:
         strategy = {"kind": "fedbuff", "concurrency": at_once, "buffer": log.per_version}
     strategy["local_epochs"] = fitted.epochs
@@ -221,7 +241,7 @@ def _message_bytes(tasks: Tasks) -> tuple[float, float]:
     return down or up, up
 
 
-def _median_amount(steps: Any) -> float:
+def _median_amount(steps: Steps) -> float:
     amounts = steps.amount[~np.isnan(steps.amount)]
     return float(np.median(amounts)) if len(amounts) else 0.0
 
@@ -231,7 +251,7 @@ def _text(name: str, value: float) -> str:
     return f"{value / size:.6g} {unit}"
 
 
-def _distribution(name: str, values: Floats) -> Any:
+def _distribution(name: str, values: Floats) -> str | Tables:
     median, spread = _lognormal(values)
     if spread < _ALIKE:
         return _text(name, median)

@@ -3,15 +3,16 @@
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.stats import theilslopes
 
 from fedsim.common.arrays import Flags, Floats, Ints
-from fedsim.lab.calibrate.log import Log, Tasks, took
+from fedsim.lab.calibrate.log import Log
 from fedsim.lab.calibrate.replay import FittedWorld, transfers
+from fedsim.lab.calibrate.tasks import Steps, Tasks, took
 from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Fluid, Protocol
 
@@ -119,11 +120,11 @@ def presence(log: Log) -> Presence | None:
     """Estimate the online phases of clients.
 
     The log states the phases, or else nearly all clients take part in every round, and the rest
-    count as offline. Means are those of exponential phases, of which the first and the last may be
-    cut off.
+    count as offline. The means are fitted to exponential phases, of which the first and the last
+    may be cut off.
 
     Returns:
-        None if the log tells nothing about the phases.
+        None if the log has nothing about the phases.
     """
     phases = _online_phases(log)
     if phases is None:
@@ -200,7 +201,7 @@ def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     return np.exp(-mean - sigma**2 / 2), jitter if jitter > _NO_JITTER else 0.0
 
 
-def _lines(steps: Any, client: Ints, clients: int) -> Floats:
+def _lines(steps: Steps, client: Ints, clients: int) -> Floats:
     """Fit a Theil-Sen line of time over amount for each client.
 
     Returns:
@@ -333,7 +334,7 @@ class _LinkSearch:
     """
 
     def __init__(
-        self, direction: Direction, steps: Any, client: Ints, latency: Floats, protocol: Protocol
+        self, direction: Direction, steps: Steps, client: Ints, latency: Floats, protocol: Protocol
     ) -> None:
         self._direction = direction
         self._steps = steps

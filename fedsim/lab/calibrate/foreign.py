@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -40,7 +40,7 @@ _LONGEST_LINE = 10_000  # characters: of a longer line only the beginning is rea
 
 def rows_of(
     path: Path, where: str, size: float | None, samples: int | None, epochs: int, notes: list[str]
-) -> Any:
+) -> pd.DataFrame | None:
     """Read NVFlare's or APPFL's logs.
 
     Args:
@@ -60,14 +60,14 @@ def rows_of(
     """
     try:
         _refuse_flower(path, where)
-        rows = pd.DataFrame(_of_nvflare(path, epochs), columns=_COLUMNS)
+        rows = pd.DataFrame(_read_nvflare(path, epochs), columns=_COLUMNS)
         framework = "NVFlare"
         note = (
             f"{rows['client'].nunique()} logs of NVFlare: rounds are counted, a training is the "
             "time between two messages"
         )
         if rows.empty and path.is_dir():
-            rows = _of_appfl(path, where, size, epochs)
+            rows = _read_appfl(path, where, size, epochs)
             framework = "APPFL"
             note = (
                 "logs of APPFL: the first round is left out, since nothing tells its download; "
@@ -117,7 +117,7 @@ def _seconds(path: Path, place: int, date: str) -> float:
         ) from None
 
 
-def _of_nvflare(path: Path, epochs: int) -> Iterator[tuple[Any, ...]]:
+def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
     """The downloads, trainings and uploads of clients.
 
     A client has the name of its log's folder, or of a single log.
@@ -160,7 +160,7 @@ class _Line(NamedTuple):
     text: str
 
 
-def _of_appfl(path: Path, where: str, size: float | None, epochs: int) -> Any:
+def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.DataFrame | None:
     """The tasks of all clients from the second round on; None if there are no such logs."""
     lines = []
     for log in sorted(path.glob("**/*.txt")):
@@ -185,7 +185,7 @@ def _of_appfl(path: Path, where: str, size: float | None, epochs: int) -> Any:
         )
     updates["nth"] = updates.groupby("client").cumcount()
     trainings["nth"] = trainings.groupby("client").cumcount()
-    tasks = _with_downloads(trainings.merge(updates, "left", ["client", "nth"]))
+    tasks = _add_downloads(trainings.merge(updates, "left", ["client", "nth"]))
     _refuse_clocks(tasks, where)
     down = tasks.assign(what="down", start=tasks["begun"], end=tasks["start"], bytes=size)
     train = tasks.assign(what="train", bytes=0.0)
@@ -193,11 +193,11 @@ def _of_appfl(path: Path, where: str, size: float | None, epochs: int) -> Any:
     return pd.concat([down, train, up.dropna(subset="end")], ignore_index=True)[_COLUMNS]
 
 
-def _names(rows: Any) -> str:
+def _names(rows: pd.DataFrame) -> str:
     return shown(", ".join(rows["client"].unique()) or "nobody")
 
 
-def _appfl_updates(lines: list[_Line]) -> Any:
+def _appfl_updates(lines: list[_Line]) -> pd.DataFrame:
     """The client of each update, and its arrival at the server (``sent``, s), in order of time."""
     updates = []
     for line in lines:
@@ -208,15 +208,15 @@ def _appfl_updates(lines: list[_Line]) -> Any:
     return frame.sort_values("sent", kind="stable")
 
 
-def _appfl_trainings(lines: list[_Line], epochs: int) -> Any:
+def _appfl_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
     """The training of each client in each round."""
     columns = ["place", "client", "round", "start", "end", "epochs"]
-    frame: Any = pd.DataFrame(_appfl_epochs(lines, epochs), columns=columns)
+    frame = pd.DataFrame(_appfl_epochs(lines, epochs), columns=columns)
     trainings = frame.groupby(["client", "round"], as_index=False)
     return trainings.agg({"place": "first", "start": "first", "end": "last", "epochs": "sum"})
 
 
-def _with_downloads(tasks: Any) -> Any:
+def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
     """Add the begin of each download (``begun``, s); first rounds have none and are left out."""
     before = tasks[["client", "round", "sent"]].assign(round=tasks["round"] + 1).dropna()
     own_update = before.rename(columns={"sent": "begun"})
@@ -227,7 +227,7 @@ def _with_downloads(tasks: Any) -> Any:
     return tasks
 
 
-def _refuse_clocks(tasks: Any, where: str) -> None:
+def _refuse_clocks(tasks: pd.DataFrame, where: str) -> None:
     """Refuse tasks whose steps are not in the order of time."""
     wrong = (tasks["begun"] > tasks["start"]) | (tasks["sent"] < tasks["end"])
     for task in tasks[wrong].itertuples():
@@ -239,7 +239,7 @@ def _refuse_clocks(tasks: Any, where: str) -> None:
         )
 
 
-def _appfl_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[Any, ...]]:
+def _appfl_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]]:
     """The epochs, or trainings, of clients, from the rows of their tables.
 
     The cells of a row have the names of the last titles.
@@ -261,12 +261,12 @@ def _is_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
-def of_run(path: Path) -> Any:
+def of_run(path: Path) -> pd.DataFrame:
     """Read a run folder of fedsim as the data frame of a log's rows."""
     run = RunFolder(path)
     samples_of = {row["device"]: row["samples"] for row in run.devices}
     begun = dict[int, float]()
-    rows = list[tuple[Any, ...]]()
+    rows = list[tuple[object, ...]]()
     last_round = 0.0
     kinds = ("step-start", "step-end", "round-start", "round")
     columns = ("time", "kind", "device", "round", "task", "step", "outcome", "data")

@@ -17,19 +17,20 @@ Rows have any order. A task is a client's download, training and upload, one aft
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from fedsim.common.arrays import Flags, Floats
 from fedsim.common.errors import DataError, nearest, shown
 from fedsim.common.files import regular
 from fedsim.common.units import CLOCK_END_S
 from fedsim.lab.calibrate import foreign
+from fedsim.lab.calibrate.tasks import Rounds, Tasks, spans, whole
 
 _ORDER = {"down": 0, "train": 1, "up": 2}
 _KNOWN = (*_ORDER, "round", "aggregate", "on")
@@ -46,12 +47,27 @@ _NEEDS = {
 _MOSTLY = 0.9
 _TOGETHER_S = 1e-3  # clocks are read one after another: an overlap of less is none
 
-Tasks: TypeAlias = Any
-"""A recarray [tasks] in order of begin: ``client`` (from 0 on), ``number`` of the round, ``epochs``.
 
-Each task has the steps ``down``, ``train`` and ``up``, from ``start`` to ``end`` (s, from the log's
-first instant), with an ``amount`` (bytes or samples); NaN if the task lacks the step.
-"""
+class _Row(Protocol):
+    """A row of the log; ``place`` is its number, from 1, or 0 if it has none."""
+
+    place: int
+    client: str
+    round: int
+    what: str
+    start: float
+    end: float
+    bytes: float
+    samples: float
+    epochs: int
+    order: int
+
+    def _replace(self, **fields: float) -> "_Row": ...
+
+
+_Task: TypeAlias = dict[str, _Row]
+"""The rows of a task by their word, in order."""
+
 _STEP = [("start", float), ("end", float), ("amount", float)]
 _TASK = [
     ("client", int),
@@ -76,27 +92,6 @@ class LogDefaults(NamedTuple):
         return [name for name in _MORE if getattr(self, name) is not None]
 
 
-def took(steps: Any) -> Floats:
-    """Durations of steps (s); float64 [tasks]."""
-    seconds: Floats = steps.end - steps.start
-    return seconds
-
-
-def spans(tasks: Tasks) -> tuple[Floats, Floats]:
-    """Begin of each task, and end of its last step (s); float64 [tasks] each."""
-    down = tasks.down
-    train = tasks.train
-    up = tasks.up
-    start = np.fmin(down.start, np.fmin(train.start, up.start))
-    end = np.fmax(down.end, np.fmax(train.end, up.end))
-    return start, end
-
-
-def whole(tasks: Tasks) -> Flags:
-    """Whether each task came to the end of its upload; bool [tasks]."""
-    return np.asarray(~np.isnan(tasks.up.end))
-
-
 @dataclass(frozen=True)
 class Log:
     """A log without contradictions.
@@ -104,8 +99,7 @@ class Log:
     Attributes:
         clients: their names.
         tasks: their tasks.
-        rounds: a recarray of ``number``, ``start`` and ``end`` (s), in order of time; versions if
-            the server is asynchronous.
+        rounds: in order of time; versions if the server is asynchronous.
         synchronous: whether a round begins only when the last one is over.
         on: client, start and end (s) of its online intervals, if the log has any.
         notes: for the reader.
@@ -113,7 +107,7 @@ class Log:
 
     clients: tuple[str, ...]
     tasks: Tasks
-    rounds: Any
+    rounds: Rounds
     synchronous: bool
     on: tuple[tuple[int, float, float], ...]
     notes: tuple[str, ...]
@@ -156,12 +150,12 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
         notes += [f"--{name} is not used: a run folder has its own" for name in defaults.names]
         rows = foreign.of_run(path)
     elif rows is None:
-        rows = _of_file(path, where, defaults, notes)
+        rows = _read_file(path, where, defaults, notes)
     tasks_of = _tasks_by_client(rows, where, is_run, notes)
     zero = rows["start"].min()
     numbers = {name: number for number, name in enumerate(tasks_of)}
     all_tasks = [task for tasks in tasks_of.values() for task in tasks]
-    tasks = _tasks(all_tasks, numbers, zero)
+    tasks = _build_tasks(all_tasks, numbers, zero)
     torn = len(tasks) - int(whole(tasks).sum())
     if torn:
         notes.append(
@@ -175,7 +169,7 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
     return Log(
         clients=tuple(tasks_of),
         tasks=tasks,
-        rounds=_rounds(rows, zero, spans_of_tasks),
+        rounds=_read_rounds(rows, zero, spans_of_tasks),
         synchronous=_is_synchronous(spans_of_tasks),
         on=tuple(zip(clients, online["start"] - zero, online["end"] - zero, strict=True)),
         notes=tuple(notes),
@@ -183,8 +177,8 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
 
 
 def _tasks_by_client(
-    rows: Any, where: str, is_run: bool, notes: list[str]
-) -> dict[str, list["_Task"]]:
+    rows: pd.DataFrame, where: str, is_run: bool, notes: list[str]
+) -> dict[str, list[_Task]]:
     """The tasks of each client that has several, in order of names."""
     steps = rows[rows["what"].isin(_ORDER)]
     kinds = set(steps["what"])
@@ -196,7 +190,7 @@ def _tasks_by_client(
     rows_of = dict(list(steps.groupby("client")))
     tasks_of = {}
     single = []
-    for name in sorted(rows_of, key=_in_order):
+    for name in sorted(rows_of, key=_sort_key):
         tasks = _tasks_of(f"{where}: client {name!r}", rows_of[name], complete)
         if len(tasks) > 1:
             tasks_of[name] = tasks
@@ -212,15 +206,16 @@ def _tasks_by_client(
     return tasks_of
 
 
-def _spans_of_rounds(tasks: Tasks) -> Any:
-    """The first begin and the last end of the tasks of each round, as a recarray [rounds]."""
+def _spans_of_rounds(tasks: Tasks) -> Rounds:
+    """The first begin and the last end of the tasks of each round."""
     start, end = spans(tasks)
     times = pd.DataFrame({"number": tasks.number, "start": start, "end": end})
-    return times.groupby("number").agg({"start": "min", "end": "max"}).to_records()
+    extents = times.groupby("number").agg({"start": "min", "end": "max"})
+    return cast(Rounds, extents.to_records())
 
 
-def _rounds(rows: Any, zero: float, spans_of_tasks: Any) -> Any:
-    """The rounds of the server's rows, or else of the tasks, as a recarray [rounds]."""
+def _read_rounds(rows: pd.DataFrame, zero: float, spans_of_tasks: Rounds) -> Rounds:
+    """The rounds of the server's rows, or else of the tasks."""
     server = rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
     if not len(server):
         return spans_of_tasks[np.argsort(spans_of_tasks.start, kind="stable")]
@@ -229,24 +224,24 @@ def _rounds(rows: Any, zero: float, spans_of_tasks: Any) -> Any:
         "start": server["start"] - zero,
         "end": server["end"] - zero,
     }
-    return pd.DataFrame(columns).to_records(index=False)
+    return cast(Rounds, pd.DataFrame(columns).to_records(index=False))
 
 
-def _is_synchronous(spans_of_tasks: Any) -> bool:
+def _is_synchronous(spans_of_tasks: Rounds) -> bool:
     """Whether nearly every round is over when the next one begins."""
     is_over = spans_of_tasks.start[1:] >= spans_of_tasks.end[:-1] - _TOGETHER_S
     return not len(is_over) or bool(np.mean(is_over) >= _MOSTLY)
 
 
-def _in_order(name: str) -> tuple[bool, int, str, str]:
+def _sort_key(name: str) -> tuple[bool, int, str, str]:
     """Sort key with numbers first, by their value, without ``int``, which refuses long numbers."""
     digits = name.lstrip("0") if name.isdecimal() else ""
     return not name.isdecimal(), len(digits), digits, name
 
 
-def _of_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) -> Any:
+def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) -> pd.DataFrame:
     """The data frame of a log file, with ``place``: the number of the row, from 1."""
-    table = _table(path, where)
+    table = _read_texts(path, where)
     names = list(table.columns)
     _refuse_columns(names, where)
     if table.empty:
@@ -263,9 +258,9 @@ def _of_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) ->
         if name in table:
             rows[name] = _parse_numbers(table[name], name, where)
         else:
-            rows[name] = _default(name, defaults, name in required, where)
-    for row in rows.itertuples():
-        problem = _problem(row)
+            rows[name] = _default_of(name, defaults, name in required, where)
+    for row in _iterate(rows):
+        problem = _find_problem(row)
         if problem is not None:
             raise DataError(f"row {row.place} of {where}: {problem}")
     return rows.fillna({"round": 0, "epochs": 0}).astype({"round": np.int64, "epochs": np.int64})
@@ -288,7 +283,7 @@ def _refuse_columns(names: list[str], where: str) -> None:
             )
 
 
-def _default(name: str, defaults: LogDefaults, is_required: bool, where: str) -> float:
+def _default_of(name: str, defaults: LogDefaults, is_required: bool, where: str) -> float:
     """The value of a column that a log lacks; NaN if no row needs the column."""
     value = getattr(defaults, name, None)
     if name == "epochs" and value is None:
@@ -304,9 +299,9 @@ def _default(name: str, defaults: LogDefaults, is_required: bool, where: str) ->
     )
 
 
-def _parse_numbers(texts: Any, name: str, where: str) -> Any:
+def _parse_numbers(texts: "pd.Series[str]", name: str, where: str) -> "pd.Series[float]":
     """The numbers of a column, NaN for empty cells."""
-    numbers = _numbers(texts, or_dates=name in ("start", "end"))
+    numbers = _convert(texts, or_dates=name in ("start", "end"))
     wrong = np.flatnonzero(~np.isfinite(numbers) & (texts != ""))
     if len(wrong):
         row = wrong[0]
@@ -316,7 +311,7 @@ def _parse_numbers(texts: Any, name: str, where: str) -> Any:
     return numbers
 
 
-def _table(path: Path, where: str) -> Any:
+def _read_texts(path: Path, where: str) -> pd.DataFrame:
     """The columns of a file as text."""
     try:
         if path.suffix == ".parquet":
@@ -335,7 +330,7 @@ def _table(path: Path, where: str) -> Any:
     return table.map(lambda cell: "" if pd.isna(cell) else str(cell).strip())
 
 
-def _numbers(texts: Any, or_dates: bool) -> Any:
+def _convert(texts: "pd.Series[str]", or_dates: bool) -> "pd.Series[float]":
     """Convert texts to numbers, dates to seconds since 1970, and other texts to NaN."""
     if or_dates and re.match(r"[0-9]{4}-[0-9][0-9]-[0-9][0-9]", next(filter(None, texts), "")):
         dates = pd.to_datetime(texts, errors="coerce", utc=True, format="ISO8601")
@@ -343,7 +338,11 @@ def _numbers(texts: Any, or_dates: bool) -> Any:
     return pd.to_numeric(texts, errors="coerce").astype(np.float64)
 
 
-def _problem(row: Any) -> str | None:
+def _iterate(rows: pd.DataFrame) -> Iterable[_Row]:
+    return cast(Iterable[_Row], rows.itertuples())
+
+
+def _find_problem(row: _Row) -> str | None:
     """The reason why a row cannot be used; None if it can."""
     if row.what not in _KNOWN:
         hint = nearest(row.what, _KNOWN)
@@ -368,11 +367,7 @@ def _problem(row: Any) -> str | None:
     return None
 
 
-_Task: TypeAlias = dict[str, Any]
-"""The rows of a task by their word, in order."""
-
-
-def _tasks_of(client: str, rows: Any, complete: list[str]) -> list[_Task]:
+def _tasks_of(client: str, rows: pd.DataFrame, complete: list[str]) -> list[_Task]:
     """The tasks of a client, in order of time.
 
     Transfers of several tasks may overlap, and one may go in pieces at once.
@@ -387,9 +382,9 @@ def _tasks_of(client: str, rows: Any, complete: list[str]) -> list[_Task]:
     """
     tasks: list[_Task] = []
     latest: dict[int, _Task] = {}  # by round
-    training: Any = None
+    training: _Row | None = None
     ordered = rows.assign(order=rows["what"].map(_ORDER))
-    for row in ordered.sort_values(["start", "order"], kind="stable").itertuples():
+    for row in _iterate(ordered.sort_values(["start", "order"], kind="stable")):
         task = latest.get(row.round, {})
         last = next(reversed(task.values()), None)
         if last is not None and row.what == last.what != "train" and _overlap(last, row):
@@ -403,7 +398,7 @@ def _tasks_of(client: str, rows: Any, complete: list[str]) -> list[_Task]:
         if last is None or row.order <= last.order:
             if latest and row.round < next(reversed(latest)):
                 raise DataError(
-                    f"{client} does {_named(row)} in a round that is over; rounds are to grow "
+                    f"{client} does {_describe(row)} in a round that is over; rounds are to grow "
                     "with time"
                 )
             task = {}
@@ -415,13 +410,13 @@ def _tasks_of(client: str, rows: Any, complete: list[str]) -> list[_Task]:
     return tasks
 
 
-def _overlap(last: Any, row: Any) -> bool:
+def _overlap(last: _Row, row: _Row) -> bool:
     return bool(row.start < last.end - _TOGETHER_S)
 
 
-def _refuse_overlap(client: str, last: Any, row: Any) -> None:
+def _refuse_overlap(client: str, last: _Row | None, row: _Row) -> None:
     if last is not None and _overlap(last, row):
-        raise DataError(f"{client} does two things at once: {_named(last)} and {_named(row)}")
+        raise DataError(f"{client} does two things at once: {_describe(last)} and {_describe(row)}")
 
 
 def _refuse_hole(client: str, task: _Task, complete: list[str]) -> None:
@@ -431,17 +426,17 @@ def _refuse_hole(client: str, task: _Task, complete: list[str]) -> None:
         return
     missing = next(kind for kind in complete if kind not in task)
     raise DataError(
-        f"{client} has a hole: {_named(task[steps[-1]])} without {missing!r} before it "
+        f"{client} has a hole: {_describe(task[steps[-1]])} without {missing!r} before it "
         "in the same round"
     )
 
 
-def _named(row: Any) -> str:
+def _describe(row: _Row) -> str:
     place = f", row {row.place}" if row.place else ""
     return f"{row.what!r} of round {row.round} (from {row.start:.6g} to {row.end:.6g} s{place})"
 
 
-def _tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
+def _build_tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
     """The tasks as a recarray, with the numbers of clients, and times from ``zero`` on."""
     rows = []
     for task in sorted(tasks, key=lambda task: next(iter(task.values())).start):
@@ -452,4 +447,4 @@ def _tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
             amount = row.samples if kind == "train" else row.bytes
             steps[kind] = row.start - zero, row.end - zero, amount
         rows.append((numbers[first.client], first.round, epochs, *steps.values()))
-    return np.array(rows, dtype=_TASK).view(np.recarray)
+    return cast(Tasks, np.array(rows, dtype=_TASK).view(np.recarray))

@@ -6,7 +6,7 @@ Messages go through the simulator's network; there is no strategy.
 import math
 from collections.abc import Iterator, Sequence
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from simpy import Event
@@ -15,7 +15,8 @@ from simpy.events import ProcessGenerator
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.streams import Streams
-from fedsim.lab.calibrate.log import Log, Tasks, whole
+from fedsim.lab.calibrate.log import Log
+from fedsim.lab.calibrate.tasks import Steps, Tasks, whole
 from fedsim.world.network import Direction, Star, ends
 from fedsim.world.network.protocol import Fluid, Protocol, Transport
 
@@ -56,9 +57,14 @@ class _Play:
 
     def send(self, client: int, direction: Direction, size: float) -> Event:
         """Send a message; the event is its arrival."""
-        arrived = self.env.event()
-        self._network.send(*ends(client, direction), size, arrived.succeed)  # type: ignore[arg-type]
-        return arrived
+        arrival = self.env.event()
+
+        def arrive() -> None:
+            arrival.succeed()
+
+        sender, receiver = ends(client, direction)
+        self._network.send(sender, receiver, size, arrive)
+        return arrival
 
     def carry_out(self, tasks: Tasks, task: int) -> ProcessGenerator:
         client = int(tasks.client[task])
@@ -82,7 +88,7 @@ class _Play:
         return math.exp(self._sigma * normal - self._sigma**2 / 2)
 
 
-def transfers(world: FittedWorld, direction: Direction, steps: Any, client: Ints) -> Floats:
+def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: Ints) -> Floats:
     """Replay downloads or uploads, each at its time in the log, or after the client's last one.
 
     Args:
