@@ -1,7 +1,7 @@
 """Pictures of runs, drawn from run folders alone: they never touch the engine.
 
-``pictures`` has all kinds by name. Each has a ``draw_...`` function, which returns one matplotlib
-``Figure``; it raises ``NothingToDrawError`` where a run holds nothing that it could show, and
-``RunFolderError`` where a folder is damaged. ``python -m analysis RUN...`` draws those that apply;
-``report`` (``fedsim report RUN...``) puts them on one page.
+``pictures`` has all kinds of pictures by name. Each kind has a ``draw_...`` function, which returns
+one matplotlib ``Figure``. The function raises ``NothingToDrawError`` if a run holds nothing to
+show, and ``RunFolderError`` if a folder is damaged. ``python -m analysis RUN...`` draws every
+picture that applies; ``report`` (``fedsim report RUN...``) puts all of them on one page.
 """

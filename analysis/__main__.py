@@ -1,10 +1,9 @@
-"""``python -m analysis RUN...``: draw every picture that applies, beside the run folders, never
-inside them.
-"""
+"""``python -m analysis RUN...``: draws every picture that applies, each beside its run folder."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from matplotlib.figure import Figure
@@ -45,37 +44,74 @@ KINDS = (*OF_ONE, "accuracy", "costs", "fairness", "energy")
 )
 @explained("analysis")
 def main(runs: tuple[Path, ...], out: Path | None, only: str | None, formats: str) -> None:
-    """Draw the timelines, clusters, groups and traffic of each RUN, and the accuracy, fairness
-    and traffic of all side by side.
+    """Draw pictures of runs, each run alone and all side by side.
 
-    Runs of one scenario with several seeds are one line with a band in ``costs``, and one bar in
-    ``traffic-purposes``.
+    Each RUN gets its timelines, clusters, groups and traffic; all runs together get accuracy,
+    fairness and traffic. Runs of one scenario with several seeds are one line with a band in
+    ``costs``, and one bar in ``traffic-purposes``.
     """
-    endings = _chosen("--format", formats, FORMATS)
-    wanted = KINDS if only is None else _chosen("--only", only, KINDS)
+    endings = _split_option("--format", formats, FORMATS)
+    kinds: Sequence[str] = KINDS
+    if only is not None:
+        kinds = _split_option("--only", only, KINDS)
     folders = [RunFolder(path) for path in runs]
-    first = folders[0].path.resolve()
-    target = first.with_name(f"{first.name}-figures") if out is None else out
-    for kind, name, draw in _pictures(folders):
-        if kind in wanted:
-            try:
-                say(*save(draw(), target / name, endings))
-            except NothingToDrawError as error:
-                say(f"no {name}: {error}", err=True)
+    if out is None:
+        first = folders[0].path.resolve()
+        out = first.with_name(f"{first.name}-figures")
+    for picture in _pictures(folders):
+        if picture.kind not in kinds:
+            continue
+        try:
+            paths = save(picture.draw(), out / picture.name, endings)
+        except NothingToDrawError as error:
+            say(f"no {picture.name}: {error}", err=True)
+        else:
+            say(*paths)
 
 
-def _pictures(runs: Sequence[RunFolder]) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
-    names = [
-        f"-{place}-{as_file_name(name)}" for place, name in enumerate(run_names(runs), start=1)
-    ]
-    for run, name in zip(runs, names if len(runs) > 1 else [""], strict=True):
+class _Picture(NamedTuple):
+    """A picture to draw.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        name: name of its files, without an ending.
+        draw: draws it; raises ``NothingToDrawError`` if it does not apply.
+    """
+
+    kind: str
+    name: str
+    draw: Callable[[], Figure]
+
+
+def _pictures(runs: Sequence[RunFolder]) -> Iterator[_Picture]:
+    """All pictures of each run, then all pictures of the runs together."""
+    for run, suffix in zip(runs, _suffixes(runs), strict=True):
         for kind, picture in OF_ONE.items():
-            yield kind, f"{kind}{name}", partial(picture.draw, run)
-    for kind in OF_ANY if len(runs) == 1 else OF_SEVERAL:
-        yield kind.partition("-")[0], kind, partial(OF_SEVERAL[kind].draw, runs)
+            yield _Picture(kind, f"{kind}{suffix}", partial(picture.draw, run))
+    names: Sequence[str] = OF_ANY
+    if len(runs) > 1:
+        names = [*OF_SEVERAL]
+    for name in names:
+        kind = name.partition("-")[0]
+        yield _Picture(kind, name, partial(OF_SEVERAL[name].draw, runs))
 
 
-def _chosen(option: str, text: str, allowed: Sequence[str]) -> list[str]:
+def _suffixes(runs: Sequence[RunFolder]) -> list[str]:
+    """Endings of the names of each run's pictures; empty for a single run."""
+    if len(runs) == 1:
+        return [""]
+    suffixes = []
+    for place, name in enumerate(run_names(runs), start=1):
+        suffixes.append(f"-{place}-{as_file_name(name)}")
+    return suffixes
+
+
+def _split_option(option: str, text: str, allowed: Sequence[str]) -> list[str]:
+    """Split an option's text at its commas.
+
+    Raises:
+        PictureError: a word is not allowed.
+    """
     words = [word.strip().lower() for word in text.split(",")]
     for word in words:
         if word not in allowed:

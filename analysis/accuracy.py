@@ -13,15 +13,16 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.style import Series, each_alone, group_by_scenario
+from fedsim.analysis.series import Series, each_alone, group_by_scenario
 from fedsim.common.arrays import Floats
 from fedsim.lab.reading.history import History
+from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
 _CUT = 0.02  # an axis that begins higher says so
-_TICK: dict[str, Any] = {"linestyle": "", "markersize": 5}
-_MARKS: dict[str, dict[str, Any]] = {
+_TICK: style.Look = {"linestyle": "", "markersize": 5}
+_MARKS: dict[str, style.Look] = {
     "deadline": {
         "label": "a round ends at its deadline",
         "marker": "|",
@@ -43,13 +44,13 @@ _MARKS: dict[str, dict[str, Any]] = {
         **_TICK,
     },
 }
-_EPSILON: dict[str, Any] = {"color": style.PURPLE, "linestyle": "--", "linewidth": 1.3}
+_EPSILON: style.Look = {"color": style.PURPLE, "linestyle": "--", "linewidth": 1.3}
 _MARKED = 30  # with more evaluations than this the points run into a line
 _MOST_APART = (
     4  # series whose axes end further apart than this factor do not fit on one linear axis
 )
 _TOGETHER = 8  # series that have a colour over seeds; the eye tells no more apart
-_OTHER_SERIES: dict[str, Any] = {"color": "#D0D0D0", "linewidth": 0.7}
+_OTHER_SERIES: style.Look = {"color": "#D0D0D0", "linewidth": 0.7}
 _POINTS = 400  # of a band: more than pixels are of no use
 _BAND = 0.2  # opacity
 _WIDTH = 1.7  # of a line, in points
@@ -160,7 +161,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 def figures_of(runs: Iterable[RunFolder]) -> list[str]:
     """At most three test figures that the runs have: accuracy and metrics, or else the loss."""
     candidates = {"accuracy": None}
-    rows: list[dict[str, Any]] = []
+    rows: list[RecordData] = []
     for run in runs:
         rows += run.rounds
         candidates |= dict.fromkeys(run.summary.get("metrics", {}))
@@ -170,6 +171,10 @@ def figures_of(runs: Iterable[RunFolder]) -> list[str]:
 
 def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
     """The curves of a test figure, of each series' evaluated runs.
+
+    Args:
+        series: the series.
+        name: ``accuracy``, ``loss``, or a metric.
 
     Returns:
         Of each series, a curve per run. A curve has a row per evaluated round, with the columns

@@ -1,9 +1,7 @@
 """Clusterings by models: similarities or distances of devices, and the devices as points."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,6 +16,7 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import RunFolderError
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.history import History
+from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
 
@@ -36,13 +35,13 @@ _PAIRS = {
 
 The colours are those of CFL's Fig. 3, which leaves the last kind out.
 """
-_SPLITS: dict[str, Any] = {
+_SPLITS: style.Look = {
     "color": style.GREY,
     "linewidth": 0.9,
     "linestyle": (0, (4, 3)),
     "label": "a cluster splits",
 }
-_MEAN: dict[str, Any] = {
+_MEAN: style.Look = {
     "marker": "+",
     "color": style.BLACK,
     "linestyle": "",
@@ -91,7 +90,7 @@ def read_clusterings(history: History) -> list[Clustering]:
     return clusterings
 
 
-def _read_clustering(row: Mapping[str, Any]) -> Clustering:
+def _read_clustering(row: RecordData) -> Clustering:
     data = row["data"]
     devices = np.array(data["devices"], dtype=np.int64)
     groups = np.array(data["groups"], dtype=np.int64)
@@ -124,13 +123,13 @@ def _is_consistent(clustering: Clustering) -> bool:
 
 
 def _choose(clusterings: list[Clustering]) -> tuple[list[Clustering], str]:
-    """Some clusterings, evenly spread, and words on how many of all; no words if they are all."""
+    """Choose clusterings, evenly spread, and word how many of all they are; no words for all."""
     if not clusterings:
         return [], ""
-    chosen = [clusterings[place] for place in style.evenly(len(clusterings), _MOST)]
-    if len(chosen) == len(clusterings):
-        return chosen, ""
-    return chosen, f"{len(chosen)} of {len(clusterings)} clusterings"
+    selection = [clusterings[place] for place in style.evenly(len(clusterings), _MOST)]
+    if len(selection) == len(clusterings):
+        return selection, ""
+    return selection, f"{len(selection)} of {len(clusterings)} clusterings"
 
 
 def _grid(part: Figure | SubFigure, count: int) -> list[Axes]:
@@ -165,34 +164,34 @@ def draw_similarity(run: RunFolder) -> Figure:
         raise style.NothingToDrawError(
             f"{str(run.path)!r} has recorded no similarity of devices, so there is none to draw"
         )
-    on_one_scale = [
+    first_scale = [
         clustering for clustering in clusterings if clustering.alike == clusterings[0].alike
     ]
-    chosen, remark = _choose(on_one_scale)
-    columns = min(3, len(chosen))
+    selection, remark = _choose(first_scale)
+    columns = min(3, len(selection))
     width = {1: 8.6, 2: 12.0}.get(columns, style.WIDTH_IN)
     heights = []
-    if chosen:
+    if selection:
         # beside the matrices there are a colour bar and labels
         side = (width - 1.7) / columns - 0.25
-        heights.append(math.ceil(len(chosen) / 3) * (side + 1.0) + 0.4)
+        heights.append(math.ceil(len(selection) / 3) * (side + 1.0) + 0.4)
     if cosines:
         heights.append(_OVER_TIME_IN)
     figure = Figure(figsize=(width, sum(heights)))
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).ravel()
-    if chosen:
-        _draw_matrices(parts[0], chosen)
+    if selection:
+        _draw_matrices(parts[0], selection)
     if cosines:
         _draw_over_time(parts[-1], cosines, history.of("cluster-split")["round"].to_numpy(int))
     return style.finished(figure, [run], [], remark)
 
 
-def _draw_over_time(part: SubFigure, cosines: list[dict[str, Any]], splits: Ints) -> None:
+def _draw_over_time(part: SubFigure, cosines: list[RecordData], splits: Ints) -> None:
     """Draw the cosines of each kind of pairs: the mean, in a band from the least to the largest."""
     panel = part.subplots()
     rounds = [row["round"] for row in cosines]
     unknown = [np.nan] * 3
-    look: dict[str, Any] = {"linewidth": 1.6, "marker": "." if len(rounds) < 2 else None}
+    look: style.Look = {"linewidth": 1.6, "marker": "." if len(rounds) < 2 else None}
     for kind, (colour, label) in _PAIRS.items():
         low, mean, high = np.array([row["data"].get(kind, unknown) for row in cosines]).T
         if np.isfinite(mean).any():
@@ -208,26 +207,26 @@ def _draw_over_time(part: SubFigure, cosines: list[dict[str, Any]], splits: Ints
     part.legend(loc="outside lower center", ncols=3)
 
 
-def _draw_matrices(part: SubFigure, chosen: list[Clustering]) -> None:
+def _draw_matrices(part: SubFigure, selection: list[Clustering]) -> None:
     """Draw the matrices on one scale, which is safe for the colour-blind.
 
-    The scale of similarities has white at 0, that of distances begins at 0.
+    The scale of similarities has white at 0, and the scale of distances begins at 0.
     """
-    panels = _grid(part, len(chosen))
-    orders = [np.argsort(clustering.groups, kind="stable") for clustering in chosen]
+    panels = _grid(part, len(selection))
+    orders = [np.argsort(clustering.groups, kind="stable") for clustering in selection]
     matrices = []
-    for clustering, order in zip(chosen, orders, strict=True):
+    for clustering, order in zip(selection, orders, strict=True):
         matrices.append(_ordered_matrix(clustering, order))
     values = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
-    alike = chosen[0].alike
+    alike = selection[0].alike
     # bad is the diagonal
     colours = matplotlib.colormaps["RdBu_r" if alike else "cividis"].with_extremes(bad="#BBBBBB")
     most = float(np.abs(values).max(initial=0.0))
     if not most:
         most = 1.0
     least = -most if alike else 0.0
-    look: dict[str, Any] = {"cmap": colours, "vmin": least, "vmax": most, "gid": "matrix"}
-    for panel, clustering, order, matrix in zip(panels, chosen, orders, matrices, strict=False):
+    look: style.Look = {"cmap": colours, "vmin": least, "vmax": most, "gid": "matrix"}
+    for panel, clustering, order, matrix in zip(panels, selection, orders, matrices, strict=False):
         interpolation = "nearest" if len(matrix) <= 400 else "antialiased"
         image = panel.imshow(matrix, interpolation=interpolation, **look)
         groups = clustering.groups[order]
@@ -237,7 +236,7 @@ def _draw_matrices(part: SubFigure, chosen: list[Clustering]) -> None:
     bar = part.colorbar(image, ax=panels, shrink=0.75, aspect=30, pad=0.02)
     top = float(values.max(initial=0.0))
     bar.ax.set_ylim(float(values.min(initial=0.0)), top if top else 1.0)
-    measure = f"{'similarity' if alike else 'distance'} of two devices ({chosen[0].measure})"
+    measure = f"{'similarity' if alike else 'distance'} of two devices ({selection[0].measure})"
     bar.set_label(measure)
 
 
@@ -330,16 +329,16 @@ def draw_embedding(run: RunFolder) -> Figure:
             f"{str(run.path)!r} has recorded neither features nor similarities of devices, so "
             "there is no embedding to draw"
         )
-    chosen, remark = _choose(clusterings)
-    columns = min(3, len(chosen))
+    selection, remark = _choose(clusterings)
+    columns = min(3, len(selection))
     side = style.WIDTH_IN / max(2, columns) - 0.2
     width = max(1.15 * columns, 1.3) * side
-    height = math.ceil(len(chosen) / 3) * (side + 0.4) + 1.1
+    height = math.ceil(len(selection) / 3) * (side + 0.4) + 1.1
     figure = Figure(figsize=(width, height))
-    panels = _grid(figure, len(chosen))
+    panels = _grid(figure, len(selection))
     previous: Clustering | None = None
     previous_points = np.empty((0, 2))
-    for panel, clustering in zip(panels, chosen, strict=False):
+    for panel, clustering in zip(panels, selection, strict=False):
         points, share = principal_components(_coordinates(clustering))
         if previous is not None:
             points = _turn(points, clustering, previous_points, previous)
@@ -347,8 +346,8 @@ def draw_embedding(run: RunFolder) -> Figure:
         previous_points = points
         _draw_points(panel, clustering.groups, points)
         panel.set_title(f"{clustering.title}\n{share:.0%} of the variance", fontsize=11)
-    handles = _embedding_legend(chosen)
-    source = f"{_source(chosen[0])} of devices ({chosen[0].measure})"
+    handles = _embedding_legend(selection)
+    source = f"{_source(selection[0])} of devices ({selection[0].measure})"
     words = f"{source}; {remark}" if remark else source
     return style.finished(figure, [run], handles, words)
 
@@ -358,7 +357,8 @@ def _turn(
 ) -> Floats:
     """Rotate or mirror points [n, 2] so that devices come nearest to their previous points.
 
-    The rotation is that of Schoenemann (1966).
+    Source: P. H. Schoenemann, "A generalized solution of the orthogonal Procrustes problem",
+    Psychometrika 31 (1966).
     """
     from scipy.linalg import orthogonal_procrustes
 
@@ -367,9 +367,9 @@ def _turn(
     return turned
 
 
-def _embedding_legend(chosen: list[Clustering]) -> list[Artist]:
+def _embedding_legend(selection: list[Clustering]) -> list[Artist]:
     groups: set[int] = set()
-    for clustering in chosen:
+    for clustering in selection:
         groups.update(clustering.groups.tolist())
     handles: list[Artist] = []
     for group in sorted(groups):
@@ -386,7 +386,7 @@ def _source(clustering: Clustering) -> str:
 
 
 def _coordinates(clustering: Clustering) -> Floats:
-    """Points [n, m] whose distances are those that the server saw, or near them.
+    """Points [n, m] at the distances that the server saw, or near them.
 
     They are [n, 0] if neither features nor a matrix was recorded.
     """
@@ -432,7 +432,7 @@ def principal_components(features: Floats) -> tuple[Floats, float]:
 
 def _draw_points(panel: Axes, groups: Ints, points: Floats) -> None:
     size = float(np.clip(2000 / len(points), 14, 60))
-    look: dict[str, Any] = {"s": size, "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
+    look: style.Look = {"s": size, "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
     panel.axhline(0, color=style.PALE, linewidth=1.2, zorder=0)
     panel.axvline(0, color=style.PALE, linewidth=1.2, zorder=0)
     for group in np.unique(groups):
@@ -444,6 +444,6 @@ def _draw_points(panel: Axes, groups: Ints, points: Floats) -> None:
     panel.margins(0.08)
 
 
-def _look(group: int) -> dict[str, Any]:
+def _look(group: int) -> style.Look:
     marker = style.SHAPES[group % len(style.SHAPES)] if group >= 0 else "."
     return {"label": group_name(group), "marker": marker, "color": _colour(group)}

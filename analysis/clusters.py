@@ -1,8 +1,6 @@
 """Clusters of devices by the sizes of their data."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -13,13 +11,14 @@ from matplotlib.lines import Line2D
 from fedsim.analysis import style
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.files import parse_json
+from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_list
 
 _BARS = 80  # of the histogram
 _PALETTE = style.SERIES[:6]  # without black, which is for the borders
-_BORDER: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.1}
-_OUTLIER: dict[str, Any] = {"marker": "v", "color": style.BLACK, "linestyle": "", "markersize": 5}
+_BORDER: style.Look = {"color": style.BLACK, "linewidth": 1.1}
+_OUTLIER: style.Look = {"marker": "v", "color": style.BLACK, "linestyle": "", "markersize": 5}
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
     return groupings
 
 
-def _read_grouping(data: Mapping[str, Any], number: int, sizes: Ints) -> ReportedGrouping:
+def _read_grouping(data: RecordData, number: int, sizes: Ints) -> ReportedGrouping:
     """The grouping of a record with this data; clusters have ``bounds``, tiers have ``bins``."""
     members = tuple(int(count) for count in data["members"])
     if "bounds" in data:
@@ -156,9 +155,9 @@ def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: floa
     colours = [_PALETTE[group % len(_PALETTE)] for group in range(len(members))]
     tops, *_ = panel.hist(members, bars.tolist(), stacked=True, color=colours)
     heights = np.atleast_2d(tops)[-1]
-    left = 2 * bars[0] - bars[1]
-    right = 2 * bars[-1] - bars[-2]
-    panel.set(xlim=(left, right), ylim=(0, top), ylabel="devices")
+    lowest = 2 * bars[0] - bars[1]
+    highest = 2 * bars[-1] - bars[-2]
+    panel.set(xlim=(lowest, highest), ylim=(0, top), ylabel="devices")
     style.whole_ticks(panel.yaxis, 5)
     style.whole_ticks(panel.xaxis, 9)
     style.across([panel], grouping.edges, gid="borders", **_BORDER)

@@ -1,20 +1,22 @@
 """Energy by use: joules by phase for one run or several, and battery levels over a run."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.style import Series, draw_mean_bar, group_by_scenario, name_bars
+from fedsim.analysis.series import Series, draw_mean_bar, group_by_scenario, name_bars
+from fedsim.common.arrays import Floats
 from fedsim.common.units import show_joules
 from fedsim.lab.reading.history import History
+from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.reading import RunFolder
 from fedsim.world.meters.energy import PHASES, PLACES, TABLE
 
@@ -24,13 +26,14 @@ _COLOURS = {
     "receive": style.SKY,
     "send": style.BLUE,
     "tail": style.ORANGE,
+    "server": "#332288",
+    "edge": "#AA8866",
 }
-_COLOURS |= {"server": "#332288", "edge": "#AA8866"}
 _LOOKS = {phase: {"color": colour} for phase, colour in _COLOURS.items()}
 # as ``show_joules`` counts
 _JOULES = ((3.6e9, 3.6e9, "MWh"), (1e6, 3.6e6, "kWh"), (1e3, 1e3, "kJ"), (0.0, 1.0, "J"))
 _MOST_BATTERIES = 6
-_FLAT: dict[str, Any] = {
+_FLAT: style.Look = {
     "marker": "s",
     "color": style.OUTCOMES["battery"],
     "linestyle": "",
@@ -55,7 +58,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     if series is None:
         series = group_by_scenario(runs)
     names = []
-    books: list[list[dict[str, Any]]] = []  # of each series with energy, one per run
+    books: list[list[RecordData]] = []  # of each series with energy, one per run
     for line in series:
         summaries = [run.summary["energy"] for run in line.runs if "energy" in run.summary]
         if summaries:
@@ -95,7 +98,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     return style.finished(figure, runs, handles)
 
 
-def _wasted_in_words(books: Sequence[dict[str, Any]]) -> str:
+def _wasted_in_words(books: Sequence[RecordData]) -> str:
     """The mean share of the devices' energy that was wasted; empty if none was."""
     shares = []
     for book in books:
@@ -107,7 +110,7 @@ def _wasted_in_words(books: Sequence[dict[str, Any]]) -> str:
     return f", {np.mean(shares):.0%} wasted"
 
 
-def _carbon_in_words(books: Sequence[dict[str, Any]]) -> str:
+def _carbon_in_words(books: Sequence[RecordData]) -> str:
     """The mean carbon; empty if it was not counted."""
     if "grams" not in books[0]:
         return ""
@@ -121,8 +124,8 @@ def _carbon_in_words(books: Sequence[dict[str, Any]]) -> str:
 def draw_batteries(run: RunFolder) -> Figure:
     """Draw battery levels of a few devices over time, and when they worked and ran flat.
 
-    Each battery is on its own range. Devices are those that ran flat most often, then those that
-    worked most.
+    Each battery is on its own range. Drawn are the devices that ran flat most often, then the
+    devices that worked most.
 
     Raises:
         NothingToDrawError: the records have no battery.
@@ -142,29 +145,20 @@ def draw_batteries(run: RunFolder) -> Figure:
         Line2D([], [], color=style.BLUE, label="level of the battery"),
         Patch(facecolor=style.GREEN, label="works on a task"),
     ]
-    any_flat = False
+    flat_times = 0
     for panel, device in zip(panels, devices, strict=True):
         times, joules = np.array(levels[device]).T
+        times = times / unit.size
         percent = 100 * joules / capacity[device]
-        panel.plot(times / unit.size, percent, color=style.BLUE, linewidth=1.3)
-        least = float(percent.min())
-        most = float(percent.max())
-        span = max(most - least, 0.5)
         steps = history.steps[history.steps["device"] == device]
-        start = steps["start"].to_numpy(float) / unit.size
-        end = steps["end"].to_numpy(float) / unit.size
-        low = least - 0.22 * span
-        high = least - 0.1 * span
-        style.rectangles(panel, start, end, low, high, facecolor=style.GREEN)
+        _draw_level(panel, times, percent, steps[["start", "end"]].to_numpy(float) / unit.size)
         was_flat = np.concatenate([[False], joules[:-1] <= 0])
         flat = times[(joules <= 0) & ~was_flat]
-        any_flat = any_flat or len(flat) > 0
-        style.marks_at(panel, flat / unit.size, np.zeros(len(flat)), **_FLAT)
-        panel.set_ylim(least - 0.24 * span, most + 0.06 * span)
-        panel.yaxis.set_major_locator(MaxNLocator(nbins=3))
+        flat_times += len(flat)
+        style.marks_at(panel, flat, np.zeros(len(flat)), **_FLAT)
         label = f"device {device}\n{show_joules(capacity[device])}"
         panel.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=10)
-    if any_flat:
+    if flat_times:
         handles.append(Line2D([], [], label="flat", **_FLAT))
     panels[-1].set_xlabel(f"simulated time ({unit.name})")
     panels[-1].set_xlim(0, max(run.summary["simulated_s"], 1e-9) / unit.size)
@@ -172,8 +166,25 @@ def draw_batteries(run: RunFolder) -> Figure:
     return style.finished(figure, [run], handles, words)
 
 
+def _draw_level(panel: Axes, times: Floats, percent: Floats, steps: Floats) -> None:
+    """Draw the level of a battery, and below it the steps of its device, [start, end] each."""
+    panel.plot(times, percent, color=style.BLUE, linewidth=1.3)
+    least = float(percent.min())
+    most = float(percent.max())
+    span = max(most - least, 0.5)
+    low = least - 0.22 * span
+    high = least - 0.1 * span
+    style.rectangles(panel, steps[:, 0], steps[:, 1], low, high, facecolor=style.GREEN)
+    panel.set_ylim(least - 0.24 * span, most + 0.06 * span)
+    panel.yaxis.set_major_locator(MaxNLocator(nbins=3))
+
+
 def _choose_devices(history: History, levels: Iterable[int]) -> list[int]:
-    """A few devices with levels, ascending: those that ran flat most often, then worked most."""
+    """Choose a few devices with levels: first by how often they ran flat, then by their work.
+
+    Returns:
+        The devices, ascending.
+    """
     tasks = history.tasks[["device", "outcome"]].assign(flat=history.tasks["outcome"] == "battery")
     counts = tasks.groupby("device")["flat"].agg(["sum", "size"])
     counts = counts[counts.index.isin([*levels])]

@@ -1,7 +1,7 @@
 """Fairness of selection over runs: Jain's index, waiting times, and selections by device."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.style import Series, each_alone
+from fedsim.analysis.series import Series, each_alone
 from fedsim.common.arrays import Ints
 from fedsim.lab.reading.fairness import jain_over_time, selections
 from fedsim.records.folder import DEVICES
@@ -25,7 +25,7 @@ _MOST = 800  # points of a line: more than pixels are of no use
 # runs whose numbers of rounds differ by more than this factor are compared on the clock of
 # simulated time
 _MOST_APART = 3
-_AGE: dict[str, Any] = {"color": style.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
+_AGE: style.Look = {"color": style.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 _WIDTH = 1.6  # of a line, in points
 _GROUPS = 12  # more clusters than this do not get a bar each
 _FAILED = "not valid: slow, late, lost or cut off"
@@ -195,7 +195,7 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
         panel.grid()
 
 
-def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[dict[str, Any]]) -> None:
+def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[style.Look]) -> None:
     """Draw selections of each device over the share of devices, the most often selected first."""
     for count, look in zip(counts, looks, strict=True):
         # one step per value: there are few values in any population

@@ -1,7 +1,6 @@
 """Marks and round numbers in panels with a row per device or a time axis."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib import patheffects
@@ -16,7 +15,7 @@ from fedsim.lab.reading.activities import Mark
 from fedsim.lab.reading.history import MARKS
 
 _MOST_NUMBERS = 24  # more round numbers run into one another
-_SHAPES: dict[str, Any] = {
+_SHAPES: Mapping[str, str | int] = {
     "arrival": 9,
     "departure": 8,
     "move": "|",
@@ -46,8 +45,8 @@ def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: 
         label: label of the numbers' axis.
         tick: length of its ticks (points).
     """
-    left, right = panel.get_xlim()
-    least = (right - left) / 40
+    start, end = panel.get_xlim()
+    least = (end - start) / 40
     every = style.step_for(len(numbers), _MOST_NUMBERS)
     last = -np.inf
     labels: dict[float, str] = {}
@@ -69,7 +68,7 @@ def mark_rows(
 
     Args:
         panel: the panel, whose limits are set.
-        marks: marks of a run; those of other kinds and devices are skipped.
+        marks: marks of a run; marks of further kinds and devices are skipped.
         rows: the row of each device.
         unit: the length of a unit of the panel's time axis (s).
 
@@ -110,11 +109,11 @@ def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) 
         return []
     shape = _SHAPES.get(kind, "o")
     colour = style.OUTCOMES.get(kind, style.BLACK)
-    look: dict[str, Any] = {"marker": shape, "color": colour, "linestyle": ""}
+    look: style.Look = {"marker": shape, "color": colour, "linestyle": ""}
     if kind == "shift":
         look["markerfacecolor"] = "white"
     width = size / 7 if shape == "o" else max(0.8, size / 4)
-    extra: dict[str, Any] = {}
+    extra: style.Look = {}
     if kind in _OUTLINED:
         outline = patheffects.withStroke(linewidth=width + 1.5, foreground="white")
         extra["path_effects"] = [outline]
@@ -125,7 +124,7 @@ def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) 
         zorder=3,
         clip_on=kind == "late",
         rasterized=count > style.MANY_BARS,
-        markersize=size * _SCALES.get(shape, 1.0),
+        markersize=size * _SCALES.get(str(shape), 1.0),
         markeredgewidth=width,
         **look,
         **extra,

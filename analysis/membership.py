@@ -1,8 +1,6 @@
 """Group membership over time, and the tree of clusters that a server split."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +20,7 @@ from fedsim.common.errors import RunFolderError
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.activities import Activities
 from fedsim.lab.reading.history import NO_GROUP, History
+from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import EVENTS, ROUNDS
 from fedsim.records.reading import RunFolder
 
@@ -35,8 +34,8 @@ _FRAME_IN = 1.9
 _NAMED_ROWS = 60  # with more, rows are too thin to be named
 _GAPPED_ROWS = 150
 _MOST_NAMED = 20  # more groups are not named in the legend
-_SPLIT: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.1, "linestyle": (0, (5, 3))}
-_AGREEMENT: dict[str, dict[str, Any]] = {
+_SPLIT: style.Look = {"color": style.BLACK, "linewidth": 1.1, "linestyle": (0, (5, 3))}
+_AGREEMENT: dict[str, style.Look] = {
     "purity": {"label": "purity", "color": style.BLACK, "linestyle": "-"},
     "ari": {"label": "adjusted Rand index", "color": style.VERMILLION, "linestyle": "--"},
     "nmi": {"label": "normalised mutual information", "color": style.BLUE, "linestyle": ":"},
@@ -94,11 +93,11 @@ def draw_membership(run: RunFolder) -> Figure:
     return style.finished(figure, [run], handles, _describe(history, len(devices), len(order)))
 
 
-def _describe(history: History, shown: int, total: int) -> str:
-    """The number of devices shown, of groups, and of moves between groups."""
+def _describe(history: History, count: int, total: int) -> str:
+    """The number of devices drawn, of groups, and of moves between groups."""
     text = f"{total:,} devices"
-    if shown < total:
-        text = f"{shown:,} of {text}"
+    if count < total:
+        text = f"{count:,} of {text}"
     moves = int((history.migrations["why"] != "split").sum())
     groups = style.counted(len(history.groups), "group")
     return f"{text}, {groups}, {style.counted(moves, 'move')} between them"
@@ -275,7 +274,7 @@ def read_splits(history: History) -> list[TreeCluster]:
     return roots
 
 
-def _describe_split(row: Mapping[str, Any]) -> str:
+def _describe_split(row: RecordData) -> str:
     """Round, time and deciding norms of a split."""
     words = [f"round {int(row['round'])} ({show_seconds(row['time'])})"]
     for name, key in (("mean norm", "mean_norm"), ("largest", "max_norm")):
@@ -328,7 +327,7 @@ def draw_split_tree(run: RunFolder) -> Figure:
 
 def _number_splits(tree: Axes, splits: list[TreeCluster], rows: dict[int, float]) -> list[Artist]:
     """Write a number on each split; returns the legend's entries."""
-    look: dict[str, Any] = {
+    look: style.Look = {
         "ha": "center",
         "va": "center_baseline",
         "color": "white",

@@ -22,12 +22,12 @@ class PictureKind(NamedTuple):
     Attributes:
         draw: its function, which raises ``NothingToDrawError`` if the picture does not apply.
         title: its heading.
-        says: its caption.
+        caption: its caption.
     """
 
     draw: Callable[..., Figure]
     title: str
-    says: str
+    caption: str
 
 
 OF_ONE = {

@@ -19,7 +19,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.lab.reading.history import History, parsed
+from fedsim.lab.reading.history import History
+from fedsim.lab.reading.record_data import RecordData, parse_data
 from fedsim.records.reading import RunFolder
 
 OUTCOMES = {  # colour and meaning of each
@@ -45,7 +46,7 @@ _COLUMNS = 4
 _LANE_IN = 0.13  # height of a lane
 _FEW_LANES = 16  # up to here texts and marks are large
 _LEAST_EPOCH = 1 / 60  # of the axis: shorter epochs run into one bar
-_ENDS: dict[str, dict[str, Any]] = {
+_ENDS: dict[str, style.Look] = {
     "limit": {"label": "T, the deadline of training", "color": style.BLUE, "linewidth": 1.6},
     "deadline": {
         "label": "the round's deadline",
@@ -54,15 +55,15 @@ _ENDS: dict[str, dict[str, Any]] = {
         "linestyle": (0, (2, 1)),
     },
 }
-_CUT: dict[str, Any] = {"facecolor": style.lighten(style.STEPS["upload"], 0.6), "hatch": "//////"}
-_NO_DOWNLOAD: dict[str, Any] = {
+_CUT: style.Look = {"facecolor": style.lighten(style.STEPS["upload"], 0.6), "hatch": "//////"}
+_NO_DOWNLOAD: style.Look = {
     "marker": "s",
     "markerfacecolor": "white",
     "markersize": 5,
     "linestyle": "",
 }
-_PART: dict[str, Any] = {"marker": "D", "color": style.PURPLE, "linestyle": ""}
-_SPLITS: dict[str, Any] = {**_PART, "markerfacecolor": "white"}
+_PART: style.Look = {"marker": "D", "color": style.PURPLE, "linestyle": ""}
+_SPLITS: style.Look = {**_PART, "markerfacecolor": "white"}
 
 
 @style.styled
@@ -80,8 +81,8 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) ->
         NothingToDrawError: no round has training, or a deadline.
     """
     history = History(run)
-    chosen, excerpt = _choose_rounds(history, trained_rounds(history), rounds)
-    attempts = read_attempts(history, list(chosen))
+    reasons, excerpt = _choose_rounds(history, trained_rounds(history), rounds)
+    attempts = read_attempts(history, list(reasons))
     if attempts[["limit", "deadline"]].isna().all(axis=None):
         raise style.NothingToDrawError(
             f"the rounds of {str(run.path)!r} have no deadline that anybody could miss"
@@ -89,25 +90,25 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) ->
     ordered = attempts.sort_values(["samples", "task"], ascending=[False, True])
     by_round = dict([*ordered.groupby("round")])
     most = min(MOST_LANES, max(map(len, by_round.values())))
-    columns = min(_COLUMNS, len(chosen))
-    lines = math.ceil(len(chosen) / columns)
+    columns = min(_COLUMNS, len(reasons))
+    lines = math.ceil(len(reasons) / columns)
     height = 1.9 + lines * (max(most, 4) * _LANE_IN + 0.6)
     layout = ConstrainedLayoutEngine(hspace=0.04, wspace=0.04)
     figure = Figure(figsize=(style.WIDTH_IN, height), layout=layout)
     grid = figure.subplots(lines, columns, sharex=True, squeeze=False)
     end = np.nanmax(attempts[list(_TIMES)].to_numpy(float))
     unit = style.unit_for(end, style.TIMES)
-    for panel, (number, reason) in zip(grid.flat, chosen.items(), strict=False):
+    for panel, (number, reason) in zip(grid.flat, reasons.items(), strict=False):
         of_round = by_round[number]
         panel.set(xlim=(0, end * 1.02 / unit.size), ylim=(most - 0.5, -0.5))
         lanes = of_round.iloc[style.evenly(len(of_round), MOST_LANES)].reset_index(drop=True)
         _draw_round(panel, lanes, unit.size)
         _name_lanes(panel, lanes)
         panel.set_title(_title(number, reason, of_round), fontsize=10)
-    for panel in grid.flat[len(chosen) :]:
+    for panel in grid.flat[len(reasons) :]:
         panel.set_visible(False)
     figure.supylabel("device · samples it trains on", fontsize=9)
-    for panel in grid.flat[max(0, len(chosen) - columns) : len(chosen)]:
+    for panel in grid.flat[max(0, len(reasons) - columns) : len(reasons)]:
         panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
         panel.tick_params(axis="x", labelbottom=True)
         panel.set_xlabel(f"since the round began ({unit.name})", fontsize=9)
@@ -142,7 +143,7 @@ def _choose_rounds(
             f"{str(history.run.path)!r} has no rounds in which devices trained against a deadline"
         )
     if rounds is None and len(trained) > _WORST + 1:
-        chosen = _worst_rounds(history, trained)
+        reasons = _worst_rounds(history, trained)
     else:
         first, stop = (0, trained[-1] + 1) if rounds is None else rounds
         inside = [number for number in trained if first <= number < stop]
@@ -150,8 +151,8 @@ def _choose_rounds(
             raise style.NothingToDrawError(
                 f"nobody trained in rounds {first}:{stop}, so there are no stragglers to draw"
             )
-        chosen = dict.fromkeys(inside[:MOST_PANELS], "")
-    return chosen, f"{len(chosen)} of {len(trained):,} rounds with training"
+        reasons = dict.fromkeys(inside[:MOST_PANELS], "")
+    return reasons, f"{len(reasons)} of {len(trained):,} rounds with training"
 
 
 def _worst_rounds(history: History, trained: list[int]) -> dict[int, str]:
@@ -162,9 +163,9 @@ def _worst_rounds(history: History, trained: list[int]) -> dict[int, str]:
     ranked = sorted(
         trained, key=lambda number: (-failed.get(number, 0), -durations.get(number, 0.0))
     )
-    chosen = dict.fromkeys(ranked[:_WORST], "one of the worst")
-    chosen[ranked[len(ranked) // 2]] = "the median"
-    return dict(sorted(chosen.items()))
+    reasons = dict.fromkeys(ranked[:_WORST], "one of the worst")
+    reasons[ranked[len(ranked) // 2]] = "the median"
+    return dict(sorted(reasons.items()))
 
 
 def trained_rounds(history: History) -> list[int]:
@@ -179,6 +180,10 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
     """One row per selected device of these rounds, in the order of tasks.
 
     Times are in seconds since the round's start, and NaN if the device did not get so far.
+
+    Args:
+        history: the run's records.
+        rounds: the numbers of the rounds.
 
     Returns:
         Columns:
@@ -198,30 +203,33 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
           end of the task.
     """
     events = history.events[history.events["round"].isin(list(rounds))]
-    starts: dict[int, Any] = {}
-    for opening in events[events["kind"] == "round-start"].to_dict("records"):
-        starts[int(opening["round"])] = opening
+    opens: dict[int, float] = {}
+    limits: dict[int, RecordData] = {}
+    openings = events[events["kind"] == "round-start"]
+    for number, time, text in openings[["round", "time", "data"]].itertuples(index=False):
+        opens[int(number)] = time
+        limits[int(number)] = parse_data(text)
     split_events = events.loc[events["kind"] == "split", ["round", "device"]]
     splits = set(split_events.itertuples(index=False, name=None))
     rows = []
     for _, records in events[events["task"].notna()].groupby("task", sort=True):
-        first: Any = records.iloc[0]
-        start = starts.get(int(first["round"]), {"data": None, "time": first["time"]})
+        first = records.iloc[0]
+        number = int(first["round"])
         device = int(first["device"])
         row = {
             "task": int(first["task"]),
-            "round": int(first["round"]),
+            "round": number,
             "device": device,
             "group": first["group"],
             "samples": int(history.population["samples"].loc[device]),
             "splits": (first["round"], first["device"]) in splits,
         }
-        row |= _course(records, start["time"], parsed(start["data"]))
+        row |= _course(records, opens.get(number, first["time"]), limits.get(number, {}))
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict[str, Any]:
+def _course(records: pd.DataFrame, start: float, limits: RecordData) -> RecordData:
     """The columns of one task, from its records.
 
     Args:
@@ -229,11 +237,11 @@ def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict
         start: start of its round (s).
         limits: data of the round's start.
     """
-    course: dict[str, Any] = dict.fromkeys(_TIMES, math.nan)
+    course: RecordData = dict.fromkeys(_TIMES, math.nan)
     course |= {"outcome": "stopped", "part": 0, "epoch_ends": [], "epochs": 0, "begun": 0.0}
     for row in records.to_dict("records"):
         since = row["time"] - start
-        data = parsed(row["data"])
+        data = parse_data(row["data"])
         match row["kind"], row["step"]:
             case "step-start", "train":
                 course["begun"] = since
@@ -306,7 +314,7 @@ def _draw_epochs(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> N
     if not spans:
         return
     starts, stops, lanes = np.array(spans, dtype=float).T
-    look: dict[str, Any] = {
+    look: style.Look = {
         "facecolor": colour,
         "edgecolor": "white",
         "linewidth": 0.9,
@@ -361,7 +369,7 @@ def _name_lanes(panel: Axes, lanes: pd.DataFrame) -> None:
 def _handles(attempts: pd.DataFrame) -> list[Artist]:
     """The legend's entries of what these attempts have."""
     no_download = {**_NO_DOWNLOAD, "markeredgecolor": style.BLACK}
-    entries: list[tuple[pd.Series[Any], Artist]] = []
+    entries: list[tuple[pd.Series[bool], Artist]] = []
     for outcome, (colour, label) in OUTCOMES.items():
         entries.append((attempts["outcome"] == outcome, Patch(facecolor=colour, label=label)))
     entries += [

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.view import View
@@ -28,7 +28,7 @@ _RATES = (
     (125.0, 125.0, "kbit/s"),
     (0.0, 0.125, "bit/s"),
 )
-_CAPACITY: dict[str, Any] = {"color": style.BLACK, "linewidth": 0.8, "linestyle": ":"}
+_CAPACITY: style.Look = {"color": style.BLACK, "linewidth": 0.8, "linestyle": ":"}
 
 LaneDirection = Literal["down", "up"]
 _DIRECTIONS: tuple[LaneDirection, ...] = ("down", "up")
@@ -60,7 +60,11 @@ def concurrency(spans: Sequence[TimeSpan]) -> Curve:
 def draw_work(axes: Axes, view: View) -> None:
     """Draw the number of devices at work, stacked by the outcomes of their tasks.
 
-    If availability is known of all devices, those that could not be reached are above.
+    Unreachable devices are on top, if availability is known of all devices.
+
+    Args:
+        axes: the panel.
+        view: the part of the run to draw.
     """
     edges = _edges(view)
     activities = view.activities
@@ -74,8 +78,8 @@ def draw_work(axes: Axes, view: View) -> None:
     most = max(1.0, float(top.max()))
     present = means(concurrency(activities.presence), edges)
     history = view.history
-    all_known = len(history.known) == len(history.population)
-    if all_known and present.max() <= _FAR_MORE * most:
+    is_complete = len(history.devices_with_phases) == len(history.population)
+    if is_complete and present.max() <= _FAR_MORE * most:
         most = max(most, float(present.max()))
         reachable = present - means(concurrency(activities.absences), edges)
         _draw_area(axes, view, present, reachable, "away", style.AWAY)
@@ -97,6 +101,10 @@ def _draw_area(axes: Axes, view: View, top: Floats, base: Floats, gid: str, colo
 def draw_load(axes: Axes, view: View) -> list[Artist]:
     """Draw the load of the server's link: down above the line, up below it.
 
+    Args:
+        axes: the panel.
+        view: the part of the run to draw.
+
     Returns:
         The legend's entry for the link's capacity, if the capacity is drawn.
     """
@@ -111,7 +119,8 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
             rate = np.minimum(rate, limit)
         rates[direction] = rate
     peaks = {direction: float(rate.max()) for direction, rate in rates.items()}
-    most = max(1e-9, *peaks.values())
+    moves = max(peaks.values()) > 0
+    most = max(peaks.values()) if moves else 1.0
     unit = style.unit_for(most, _RATES)
     handles: list[Artist] = []
     for direction in _DIRECTIONS:
@@ -134,6 +143,6 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
     lowest = (-peaks["up"] - room) / unit.size
     highest = (peaks["down"] + room) / unit.size
     axes.set(ylim=(lowest, highest), ylabel=f"server's link,\ndown, up\n({unit.name})")
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4) if moves else FixedLocator([0]))
     axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
     return handles

@@ -1,22 +1,18 @@
 """Parts that all pictures share: palette, units, bars, marks, legends, series, names, saving.
 
-Colours are those of Okabe and Ito (2008), which stay apart for the colour-blind: cool ones for
-work that counts, warm and dark ones for work that is wasted.
+The palette is by Okabe and Ito (2008), whose colours stay apart for the colour-blind. Work that
+counts has cool colours; wasted work has warm and dark ones.
 """
 
-import json
 import math
 import re
 import textwrap
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import matplotlib
 import numpy as np
-import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -35,6 +31,9 @@ from fedsim.lab.reading.study_folder import names_apart
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
 
+Look: TypeAlias = dict[str, Any]
+"""Keyword arguments of an artist of matplotlib, such as ``color`` and ``linewidth``."""
+
 BLACK = "#000000"
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
@@ -46,17 +45,23 @@ PURPLE = "#CC79A7"
 GREY = "#767676"
 PALE = "#EFEFEF"
 AWAY = "#BFBFBF"
-HATCHED: dict[str, Any] = {"facecolor": PALE, "edgecolor": GREY, "hatch": "//////"}  # in legends
+HATCHED: Look = {"facecolor": PALE, "edgecolor": GREY, "hatch": "//////"}  # in legends
 
-STEPS = {"download": SKY, "train": GREEN, "evaluate": YELLOW, "upload": BLUE, "queue": ORANGE}
-# Tol's
-STEPS |= {
+STEPS = {
+    "download": SKY,
+    "train": GREEN,
+    "evaluate": YELLOW,
+    "upload": BLUE,
+    "queue": ORANGE,
+    # Tol's
     "decode": "#88CCEE",
     "encode": "#332288",
     "compute": "#117733",
     "start-up": "#DDCC77",
-    "sleep": "#DDDDDD",
+    "sleep": "#8C8CB8",
 }
+# of the kinds of steps that users add
+_ADDED_STEPS = ("#EE3377", "#999933", "#44BB99", "#AA3377", "#EE8866", "#6666CC")
 OUTCOMES = {
     "done": "#A9BFCC",
     "late": VERMILLION,
@@ -96,7 +101,7 @@ DPI = 120
 MANY_BARS = 4000  # as vectors they would make the SVG large and slow
 _LONGEST_LINE = 120  # characters that fit beside each other at this width
 _FONT = "DejaVu Sans"  # ships with matplotlib: the same picture everywhere
-_RC: dict[Any, Any] = {
+_RC: dict[Any, object] = {
     "font.family": _FONT,
     "font.size": 11,
     "axes.titlesize": 12,
@@ -184,11 +189,15 @@ def pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:
     """The figure as pixels: red, green, blue and opacity, uint8 [height, width, 4].
 
     The figure is drawn once, while a file takes two passes.
+
+    Args:
+        figure: the figure.
+        dpi: pixels per inch.
     """
     figure.set_dpi(dpi)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # type: ignore[no-untyped-call]
-    return np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
+    canvas: Any = FigureCanvasAgg(figure)  # its methods have no types
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())
 
 
 def rectangles(
@@ -228,19 +237,37 @@ def bars(
 
 
 def marks_at(panel: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
-    """Draw marks at places, arrays [n] each, which the panel's edge does not cut."""
+    """Draw marks at places, arrays [n] each, which the panel's edge does not cut.
+
+    Args:
+        panel: the panel.
+        x: places on the horizontal axis; [n].
+        y: places on the vertical axis; [n].
+        look: options of the line.
+    """
     if np.size(x):  # the layout fails at a line without points
         panel.plot(x, y, clip_on=False, zorder=4, **look)
 
 
 def across(panels: Iterable[Axes], times: ArrayLike, **look: Any) -> None:
-    """Draw vertical lines through whole panels."""
+    """Draw vertical lines through whole panels.
+
+    Args:
+        panels: the panels.
+        times: places on the horizontal axis; [n].
+        look: options of the lines.
+    """
     for panel in panels:
         panel.vlines(times, 0, 1, transform=panel.get_xaxis_transform(), **look)
 
 
 def whole_ticks(axis: Axis, most: int) -> None:
-    """Put at most ``most`` ticks on an axis, at whole numbers."""
+    """Put at most ``most`` ticks on an axis, at whole numbers.
+
+    Args:
+        axis: the axis.
+        most: the largest number of ticks.
+    """
     axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
 
 
@@ -250,7 +277,7 @@ def lighten(colour: str, share: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def line_of(number: int, width: float) -> dict[str, Any]:
+def line_of(number: int, width: float) -> Look:
     """The look of a line; neighbours differ in colour and dash, to stay apart in grey.
 
     Args:
@@ -265,10 +292,32 @@ def line_of(number: int, width: float) -> dict[str, Any]:
 def evenly(count: int, most: int) -> NDArray[np.int64]:
     """At most ``most`` places out of ``count``, evenly spread, with the first and the last.
 
+    Args:
+        count: the number of places to choose from.
+        most: the largest number of places.
+
     Returns:
         The places, ascending, int64 [n].
     """
     return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
+
+
+def step_colours(kinds: Iterable[str]) -> dict[str, str]:
+    """Colours of kinds of steps.
+
+    Args:
+        kinds: the kinds of steps, of fedsim and of users.
+
+    Returns:
+        The colour of each kind: first fedsim's kinds in the order of ``STEPS``, then the added
+        ones by name. From the seventh added kind on the colours come again, paler.
+    """
+    present = set(kinds)
+    colours = {kind: colour for kind, colour in STEPS.items() if kind in present}
+    for place, kind in enumerate(sorted(present - STEPS.keys())):
+        turn, number = divmod(place, len(_ADDED_STEPS))
+        colours[kind] = to_hex(lighten(_ADDED_STEPS[number], 1 - 0.6**turn))
+    return colours
 
 
 def group_colour(group: int) -> str:
@@ -312,7 +361,12 @@ def write_beside(panel: Axes, y: float, text: str, apart: float, **look: Any) ->
 
 
 def spread(values: Sequence[float] | Floats, apart: float) -> Floats:
-    """The values, moved up until neighbours are at least ``apart``, so that labels do not touch."""
+    """The values, moved up until neighbours are at least ``apart``, so that labels do not touch.
+
+    Args:
+        values: the values; [n].
+        apart: the least distance.
+    """
     placed = np.array(values, dtype=float)
     below = -np.inf
     for place in np.argsort(placed, kind="stable"):
@@ -325,6 +379,10 @@ def short(name: str, most: int = 40) -> str:
     """A name fit to be drawn: one line of at most ``most`` characters that the font has.
 
     The middle of a longer name is left out.
+
+    Args:
+        name: the name.
+        most: the largest number of characters.
     """
     font = get_font(findfont(FontProperties(family=_FONT)))
     drawn = "".join(c if font.get_char_index(ord(c)) else "□" for c in clean(name, most))
@@ -345,7 +403,12 @@ def run_names(runs: Iterable[RunFolder]) -> list[str]:
 
 
 def with_strategy(name: str, run: RunFolder) -> str:
-    """A name fit to be drawn, with the run's strategy unless the name contains it."""
+    """A name fit to be drawn, with the run's strategy unless the name contains it.
+
+    Args:
+        name: the name.
+        run: the run's folder.
+    """
     label = short(name)
     strategy = short(str(run.summary["strategy"]), 20)
     if strategy.lower() in label.lower():
@@ -354,7 +417,12 @@ def with_strategy(name: str, run: RunFolder) -> str:
 
 
 def counted(count: int, word: str) -> str:
-    """``"1 group"``, ``"2 groups"``, ``"no groups"``."""
+    """``"1 group"``, ``"2 groups"``, ``"no groups"``.
+
+    Args:
+        count: the number.
+        word: the noun in the singular.
+    """
     if count == 1:
         return f"1 {word}"
     number = f"{count:,}" if count else "no"
@@ -362,20 +430,25 @@ def counted(count: int, word: str) -> str:
 
 
 def step_for(count: int, most: int) -> int:
-    """The step n of 1, 2, 5, 10, 20, 50 ... such that every n-th of ``count`` is at most ``most``."""
+    """The step n of 1, 2, 5, 10, 20, 50 ... such that every n-th of ``count`` is at most ``most``.
+
+    Args:
+        count: the number of entries.
+        most: the largest number of entries to keep.
+    """
     least = max(count / most, 1.0)
     power = 10 ** math.floor(math.log10(least))
     return next(int(step * power) for step in (1, 2, 5, 10) if step * power >= least)
 
 
 def headline(runs: Sequence[RunFolder]) -> str:
-    """Headline of a picture: the scenario, and of one run the strategy and the seed."""
-    name, *others = dict.fromkeys(short(str(run.summary["name"]), 70) for run in runs)
+    """Headline of a picture: the scenario, and for a single run the strategy and the seed."""
+    name, *further = dict.fromkeys(short(str(run.summary["name"]), 70) for run in runs)
     if len(runs) == 1:
         summary = runs[0].summary
         return f"{name}   ({short(str(summary['strategy']), 30)}, seed {summary['seed']})"
-    if others:
-        name = f"{name} and {counted(len(others), 'other scenario')}"
+    if further:
+        name = f"{name} and {counted(len(further), 'other scenario')}"
     return f"{name}   ({len(runs)} runs)"
 
 
@@ -410,109 +483,3 @@ def _legend_columns(handles: Sequence[Artist], room: float) -> int:
         if width <= room:
             return columns
     return 1
-
-
-# Series: runs of one scenario with several seeds.
-
-_APART = ("seed", "name")  # keys in which runs of one series may differ
-
-
-@dataclass(frozen=True)
-class Series:
-    """Runs whose scenarios differ only in the seed.
-
-    Attributes:
-        name: the name.
-        runs: the runs.
-        number: place among the series, which sets the look (``line_of``) in all pictures.
-    """
-
-    name: str
-    runs: tuple[RunFolder, ...]
-    number: int = 0
-
-    @property
-    def label(self) -> str:
-        """The name, with the number of seeds if there are several."""
-        return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
-
-
-def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
-    """The series in the order of their first runs.
-
-    A second run of the same scenario and seed begins another series. Series are named after
-    their strategies; those that share a strategy, after the folders of their first runs too.
-    """
-    repetitions: Counter[tuple[str, Any]] = Counter()
-    groups: dict[tuple[str, int], list[RunFolder]] = {}
-    for run in runs:
-        keys = {key: value for key, value in run.scenario.items() if key not in _APART}
-        scenario = json.dumps(keys, sort_keys=True)
-        world = (scenario, run.summary["seed"])
-        groups.setdefault((scenario, repetitions[world]), []).append(run)
-        repetitions[world] += 1
-    names = _names_of_series([group[0] for group in groups.values()])
-    series = []
-    for number, (name, group) in enumerate(zip(names, groups.values(), strict=True)):
-        series.append(Series(name, tuple(group), number))
-    return series
-
-
-def _names_of_series(firsts: Sequence[RunFolder]) -> list[str]:
-    """Names of the series with these first runs."""
-    strategies = [short(str(run.summary["strategy"])) for run in firsts]
-    names = []
-    for strategy, folder, run in zip(strategies, run_names(firsts), firsts, strict=True):
-        is_unique = strategies.count(strategy) == 1
-        names.append(strategy if is_unique else with_strategy(folder, run))
-    return names
-
-
-def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
-    """One series per run, named after its folder and strategy."""
-    series = []
-    for number, (name, run) in enumerate(zip(run_names(runs), runs, strict=True)):
-        series.append(Series(with_strategy(name, run), (run,), number))
-    return series
-
-
-def draw_mean_bar(
-    panel: Axes, place: int, seeds: pd.DataFrame, looks: Mapping[str, dict[str, Any]], words: str
-) -> None:
-    """Draw a stacked bar of means, a line over the range of totals, and words.
-
-    Args:
-        panel: the panel.
-        place: height of the bar.
-        seeds: the parts of each run, [runs, parts], in units of the axis.
-        looks: options of each part's bar.
-        words: text beside the bar.
-    """
-    base = 0.0
-    for part, mean in seeds.mean().items():
-        panel.barh(place, mean, left=base, height=0.6, gid=str(part), **looks[str(part)])
-        base += mean
-    totals = seeds.sum(axis=1)
-    if totals.min() < totals.max():
-        panel.plot(
-            [totals.min(), totals.max()],
-            [place, place],
-            color=BLACK,
-            linewidth=1.4,
-            marker="|",
-            markersize=7,
-        )
-    panel.annotate(
-        words,
-        (float(totals.max()), place),
-        (6, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=10,
-    )
-
-
-def name_bars(panel: Axes, names: Sequence[str]) -> None:
-    """Name the rows of bars, the first on top."""
-    panel.set_yticks(range(len(names)), names)
-    panel.set_ylim(len(names) - 0.5, -0.5)

@@ -35,11 +35,11 @@ _MOST_IN = 8.6
 _STRIPS_IN = (0.8, 1.0)
 _FRAME_IN = 2.3  # title, axis labels and legend together
 
-_DEADLINE: dict[str, Any] = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
-_ACT: dict[str, Any] = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
-_ROUND_END: dict[str, Any] = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
-_PATH: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.4, "linestyle": "-"}
-_EDGE: dict[str, Any] = {"edgecolor": style.GREY, "linewidth": 0.4}  # of pale legend entries
+_DEADLINE: style.Look = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+_ACT: style.Look = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
+_ROUND_END: style.Look = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
+_PATH: style.Look = {"color": style.BLACK, "linewidth": 1.4, "linestyle": "-"}
+_EDGE: style.Look = {"edgecolor": style.GREY, "linewidth": 0.4}  # of pale legend entries
 _MARKED_OUTCOMES = ("late", "lost", "left", "battery")
 MEANING = {
     "late": "late: ended by the server",
@@ -127,9 +127,10 @@ def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
     axes.set_ylim(max(len(view.devices), _LEAST_LANES) - 0.5, -0.5)
     axes.set_xlim(view.start / view.unit.size, view.end / view.unit.size)
     _draw_bars(axes, view, view.presence, facecolor=style.PALE, zorder=0)
-    handles = _draw_useful_steps(axes, view)
+    colours = style.step_colours(step.kind for step in view.activities.steps)
+    handles = _draw_useful_steps(axes, view, colours)
     handles += _draw_absences(axes, view)
-    handles += _draw_wasted_steps(axes, view, coarse)
+    handles += _draw_wasted_steps(axes, view, colours if coarse else None)
     handles += _mark_task_ends(axes, view, coarse)
     handles += _tint_groups(axes, view)
     handles += mark_rows(axes, view.activities.marks, view.lanes, view.unit.size)
@@ -138,14 +139,14 @@ def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
     return handles
 
 
-def _draw_useful_steps(axes: Axes, view: View) -> list[Artist]:
+def _draw_useful_steps(axes: Axes, view: View, colours: Mapping[str, str]) -> list[Artist]:
     handles: list[Artist] = []
-    for kind, colour in style.STEPS.items():
+    for kind, colour in colours.items():
         steps = [step for step in view.steps if step.kind == kind]
         if steps:
             useful = [step for step in steps if step.task_outcome == "done"]
             _draw_steps(axes, view, useful, gid=kind, facecolor=colour)
-            handles.append(Patch(facecolor=colour, label=kind))
+            handles.append(Patch(facecolor=colour, label=style.short(kind)))
     handles.append(Patch(facecolor=style.OUTCOMES["done"], label="devices at work"))
     return handles
 
@@ -160,21 +161,25 @@ def _draw_absences(axes: Axes, view: View) -> list[Artist]:
     return handles
 
 
-def _draw_wasted_steps(axes: Axes, view: View, coarse: bool) -> list[Artist]:
-    """Draw the steps of tasks that failed: hatched if ``coarse``, else in one colour."""
+def _draw_wasted_steps(axes: Axes, view: View, colours: Mapping[str, str] | None) -> list[Artist]:
+    """Draw the steps of tasks that failed.
+
+    With ``colours`` of the kinds of steps, bars are hatched over a pale shade of them; without,
+    all bars of an outcome have the outcome's colour.
+    """
     handles: list[Artist] = []
     for outcome, meaning in MEANING.items():
         wasted = [step for step in view.steps if step.task_outcome == outcome]
         if not wasted:
             continue
         colour = style.OUTCOMES[outcome]
-        look: dict[str, Any] = {"facecolor": colour}
-        if coarse:
+        look: style.Look = {"facecolor": colour}
+        if colours is not None:
             hatch = {"edgecolor": colour, "hatch": "//////", "linewidth": 0.8}
             look = {"facecolor": "white", **hatch}
             for kind in sorted({step.kind for step in wasted}):
                 steps = [step for step in wasted if step.kind == kind]
-                pale = style.lighten(style.STEPS[kind], 0.5)
+                pale = style.lighten(colours[kind], 0.5)
                 _draw_steps(axes, view, steps, gid=f"{kind}-{outcome}", facecolor=pale, **hatch)
         else:
             _draw_steps(axes, view, wasted, gid=f"wasted-{outcome}", facecolor=colour)
@@ -183,8 +188,9 @@ def _draw_wasted_steps(axes: Axes, view: View, coarse: bool) -> list[Artist]:
 
 
 def _mark_task_ends(axes: Axes, view: View, coarse: bool) -> list[Artist]:
-    """Mark tasks that failed; if not ``coarse``, late ones are left out, as their bars' ends show
-    them plainly enough.
+    """Mark tasks that failed.
+
+    If not ``coarse``, late tasks have no mark, as the ends of their bars are plain enough.
     """
     most = min(320 / len(view.devices), 1200 / max(1, len(view.rounds)))
     size = float(np.clip(most, 3.0, 8.0))
@@ -319,7 +325,7 @@ def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
     handles: list[Artist] = []
     suffix = f" (one round of {every})" if every > 1 else ""
     opacity = 0.5 if every > 1 else 1.0
-    lines: tuple[tuple[str, list[float], Mapping[str, Any], str], ...] = (
+    lines: tuple[tuple[str, list[float], style.Look, str], ...] = (
         ("end", ends, _ROUND_END, "round's end"),
         ("deadline", deadlines, _DEADLINE, "deadline"),
     )

@@ -8,7 +8,6 @@ wasted; the ledger counts them as up.
 from collections.abc import Sequence
 from functools import cache
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,10 +18,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.style import Series, draw_mean_bar, group_by_scenario, name_bars
+from fedsim.analysis.series import Series, draw_mean_bar, group_by_scenario, name_bars
 from fedsim.common.files import parse_json
 from fedsim.common.units import show_bytes
-from fedsim.lab.reading.history import History, parsed
+from fedsim.lab.reading.history import History
+from fedsim.lab.reading.record_data import parse_data
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.ledger import NOT_IN_PAPER, split_by_purpose
 from fedsim.records.reading import RunFolder
@@ -39,7 +39,7 @@ _DIRECTIONS = {
     "peer": "⇄ peer",
     "server": "↔ within the server",
 }
-_WASTED: dict[str, Any] = {
+_WASTED: style.Look = {
     "facecolor": "white",
     "edgecolor": style.VERMILLION,
     "hatch": "////",
@@ -112,7 +112,7 @@ def _useful_tasks(history: History) -> set[int]:
     trained = history.steps.query("step == 'train' and data.notna()")
     idle = set()
     for task, data in zip(trained["task"], trained["data"], strict=True):
-        if not parsed(data)["epochs"]:
+        if not parse_data(data)["epochs"]:
             idle.add(task)
     lost: set[int] = set()
     for row in history.data("updates-lost"):
@@ -145,7 +145,7 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str])
     size = style.unit_for(float(parts["bytes"].sum()), style.BYTES)
     moments = np.linspace(0.0, end, _POINTS)
     useful = dict([*parts[~parts["wasted"]].groupby(["direction", "purpose"])])
-    layers: list[tuple[pd.DataFrame, dict[str, Any]]] = []
+    layers: list[tuple[pd.DataFrame, style.Look]] = []
     for kind, colour in colours.items():
         if kind in useful:
             layers.append((useful[kind], {"color": colour, "linewidth": 0}))
@@ -217,7 +217,7 @@ _OTHERS = (
 def draw_purposes_compared(
     runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 ) -> Figure:
-    """Draw bytes by purpose: all that moved, and those that papers count.
+    """Draw bytes by purpose: all bytes that moved, and the bytes that papers count.
 
     A bar is the mean over the seeds of a series, both directions together, with a line over
     their range.
@@ -264,8 +264,8 @@ def draw_purposes_compared(
 
 
 def _colours_of_purposes(means: pd.DataFrame) -> dict[str, str]:
-    """The colour of each purpose: models and updates first, then the others by size."""
+    """The colour of each purpose: first models and updates, then further purposes by size."""
     sums = means.sum().sort_values(ascending=False, kind="stable")
-    others = [str(purpose) for purpose in sums.index if purpose not in _FIXED]
-    colours = _FIXED | dict(zip(others, cycle(_OTHERS), strict=False))
+    further = [str(purpose) for purpose in sums.index if purpose not in _FIXED]
+    colours = _FIXED | dict(zip(further, cycle(_OTHERS), strict=False))
     return {purpose: colour for purpose, colour in colours.items() if sums.get(purpose, 0.0) > 0}

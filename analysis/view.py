@@ -24,7 +24,7 @@ DeviceSpan = TypeVar("DeviceSpan", bound=TimeSpan)
 class View:
     """The part of a run within a span of time, with lanes for the devices that worked in it.
 
-    If availability is known of some devices only, the others have no lane. Records at the span's
+    If availability is known of some devices only, further devices have no lane. Records at the span's
     start belong to the time before it.
 
     Args:
@@ -81,8 +81,8 @@ class View:
         at_work = _order_devices(steps, history, order)
         self.at_work = len(at_work)
         candidates = at_work
-        if len(history.known):
-            candidates = at_work[np.isin(at_work, history.known)]
+        if len(history.devices_with_phases):
+            candidates = at_work[np.isin(at_work, history.devices_with_phases)]
         self.devices = candidates[evenly(len(candidates), most)]
         self.lanes = {device: lane for lane, device in enumerate(self.devices.tolist())}
         self.half_lane = 0.4 if len(self.devices) <= _GAPPED_LANES else 0.5
@@ -91,7 +91,7 @@ class View:
         self.steps = self.in_lanes(steps)
         self.presence = self.in_lanes(self.activities.presence)
         self.absences: list[TimeSpan] | None = None
-        if len(history.known):
+        if len(history.devices_with_phases):
             self.absences = self.in_lanes(self.activities.absences)
         self.task_ends = [mark for mark in self.activities.marks if self._has_task_end(mark)]
         self.rounds = [entry for entry in self.activities.rounds if self._includes(entry.end)]
@@ -144,6 +144,11 @@ def _order_devices(steps: Sequence[StepSpan], history: History, order: str) -> I
 
 def span_of_rounds(history: History, first: int, stop: int) -> Interval:
     """The simulated time of rounds ``first`` to ``stop - 1``, numbered from 0 (s).
+
+    Args:
+        history: the run's records.
+        first: the first round.
+        stop: the round after the last one.
 
     Raises:
         PictureError: the run has none of these rounds.

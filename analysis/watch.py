@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from fedsim.analysis.report.gather import gather
 from fedsim.analysis.report.markup import asset
@@ -47,6 +47,14 @@ _HEADERS = {
 }
 
 
+class PageState(TypedDict):
+    """Facts for the page around a growing report; ``says`` is a line to show."""
+
+    version: int
+    says: str
+    title: NotRequired[str]
+
+
 class Growing:
     """The newest report of folders of runs or studies, which may not exist yet.
 
@@ -59,7 +67,7 @@ class Growing:
         self._paths = list(paths)
         self._last_stamps: list[tuple[str, int]] = []
         self.page = ""
-        self.state: dict[str, Any] = {
+        self.state: PageState = {
             "version": 0,
             "says": "nothing to show yet: the first figures come after some seconds",
         }
@@ -173,7 +181,7 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_: object) -> None:
             """Log nothing."""
 
     try:
@@ -210,7 +218,12 @@ def watch(
 
 @contextmanager
 def watching(path: Path, port: int = 0) -> Iterator[None]:
-    """Serve the report of this process's run from another process, which ends with this one."""
+    """Serve the report of this process's run from another process, which ends with this one.
+
+    Args:
+        path: the run's folder.
+        port: the port to serve at; 0 for any that is free.
+    """
     # leaving it closes the pipe
     with start("fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE):
         yield

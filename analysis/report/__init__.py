@@ -1,5 +1,4 @@
-"""``fedsim report``: runs and studies as one HTML page that needs nothing else, with a timeline
-to look at closely.
+"""``fedsim report``: runs and studies as one self-contained HTML page with zoomable timelines.
 
 ``gather`` finds the runs; ``page`` and ``sections`` put the page together out of ``markup``; the
 scripts in ``assets`` draw the steps that ``timeline`` brings into the page.

@@ -65,11 +65,11 @@ def _answer(answer: Answer, colours: dict[int, str]) -> Iterator[Markup]:
 
 def _sentences(answer: Answer, goal: Ranking) -> Markup:
     """The sentences on the goal; the first is strong if it is sure."""
-    first, *others = goal.sentences
+    first, *rest = goal.sentences
     best: str = answer.to(goal) + first
     if goal.is_sure:
         best = el("strong", best)
-    return el("p", best, " " + " ".join(others), class_="answer")
+    return el("p", best, " " + " ".join(rest), class_="answer")
 
 
 def _side_by_side(plots: Sequence[Markup]) -> Markup:

@@ -1,20 +1,22 @@
-"""Accuracy against time, bytes and rounds as lines that a reader can hide and look at closely;
-``chart.js`` draws them.
+"""Accuracy against time, bytes and rounds as lines that a reader can hide and zoom.
+
+``chart.js`` draws the lines.
 
 uPlot (MIT, 51 kB) is in the page: of the libraries it is the smallest that has bands, dashes and
 a cursor, and loads nothing.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
+import pandas as pd
 
 from fedsim.analysis import style
 from fedsim.analysis.accuracy import CurveAxis, axes_of, band, curves_of, figures_of
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.markup import Markup, data_block, el, join, pack
-from fedsim.analysis.style import Series
+from fedsim.analysis.series import Series
 from fedsim.common.arrays import AnyArray
 from fedsim.records.reading import RunFolder
 
@@ -28,6 +30,14 @@ _HINT = (
     "at a line for its figures, choose names to hide or show lines, drag to zoom, double-click "
     "for all."
 )
+
+
+class _ChartLine(TypedDict):
+    """The name of a line and its look, for ``chart.js``."""
+
+    name: str
+    colour: str
+    dash: list[int]
 
 
 def chart(series: Sequence[Series]) -> list[Markup]:
@@ -58,7 +68,9 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     ]
 
 
-def _columns(place: int, axis: CurveAxis, curves: Sequence[Any]) -> dict[str, AnyArray]:
+def _columns(
+    place: int, axis: CurveAxis, curves: Sequence[Sequence[pd.DataFrame]]
+) -> dict[str, AnyArray]:
     """The points of all lines against one axis, float32 [_POINTS], line by line."""
     bands = [band(curve, axis.column) for curve in curves]
     end = max(float(line["at"].max()) for line in bands if len(line))
@@ -82,7 +94,7 @@ def _figure(
     columns: dict[str, AnyArray],
 ) -> Markup:
     """Controls, key and stage of the chart, and its data."""
-    lines = []
+    lines: list[_ChartLine] = []
     for line in series:
         look = style.line_of(line.number, 2.0)
         dash = _DASHES[look["linestyle"]]
@@ -126,7 +138,7 @@ def _table(
     return tables.grid(heads, rows, [True, *[False] * _TABLE_POINTS], caption)
 
 
-def _button(place: int, line: dict[str, Any]) -> Markup:
+def _button(place: int, line: _ChartLine) -> Markup:
     """The button that hides or shows a line, with the line's look."""
     dash = " ".join(map(str, line["dash"])) or None
     swatch = el(

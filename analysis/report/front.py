@@ -44,7 +44,7 @@ def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
         on_front = point.factor == 1
         dot = el(
             "circle",
-            el("title", plain(front.shown(point), _LONGEST_NAME)),
+            el("title", plain(front.format_point(point), _LONGEST_NAME)),
             cx=x,
             cy=y,
             fill=colours[point.line.place],
@@ -127,5 +127,5 @@ def _names(front: ParetoFront, numbered: Sequence[CostPoint]) -> Markup:
     names = []
     for point in numbered:
         look = None if point.factor == 1 else "soft"
-        names.append(el("li", plain(front.shown(point), _LONGEST_NAME), class_=look))
+        names.append(el("li", plain(front.format_point(point), _LONGEST_NAME), class_=look))
     return el("ol", *names, class_="names")

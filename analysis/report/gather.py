@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import plain
-from fedsim.analysis.style import Series
+from fedsim.analysis.series import Series
 from fedsim.common.errors import RunFolderError
 from fedsim.lab.compare.cells import cell_names
 from fedsim.lab.compare.lines import ComparedLine, read_lines, title_of
@@ -20,7 +20,7 @@ MOST_SHOWN = 6  # each has a timeline, and tables of its rounds and devices, and
 MOST_DRAWN = 2  # each has several pictures as well, which take a second or two
 
 
-class Shown(NamedTuple):
+class DetailedRun(NamedTuple):
     """A run that is shown in detail, with its name for the page and its line of the comparison."""
 
     run: RunFolder
@@ -37,7 +37,7 @@ class Subject:
         names: the names of the lines.
         order: the places of the lines, the best first; in their own order if nothing ranks them.
         runs: the runs of all lines.
-        shown: the runs to choose from on the page: the first of each line, the best line first,
+        detailed: the runs to choose from on the page: the first of each line, the best line first,
             then the second of each, and so on.
         title: the name of the whole.
         about: the studies' descriptions.
@@ -47,7 +47,7 @@ class Subject:
     names: tuple[str, ...]
     order: tuple[int, ...]
     runs: tuple[RunFolder, ...]
-    shown: tuple[Shown, ...]
+    detailed: tuple[DetailedRun, ...]
     title: str
     about: str
 
@@ -70,9 +70,9 @@ class Subject:
         """The first ``most`` shown runs, one series each, with the looks of their lines."""
         ranks = {id(self.lines[place]): rank for rank, place in enumerate(self.order)}
         series = []
-        for shown in self.shown[:most]:
-            name = style.with_strategy(shown.name, shown.run)
-            series.append(Series(name, (shown.run,), ranks[id(shown.line)]))
+        for entry in self.detailed[:most]:
+            name = style.with_strategy(entry.name, entry.run)
+            series.append(Series(name, (entry.run,), ranks[id(entry.line)]))
         return series
 
 
@@ -98,15 +98,15 @@ def gather(paths: Sequence[str | Path]) -> Subject:
     comparison = Comparison(lines)
     order = _order_lines(comparison)
     names = tuple(plain(name, 60) for name in cell_names(lines))
-    shown = _choose_runs(lines.lines, names, order)
+    detailed = _choose_runs(lines.lines, names, order)
     studies = [Path(path) for path in paths if is_study(Path(path))]
     title = _title(studies, runs)
     about = " ".join(plain(read_index(path).about, 2000) for path in studies)
-    return Subject(comparison, names, order, tuple(runs), shown, title, about)
+    return Subject(comparison, names, order, tuple(runs), detailed, title, about)
 
 
 def _order_lines(comparison: Comparison) -> tuple[int, ...]:
-    """The places of all lines: those that are ranked first, the best on top."""
+    """The places of all lines: ranked lines first, with the best on top, then unranked lines."""
     lines = comparison.lines
     order: list[int] = []
     if not lines.are_runs:
@@ -118,7 +118,7 @@ def _order_lines(comparison: Comparison) -> tuple[int, ...]:
 
 def _choose_runs(
     lines: Sequence[ComparedLine], names: Sequence[str], order: Sequence[int]
-) -> tuple[Shown, ...]:
+) -> tuple[DetailedRun, ...]:
     """The first run of each line in this order, then the second of each, and so on."""
     selection = []
     for runs in zip_longest(*(lines[place].runs for place in order)):
@@ -129,7 +129,7 @@ def _choose_runs(
             name = names[place]
             if line.study:
                 name = f"{name}, seed {run.summary['seed']}"
-            selection.append(Shown(run, plain(name, 80), line))
+            selection.append(DetailedRun(run, plain(name, 80), line))
     return tuple(selection[:MOST_SHOWN])
 
 

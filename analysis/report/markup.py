@@ -6,7 +6,6 @@ import json
 import zlib
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ def asset(name: str) -> Markup:
     return Markup(packaged.read_text(encoding="utf-8").rstrip("\n"))
 
 
-def el(tag: str, *children: str | None, **attributes: Any) -> Markup:
+def el(tag: str, *children: str | None, **attributes: object) -> Markup:
     """An element.
 
     Args:
@@ -69,18 +68,27 @@ def plain(text: object, most: int = _LONGEST) -> str:
     """A text from a scenario as one line of at most ``most`` printable characters.
 
     The middle of a longer text is left out.
+
+    Args:
+        text: the text, or a value to write as text.
+        most: the largest number of characters.
     """
     return clean(str(text), most)
 
 
 def data_block(name: str, value: object) -> Markup:
-    """A value for the page's scripts, as JSON that no text in it can end early."""
+    """A value for the page's scripts, as JSON that no text in it can end early.
+
+    Args:
+        name: the id of the block's element.
+        value: a value that JSON can hold.
+    """
     text = json.dumps(harmless(value), separators=(",", ":"), allow_nan=False)
     text = text.replace("<", "\\u003c")
     return Markup(f'<script type="application/json" id="{html.escape(name)}">{text}</script>')
 
 
-def pack(columns: Mapping[str, AnyArray]) -> dict[str, Any]:
+def pack(columns: Mapping[str, AnyArray]) -> dict[str, object]:
     """Arrays as a value for JSON, which ``columns.js`` unpacks.
 
     A column of n numbers of k bytes is written as n first bytes, n second bytes and so on.

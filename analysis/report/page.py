@@ -51,7 +51,7 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
         The file.
 
     Raises:
-        PictureError: the name of ``out`` is not that of an HTML file.
+        PictureError: the name of ``out`` has no ending of HTML.
         RunFolderError: a folder is neither a run nor a study or is damaged, or the file cannot
             be written, or lies in a run.
     """
@@ -92,10 +92,10 @@ def build(subject: Subject, *, live: bool = False) -> str:
         parts.append(sections.answer(subject))
         parts += sections.comparison(subject)
     else:
-        parts.append(sections.in_short(subject.shown[0]))
-    parts.append(sections.timelines(subject.shown, len(subject.runs)))
-    for place, shown in enumerate(subject.shown):
-        parts.append(sections.details(place, shown, several))
+        parts.append(sections.in_short(subject.detailed[0]))
+    parts.append(sections.timelines(subject.detailed, len(subject.runs)))
+    for place, entry in enumerate(subject.detailed):
+        parts.append(sections.details(place, entry, several))
     if live:
         subject = replace(subject, title=f"Live: {subject.title}")
     text = (
@@ -181,9 +181,9 @@ def _parts_of_page(subject: Subject, several: bool) -> list[tuple[str, str]]:
     if several:
         parts += [("pictures", "Pictures"), ("scenario", "Scenario"), ("tables", "Tables")]
     parts.append(("timeline", "Timeline"))
-    if len(subject.shown) <= sections.AT_ONCE:
-        for place, shown in enumerate(subject.shown):
-            name = shown.name if several else "Pictures and tables"
+    if len(subject.detailed) <= sections.AT_ONCE:
+        for place, entry in enumerate(subject.detailed):
+            name = entry.name if several else "Pictures and tables"
             parts.append((f"run-{place}", name))
     return parts
 

@@ -2,9 +2,8 @@
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any
 
 import tomli_w
 from PIL import Image
@@ -14,16 +13,17 @@ from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, PictureKind
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.answer import answers, tiles
 from fedsim.analysis.report.chart import chart
-from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
+from fedsim.analysis.report.gather import MOST_DRAWN, DetailedRun, Subject
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
-from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage
-from fedsim.analysis.style import Series
+from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage, step_colours
+from fedsim.analysis.series import Series
 from fedsim.common.files import flat
 from fedsim.common.harmless import visible
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
 from fedsim.lab.compare.measures import measure
 from fedsim.records.reading import RunFolder
+from fedsim.running.overrides import Tables
 
 # of all timelines of a page, like the next one: what keeps it small, and fluid in a browser
 _MOST_LANES = 3000
@@ -42,9 +42,9 @@ _IMPORTANT_KEYS = (
 )
 
 
-def in_short(shown: Shown) -> Markup:
+def in_short(entry: DetailedRun) -> Markup:
     """One run: its headline numbers, its key figure, and its scenario."""
-    run = shown.run
+    run = entry.run
     name = _key_picture(run)
     source = run if name in OF_ONE else [run]
     figure = list(_draw(name, source))[1:]  # without its heading
@@ -122,7 +122,7 @@ def _scenario(run: RunFolder) -> Iterator[Markup]:
     yield el("details", summary, el("pre", text, tabindex="0"))
 
 
-def _scenario_in_short(scenario: dict[str, Any]) -> str:
+def _scenario_in_short(scenario: Tables) -> str:
     """The kinds of parts in a scenario, and its most important numbers."""
     values = {}
     for name, value in flat(scenario).items():
@@ -168,7 +168,7 @@ def comparison(subject: Subject) -> Iterator[Markup]:
 
 
 def _pictures_of_several(subject: Subject) -> Markup:
-    few = min(len(subject.shown), MOST_DRAWN)
+    few = min(len(subject.detailed), MOST_DRAWN)
     every = len(subject.runs)
     parts = [el("h2", "Pictures", id="pictures")]
     parts += chart(subject.series)
@@ -184,10 +184,10 @@ def _pictures_of_several(subject: Subject) -> Markup:
 
 def _scenarios_of_several(subject: Subject) -> Markup:
     """The scenario of the first line, and the keys in which the lines differ."""
-    first_runs = {id(shown.line): shown for shown in reversed(subject.shown)}
+    first_runs = {id(entry.line): entry for entry in reversed(subject.detailed)}
     firsts = [first_runs[id(line)] for line in subject.lines if id(line) in first_runs]
-    runs = [shown.run for shown in firsts]
-    differences = tables.differing(runs, [shown.name for shown in firsts])
+    runs = [entry.run for entry in firsts]
+    differences = tables.differing(runs, [entry.name for entry in firsts])
     text = "All runs have this scenario, with seeds of their own."
     if differences:
         text = f"That is {firsts[0].name}."
@@ -195,35 +195,44 @@ def _scenarios_of_several(subject: Subject) -> Markup:
     return el("section", head, *_scenario(runs[0]), el("p", text, class_="soft"), differences)
 
 
-def timelines(shown: tuple[Shown, ...], total: int) -> Markup:
+def timelines(entries: tuple[DetailedRun, ...], total: int) -> Markup:
     """The timelines of runs: the work of each device over time.
 
     Args:
-        shown: the runs.
+        entries: the runs.
         total: the number of runs of the report, shown or not.
     """
-    at_once = min(len(shown), AT_ONCE)
+    at_once = min(len(entries), AT_ONCE)
     most_lanes = _MOST_LANES // at_once
-    most_steps = _MOST_STEPS // len(shown)
-    data = [read_timeline(entry.run, most_lanes, most_steps) for entry in shown]
+    most_steps = _MOST_STEPS // len(entries)
+    data = [read_timeline(entry.run, most_lanes, most_steps) for entry in entries]
     parts: list[Markup] = [el("h2", "Timeline", id="timeline")]
-    if len(shown) > at_once:
-        parts += _chooser(shown, total)
+    if len(entries) > at_once:
+        parts += _chooser(entries, total)
     parts.append(key(data))
-    if len(shown) > 1:
+    colours = step_colours(data)
+    if len(entries) > 1:
         box = el("input", type="checkbox", name="together", checked=True)
         label = el("label", box, " all timelines show the same span of simulated time")
         parts.append(el("p", label))
     text = "The timeline needs JavaScript; python -m analysis RUN draws one as a picture."
     parts.append(el("noscript", el("p", text)))
-    for place, (entry, timeline) in enumerate(zip(shown, data, strict=True)):
-        head = el("h3", entry.name) if len(shown) > 1 else None
-        parts.append(_timeline(place, entry.name, head, timeline))
+    for place, (entry, timeline) in enumerate(zip(entries, data, strict=True)):
+        head = el("h3", entry.name) if len(entries) > 1 else None
+        parts.append(_timeline(place, entry.name, head, timeline, colours))
     return el("section", *parts)
 
 
-def _timeline(place: int, name: str, head: Markup | None, timeline: TimelineData) -> Markup:
-    header = timeline.header
+def _timeline(
+    place: int,
+    name: str,
+    head: Markup | None,
+    timeline: TimelineData,
+    colours: Mapping[str, str],
+) -> Markup:
+    """One run's timeline; ``colours`` of all kinds of steps on the page."""
+    steps = [{"name": kind, "colour": colours[kind]} for kind in timeline.kinds]
+    header = {**timeline.header, "steps": steps}
     lanes = len(timeline.columns["device"])
     population = header["population"]
     worked = header["worked"]
@@ -239,49 +248,49 @@ def _timeline(place: int, name: str, head: Markup | None, timeline: TimelineData
     return el("div", head, el("p", text, class_="soft"), controls, block, data_run=place)
 
 
-def _chooser(shown: tuple[Shown, ...], total: int) -> Iterator[Markup]:
+def _chooser(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
     """Two lists to choose runs from: first the best run, and beside it one of another line."""
     second = 1
-    for place, entry in enumerate(shown):
-        if entry.line is not shown[0].line:
+    for place, entry in enumerate(entries):
+        if entry.line is not entries[0].line:
             second = place
             break
-    yield el("label", "run ", _run_list("first-run", shown, 0), class_="chooser")
-    yield el("label", "beside it ", _run_list("second-run", shown, second), class_="chooser")
+    yield el("label", "run ", _run_list("first-run", entries, 0), class_="chooser")
+    yield el("label", "beside it ", _run_list("second-run", entries, second), class_="chooser")
     rest = ""
-    if total != len(shown):
+    if total != len(entries):
         rest = f" of {total}; fedsim report, called with its folder, shows any other"
     text = (
-        f"{len(shown)} runs can be chosen, the best first{rest}. What follows here is of those "
+        f"{len(entries)} runs can be chosen, the best first{rest}. What follows here is of those "
         "that are."
     )
     yield el("p", text, class_="soft")
 
 
-def _run_list(name: str, shown: tuple[Shown, ...], selected: int) -> Markup:
+def _run_list(name: str, entries: tuple[DetailedRun, ...], selected: int) -> Markup:
     """A list of runs; the second list has an entry for none."""
     options = []
     if name == "second-run":
         options.append(el("option", "none", value=""))
-    for place, entry in enumerate(shown):
+    for place, entry in enumerate(entries):
         options.append(el("option", entry.name, value=place, selected=place == selected))
     return el("select", *options, name=name)
 
 
-def details(place: int, shown: Shown, several: bool) -> Markup:
+def details(place: int, entry: DetailedRun, several: bool) -> Markup:
     """One run's pictures, and the tables of its devices and rounds.
 
     Args:
         place: place of the run on the page, from 0.
-        shown: the run.
+        entry: the run.
         several: whether the report has several runs.
     """
-    run = shown.run
+    run = entry.run
     parts: list[Markup | None] = []
     if several:
         parts.append(_headline_figures(run))
     if place < MOST_DRAWN:
-        parts += _pictures_of_one(shown, several)
+        parts += _pictures_of_one(entry, several)
         parts.append(waiting(run))
     else:
         text = "It has no pictures here: fedsim report, called with its folder, draws them."
@@ -295,13 +304,13 @@ def details(place: int, shown: Shown, several: bool) -> Markup:
         if several:  # put into the page when it is opened
             content = el("div", data_html=deflated(table.encode()))
         parts.append(el("details", el("summary", summary), content))
-    name = shown.name if several else "Pictures and tables"
+    name = entry.name if several else "Pictures and tables"
     return el("section", el("h2", name, id=f"run-{place}"), *parts, data_run=place)
 
 
-def _pictures_of_one(shown: Shown, several: bool) -> Iterator[Markup]:
+def _pictures_of_one(entry: DetailedRun, several: bool) -> Iterator[Markup]:
     """The pictures of a run that the page does not have elsewhere."""
-    run = shown.run
+    run = entry.run
     key_picture = _key_picture(run)
     elsewhere = {"timeline"}
     if not several:
@@ -310,7 +319,7 @@ def _pictures_of_one(shown: Shown, several: bool) -> Iterator[Markup]:
         if name not in elsewhere:
             yield from _draw(name, run)
     if not several:
-        series = [Series(shown.name, (run,))]
+        series = [Series(entry.name, (run,))]
         yield from _draw_all(series, series, omitted=key_picture)
 
 
@@ -389,7 +398,7 @@ def _runs_of(series: Sequence[Series]) -> list[RunFolder]:
     return runs
 
 
-def _draw(name: str, source: Any, *series: Any) -> Iterator[Markup]:
+def _draw(name: str, source: object, *series: object) -> Iterator[Markup]:
     """A picture as a heading and a figure; nothing if it does not apply.
 
     A PNG with 128 colours has a quarter of the size.
@@ -407,8 +416,10 @@ def _draw(name: str, source: Any, *series: Any) -> Iterator[Markup]:
     content = io.BytesIO()
     reduced.save(content, "png", optimize=True)
     data = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode('ascii')}"
-    text = f"{kind.title}. {kind.says}"
+    text = f"{kind.title}. {kind.caption}"
     image = el("img", src=data, alt=text, width=reduced.width, height=reduced.height)
     yield el("h3", kind.title)
     # A wide picture keeps a readable size on a narrow screen, and is scrolled there.
-    yield el("figure", el("div", image, class_="wide", tabindex="0"), el("figcaption", kind.says))
+    yield el(
+        "figure", el("div", image, class_="wide", tabindex="0"), el("figcaption", kind.caption)
+    )

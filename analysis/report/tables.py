@@ -93,7 +93,12 @@ def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
 
 
 def of_columns(columns: Sequence[ComparedColumn], order: Sequence[int]) -> Markup:
-    """Columns of a comparison as a table, its rows in an ``order``."""
+    """Columns of a comparison as a table, its rows in an ``order``.
+
+    Args:
+        columns: the columns.
+        order: the rows to show, from the top down.
+    """
     rows = [[_compared_cell(column, row) for column in columns] for row in order]
     return grid([column.head for column in columns], rows, [column.is_text for column in columns])
 
@@ -163,7 +168,7 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
 def _with_buttons(
     noun: str,
     timeline: str,
-    rows: Sequence[Any],
+    rows: Sequence[Mapping[Any, Any]],
     columns: Sequence[_TableColumn],
     caption: str,
     best: object = None,
@@ -331,7 +336,7 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
     return el("details", el("summary", head), table, rest, open=is_open)
 
 
-def _differing_keys(scenarios: Sequence[Mapping[str, Any]]) -> list[str]:
+def _differing_keys(scenarios: Sequence[Mapping[str, object]]) -> list[str]:
     """The keys of flat scenarios whose values differ, except for the name."""
     keys = set()
     for scenario in scenarios:

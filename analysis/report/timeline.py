@@ -8,7 +8,7 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 from string import Template
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,27 +25,60 @@ from fedsim.lab.trackers.link_load import link_load, thinned
 from fedsim.records.folder import AVAILABILITY
 from fedsim.records.reading import RunFolder
 
-STEPS = tuple(style.STEPS)
 OUTCOMES = tuple(style.OUTCOMES)
-_STEP_CODES = {kind: code for code, kind in enumerate(STEPS)}
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 _TICK_S = 1e-4  # as fine as anybody reads a time off a screen
 _LEAST_TICKS = 2**20
 _MOST_TICKS = 2**31
 _POINTS = 16384  # of a curve: far more than pixels, so that it can be looked at closely
 # fields of a step's data that count its work: the amount done, and the whole amount
-_AMOUNTS = {"train": ("epochs", "asked"), "evaluate": ("models", "models")}
-_AMOUNTS_OF_TRANSFERS = ("delivered", "bytes")
+_AMOUNTS = {
+    "train": ("epochs", "asked"),
+    "evaluate": ("models", "models"),
+    "download": ("delivered", "bytes"),
+    "upload": ("delivered", "bytes"),
+}
 
 Columns = dict[str, AnyArray]
 LaneSpan = TypeVar("LaneSpan", bound=TimeSpan)
 
 
-class TimelineData(NamedTuple):
-    """A run for the page: a header for JSON, and arrays for ``markup.pack``."""
+class TimelineHeader(TypedDict):
+    """Facts about a run's timeline.
 
-    header: dict[str, Any]
+    Attributes:
+        tick: the length of a tick (s).
+        end: the run's end (ticks).
+        population: the number of devices.
+        worked: the number of devices that worked.
+        groups: the colour of each group's tint, by its number.
+        knows_away: whether the run recorded when devices could not be reached.
+        capacity: of the server's link, ``down`` and ``up`` (bytes/s), None for no limit.
+        evaluated: whether a round has an accuracy.
+    """
+
+    tick: float
+    end: int
+    population: int
+    worked: int
+    groups: dict[str, str]
+    knows_away: bool
+    capacity: dict[str, float | None]
+    evaluated: bool
+
+
+class TimelineData(NamedTuple):
+    """A run for the page.
+
+    Attributes:
+        header: facts about the run, for JSON.
+        columns: arrays for ``markup.pack``.
+        kinds: the kinds of the run's steps, in the order of their numbers in the column ``step``.
+    """
+
+    header: TimelineHeader
     columns: Columns
+    kinds: tuple[str, ...]
 
 
 def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineData:
@@ -57,12 +90,12 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         most_steps: the largest number of steps, about.
 
     Returns:
-        The timeline of all devices or, beyond a limit, of some of those that worked, evenly
-        spread by number.
+        The timeline of all devices or, beyond a limit, of some devices that worked, evenly spread
+        by number.
     """
     columns = _ColumnsOfLanes(run, most_lanes, most_steps)
     arrays = columns.arrays()
-    header = {
+    header: TimelineHeader = {
         "tick": columns.tick,
         "end": round(columns.history.end / columns.tick),
         "population": run.population,
@@ -72,7 +105,7 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "capacity": capacity(run),
         "evaluated": bool(np.isfinite(arrays["round_accuracy"]).any()),
     }
-    return TimelineData(header, arrays)
+    return TimelineData(header, arrays, columns.kinds)
 
 
 class _ColumnsOfLanes:
@@ -80,6 +113,7 @@ class _ColumnsOfLanes:
 
     Attributes:
         tick: the length of a tick (s).
+        kinds: the kinds of the run's steps, in the order in which they are drawn.
         devices: the device of each lane, int64 [lanes].
         lanes: the lane of each device that has one.
     """
@@ -92,6 +126,7 @@ class _ColumnsOfLanes:
         self.tick = max(min(_TICK_S, end / _LEAST_TICKS), end / _MOST_TICKS)
         if not self.tick:
             self.tick = 1.0
+        self.kinds = tuple(style.step_colours(step.kind for step in self.activities.steps))
         self.devices = self._choose_devices(most_lanes, most_steps)
         self.lanes = {device: lane for lane, device in enumerate(self.devices.tolist())}
 
@@ -146,12 +181,15 @@ class _ColumnsOfLanes:
 
         start = self._ticks([step.start for step in steps])
         end = self._ticks([step.end for step in steps])
-        codes = np.array([_code(step) for step in steps], dtype=np.int64)
+        numbers_of_kinds = {kind: number for number, kind in enumerate(self.kinds)}
+        kinds = [numbers_of_kinds[step.kind] for step in steps]
+        outcomes = [_OUTCOME_CODES[step.task_outcome] for step in steps]
         columns: Columns = {
             "first": first.astype(np.uint32),
             "gap": (start - previous(end)).astype(np.int32),
             "length": (end - start).astype(np.uint32),
-            "kind": codes.astype(np.uint8),
+            "step": np.array(kinds, dtype=np.uint16),
+            "outcome": np.array(outcomes, dtype=np.uint8),
         }
         numbers = {
             "task": np.array([step.task for step in steps], dtype=np.int64),
@@ -249,16 +287,12 @@ class _ColumnsOfLanes:
         return self.lanes[span.device], span.start
 
     def _first_positions(self, spans: Sequence[TimeSpan]) -> Ints:
-        """Position of each lane's first span in the sorted ``spans``, and their number: int64
-        [lanes + 1].
+        """Position of each lane's first span in the sorted ``spans``: int64 [lanes + 1].
+
+        The last entry is the number of spans.
         """
         lanes = np.array([self.lanes[span.device] for span in spans], dtype=np.int64)
         return np.searchsorted(lanes, np.arange(len(self.lanes) + 1)).astype(np.int64)
-
-
-def _code(step: StepSpan) -> int:
-    """The step's kind in the lowest three bits, the outcome of its task above them."""
-    return _STEP_CODES.get(step.kind, -1) + 8 * _OUTCOME_CODES.get(step.task_outcome, -1)
 
 
 def _numbers(values: Iterable[int | None]) -> Ints:
@@ -268,7 +302,10 @@ def _numbers(values: Iterable[int | None]) -> Ints:
 
 def _amounts(step: StepSpan) -> tuple[float, float]:
     """The work done and the whole work of a step, such as epochs or bytes; NaN if unknown."""
-    done, whole = _AMOUNTS.get(step.kind, _AMOUNTS_OF_TRANSFERS)
+    fields = _AMOUNTS.get(step.kind)
+    if fields is None:
+        return math.nan, math.nan
+    done, whole = fields
     data = step.data
     return data.get(done, math.nan), data.get(whole, math.nan)
 
@@ -312,6 +349,11 @@ def stage(place: int, name: str, grouped: bool) -> Markup:
     return Markup(Template(asset("stage.html")).substitute(words))
 
 
+def step_colours(timelines: Sequence[TimelineData]) -> dict[str, str]:
+    """The colour of each kind of step of these timelines."""
+    return style.step_colours(kind for data in timelines for kind in data.kinds)
+
+
 def key(timelines: Sequence[TimelineData]) -> Markup:
     """The legend of the colours and signs of these timelines, and the help on the controls."""
     entries = [
@@ -338,8 +380,12 @@ _KeyEntry = tuple[Markup, str]
 
 
 def _step_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    steps = {STEPS[code & 7] for code in _values("kind", timelines)}
-    return [(_swatch(colour), step) for step, colour in style.STEPS.items() if step in steps]
+    present = set()
+    for data in timelines:
+        for number in np.unique(data.columns["step"]).tolist():
+            present.add(data.kinds[number])
+    colours = step_colours(timelines)
+    return [(_swatch(colour), kind) for kind, colour in colours.items() if kind in present]
 
 
 def _presence_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
@@ -386,7 +432,7 @@ def _line_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 
 
 def _outcomes(timelines: Sequence[TimelineData]) -> set[str]:
-    return {OUTCOMES[code >> 3] for code in _values("kind", timelines)}
+    return {OUTCOMES[code] for code in _values("outcome", timelines)}
 
 
 def _values(column: str, timelines: Sequence[TimelineData]) -> set[int]:

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from pydantic import TypeAdapter
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.files import read_bytes, read_toml, regular
 from fedsim.common.streams import Streams
@@ -140,7 +140,12 @@ def bench(
 
 
 def lines_of(out: Path, target: float) -> list[BoardLine]:
-    """The lines of a study ``bench`` that was run in ``out``, with costs to a target accuracy."""
+    """The lines of a study ``bench`` that was run in ``out``, with costs to a target accuracy.
+
+    Args:
+        out: the study's folder.
+        target: the accuracy (0..1) to which costs are computed.
+    """
     version = _version()
     time = f"time to target {target:g}"
     heads = [
@@ -226,7 +231,7 @@ def tables_of(out: Path) -> WorldDigests:
 def _digest_of_data(world: str, seed: int) -> str:
     scenario = load(shipped()[f"worlds/{world}"])
     data = scenario.data.build(scenario.population.devices, Streams(seed))
-    parts: list[Any] = []
+    parts: list[AnyArray] = []
     for shard in data.shards:
         parts += data.train_samples(shard)
         parts += data.test_samples(shard)
@@ -241,6 +246,10 @@ def changed_tables(digests: Mapping[tuple[str, int, str], str], board: Path = BO
     """Names of the tables whose digests differ from the digests beside a board.
 
     A table without a digest there does not differ.
+
+    Args:
+        digests: digests of tables by world, seed and table.
+        board: the file of the board.
     """
     recorded = _read_digests(board)
     names = []
@@ -322,11 +331,17 @@ def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
         Places by strategy and world, without the lines that missed the target.
     """
     times = pd.Series({(line.strategy, line.world): line.time_s for line in lines}, dtype=float)
-    return times.groupby(level=1).rank(method="first").dropna().astype(int).to_dict()  # type: ignore[return-value]
+    ranks = times.groupby(level=1).rank(method="first").dropna()
+    return {(str(strategy), str(world)): int(rank) for (strategy, world), rank in ranks.items()}
 
 
 def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> ComparedTable:
-    """A table of lines, with their places among the board's lines and their own."""
+    """A table of lines, with their places among the board's lines and their own.
+
+    Args:
+        lines: the lines to show.
+        board: the lines with which places are computed.
+    """
     by_name = {(line.strategy, line.world): line for line in (*board, *lines)}
     ranked = places([*by_name.values()])
     worlds = [line.world for line in by_name.values()]

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+from pydantic.json_schema import JsonSchemaValue
+
 from fedsim.clock.executors import EXECUTORS
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.imports import at
@@ -214,7 +216,12 @@ def _search(words: list[str]) -> list[str]:
 
 
 def entry_lines(title: str, entries: TitledNames) -> list[str]:
-    """A title, then its names with a line about each, for people."""
+    """A title, then its names with a line about each, for people.
+
+    Args:
+        title: the title.
+        entries: name and line of each entry.
+    """
     width = max(len(name) for name, _ in entries)
     return [f"{title}:", *(f"  {name:<{width}}  {line}" for name, line in entries)]
 
@@ -241,18 +248,18 @@ def keys_of(spec: type[Spec]) -> list[Key]:
     keys = []
     for name, described in schema["properties"].items():
         default = as_toml(described["default"]) if "default" in described else ""
-        allowed = _in_words(described, schema.get("$defs", {}))
+        allowed = _describe_values(described, schema.get("$defs", {}))
         keys.append(Key(name, default, name in required, allowed, described.get("description", "")))
     return keys
 
 
-def _resolve(schema: dict[str, Any], tables: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _resolve(schema: JsonSchemaValue, tables: JsonSchemaValue | None = None) -> JsonSchemaValue:
     """A schema with the definition that it refers to, in ``tables`` or in its ``$defs``."""
     if "$ref" not in schema:
         return schema
     if tables is None:
         tables = schema["$defs"]
-    definition: dict[str, Any] = tables[schema["$ref"].rpartition("/")[2]]
+    definition: JsonSchemaValue = tables[schema["$ref"].rpartition("/")[2]]
     return definition | schema
 
 
@@ -261,19 +268,19 @@ def _key_lines(spec: type[Spec], only: str = "") -> list[str]:
     lines = []
     for key in keys_of(spec):
         if key.name == only or (not only and key.name != "kind"):
-            lines.append(f"  {key.name} {_default_in_words(key)}  # {key.allowed}")
+            lines.append(f"  {key.name} {_describe_default(key)}  # {key.allowed}")
             if key.meaning:
                 lines.append(f"      {key.meaning}")
     return lines or ["  it takes no keys"]
 
 
-def _default_in_words(key: Key) -> str:
+def _describe_default(key: Key) -> str:
     if key.default:
         return f"= {key.default}"
     return "(required)" if key.required else "(not given)"
 
 
-def _in_words(described: dict[str, Any], tables: Mapping[str, Any]) -> str:
+def _describe_values(described: JsonSchemaValue, tables: JsonSchemaValue) -> str:
     """The values that a key allows, by its schema."""
     alternatives = described.get("anyOf", [described])
     kinds: list[str] = []
@@ -290,7 +297,7 @@ def _in_words(described: dict[str, Any], tables: Mapping[str, Any]) -> str:
         is_constant = "enum" in schema or "const" in schema
         is_path = schema.get("pattern") == ":" or "pattern" in kind
         if not is_constant and not is_path:
-            types.append(_type_in_words(schema, tables))
+            types.append(_describe_type(schema, tables))
     words = []
     if kinds:
         words.append(f"one of {', '.join(dict.fromkeys(kinds))}")
@@ -300,11 +307,11 @@ def _in_words(described: dict[str, Any], tables: Mapping[str, Any]) -> str:
     return ", or ".join(words)
 
 
-def _type_in_words(schema: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
+def _describe_type(schema: JsonSchemaValue, tables: JsonSchemaValue) -> str:
     if "pattern" in schema:
         return str(schema.get("title"))
     if schema.get("type") == "array":
-        return f"a list: each {_in_words(schema.get('items', {}), tables)}"
+        return f"a list: each {_describe_values(schema.get('items', {}), tables)}"
     words = [_TYPES[schema.get("type")]]
     for key, bound in _BOUNDS.items():
         if key in schema:
@@ -328,7 +335,7 @@ _TYPES: dict[str | None, str] = {
 }
 
 
-def as_toml(value: Any) -> str:
+def as_toml(value: object) -> str:
     """A value as TOML on one line; a table that has only a ``kind`` is the name of the kind."""
     if isinstance(value, Mapping):
         if [*value] == ["kind"]:
@@ -340,7 +347,7 @@ def as_toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def schema(file: Literal["scenario", "study"]) -> dict[str, Any]:
+def schema(file: Literal["scenario", "study"]) -> JsonSchemaValue:
     """The JSON schema of a file.
 
     Keys of a study may have dots, and only its base is required. A file with ``extends`` is not

@@ -58,7 +58,9 @@ _STAR = {
 }
 
 
-def quiet_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 5) -> ScenarioTables:
+def quiet_world(
+    strategy: Mapping[str, object], *, seed: int = 3, rounds: int = 5
+) -> ScenarioTables:
     """A small scenario in which no device drops out.
 
     It has 24 devices of unequal speed that are always online. Their data are digits in four
@@ -94,7 +96,7 @@ def quiet_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 5) 
 
 
 def eventful_world(
-    strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 8
+    strategy: Mapping[str, object], *, seed: int = 3, rounds: int = 8
 ) -> ScenarioTables:
     """A small scenario with every kind of event.
 
@@ -277,15 +279,17 @@ def assert_same_run(one: Path, other: Path) -> None:
 
     Args:
         one: folder of a run.
-        other: folder of another run.
+        other: folder of the run to compare with it.
 
     Raises:
         AssertionError: with the first of ``FIGURES`` and ``TABLES`` that differs.
     """
-    first = json.loads((one / "summary.json").read_text())
-    second = json.loads((other / "summary.json").read_text())
+    first_summary = json.loads((one / "summary.json").read_text())
+    second_summary = json.loads((other / "summary.json").read_text())
     for name in FIGURES:
-        assert first[name] == second[name], f"{name}: {first[name]} and {second[name]}; {_LASTS}"
+        figure = first_summary[name]
+        repeated = second_summary[name]
+        assert figure == repeated, f"{name}: {figure} and {repeated}; {_LASTS}"
     for name in TABLES:
         assert (one / name).read_bytes() == (other / name).read_bytes(), f"{name} differs; {_LASTS}"
 
@@ -309,8 +313,8 @@ class StrategyContract:
                 strategy = {"kind": "mypackage.mine:Mine", "clients_per_round": 5}
     """
 
-    strategy: Mapping[str, Any]
-    sections: Mapping[str, Any] = {}
+    strategy: Mapping[str, object]
+    sections: Mapping[str, object] = {}
     goes_by_tests: bool = False
 
     def quiet(self, **options: Any) -> ScenarioTables:

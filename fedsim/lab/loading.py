@@ -325,6 +325,10 @@ class Result(LoadedRun):
 def drawing(kinds: "Mapping[str, PictureKind]", kind: str) -> "Callable[..., Figure]":
     """The function that draws a kind of picture.
 
+    Args:
+        kinds: the kinds of pictures by name.
+        kind: the name of a kind.
+
     Raises:
         FedsimError: ``kinds`` have no such kind.
     """

@@ -82,7 +82,7 @@ def write_study(
         oort = _OORT.substitute(step=f"{_round(task_s):g}")
     cells = len(in_rounds) * len(deadlines) + 1
     parameters = round((_STAND_IN if is_large else size) / 4)
-    answers: dict[str, Any] = {
+    answers: dict[str, object] = {
         "devices": f"{count} {kind}",
         "count": count,
         "link": link.strip(),

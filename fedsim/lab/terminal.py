@@ -97,7 +97,12 @@ class RunProgress:
             self._show(record.time, now - self._began)
 
     def saved(self, rounds: int, simulated_s: float) -> None:
-        """Show that a checkpoint was saved; without a live line at most once a second."""
+        """Show that a checkpoint was saved; without a live line at most once a second.
+
+        Args:
+            rounds: the number of rounds that ended.
+            simulated_s: the simulated time (s).
+        """
         self._saved = f"saved at round {rounds} ({show_seconds(simulated_s)})"
         now = time.perf_counter()
         if self._live is None and now - self._last_saved >= _SAVED_EVERY_S:

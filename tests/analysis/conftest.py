@@ -125,6 +125,16 @@ def split(ran: Ran) -> RunFolder:
 
 
 @pytest.fixture
+def every_kind(ran: Ran, small: dict[str, Any]) -> RunFolder:
+    """Devices on hosts, which start up, queue and sleep, with a kind of step that a user added."""
+    population = small["population"] | {
+        "host": {"number": 2, "cores": 1, "workers": 1, "start_up": "1 s"}
+    }
+    strategy = small["strategy"] | {"kind": "tests.own_steps:FromFlash", "deadline": "30 s"}
+    return ran("every-kind", population=population, strategy=strategy, learning="off")
+
+
+@pytest.fixture
 def roundless(ran: Ran) -> RunFolder:
     return ran(
         "roundless",

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from fedsim.analysis.accuracy import band, draw_accuracy, draw_costs
+from fedsim.analysis.series import group_by_scenario
 from fedsim.analysis.stragglers import (
     MOST_LANES,
     MOST_PANELS,
@@ -18,7 +19,7 @@ from fedsim.analysis.stragglers import (
     read_attempts,
     trained_rounds,
 )
-from fedsim.analysis.style import NothingToDrawError, group_by_scenario, line_of
+from fedsim.analysis.style import NothingToDrawError, line_of
 from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic, read_parts
 from fedsim.lab.reading.history import History
 from fedsim.records.ledger import sum_view

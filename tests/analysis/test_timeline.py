@@ -4,6 +4,7 @@ of it.
 
 import base64
 import json
+import re
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from fedsim.analysis import style, timeline
 from fedsim.analysis.report.markup import pack
-from fedsim.analysis.report.timeline import OUTCOMES, STEPS, key, read_timeline
+from fedsim.analysis.report.timeline import OUTCOMES, TimelineData, key, read_timeline, step_colours
 from fedsim.analysis.strips import draw_load, draw_work
 from fedsim.analysis.style import PictureError, save
 from fedsim.analysis.timeline import draw_timeline
@@ -303,10 +304,10 @@ def nightfall(world: Any) -> Any:
 def test_stretches_are_read_traced_and_shown(outage: RunFolder) -> None:
     history = History(outage)
     there = [(0, 0.0, 30.0), (1, 5.0, 30.0), (2, 0.0, 20.0), (3, 0.0, 30.0)]
-    assert list(history.there.itertuples(index=False, name=None)) == there
+    assert list(history.presence.itertuples(index=False, name=None)) == there
     off = [(0, 8.0, 12.0), (2, 0.0, 1.0), (3, 10.0, 16.0)]
     assert list(history.away.itertuples(index=False, name=None)) == off
-    assert list(history.known) == [0, 1, 2, 3]
+    assert list(history.devices_with_phases) == [0, 1, 2, 3]
     slices = [entry for entry in trace_events(outage) if entry["name"] == "cannot be reached"]
     assert [(entry["tid"], entry["ts"], entry["dur"]) for entry in slices] == [
         (0, 8e6, 4e6),
@@ -371,10 +372,11 @@ def test_columns_come_back(arrays: list[NDArray[Any]]) -> None:
         np.testing.assert_array_equal(back[name], array)
 
 
-def steps_of(columns: dict[str, NDArray[Any]], tick: float) -> list[tuple[Any, ...]]:
+def steps_of(data: TimelineData) -> list[tuple[Any, ...]]:
     """The steps by lane, as ``lanes.js`` expands them: device, task, round, group, step,
     outcome, start and end (ticks).
     """
+    columns = unpack(pack(data.columns))
     found = []
     for lane, device in enumerate(columns["device"]):
         time = task = number = group = 0
@@ -385,15 +387,14 @@ def steps_of(columns: dict[str, NDArray[Any]], tick: float) -> list[tuple[Any, .
                 before + int(columns[name][i])
                 for before, name in ((task, "task"), (number, "round"), (group, "group"))
             )
-            kind = int(columns["kind"][i])
             found.append(
                 (
                     int(device),
                     task,
                     number,
                     group,
-                    STEPS[kind & 7],
-                    OUTCOMES[kind >> 3],
+                    data.kinds[columns["step"][i]],
+                    OUTCOMES[columns["outcome"][i]],
                     start,
                     time,
                 )
@@ -401,7 +402,7 @@ def steps_of(columns: dict[str, NDArray[Any]], tick: float) -> list[tuple[Any, .
     return found
 
 
-@pytest.mark.parametrize("name", ["run", "grouped", "split", "roundless", "cut_off"])
+@pytest.mark.parametrize("name", ["run", "grouped", "split", "roundless", "cut_off", "every_kind"])
 def test_every_step_is_there(name: str, request: pytest.FixtureRequest) -> None:
     run: RunFolder = request.getfixturevalue(name)
     data = read_timeline(run, 1000, 100_000)
@@ -430,15 +431,47 @@ def test_every_step_is_there(name: str, request: pytest.FixtureRequest) -> None:
     for start in open_steps.values():
         add(start, last)
     wanted.sort()
-    assert sorted(steps_of(unpack(pack(data.columns)), tick)) == wanted
+    assert sorted(steps_of(data)) == wanted
     assert tick <= 1e-4
 
 
+def test_kinds_of_steps_have_colours_of_their_own(every_kind: RunFolder) -> None:
+    """In the picture, on the page and in the trace, added kinds like fedsim's."""
+    events = every_kind.events
+    kinds = {event["step"] for event in events if event["kind"] == "step-start"}
+    assert {"read", "start-up", "sleep", "queue", "train"} <= kinds
+    data = read_timeline(every_kind, 1000, 100_000)
+    figure = draw_timeline(every_kind)
+    assert kinds <= legend(figure)
+    faces = {}
+    for item in figure.axes[0].collections:
+        if item.get_gid() in kinds:
+            faces[item.get_gid()] = tuple(np.ravel(item.get_facecolor()))
+    done = {step for *_, step, outcome, _, _ in steps_of(data) if outcome == "done"}
+    assert faces.keys() == done
+    assert len(set(faces.values())) == len(done)
+    colours = style.step_colours(kinds)
+    assert colours == step_colours([data])
+    assert len(set(colours.values())) == len(kinds) == len(data.kinds)
+    for kind, colour in colours.items():
+        entry = rf'fill="{colour}"[^/]*></rect></svg>{kind}</li>'
+        assert re.search(entry, key([data])), kind
+    slices = {entry["name"] for entry in trace_events(every_kind) if entry["ph"] == "X"}
+    assert kinds <= slices
+
+
+def test_more_added_kinds_than_colours_stay_apart() -> None:
+    kinds = [*style.STEPS, *(f"added-{number}" for number in range(20))]
+    colours = style.step_colours(kinds)
+    assert len(set(colours.values())) == len(kinds)
+    assert {kind: colours[kind] for kind in style.STEPS} == style.STEPS
+
+
 def test_amounts_are_those_of_the_records(run: RunFolder) -> None:
-    columns = read_timeline(run, 1000, 100_000).columns
-    sums = dict.fromkeys(STEPS, 0.0)
-    for kind, done in zip(columns["kind"], columns["done"], strict=True):
-        sums[STEPS[kind & 7]] += float(done)
+    data = read_timeline(run, 1000, 100_000)
+    sums = dict.fromkeys(data.kinds, 0.0)
+    for step, done in zip(data.columns["step"], data.columns["done"], strict=True):
+        sums[data.kinds[step]] += float(done)
     moved = run.summary["bytes"]
     assert sums["download"] == pytest.approx(moved["down"], rel=1e-6)
     assert sums["upload"] == pytest.approx(moved["up"], rel=1e-6)
@@ -494,4 +527,4 @@ def test_of_too_many_devices_some_of_those_that_worked_are_shown(run: RunFolder)
     assert set(few.columns["device"]) <= worked
     half = read_timeline(run, 1000, steps // 2)
     assert 1 <= len(half.columns["device"]) < len(worked)
-    assert len(half.columns["kind"]) < 0.8 * steps
+    assert len(half.columns["step"]) < 0.8 * steps

@@ -19,7 +19,8 @@ from click.testing import CliRunner, Result
 import fedsim
 from fedsim.cli import main
 from fedsim.lab.calibrate import calibrate
-from fedsim.lab.calibrate.log import LogDefaults, read_log, took
+from fedsim.lab.calibrate.log import LogDefaults, read_log
+from fedsim.lab.calibrate.tasks import took
 from fedsim.world.network.protocol import Tcp
 from tests.conftest import module_at
 from tests.lab.test_log import DEVICES, round_s, rounds, written

@@ -1,4 +1,4 @@
-// Arrays from the page's data blocks: the inverse of columns.py.
+// Arrays from the page's data blocks: the inverse of markup.pack.
 
 const KINDS = {
   u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i2: Int16Array, i4: Int32Array, f4: Float32Array,

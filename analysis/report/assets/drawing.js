@@ -150,7 +150,7 @@ class Drawing {
     for (let row = firstRow; row < Math.min(lastRow, rows.length); row++) {
       const lane = rows[row], y = timeline.y(row) + view.height / 2;
       for (let i = lanes.after(lane, view.from - 1); i < lanes.first[lane + 1] && lanes.end[i] <= until; i++) {
-        const outcome = lanes.outcomeOf(i);
+        const outcome = lanes.outcome[i];
         const mark = { 2: "lost", 3: "left", 6: "battery" }[outcome];
         if (mark && lanes.isLast(i, lane)) drawMark(pen, mark, timeline.x(lanes.end[i]), y, half);
       }

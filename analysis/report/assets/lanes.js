@@ -1,6 +1,6 @@
 // The lanes' contents, and how they become pixels. Times are in ticks of the run's header; a step is a number.
 
-const IDLE = 1, TINT = 8, AWAY = 120, DONE = 128, WASTED = 160; // codes of pixels; of several in one pixel the highest is drawn
+const IDLE = 1, TINT = 8, AWAY = 120, DONE = 128; // codes of pixels; of several in one pixel the highest is drawn
 const MOST_TINTS = 100;
 // In the order of style.OUTCOMES: done, late, lost, left, stopped, memory, battery; the more it matters the higher.
 const RANK = [0, 2, 4, 3, 1, 5, 6];
@@ -11,6 +11,8 @@ class Lanes {
     this.header = header;
     this.palette = palette;
     this.count = this.device.length;
+    this.kinds = header.steps.length;
+    this.wasted = DONE + this.kinds; // the codes of wasted steps begin here: as many for each outcome as there are kinds of steps
     this.place = new Map(Array.from(this.device, (device, lane) => [device, lane]));
     this.expand();
     this.colours = this.makeColours();
@@ -27,7 +29,7 @@ class Lanes {
         for (let i = first[lane] + 1; i < first[lane + 1]; i++) values[i] += values[i - 1];
       }
     }
-    this.codes = this.kind.map((kind) => (kind >> 3 ? WASTED + 8 * RANK[kind >> 3] : DONE) + (kind & 7));
+    this.codes = this.step.map((step, i) => this.code(step, this.outcome[i]));
     for (let lane = 0; lane < count; lane++) {
       let time = 0;
       for (let i = first[lane]; i < first[lane + 1]; i++) {
@@ -37,8 +39,9 @@ class Lanes {
     }
   }
 
-  stepOf(i) { return this.kind[i] & 7; }
-  outcomeOf(i) { return this.kind[i] >> 3; }
+  /** The code of the pixels of a step; the rank of a step that was not wasted is 0. */
+  code(step, outcome) { return DONE + this.kinds * RANK[outcome] + step; }
+  nameOf(i) { return this.header.steps[this.step[i]].name; }
   /** Whether its task ends with this step. */
   isLast(i, lane) { return i + 1 >= this.first[lane + 1] || this.task[i + 1] !== this.task[i]; }
 
@@ -80,8 +83,8 @@ class Lanes {
 
   /** Colours of all pixel codes as [red, green, blue]: idle, groups' tints, away, steps, and steps whose work was wasted. */
   makeColours() {
-    const { steps, outcomes, idle, away } = this.palette;
-    const colours = Array.from({ length: 256 }, () => [255, 255, 255]);
+    const { outcomes, idle, away } = this.palette, { steps } = this.header;
+    const colours = Array.from({ length: DONE + this.kinds * RANK.length }, () => [255, 255, 255]);
     colours[IDLE] = rgb(idle);
     colours[AWAY] = rgb(away);
     this.tints = new Map();
@@ -89,11 +92,10 @@ class Lanes {
       colours[TINT + k] = rgb(this.header.groups[group]);
       this.tints.set(Number(group), TINT + k);
     });
-    Object.values(steps).forEach((colour, step) => {
-      colours[DONE + step] = rgb(colour);
-      RANK.forEach((rank, outcome) => { if (outcome) colours[WASTED + 8 * rank + step] = rgb(Object.values(outcomes)[outcome]); });
+    steps.forEach(({ colour }, step) => {
+      Object.values(outcomes).forEach((wasted, outcome) => { colours[this.code(step, outcome)] = rgb(outcome ? wasted : colour); });
     });
-    this.pale = Object.values(steps).map((colour) => lighten(rgb(colour), 0.5)); // under hatches
+    this.pale = steps.map(({ colour }) => lighten(rgb(colour), 0.5)); // under hatches
     return colours;
   }
 
@@ -128,7 +130,7 @@ class Lanes {
     pixels.fill(0xffffffff);
     const words = Uint32Array.from(this.colours, pack);
     const pale = Uint32Array.from(this.pale, pack);
-    const row = new Uint8Array(width), line = new Uint32Array(width);
+    const row = new Uint16Array(width), line = new Uint32Array(width);
     const firstRow = Math.max(0, Math.floor(view.top / view.height));
     for (let at = firstRow; at < rows.length;) {
       const y0 = Math.round(at * view.height - view.top);
@@ -141,12 +143,12 @@ class Lanes {
         y1 = Math.round(at * view.height - view.top);
       } while (y1 <= y0 && at < rows.length);
       for (let x = 0; x < width; x++) line[x] = words[row[x]];
-      const hatched = view.hatched && row.some((code) => code >= WASTED);
+      const hatched = view.hatched && row.some((code) => code >= this.wasted);
       for (let y = Math.max(0, y0), end = Math.min(most, y1 - view.gap); y < end; y++) {
         if (hatched) {
           for (let x = 0; x < width; x++) {
             const code = row[x];
-            if (code >= WASTED) line[x] = ((x + y) % view.hatched) * 5 < view.hatched * 2 ? words[code] : pale[code & 7];
+            if (code >= this.wasted) line[x] = ((x + y) % view.hatched) * 5 < view.hatched * 2 ? words[code] : pale[(code - DONE) % this.kinds];
           }
         }
         pixels.set(line, y * width);

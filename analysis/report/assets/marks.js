@@ -59,8 +59,8 @@ function drawStrips(pen, timeline, top) {
 
   const load = { top: base + SIZES.gap, height: SIZES.load };
   const [down, up] = ["down", "up"].map((way) => curves[way].means(...span).map((rate) => Math.min(rate, header.capacity[way] ?? Infinity)));
-  const highest = Math.max(1e-9, ...down, ...up), middle = load.top + load.height / 2;
-  const size = (value) => (value / highest) * (load.height / 2 - 3);
+  const highest = Math.max(0, ...down, ...up), middle = load.top + load.height / 2;
+  const size = (value) => (value / (highest || 1)) * (load.height / 2 - 3);
   area(() => middle, (k) => middle - size(down[k]), palette.steps.download);
   area(() => middle, (k) => middle + size(up[k]), palette.steps.upload);
   rule(pen, gutter, middle, width);

@@ -12,8 +12,8 @@ const MARK_WORDS = ["arrives", "leaves for good", "its data shift", "it notices 
 
 function describeStep(timeline, lane, i) {
   const { lanes, palette } = timeline;
-  const names = Object.keys(palette.steps), outcomes = Object.keys(palette.outcomes);
-  const step = names[lanes.stepOf(i)], outcome = outcomes[lanes.outcomeOf(i)];
+  const outcomes = Object.keys(palette.outcomes);
+  const step = lanes.nameOf(i), outcome = outcomes[lanes.outcome[i]];
   const begin = timeline.seconds(lanes.start[i]), length = timeline.seconds(lanes.end[i]) - begin;
   const parts = [
     `Device ${lanes.device[lane]}, ${step}`,
@@ -40,7 +40,7 @@ function describeLane(timeline, lane) {
   const { lanes, palette } = timeline;
   const counts = new Map();
   for (let i = lanes.first[lane]; i < lanes.first[lane + 1]; i++) {
-    if (lanes.isLast(i, lane)) counts.set(lanes.outcomeOf(i), (counts.get(lanes.outcomeOf(i)) ?? 0) + 1);
+    if (lanes.isLast(i, lane)) counts.set(lanes.outcome[i], (counts.get(lanes.outcome[i]) ?? 0) + 1);
   }
   const total = [...counts.values()].reduce((sum, count) => sum + count, 0);
   const outcomes = Object.keys(palette.outcomes);
@@ -72,13 +72,13 @@ function describeRound(timeline, at) {
 
 /** The step of the critical path that was the longest between two times. */
 function describeWait(timeline, from, to) {
-  const { lanes, palette } = timeline, { path_lane: own, path_start: starts, path_end: ends } = lanes;
+  const { lanes } = timeline, { path_lane: own, path_start: starts, path_end: ends } = lanes;
   const first = lowerBound(starts, from), last = lowerBound(starts, to);
   let longest = first;
   for (let at = first; at < last; at++) if (ends[at] - starts[at] > ends[longest] - starts[longest]) longest = at;
   if (longest >= last || own[longest] < 0) return [];
   const step = lanes.at(own[longest], (starts[longest] + ends[longest]) / 2, 0);
-  const name = step < 0 ? "" : `, ${Object.keys(palette.steps)[lanes.stepOf(step)]}`;
+  const name = step < 0 ? "" : `, ${lanes.nameOf(step)}`;
   return [`it waited longest for device ${lanes.device[own[longest]]}${name}: ${showLength(timeline.seconds(ends[longest] - starts[longest]))}`];
 }
 

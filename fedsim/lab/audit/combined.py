@@ -9,6 +9,7 @@ import numpy as np
 from fedsim.common.arrays import Floats
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import at_places
+from fedsim.lab.audit.strategies import UPDATES_ARE_MODELS
 
 _ROUNDING = 1e-9
 _ALIKE = ("mean", "median", "trimmed-mean", "private")
@@ -19,9 +20,6 @@ _BY_DISTANCE = {"krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}
 
 _SAME_SIZES = ("label-permutation", "rotation")
 """Shifts of data that leave each device as many samples as it had."""
-
-_UPDATES_ARE_MODELS = ("d-psgd", "diloco", "epidemic", "fpfc", "gossip", "local", "local-sgd")
-"""Strategies in which each update becomes a model by itself."""
 
 
 class _Aggregate(NamedTuple):
@@ -35,7 +33,7 @@ class _Aggregate(NamedTuple):
 
 
 def weights_as_said(evidence: Evidence) -> Iterator[str]:
-    """The weights of each aggregation are those that the strategy and the samples give."""
+    """Each aggregation has the weights that follow from the strategy and the samples."""
     kind = evidence.run.scenario["strategy"]["kind"]
     if ":" in kind or kind == "flower":
         return
@@ -91,7 +89,7 @@ class _WeightRule:
         if self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns):
             return _problem_of_sum(weights)
         by_distance = self._aggregation["kind"] in _BY_DISTANCE and self._learns
-        if by_distance and self._kind not in _UPDATES_ARE_MODELS:
+        if by_distance and self._kind not in UPDATES_ARE_MODELS:
             return self._problem_of_choice(aggregate, weights)
         return _unlike(weights, self._due(aggregate, weights))
 
@@ -100,7 +98,7 @@ class _WeightRule:
         tasks = aggregate.tasks
         count = len(tasks)
         kind = self._aggregation["kind"]
-        if self._kind in _UPDATES_ARE_MODELS:
+        if self._kind in UPDATES_ARE_MODELS:
             return np.ones(count)
         if self._kind == "feddr":
             return np.full(count, 1 / self._devices)

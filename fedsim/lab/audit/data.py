@@ -33,7 +33,11 @@ class DataReader(NamedTuple):
 
 
 def number(value: object) -> float:
-    """Convert a number of JSON to float; ``TypeError`` for anything else."""
+    """Convert a number of JSON to float; ``TypeError`` for anything else.
+
+    Raises:
+        TypeError: the value is no number.
+    """
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no number")
     return float(value)
@@ -200,7 +204,7 @@ class PayloadTable:
         """The distinct lists, by their numbers."""
         return [*self._numbers]
 
-    def intern(self, payloads: Any) -> int:
+    def intern(self, payloads: Iterable[tuple[str, object]]) -> int:
         """Return the number of a list of purposes and sizes (bytes).
 
         Raises:

@@ -1,7 +1,6 @@
 """Quantities of devices, drawn again from the distributions and the seed of a scenario."""
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from fedsim.lab.audit.evidence import TomlTable
 from fedsim.lab.audit.frames import read
 
 
-def draw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: Any) -> Floats:
+def draw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: object) -> Floats:
     """Draw a quantity of every device.
 
     Args:

@@ -4,14 +4,15 @@ All energy is computed again from the records and from the power of each device
 (``energy.parquet``, ``energy.json``), without the ledger that the run kept.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
 
-from fedsim.common.arrays import Flags, Floats
+from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.units import TICK_S
+from fedsim.lab.audit.data import RecordData
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import is_close, report, report_differences
 from fedsim.records import folder as files
@@ -22,6 +23,14 @@ _HOURS = np.arange(25) * 3600.0
 _WATTS = ["idle_w", "compute_w", "receive_w", "send_w", "tail_w", "charge_w"]
 _NOBODY = -1  # the device and the task of a server's energy
 _CONTINUOUS = -1  # the record of energy that is drawn all the time, and so in every round
+
+
+class _GridZone(TypedDict):
+    """A zone of the grid, as ``energy.json`` has it: name, hourly grams/J, and offset (s)."""
+
+    name: str
+    hours: list[float]
+    offset_s: float
 
 
 def energy_adds_up(evidence: Evidence) -> Iterator[str]:
@@ -57,7 +66,7 @@ def _check_phases_of_devices(evidence: Evidence, account: "_Account") -> Iterato
         yield from report_differences(text, table, {"grams": due})
 
 
-def _check_totals(account: "_Account", stated: Mapping[str, Any]) -> Iterator[str]:
+def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
     phases = stated["by_phase"]
     joules = account.drawn.groupby("phase")["joules"].sum()
     totals = {}
@@ -142,7 +151,7 @@ class _Account:
         self._events = evidence.events
         self.table = evidence.frame(TABLE, OF_METERS[TABLE].names[1:])
         self._setting = evidence.document(SETTING)
-        self.zones: list[dict[str, Any]] = self._setting["zones"]
+        self.zones: list[_GridZone] = self._setting["zones"]
         self._end: float = evidence.run.summary["simulated_s"]
         self._round_rows = np.flatnonzero(self._events["kind"] == "round")
         columns = ["device", "task", "start", "end", "joules", "row", "phase"]
@@ -159,11 +168,11 @@ class _Account:
 
     def _parts(self) -> Iterator[tuple[str, pd.DataFrame]]:
         yield "idle", self._idle()
-        yield from self._of_steps()
+        yield from self._energy_of_steps()
         yield "tail", self._tails()
-        yield from self._of_servers()
+        yield from self._energy_of_servers()
 
-    def _of_steps(self) -> Iterator[tuple[str, pd.DataFrame]]:
+    def _energy_of_steps(self) -> Iterator[tuple[str, pd.DataFrame]]:
         evidence = self._evidence
         steps = (
             evidence.steps.join(evidence.core_s)
@@ -183,17 +192,17 @@ class _Account:
             )
             yield phase, transfers.assign(joules=joules)
 
-    def _of_servers(self) -> Iterator[tuple[str, pd.DataFrame]]:
+    def _energy_of_servers(self) -> Iterator[tuple[str, pd.DataFrame]]:
         transfers = self._evidence.recorded_transfers
         of_devices = transfers["kind"] == "step-end"
         of_edges = transfers["kind"] == "edge-transfer"
         of_peers = transfers["kind"] == "message"
         has_near_end = (transfers["sender"] != "") | (transfers["receiver"] != "")
         to_server = ~((of_devices & has_near_end) | of_peers)
-        yield "server", self._of_place("server", to_server)
-        yield "edge", self._of_place("edge", of_devices | of_edges)
+        yield "server", self._energy_of_place("server", to_server)
+        yield "edge", self._energy_of_place("edge", of_devices | of_edges)
 
-    def _of_place(self, place: str, passing: Any) -> pd.DataFrame:
+    def _energy_of_place(self, place: str, passing: "pd.Series[bool]") -> pd.DataFrame:
         """The energy of the server or of all edge servers, which messages pass."""
         draws = self._setting[place]
         aggregates = self._evidence.data_of("aggregate")
@@ -239,9 +248,9 @@ class _Account:
         if quantity == "grams":
             for number, zone in enumerate(self.zones):
                 in_zone = (evenly["zone"] == number).to_numpy()
-                total += _drawn_by(evenly, in_zone, times, zone)
+                total += _sum_energy(evenly, in_zone, times, zone)
         else:
-            total += _drawn_by(evenly, np.ones(len(evenly), dtype=bool), times, None)
+            total += _sum_energy(evenly, np.ones(len(evenly), dtype=bool), times, None)
         return booked.astype(np.float64) + np.diff(total, prepend=0.0)
 
     def _of_rows(self, rows: pd.DataFrame, name: str) -> Floats:
@@ -309,7 +318,7 @@ class _Account:
         drawn = self._book(tails.assign(end=np.minimum(following["time"], asleep)), "tail_w")
         return drawn.assign(row=self._rows_of_tails(drawn, asleep, following["row"].to_numpy()))
 
-    def _rows_of_tails(self, tails: pd.DataFrame, asleep: Any, ending: Any) -> Any:
+    def _rows_of_tails(self, tails: pd.DataFrame, asleep: "pd.Series[float]", ending: Ints) -> Ints:
         """The record with which each tail is booked.
 
         It is the device's next record (``ending``), or the last one before the first round at
@@ -322,7 +331,7 @@ class _Account:
         return row.astype(np.int64)
 
 
-def _grams(zone: Mapping[str, Any], drawn: pd.DataFrame) -> Any:
+def _grams(zone: _GridZone, drawn: pd.DataFrame) -> "pd.Series[float]":
     """Carbon of energy in a zone of the grid, by the mean intensity from its start to its end."""
     start = drawn["start"]
     end = drawn["end"]
@@ -332,9 +341,7 @@ def _grams(zone: Mapping[str, Any], drawn: pd.DataFrame) -> Any:
     return drawn["joules"] * intensity
 
 
-def _drawn_by(
-    evenly: pd.DataFrame, rows: Flags, times: Floats, zone: Mapping[str, Any] | None
-) -> Floats:
+def _sum_energy(evenly: pd.DataFrame, rows: Flags, times: Floats, zone: _GridZone | None) -> Floats:
     """Energy of some rows up to each of some times (s), at constant powers.
 
     Returns:
@@ -354,7 +361,7 @@ def _drawn_by(
     return np.array(sums, dtype=np.float64)
 
 
-def _integral(zone: Mapping[str, Any], times: Any) -> Any:
+def _integral(zone: _GridZone, times: "Floats | pd.Series[float]") -> Floats:
     """Integrate a zone's intensity from a midnight before the run to some times (s)."""
     sums = np.append(0.0, np.cumsum(zone["hours"])) * 3600.0
     days, rest = np.divmod(times + zone["offset_s"], DAY_S)

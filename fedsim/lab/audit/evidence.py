@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import ArrayLike
 
-from fedsim.common.arrays import Flags, Ints
+from fedsim.common.arrays import AnyArray, Flags, Ints
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import read_json
 from fedsim.common.units import Bytes
@@ -32,9 +33,6 @@ from fedsim.lab.audit.frames import (
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import AVAILABILITY, DEVICES, EVENTS, ROUNDS, TRANSFERS
-
-PEERS = ("d-psgd", "diloco", "epidemic", "gossip", "local-sgd")
-"""Strategies whose devices send to each other."""
 
 TomlTable = Mapping[str, Any]
 """A table of the scenario."""
@@ -108,11 +106,16 @@ class Evidence:
         return distinct.astype(reader.columns).take(codes).set_axis(rows)
 
     @cached_property
-    def _texts(self) -> Any:
+    def _texts(self) -> pa.ChunkedArray:
         return self.run.table(files.EVENTS, ["data"])["data"]
 
     def frame(self, name: str, columns: Sequence[str]) -> pd.DataFrame:
-        """Some columns of a table of the folder."""
+        """Some columns of a table of the folder.
+
+        Args:
+            name: the name of the table.
+            columns: the names of the columns.
+        """
         table = self.run.table(name, columns)
         return pd.DataFrame({column: column_values(table[column]) for column in columns})
 
@@ -228,7 +231,7 @@ class Evidence:
         """The table of devices."""
         return self.frame(files.DEVICES, DEVICES.names)
 
-    def row_of(self, device: Any) -> Ints:
+    def row_of(self, device: ArrayLike) -> Ints:
         """Rows of devices in ``devices``, -1 for a device without one; int64, of their shape."""
         index = pd.Index(self.devices["device"])
         if self.run.has_all_devices or not index.is_unique:
@@ -249,16 +252,16 @@ class Evidence:
         return self.frame(files.AVAILABILITY, AVAILABILITY.names)
 
     @cached_property
-    def models(self) -> dict[str, dict[str, Any]]:
+    def models(self) -> dict[str, dict[str, AnyArray]]:
         """The tensors of every model file, by the file's name without its ending."""
         return self.run.models()
 
     @cached_property
-    def network(self) -> dict[str, Any] | None:
+    def network(self) -> TomlTable | None:
         """The layout of the network; None if the run left none."""
         if not self.run.has(files.NETWORK):
             return None
-        layout: dict[str, Any] = self.document(files.NETWORK)
+        layout: TomlTable = self.document(files.NETWORK)
         return layout
 
     def document(self, name: str) -> Any:

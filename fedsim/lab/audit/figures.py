@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,7 +49,7 @@ def metrics_agree(evidence: Evidence) -> Iterator[str]:
             )
 
 
-def _last(column: "pd.Series[float]") -> Any:
+def _last(column: "pd.Series[float]") -> object:
     return plain_value(column.iat[-1]) if len(column) else None
 
 
@@ -81,7 +80,7 @@ def figures_possible(evidence: Evidence) -> Iterator[str]:
     yield from _report_outside(text, evidence.devices["accuracy"], 1.0)
 
 
-def _report_outside(text: str, values: Any, most: float) -> Iterator[str]:
+def _report_outside(text: str, values: "pd.Series[float]", most: float) -> Iterator[str]:
     """Report values below 0 or above ``most``."""
     column = values.astype(np.float64)
     yield from report(text, pd.DataFrame({"value": column}), (column < 0.0) | (column > most))

@@ -4,22 +4,23 @@ A missing whole number is ``NOTHING``, a missing quantity NaN, a missing name ``
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import ArrayLike
 from pydantic import TypeAdapter
 
-from fedsim.common.arrays import Floats, Ints
+from fedsim.common.arrays import AnyArray, Flags, Floats, Ints
 from fedsim.common.units import TICK_S
 
 NOTHING = -(2**31)
 
 
-def column_values(column: Any) -> Any:
+def column_values(column: pa.ChunkedArray) -> AnyArray | pd.Categorical:
     """Convert a column of a ``pyarrow.Table`` to an array, or to a categorical for names."""
     if pa.types.is_dictionary(column.type):
         names = column.unify_dictionaries().combine_chunks()
@@ -33,7 +34,7 @@ def column_values(column: Any) -> Any:
     return column.to_numpy()
 
 
-def report(text: str, rows: pd.DataFrame, wrong: Any = None) -> Iterator[str]:
+def report(text: str, rows: pd.DataFrame, wrong: ArrayLike | None = None) -> Iterator[str]:
     """Yield a finding for each wrong row.
 
     Args:
@@ -50,7 +51,9 @@ def report(text: str, rows: pd.DataFrame, wrong: Any = None) -> Iterator[str]:
         yield text.format(row=row, **cells)
 
 
-def report_differences(text: str, table: pd.DataFrame, due: Any, **tolerance: Any) -> Iterator[str]:
+def report_differences(
+    text: str, table: pd.DataFrame, due: Mapping[str, ArrayLike], **tolerance: Any
+) -> Iterator[str]:
     """Yield a finding for each cell of a table that differs from the due one, by column.
 
     Args:
@@ -68,13 +71,13 @@ def report_differences(text: str, table: pd.DataFrame, due: Any, **tolerance: An
         yield from report(text, rows, ~is_close(rows["stated"], rows["due"], **tolerance))
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: object) -> object:
     """A cell as findings show it: a number of Python; None if the cell is missing."""
     plain = value.item() if isinstance(value, np.generic) else value
     return None if plain in (NOTHING, "") else plain
 
 
-def latest(mask: Any, keys: Any) -> Ints:
+def latest(mask: ArrayLike, keys: ArrayLike) -> Ints:
     """Find for each row the last masked row with its key, at or before it.
 
     Args:
@@ -89,21 +92,40 @@ def latest(mask: Any, keys: Any) -> Ints:
     return last_places.to_numpy().astype(np.int64)
 
 
-def at_places(values: Any, places: Ints) -> Floats:
-    """The values at some places, NaN at place -1; float64 [places]."""
+def at_places(values: ArrayLike, places: Ints) -> Floats:
+    """The values at some places, NaN at place -1; float64 [places].
+
+    Args:
+        values: the values; [n].
+        places: a place for each result, -1 for none; int64 [places].
+    """
     return np.append(np.asarray(values, dtype=np.float64), np.nan)[places]
 
 
-def is_close(stated: Any, due: Any, atol: float = 1e-6, equal_nan: bool = False) -> Any:
-    """Whether numbers are equal up to the rounding of sums; bool, of their shape."""
+def is_close(
+    stated: ArrayLike, due: ArrayLike, atol: float = 1e-6, equal_nan: bool = False
+) -> Flags:
+    """Whether numbers are equal up to the rounding of sums; bool, of their shape.
+
+    Args:
+        stated: the numbers of the folder.
+        due: the numbers by the records or the scenario.
+        atol: the absolute tolerance, in addition to a relative one of 1e-9.
+        equal_nan: whether NaN equals NaN.
+    """
     return np.isclose(stated, due, rtol=1e-9, atol=atol, equal_nan=equal_nan)
 
 
 _adapter = cache(TypeAdapter[Any])
 
 
-def read(kind: Any, text: Any) -> Any:
-    """Parse a quantity of the scenario, of a ``kind`` such as ``Bytes``, in its base unit."""
+def read(kind: object, text: object) -> Any:
+    """Parse a quantity of the scenario, of a ``kind`` such as ``Bytes``, in its base unit.
+
+    Args:
+        kind: the type of the quantity.
+        text: the quantity, as in a scenario.
+    """
     return _adapter(kind).validate_python(text)
 
 
@@ -126,7 +148,7 @@ def endpoint_numbers(names: "pd.Series[str]", kind: str) -> Ints:
     return numbers[codes]
 
 
-def grain_s(times: Any) -> Floats:
+def grain_s(times: ArrayLike) -> Floats:
     """Resolution of the clock at some times (s).
 
     A tick, or beyond 97 days the spacing of float64.

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -142,7 +141,7 @@ def started_up(evidence: Evidence) -> Iterator[str]:
     yield from report(text, first, start_up_row > first["begun"])
 
 
-def _off_by(start_ups: pd.DataFrame, due: float) -> Any:
+def _off_by(start_ups: pd.DataFrame, due: float) -> Floats:
     """Time by which each start-up misses the due one (s); one that was cut off may be shorter."""
     excess = start_ups["took"] - due
     return np.where(start_ups["outcome"] == "done", np.abs(excess), excess)

@@ -6,8 +6,8 @@ The arithmetic of layers and codecs is independent of the engine's.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.units import Bytes
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import read
@@ -66,8 +66,13 @@ def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
     return None
 
 
-def members(tensors: Mapping[str, Any], name: str) -> dict[str, Tensors]:
-    """The models in a file, by member (``""``: the file is one model)."""
+def members(tensors: Mapping[str, AnyArray], name: str) -> dict[str, Tensors]:
+    """The models in a file, by member (``""``: the file is one model).
+
+    Args:
+        tensors: the tensors of the file.
+        name: the name of the file, without its ending.
+    """
     models: dict[str, Tensors] = {}
     for key, values in tensors.items():
         member = ""
@@ -161,6 +166,10 @@ def numbers(tensors: Tensors) -> int:
 
 def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
     """Count the numbers of a model that leave a device.
+
+    Args:
+        scenario: the scenario.
+        tensors: the model's tensors.
 
     Returns:
         None if the scenario names the tensors by code that the folder does not have.
@@ -258,7 +267,7 @@ def _place(layer: str) -> tuple[int, ...]:
 
 
 def tensors_as_said(evidence: Evidence) -> Iterator[str]:
-    """Names and shapes of the tensors of every model are those of the scenario's model and data."""
+    """Tensors of every model have the names and shapes that the scenario's model and data give."""
     scenario = evidence.run.scenario
     due = dense_tensors(scenario)
     lora = scenario.get("model", {}).get("lora") or {}

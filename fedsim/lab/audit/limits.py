@@ -6,15 +6,16 @@ The limits are rounds, time and clients, and the kind of the models.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.stop import StopSpec
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, at_places, report
+from fedsim.lab.audit.strategies import WITH_GLOBAL_MODEL, WITH_GROUP_MODELS, WITH_PERSONAL_MODELS
 
 _WIDTHS: Mapping[str, tuple[int, ...]] = {
     "logistic": (),
@@ -30,46 +31,6 @@ _WIDTHS: Mapping[str, tuple[int, ...]] = {
 }
 """Outputs of each layer of a kind of model, except the last, whose outputs are the classes."""
 
-_WITH_GLOBAL_MODEL = (
-    "cata-fed",
-    "fedasync",
-    "fedat",
-    "fedavg",
-    "fedbuff",
-    "feddr",
-    "feddyn",
-    "fednova",
-    "fedprox",
-    "flora",
-    "heterofl",
-    "hetlora",
-    "hierfavg",
-    "moon",
-    "refl",
-    "rfedavg",
-    "scaffold",
-    "tifl",
-)
-_WITH_PERSONAL_MODELS = (
-    "ditto",
-    "fedbn",
-    "fedper",
-    "fedrep",
-    "pfedme",
-)
-_WITH_GROUP_MODELS = (
-    "cfl",
-    "fedgroup",
-    "fesem",
-    "fesem-mig",
-    "fl-hc",
-    "flexcfl",
-    "fpfc",
-    "hypcluster",
-    "ifca",
-    "ifca-mig",
-    "lcfl",
-)
 _BY_ROUND = r"\d+ rounds|accuracy .* reached"
 """Reasons of a run's end that end it with a round."""
 
@@ -222,7 +183,7 @@ def models_as_said(evidence: Evidence) -> Iterator[str]:
             yield f"devices are in group {group}, of which there is no model"
 
 
-def _files_due(evidence: Evidence, models: Mapping[str, Any]) -> set[str]:
+def _files_due(evidence: Evidence, models: Collection[str]) -> set[str]:
     """The names of the files of models that the run has to leave."""
     run = evidence.run
     strategy = run.scenario["strategy"]["kind"]
@@ -242,11 +203,11 @@ def _files_due(evidence: Evidence, models: Mapping[str, Any]) -> set[str]:
 def _files_of(strategy: str) -> set[str]:
     """The files of models that a strategy leaves, if it leaves any."""
     names = set[str]()
-    if strategy in _WITH_GLOBAL_MODEL or strategy in _WITH_PERSONAL_MODELS:
+    if strategy in WITH_GLOBAL_MODEL or strategy in WITH_PERSONAL_MODELS:
         names.add("global")
-    if strategy in _WITH_GROUP_MODELS:
+    if strategy in WITH_GROUP_MODELS:
         names.add("group")
-    if strategy in _WITH_PERSONAL_MODELS or strategy == "local":
+    if strategy in WITH_PERSONAL_MODELS or strategy == "local":
         names.add("device")
     return names
 
@@ -264,7 +225,7 @@ def _widths(model: TomlTable) -> tuple[int, ...] | None:
 
 
 def _check_layers(
-    name: str, tensors: Mapping[str, Any], kind: str, widths: tuple[int, ...]
+    name: str, tensors: Mapping[str, AnyArray], kind: str, widths: tuple[int, ...]
 ) -> Iterator[str]:
     """Check the outputs of each layer of the models in a file."""
     for member, outputs in sorted(_layers(tensors).items()):
@@ -276,7 +237,7 @@ def _check_layers(
             )
 
 
-def _layers(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _layers(tensors: Mapping[str, AnyArray]) -> dict[str, tuple[int, ...]]:
     """Outputs of each layer, in order, of each model in a file."""
     layers: dict[str, dict[int, int]] = {}
     for name, values in tensors.items():

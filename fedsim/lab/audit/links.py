@@ -9,10 +9,11 @@ a run whose network is a file leaves links and routes in the folder.
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import RunFolderError
@@ -54,7 +55,7 @@ class LinkLayout(NamedTuple):
     place_s: Floats
     edge_s: Floats
 
-    def beyond_s(self, edge: Any) -> Floats:
+    def beyond_s(self, edge: ArrayLike) -> Floats:
         """Latency beyond the edge server of each message (s), 0 without one; float64 [messages]."""
         numbers = np.asarray(edge)
         exists = (numbers >= 0) & (numbers < len(self.edge_s) - 1)
@@ -185,8 +186,8 @@ def _check_peers(
         "up": endpoint_numbers(transfers["sender"], "device"),
         "down": endpoint_numbers(transfers["receiver"], "device"),
     }
-    own_s = np.append(_own_latencies(evidence, layout), 0.0)  # at -1, of no device, 0
-    latency = sum(own_s[evidence.row_of(endpoint)] for endpoint in endpoints.values())
+    latency_s = np.append(_latencies_to_peers(evidence, layout), 0.0)  # at -1, of no device, 0
+    latency = sum(latency_s[evidence.row_of(endpoint)] for endpoint in endpoints.values())
     messages = transfers.assign(begin=transfers["start"] + np.where(between_peers, latency, 0.0))
     for direction, endpoint in endpoints.items():
         of_task = np.where(transfers["direction"] == direction, transfers["device"], NOTHING)
@@ -199,7 +200,7 @@ def _check_peers(
             yield from _check_link(text, messages[user == device], rate)
 
 
-def _own_latencies(evidence: Evidence, layout: LinkLayout) -> Floats:
+def _latencies_to_peers(evidence: Evidence, layout: LinkLayout) -> Floats:
     """Each device's share of the latency to a peer (s); float64 [rows of devices].
 
     Between regions the latency depends on both devices, and is left out.
@@ -240,7 +241,7 @@ def _layout_from_file(evidence: Evidence) -> LinkLayout:
         ) from None
 
 
-def _parse_layout(network: Mapping[str, Any]) -> LinkLayout:
+def _parse_layout(network: TomlTable) -> LinkLayout:
     edges = network.get("edges", {"below": {}, "above": {}, "latency": 0.0})
     users: dict[str, list[_User]] = {name: [] for name in network["links"]}
     parts = {_WHOLE: network["routes"], _BELOW: edges["below"], _ABOVE: edges["above"]}
@@ -263,7 +264,7 @@ def _parse_layout(network: Mapping[str, Any]) -> LinkLayout:
 
 
 def layout_as_said(evidence: Evidence) -> Iterator[str]:
-    """The links and places of a tree with edge servers are those of the scenario."""
+    """A tree with edge servers has the links and places that the scenario states."""
     network = evidence.run.scenario["network"]
     layout = evidence.network
     if network["kind"] != "tree" or layout is None:

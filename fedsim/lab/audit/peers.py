@@ -26,7 +26,7 @@ _GENERATORS = {
 }
 """Generators of NetworkX for kinds of topology that are not their names."""
 
-_USUAL: Mapping[str, Mapping[str, Any]] = {
+_USUAL: Mapping[str, Mapping[str, object]] = {
     "random_regular_graph": {"d": 3},
     "grid_2d_graph": {"periodic": True},
 }
@@ -81,7 +81,7 @@ def _check_receivers(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str
 
 def _receivers(scenario: TomlTable) -> _Neighbours:
     if scenario["strategy"]["kind"] == "epidemic":
-        return _drawn_receivers(scenario)
+        return _draw_receivers(scenario)
     return _neighbours_in_round(scenario)
 
 
@@ -94,7 +94,7 @@ def _is_repeated(stated: Sequence[int], due: Sequence[int]) -> bool:
     return {*counts} == {*due} and len(set(counts.values())) == 1
 
 
-def _drawn_receivers(scenario: TomlTable) -> _Neighbours:
+def _draw_receivers(scenario: TomlTable) -> _Neighbours:
     """The receivers that Epidemic Learning draws for every device of a round."""
     streams = Streams(scenario["seed"])
     devices = scenario["population"]["devices"]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,34 +12,7 @@ from fedsim.common.streams import Streams
 from fedsim.common.units import TICK_S, Seconds
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import NOTHING, at_places, read, report
-
-_NO_GROUPS = (
-    "d-psgd",
-    "diloco",
-    "ditto",
-    "epidemic",
-    "fedasync",
-    "fedavg",
-    "fedbn",
-    "fedbuff",
-    "feddr",
-    "feddyn",
-    "fednova",
-    "fedper",
-    "fedprox",
-    "fedrep",
-    "flora",
-    "gossip",
-    "heterofl",
-    "hetlora",
-    "local",
-    "local-sgd",
-    "moon",
-    "pfedme",
-    "refl",
-    "scaffold",
-)
-"""Strategies without groups of devices."""
+from fedsim.lab.audit.strategies import WITHOUT_GROUPS
 
 _ROUNDING = 1e-9
 _MOST_ROWS = 20_000  # so that the check takes a fraction of a second
@@ -72,9 +44,9 @@ def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Random phases of the availability are those that the scenario and its seed give each device.
+    """Each device has the random phases of availability that the scenario and its seed give.
 
-    With lifetimes or batteries, which cut phases short, they are not checked.
+    Phases are not checked with lifetimes or batteries, which cut phases short.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]
@@ -87,9 +59,9 @@ def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
     mean_off = read(Seconds, section["mean_off"])
     mean_on = read(Seconds, section["mean_on"])
     streams = Streams(scenario["seed"])
-    paths: Any = table.groupby("device")
-    for device, path in paths:
-        phases = _drawn_phases(streams, int(device), mean_on, mean_off)
+    for _, path in table.groupby("device"):
+        device = int(path["device"].iat[0])
+        phases = _draw_phases(streams, device, mean_on, mean_off)
         for start, is_on in zip(path["time"].tolist(), path["on"].tolist(), strict=True):
             due_start, due_on = next(phases)
             if (start, is_on) != (due_start, due_on):
@@ -104,7 +76,7 @@ def _on_or_off(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 
-def _drawn_phases(
+def _draw_phases(
     streams: Streams, device: int, mean_on: float, mean_off: float
 ) -> Iterator[tuple[float, bool]]:
     """Draw the phases of a device: begin (s), and whether the device is online."""
@@ -132,7 +104,7 @@ def groups_agree(evidence: Evidence) -> Iterator[str]:
         text = f"record {{row}} of task {{task}} has the {name} {{{name}}}, its first one {{due}}"
         yield from report(text, of_tasks.assign(due=due), of_tasks[name] != due)
     kind = evidence.run.scenario["strategy"]["kind"]
-    if kind in _NO_GROUPS:
+    if kind in WITHOUT_GROUPS:
         text = "device {device} is in group {group}, and the strategy has none"
         yield from report(text, devices, devices["group"] != NOTHING)
     elif kind == "hierfavg":

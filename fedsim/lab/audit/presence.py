@@ -1,10 +1,10 @@
 """Checks that the table of availability is in order, and that devices worked only while online."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from fedsim.common.arrays import Flags, Ints
 from fedsim.lab.audit.evidence import Evidence
@@ -45,7 +45,7 @@ def reachable(evidence: Evidence) -> Iterator[str]:
         yield from report(text, messages, _are_away(table, messages))
 
 
-def _out_of_order(evidence: Evidence, table: pd.DataFrame) -> Any:
+def _out_of_order(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":
     """Whether each row of the table is impossible after the row before; bool [rows]."""
     before = table.shift()
     device = table["device"]
@@ -60,7 +60,7 @@ def _out_of_order(evidence: Evidence, table: pd.DataFrame) -> Any:
     return wrong
 
 
-def _are_away(table: pd.DataFrame, spans: pd.DataFrame) -> Any:
+def _are_away(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool]":
     """Whether each device is unreachable at some time from ``start`` to ``time`` (s); bool [spans].
 
     An instant, and a device without a row, never is.
@@ -73,7 +73,7 @@ def _are_away(table: pd.DataFrame, spans: pd.DataFrame) -> Any:
     return (phase >= 0) & (spans["time"] > spans["start"]) & ~online_to_end
 
 
-def _phase_rows(table: pd.DataFrame, device: Any, time: Any) -> Ints:
+def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints:
     """The row of the availability for each device at a time (s), -1 for none; int64 [n].
 
     The table is in order of devices and times.

@@ -6,23 +6,9 @@ from importlib.util import find_spec
 import numpy as np
 
 from fedsim.lab.audit.evidence import Evidence, TomlTable
+from fedsim.lab.audit.strategies import REQUESTS_IN_ROUNDS
 
 _ROUNDING = 1e-9
-_ASK_IN_ROUNDS = (
-    "ditto",
-    "fedavg",
-    "fedbn",
-    "fedper",
-    "fednova",
-    "fedprox",
-    "fedrep",
-    "moon",
-    "pfedme",
-)
-"""Strategies whose server asks no device outside of rounds.
-
-All devices that are present are idle between them.
-"""
 
 
 def privacy_as_said(evidence: Evidence) -> Iterator[str]:
@@ -92,7 +78,7 @@ def _shares_of_rounds(evidence: Evidence, devices: int) -> dict[float, int]:
 def _all_are_idle(scenario: TomlTable) -> bool:
     """Whether every device is idle, and so can be drawn, as each round begins."""
     population = scenario["population"]
-    if scenario["strategy"]["kind"] not in _ASK_IN_ROUNDS:
+    if scenario["strategy"]["kind"] not in REQUESTS_IN_ROUNDS:
         return False
     if {"arrivals", "departures"} & population.keys():
         return False

@@ -65,7 +65,7 @@ def _check_outages(evidence: Evidence, number: int, process: TomlTable) -> Itera
             yield f"{name}: between outages the link has rates of {rates} B/s"
     else:
         stated = _outages_of_edge(evidence, process["edge"])
-    due = _drawn_outages(evidence, number, process)
+    due = _draw_outages(evidence, number, process)
     yield from _check_times(evidence, f"{name}: an outage begins", stated.begins, due.begins)
     yield from _check_times(evidence, f"{name}: an outage ends", stated.ends, due.ends)
 
@@ -125,7 +125,7 @@ def _edge_times(evidence: Evidence, kind: str, edge: int) -> list[float]:
     return times
 
 
-def _drawn_outages(evidence: Evidence, number: int, process: TomlTable) -> _Outages:
+def _draw_outages(evidence: Evidence, number: int, process: TomlTable) -> _Outages:
     """Draw the outages of a process up to the run's end, by the process's own streams."""
     streams = Streams(evidence.run.scenario["seed"])
     end = evidence.run.summary["simulated_s"]

@@ -12,27 +12,9 @@ from fedsim.common.streams import Streams
 from fedsim.common.units import TICK_S
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, at_places, report
+from fedsim.lab.audit.strategies import LONGER_EPOCHS, PLAIN_EPOCHS, UNEVEN_EPOCHS
 
 _ROUNDING = 1e-6
-_PLAIN = (
-    "fedasync",
-    "fedavg",
-    "fedbn",
-    "fedbuff",
-    "feddr",
-    "feddyn",
-    "fednova",
-    "fedper",
-    "fedprox",
-    "refl",
-)
-"""Strategies each of whose trainings is of ``local_epochs``."""
-
-_OF_STEPS = ("pfedme", "flexcfl", "fedgroup", "flower", "heterofl", "hetlora", "flora")
-"""Strategies in which an epoch is not always one pass over the samples."""
-
-_LONGER_PASSES = ("moon",)
-"""Strategies in which an epoch takes longer than a pass for training."""
 
 
 def epochs_agree(evidence: Evidence) -> Iterator[str]:
@@ -56,7 +38,7 @@ def epochs_as_said(evidence: Evidence) -> Iterator[str]:
     Outside of rounds a selection may have them profiled with other epochs.
     """
     strategy = evidence.run.scenario["strategy"]
-    if strategy["kind"] not in _PLAIN:
+    if strategy["kind"] not in PLAIN_EPOCHS:
         return
     trainings = evidence.trainings
     of_rounds = evidence.events["round"].loc[trainings.index] != NOTHING
@@ -84,7 +66,7 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     )
     slow = population.get("slow_phases", {"factor": 1.0})["factor"]
     usual = 1.0
-    if "reference_flops" in population or scenario["strategy"]["kind"] in _LONGER_PASSES:
+    if "reference_flops" in population or scenario["strategy"]["kind"] in LONGER_EPOCHS:
         usual = _usual_ratio(ratios, slow)
     slack = _ROUNDING if usual == 1.0 else 1e-4
     # comparisons with NaN are false: an unknown ratio is not wrong
@@ -104,7 +86,7 @@ def _follows_from_speed(scenario: TomlTable) -> bool:
         return False
     if population.get("capacity", {}).get("kind", "fedscale") != "fedscale":
         return False
-    if strategy["kind"] in _OF_STEPS or strategy.get("local_steps"):
+    if strategy["kind"] in UNEVEN_EPOCHS or strategy.get("local_steps"):
         return False
     # a user's own trainer may stop early
     if ":" in strategy["kind"] or ":" in scenario.get("training", {}).get("kind", ""):

@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -124,7 +123,7 @@ def _continued_tasks(evidence: Evidence) -> dict[int, int]:
 
 
 class _UpdateBook:
-    """The updates that may be aggregated, and those that have to be."""
+    """The updates that may be aggregated, and the updates that have to be aggregated."""
 
     def __init__(self) -> None:
         self._idle = set[int]()
@@ -188,7 +187,7 @@ class _UpdateBook:
 
 
 def round_counts(evidence: Evidence) -> Iterator[str]:
-    """Each round's counts are those of its tasks, and the rounds' table agrees with the records."""
+    """Each round counts its tasks' outcomes, and the rounds' table agrees with the records."""
     events = evidence.events
     summary = evidence.run.summary
     recorded = evidence.data_of("round")["data"].to_dict()
@@ -215,7 +214,7 @@ def round_counts(evidence: Evidence) -> Iterator[str]:
         else:
             data = recorded[row]
             yield from _check_counts(name, data, ended.pop(number, Counter()))
-            cells: dict[str, Any] = next(rows, {})
+            cells: Mapping[str, object] = next(rows, {})
             if agree:
                 yield from _check_cells(name, cells, {"round": name, "time": time, **data})
     if not agree:
@@ -225,7 +224,7 @@ def round_counts(evidence: Evidence) -> Iterator[str]:
         )
 
 
-def _check_counts(name: Any, data: Mapping[str, Any], counts: Counter[str]) -> Iterator[str]:
+def _check_counts(name: object, data: Mapping[str, int], counts: Counter[str]) -> Iterator[str]:
     for key in _COUNTS:
         if key not in data:
             continue
@@ -237,7 +236,9 @@ def _check_counts(name: Any, data: Mapping[str, Any], counts: Counter[str]) -> I
             yield f"round {name}: {key} is {data[key]}, its tasks say {counts[key]}"
 
 
-def _check_cells(name: Any, cells: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:
+def _check_cells(
+    name: object, cells: Mapping[str, object], data: Mapping[str, object]
+) -> Iterator[str]:
     """Compare a row of the rounds' table with the data of the round's record."""
     for key, value in {**_NOT_MEASURED, **data}.items():
         cell = cells.get(key, "missing")

@@ -1,13 +1,12 @@
 """Checks that each message has the bytes of its models and numbers, as the codecs encode them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 from fedsim.common.streams import Streams
 from fedsim.common.units import Bytes
-from fedsim.lab.audit.evidence import PEERS, Evidence
+from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, read
 from fedsim.lab.audit.layout import (
     Tensors,
@@ -19,6 +18,7 @@ from fedsim.lab.audit.layout import (
     numbers,
     sent_numbers,
 )
+from fedsim.lab.audit.strategies import PEERS
 
 _ROUNDING = 1e-9
 _NUMBER_BYTES = 4
@@ -104,7 +104,7 @@ class MessageSizes:
         scenario = evidence.run.scenario
         self._evidence = evidence
         self._scenario = scenario
-        self._strategy: Mapping[str, Any] = scenario["strategy"]
+        self._strategy: TomlTable = scenario["strategy"]
         self._codecs = scenario.get("messages", {})
         self._streams = Streams(scenario["seed"])
         self.cut = _CUT.get(self._strategy["kind"])
@@ -115,7 +115,7 @@ class MessageSizes:
 
     @cached_property
     def _tensors(self) -> Tensors | None:
-        """The trained tensors that the run left; if it left none, those of the scenario."""
+        """The trained tensors that the run left; without any, the tensors of the scenario's model."""
         tensors = left_tensors(self._evidence)
         if tensors is None and self._expected is not None:
             tensors = self._expected[0]
@@ -123,7 +123,7 @@ class MessageSizes:
 
     @cached_property
     def _whole(self) -> int | None:
-        """Count of the numbers of a model; None if neither tensors nor scenario tell it."""
+        """Count of a model's parameters; None if neither tensors nor scenario define it."""
         if self._tensors is not None:
             return numbers(self._tensors)
         model = self._scenario.get("model", {})

@@ -7,7 +7,6 @@ are left out, because the folder does not contain them.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,7 +49,7 @@ _POWERS = {
 
 
 def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Speeds, links and sample counts are those of the scenario's distributions and seed."""
+    """Speeds, links and sample counts follow from the scenario's distributions and seed."""
     if not evidence.run.has_all_devices:
         return
     scenario = evidence.run.scenario
@@ -93,7 +92,7 @@ def _links(scenario: TomlTable) -> dict[str, Floats]:
 
 
 def energy_as_said(evidence: Evidence) -> Iterator[str]:
-    """Energy is counted as the scenario says, with the batteries and powers that it draws."""
+    """Energy is counted by the rules of the scenario, with the batteries and powers that it draws."""
     scenario = evidence.run.scenario
     section = scenario.get("energy")
     if section is None or not evidence.run.has(TABLE):
@@ -148,7 +147,7 @@ def _check_columns(table: pd.DataFrame, drawn: Mapping[str, Floats], prefix: str
         yield from report_differences(text, table, {name: due}, atol=slack, equal_nan=True)
 
 
-def _setting(section: TomlTable, cells: int, overhead: float) -> dict[str, Any]:
+def _setting(section: TomlTable, cells: int, overhead: float) -> dict[str, object]:
     """The entries of ``energy.json`` by the scenario's section, without zones of a user's file."""
     setting = {
         "idle_while": section.get("idle_while", "working"),
@@ -182,7 +181,7 @@ def _place(section: TomlTable, count: int, overhead: float) -> dict[str, float]:
     return {"idle_w": count * idle, "update_j": update, "j_byte": byte * overhead}
 
 
-def _alike(stated: Any, due: Any) -> bool:
+def _alike(stated: object, due: object) -> bool:
     """Whether values of JSON are equal up to rounding; NaN in ``due`` equals any number."""
     if isinstance(stated, dict) and isinstance(due, dict):
         if stated.keys() != due.keys():

@@ -1,8 +1,8 @@
-"""From a log of a real deployment to a world to simulate: ``fedsim calibrate``.
+"""Fits a world to the log of a real deployment: ``fedsim calibrate``.
 
-``log`` reads the log, ``fitting`` finds devices and links in it, ``replay`` predicts its rounds
-with the simulator, ``files`` writes the scenario and the tables. Rounds that are held out are
-predicted, and not fitted to.
+``log`` reads the log, ``fitting`` estimates devices and links, ``replay`` predicts the log's rounds
+with the simulator, ``files`` writes the scenario and the tables. Some rounds are held out: they
+are predicted, but the world is not fitted to them.
 """
 
 from pathlib import Path
@@ -12,14 +12,14 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from fedsim.common.errors import DataError
-from fedsim.lab.calibrate.files import SCENARIO, drawn, summary, write
+from fedsim.lab.calibrate.files import SCENARIO, draw, summary, write
 from fedsim.lab.calibrate.fitting import fit, presence
 from fedsim.lab.calibrate.log import LogDefaults, read_log
 from fedsim.lab.calibrate.replay import held_out, predict
 from fedsim.records.reading import RunFolder
 from fedsim.world.network.protocol import PROTOCOLS, Protocol, ProtocolSpec
 
-_DRAWS = 20  # worlds, or jitters, that a prediction is the mean of
+_DRAWS = 20  # worlds, or seeds of jitter, over which a prediction is averaged
 
 
 def calibrate(
@@ -31,38 +31,44 @@ def calibrate(
     latency: float | None = None,
     protocol: Literal["fluid", "tcp", "bbr"] | None = None,
 ) -> list[str]:
-    """Fit a world to a log and write it as a scenario with tables of clients and of rounds;
-    returns lines for people.
+    """Fit a world to a log and write it as a scenario with tables of clients and of rounds.
 
     Args:
         path: the log, or a run folder.
         out: a folder; files of an earlier calibration are replaced.
         defaults: values that the log lacks.
-        by_client: write each client's own values, and not distributions.
+        by_client: whether to write each client's own values instead of distributions.
         latency: of all clients (s), if it is known.
-        protocol: of the messages; by default that of a run folder, or else fluid.
+        protocol: of the messages; by default the protocol of the run folder, or else fluid.
+
+    Returns:
+        Lines for people.
 
     Raises:
         DataError: the log is missing, malformed, or too short; or its protocol is unknown.
         RunFolderError: a file cannot be read or written.
     """
     log = read_log(path, defaults)
-    held = held_out(log)
-    mine = log.tasks[~np.isin(log.tasks.number, log.rounds.number[held])]
-    fitted = fit(mine, len(log.clients), latency, _protocol(path, protocol))
-    there = presence(log)
-    alike = log.synchronous and not fitted.world.jitter and not fitted.world.protocol.weighs
-    prediction = predict(log, held, [fitted.world] * (1 if alike else _DRAWS))
-    lines = [*summary(fitted, log, there), *prediction.summary("with each client's own values")]
+    is_held_out = held_out(log)
+    is_fitted = ~np.isin(log.tasks.number, log.rounds.number[is_held_out])
+    fitted = fit(log.tasks[is_fitted], len(log.clients), latency, _protocol(path, protocol))
+    online = presence(log)
+    is_exact = log.synchronous and not fitted.world.jitter and not fitted.world.protocol.weighs
+    draws = 1 if is_exact else _DRAWS
+    prediction = predict(log, is_held_out, [fitted.world] * draws)
+    lines = [*summary(fitted, log, online), *prediction.summary("with each client's own values")]
     if not by_client:
-        worlds = [drawn(fitted.world, seed) for seed in range(_DRAWS)]
-        lines += predict(log, held, worlds).summary("with clients drawn as the scenario does")
-    write(out, path.name, log, fitted, by_client, there, prediction)
-    return [*lines, *(f"note: {note}" for note in log.notes), f"written to {out}"]
+        worlds = [draw(fitted.world, seed) for seed in range(_DRAWS)]
+        drawn = predict(log, is_held_out, worlds)
+        lines += drawn.summary("with clients drawn as the scenario does")
+    write(out, path.name, log, fitted, by_client, online, prediction)
+    lines += [f"note: {note}" for note in log.notes]
+    lines.append(f"written to {out}")
+    return lines
 
 
 def _protocol(path: Path, name: str | None) -> Protocol:
-    """By its name, or that of a run folder, whose own code is never imported."""
+    """The protocol of a name, or by default of a run folder, whose code is never imported."""
     spec: Any = name or "fluid"
     if name is None and (path / SCENARIO).is_file():
         spec = RunFolder(path).scenario["network"].get("protocol") or spec

@@ -1,11 +1,8 @@
-"""The output of a calibration: lines for people, a scenario, a table of clients and a table of
-rounds.
-"""
+"""The output of a calibration: lines for people, a scenario, and tables of clients and rounds."""
 
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +13,11 @@ from fedsim.common.harmless import clean, for_csv
 from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.calibrate.fitting import Fitted, Presence
-from fedsim.lab.calibrate.log import Log, Tasks
+from fedsim.lab.calibrate.log import Log
 from fedsim.lab.calibrate.replay import FittedWorld, Prediction
+from fedsim.lab.calibrate.tasks import Steps, Tasks
 from fedsim.records.folder import writing
+from fedsim.running.overrides import Tables
 from fedsim.running.scenario import Scenario
 from fedsim.world.network.protocol import Fluid
 
@@ -34,20 +33,41 @@ _UNITS = {  # of the quantities of clients, with the size in the base unit
 }
 
 
-def drawn(world: FittedWorld, seed: int) -> FittedWorld:
-    """A world of as many clients, drawn from the distributions that the scenario gets."""
+def draw(world: FittedWorld, seed: int) -> FittedWorld:
+    """Draw a world of the same size from the distributions that the scenario gets.
+
+    Args:
+        world: the fitted world.
+        seed: the seed of the draws.
+    """
     streams = Streams(seed)
-    found = dict[str, Any]()
+    quantities: dict[str, Floats] = {}
     for name, values in world.quantities.items():
-        middle, spread = _lognormal(values)
-        found[name] = middle * spread ** streams.generator(f"world/{name}").standard_normal(
-            len(values)
-        )
-    return world._replace(**found)
+        median, spread = _lognormal(values)
+        normal = streams.generator(f"world/{name}").standard_normal(len(values))
+        quantities[name] = median * spread**normal
+    return world._replace(
+        speed=quantities["speed"],
+        down=quantities["down"],
+        up=quantities["up"],
+        latency=quantities["latency"],
+    )
 
 
-def summary(fitted: Fitted, log: Log, there: Presence | None) -> Iterator[str]:
-    """Lines for people."""
+def summary(fitted: Fitted, log: Log, online: Presence | None) -> Iterator[str]:
+    """Describe a calibration in lines for people.
+
+    Args:
+        fitted: the fitted world, with further estimates.
+        log: the log.
+        online: the phases of clients, if the log has any.
+    """
+    yield from _describe_world(fitted, log)
+    yield from _describe_clients(fitted, online)
+    yield from _list_notes(fitted, log)
+
+
+def _describe_world(fitted: Fitted, log: Log) -> Iterator[str]:
     world = fitted.world
     kind = "synchronous" if log.synchronous else f"asynchronous, {log.at_once} clients at work"
     yield (
@@ -55,40 +75,40 @@ def summary(fitted: Fitted, log: Log, there: Presence | None) -> Iterator[str]:
         f"({kind})"
     )
     yield f"protocol   {world.protocol.kind}"
-    jitter = (
-        f", an epoch's time varies by {world.jitter:.1%}" if world.jitter else ", without jitter"
-    )
+    jitter = ", without jitter"
+    if world.jitter:
+        jitter = f", an epoch's time varies by {world.jitter:.1%}"
     yield f"speed      {_in_words('speed', world.speed)}{jitter}"
-    for way, limit in world.server.items():
-        words = (
-            f"the server's link carries {_text(way, limit)}"
-            if limit < math.inf
-            else "no limit at the server is seen"
-        )
-        yield f"{way:<9}  {_in_words(way, world.quantities[way])}; {words}"
-    unknown = ": messages of one size do not tell it, so rates have it in them (--latency)"
-    yield (
-        "latency    "
-        f"{_in_words('latency', world.latency)}{'' if fitted.latency_is_known else unknown}"
-    )
-    known = fitted.overhead[~np.isnan(fitted.overhead)]
-    if len(known) and np.median(known) > 0:
+    for direction, limit in world.server.items():
+        words = "no limit at the server is seen"
+        if limit < math.inf:
+            words = f"the server's link carries {_text(direction, limit)}"
+        yield f"{direction:<9}  {_in_words(direction, world.quantities[direction])}; {words}"
+
+
+def _describe_clients(fitted: Fitted, online: Presence | None) -> Iterator[str]:
+    caveat = ""
+    if not fitted.latency_is_known:
+        caveat = ": messages of one size do not tell it, so rates have it in them (--latency)"
+    yield f"latency    {_in_words('latency', fitted.world.latency)}{caveat}"
+    overheads = fitted.overhead[~np.isnan(fitted.overhead)]
+    if len(overheads) and np.median(overheads) > 0:
         yield (
-            f"overhead   {show_seconds(float(np.median(known)))} of a training, whatever its "
+            f"overhead   {show_seconds(float(np.median(overheads)))} of a training, whatever its "
             "samples; speeds contain it"
         )
-    if there is None:
+    if online is None:
         yield "available  always, as far as the log tells"
     else:
         yield (
-            f"available  {show_seconds(there.mean_on)} on and {show_seconds(there.mean_off)} off "
+            f"available  {show_seconds(online.mean_on)} on and {show_seconds(online.mean_off)} off "
             "on the mean"
         )
-    if (
-        log.synchronous
-        and log.at_once == len(log.clients)
-        and all(limit == math.inf for limit in world.server.values())
-    ):
+
+
+def _list_notes(fitted: Fitted, log: Log) -> Iterator[str]:
+    has_no_limit = all(limit == math.inf for limit in fitted.world.server.values())
+    if log.synchronous and log.at_once == len(log.clients) and has_no_limit:
         yield (
             "note: all clients are in every round, so that a limit at the server may be taken for "
             "their own links"
@@ -112,26 +132,37 @@ def write(
     log: Log,
     fitted: Fitted,
     by_client: bool,
-    there: Presence | None,
+    online: Presence | None,
     prediction: Prediction,
 ) -> None:
-    """Write all files; ``by_client``: the scenario lists the clients' own values."""
-    sections = _sections(name, log, fitted, by_client, there)
-    Scenario(**sections)  # refuses what it would be refused for when it is read
+    """Write all files of a calibration.
+
+    Args:
+        out: the folder.
+        name: of the log.
+        log: the log.
+        fitted: the fitted world.
+        by_client: whether the scenario lists the clients' own values instead of distributions.
+        online: when clients are online, if the log tells.
+        prediction: of the log's rounds.
+    """
+    sections = _sections(name, log, fitted, by_client, online)
+    Scenario(**sections)  # raises now what reading the file would raise
     with writing(out / SCENARIO) as beside:
         beside.write_text(
             f"# Fitted by fedsim calibrate to {clean(name)}.\n{tomli_w.dumps(sections)}",
             encoding="utf-8",
         )
-    clients = {
+    clients: dict[str, object] = {
         "device": range(len(log.clients)),
         "client": list(map(for_csv, log.clients)),
         **fitted.world.quantities,
         "overhead": fitted.overhead,
         "samples": fitted.samples,
-        "tasks": fitted.seen,
-        **({} if there is None else {"present": there.share}),
+        "tasks": fitted.tasks,
     }
+    if online is not None:
+        clients["present"] = online.share
     rounds = {
         "round": log.rounds.number,
         "held_out": prediction.held_out.astype(int),
@@ -146,61 +177,73 @@ def write(
 
 
 def _sections(
-    name: str, log: Log, fitted: Fitted, by_client: bool, there: Presence | None
-) -> dict[str, Any]:
+    name: str, log: Log, fitted: Fitted, by_client: bool, online: Presence | None
+) -> Tables:
+    """The sections of the scenario."""
     world = fitted.world
     at_once = min(log.at_once, len(log.clients))
-    listed = {
-        key: [_text(key, value) for value in values.tolist()]
-        for key, values in world.quantities.items()
+    values: dict[str, object] = {}
+    for key, quantity in world.quantities.items():
+        if by_client:
+            values[key] = [_text(key, value) for value in quantity.tolist()]
+        else:
+            values[key] = _distribution(key, quantity)
+    samples: dict[str, int] | list[int] = {
+        "low": int(fitted.samples.min()),
+        "high": int(fitted.samples.max()),
     }
-    values = (
-        listed
-        if by_client
-        else {key: _distribution(key, values) for key, values in world.quantities.items()}
-    )
-    sizes = {"low": int(fitted.samples.min()), "high": int(fitted.samples.max())}
-    population: dict[str, Any] = {
+    if by_client:
+        samples = fitted.samples.astype(int).tolist()
+    population: Tables = {
         "devices": len(log.clients),
         "speed": values["speed"],
-        "samples": fitted.samples.astype(int).tolist() if by_client else sizes,
+        "samples": samples,
         "jitter": round(world.jitter, 4),
         "fitted_at_once": at_once,
     }
-    if there is not None:
-        phases = {
-            "mean_on": f"{max(there.mean_on, 1e-3):.6g} s",
-            "mean_off": f"{max(there.mean_off, 1e-3):.6g} s",
+    if online is not None:
+        population["availability"] = {
+            "kind": "renewal",
+            "mean_on": f"{max(online.mean_on, 1e-3):.6g} s",
+            "mean_off": f"{max(online.mean_off, 1e-3):.6g} s",
         }
-        population["availability"] = {"kind": "renewal"} | phases
-    server = {way: _text(way, rate) for way, rate in world.server.items() if rate < math.inf}
-    rounds: dict[str, Any] = {"kind": "fedavg", "clients_per_round": at_once}
-    strategy = (
-        rounds
-        if log.synchronous
-        else {"kind": "fedbuff", "concurrency": at_once, "buffer": log.per_version}
-    )
-    network: dict[str, Any] = {"kind": "star", "server": server}
+    server = {}
+    for direction, rate in world.server.items():
+        if rate < math.inf:
+            server[direction] = _text(direction, rate)
+    network: Tables = {"kind": "star", "server": server}
     if world.protocol != Fluid():
-        network["protocol"] = world.protocol.model_dump(mode="json", exclude_defaults=True) | {
-            "kind": world.protocol.kind
-        }
+        network["protocol"] = world.protocol.model_dump(mode="json", exclude_defaults=True)
+        network["protocol"]["kind"] = world.protocol.kind
+    network["device"] = {key: values[key] for key in ("down", "up", "latency")}
+    strategy: Tables = {"kind": "fedavg", "clients_per_round": at_once}
+    if not log.synchronous:
+        strategy = {"kind": "fedbuff", "concurrency": at_once, "buffer": log.per_version}
+    strategy["local_epochs"] = fitted.epochs
     return {
         "name": f"calibrated from {clean(name)}"[:200],
         "learning": "off",
         "model": {"kind": "size", "bytes": f"{_message_bytes(log.tasks)[0]:.9g} B"},
         "population": population,
-        "network": network | {"device": {key: values[key] for key in ("down", "up", "latency")}},
-        "strategy": strategy | {"local_epochs": fitted.epochs},
+        "network": network,
+        "strategy": strategy,
         "stop": {"rounds": len(log.rounds)},
     }
 
 
 def _message_bytes(tasks: Tasks) -> tuple[float, float]:
-    """Medians of a download and of an upload; of the other where there are none."""
-    sizes = [steps.amount[~np.isnan(steps.amount)] for steps in (tasks.down, tasks.up)]
-    down, up = (float(np.median(of)) if len(of) else 0.0 for of in sizes)
+    """Median sizes of downloads and of uploads (bytes), 0 without any.
+
+    Without downloads the first is the size of uploads.
+    """
+    down = _median_amount(tasks.down)
+    up = _median_amount(tasks.up)
     return down or up, up
+
+
+def _median_amount(steps: Steps) -> float:
+    amounts = steps.amount[~np.isnan(steps.amount)]
+    return float(np.median(amounts)) if len(amounts) else 0.0
 
 
 def _text(name: str, value: float) -> str:
@@ -208,25 +251,28 @@ def _text(name: str, value: float) -> str:
     return f"{value / size:.6g} {unit}"
 
 
-def _distribution(name: str, values: Floats) -> Any:
-    middle, spread = _lognormal(values)
+def _distribution(name: str, values: Floats) -> str | Tables:
+    median, spread = _lognormal(values)
     if spread < _ALIKE:
-        return _text(name, middle)
-    return {"kind": "lognormal", "median": _text(name, middle), "spread": round(spread, 4)}
+        return _text(name, median)
+    return {"kind": "lognormal", "median": _text(name, median), "spread": round(spread, 4)}
 
 
 def _lognormal(values: Floats) -> tuple[float, float]:
-    """The median and the spread of a lognormal distribution with the mean and deviation of the
-    values' logarithms.
+    """Fit a lognormal distribution by the moments of logarithms: its median and spread.
+
+    The spread is exp(standard deviation of the logarithms).
     """
     if not (values > 0).all() or np.isinf(values).any():
         return float(np.median(values)), 1.0
     logarithms = np.log(values)
-    return math.exp(logarithms.mean()), math.exp(logarithms.std(ddof=1) if len(values) > 1 else 0.0)
+    deviation = logarithms.std(ddof=1) if len(values) > 1 else 0.0
+    return math.exp(logarithms.mean()), math.exp(deviation)
 
 
 def _in_words(name: str, values: Floats) -> str:
-    middle, spread = _lognormal(values)
-    return _text(name, float(f"{middle:.4g}")) + (
-        f", spread {spread:.3g}" if spread >= _ALIKE else " everywhere"
-    )
+    median, spread = _lognormal(values)
+    text = _text(name, float(f"{median:.4g}"))
+    if spread < _ALIKE:
+        return f"{text} everywhere"
+    return f"{text}, spread {spread:.3g}"

@@ -1,21 +1,22 @@
-"""Devices and links from a log, by estimators that a few odd rows do not move."""
+"""Estimates devices and links from a log, robust against a few outliers."""
 
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.stats import theilslopes
 
 from fedsim.common.arrays import Flags, Floats, Ints
-from fedsim.lab.calibrate.log import Log, Tasks, took
+from fedsim.lab.calibrate.log import Log
 from fedsim.lab.calibrate.replay import FittedWorld, transfers
+from fedsim.lab.calibrate.tasks import Steps, Tasks, took
 from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Fluid, Protocol
 
-_WAYS: tuple[Direction, ...] = ("down", "up")
+_DIRECTIONS: tuple[Direction, ...] = ("down", "up")
 # standard deviations in the median distance from the median, of a normal distribution
 _SIGMA = 1.4826
 _FAR = 3.5  # standard deviations beyond which a time is an outlier
@@ -39,189 +40,217 @@ _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
 # many clients whose rates differ by less share a link
 _ALIKE = 0.03
 _MANY = 5
-_MOSTLY = 0.8  # the share of clients in a round from which the others count as away
+_MOSTLY = 0.8  # share of clients in rounds above which an absent client counts as offline
 
 
 class Fitted(NamedTuple):
-    """A world with further estimates; arrays are [clients]."""
+    """A fitted world, with further estimates; arrays are [clients]."""
 
     world: FittedWorld
     overhead: Floats  # fixed part of a training (s), NaN if unknown; the world's speeds contain it
     latency_is_known: bool  # given or fitted; if not, rates contain latencies
     samples: Floats  # of each client
     epochs: int  # of a training
-    seen: Ints  # tasks that each client was fitted to
+    tasks: Ints  # to which each client was fitted
     notes: tuple[str, ...]  # unknown quantities, for people
 
 
 class Presence(NamedTuple):
-    """Mean durations for which clients are there and away (s), and the share of the time that
-    each is there, [clients].
-    """
+    """The online phases of clients."""
 
-    mean_on: float
-    mean_off: float
-    share: Floats
+    mean_on: float  # duration of an online phase (s)
+    mean_off: float  # duration of an offline phase (s)
+    share: Floats  # of the time that each client is online; float64 [clients]
 
 
 def fit(
     tasks: Tasks, clients: int, latency: float | None = None, protocol: Protocol | None = None
 ) -> Fitted:
-    """The world that tasks of a log are from; a client without a task gets the median of the
-    others.
+    """Fit a world to tasks of a log; a client without a task gets the clients' median.
 
     Args:
-        tasks: some of a log.
-        clients: how many the log has.
+        tasks: of the log, all or some.
+        clients: their number.
         latency: of all clients (s), if it is known.
-        protocol: of the messages, fluid by default; shares of links are taken as alike.
+        protocol: of the messages, fluid by default; messages count as sharing links evenly.
     """
-    protocol = protocol or Fluid()
+    if protocol is None:
+        protocol = Fluid()
     steady = protocol.model_copy(update={"weight_spread": 1.0, "late_weight": 1.0})
     speed, jitter = _speeds(tasks, clients)
-    found = _latencies(tasks, clients, steady) if latency is None else np.full(clients, latency)
-    latencies = np.zeros(clients) if found is None else found
+    fitted_latencies = _latencies(tasks, clients, steady, latency)
+    latencies = np.zeros(clients) if fitted_latencies is None else fitted_latencies
     rates = {}
     server = {}
     notes = []
-    for way in _WAYS:
-        rates[way], server[way], unknown = _links(tasks, way, latencies, steady)
-        notes += unknown
-    for way, other in (_WAYS, _WAYS[::-1]):
-        if np.isnan(rates[way]).all():
-            rates[way] = rates[other]
-            notes.append(f"nothing tells the links {way}: they are taken for those {other}")
+    for direction in _DIRECTIONS:
+        rates[direction], server[direction], caveats = _links(tasks, direction, latencies, steady)
+        notes += caveats
+    for direction, opposite in (_DIRECTIONS, _DIRECTIONS[::-1]):
+        if np.isnan(rates[direction]).all():
+            rates[direction] = rates[opposite]
+            notes.append(
+                f"nothing tells the links {direction}: they are taken for those {opposite}"
+            )
     world = FittedWorld(
-        _usual(rates["down"]),
-        _usual(rates["up"]),
+        _fill_unknown(rates["down"]),
+        _fill_unknown(rates["up"]),
         latencies,
         server,
         protocol,
-        _usual(speed),
+        _fill_unknown(speed),
         jitter,
     )
     overhead: Floats = _lines(tasks.train, tasks.client, clients)[0]
-    held = tasks.train.amount / tasks.epochs
-    samples = np.maximum(1.0, np.round(_usual(_middle(held, tasks.client, clients))))
-    epochs = max(1, int(np.median(tasks.epochs[~np.isnan(held)])))
-    seen = np.bincount(tasks.client, minlength=clients)
-    return Fitted(world, overhead, found is not None, samples, epochs, seen, tuple(notes))
+    samples_of_tasks = tasks.train.amount / tasks.epochs
+    samples = _fill_unknown(_aggregate(samples_of_tasks, tasks.client, clients))
+    epochs = max(1, int(np.median(tasks.epochs[~np.isnan(samples_of_tasks)])))
+    return Fitted(
+        world=world,
+        overhead=overhead,
+        latency_is_known=fitted_latencies is not None,
+        samples=np.maximum(1.0, np.round(samples)),
+        epochs=epochs,
+        tasks=np.bincount(tasks.client, minlength=clients),
+        notes=tuple(notes),
+    )
 
 
 def presence(log: Log) -> Presence | None:
-    """When clients can be reached: as the log says, or where nearly all are in every round, from
-    those who are not.
+    """Estimate the online phases of clients.
 
-    Means are those of exponential phases, of which the first and the last may be cut off.
+    The log states the phases, or else nearly all clients take part in every round, and the rest
+    count as offline. The means are fitted to exponential phases, of which the first and the last
+    may be cut off.
+
+    Returns:
+        None if the log has nothing about the phases.
     """
+    phases = _online_phases(log)
+    if phases is None:
+        return None
+    client, start, end = phases
     clients = len(log.clients)
     first = log.rounds.start.min()
     last = log.rounds.end.max()
+    online_s = np.bincount(client, end - start, clients)
+    departures = np.sum(end < last)
+    arrivals = np.sum(start > first)
+    if not departures or not arrivals:
+        return None
+    duration = last - first
+    mean_on = float(online_s.sum() / departures)
+    mean_off = float((duration * clients - online_s.sum()) / arrivals)
+    return Presence(mean_on, mean_off, online_s / duration)
+
+
+def _online_phases(log: Log) -> tuple[Ints, Floats, Floats] | None:
+    """Client, start and end (s) of each online phase, [phases] each; None if they are unknown."""
     if log.on:
         client, start, end = map(np.array, zip(*log.on, strict=True))
-    elif log.synchronous:
-        tasks = pd.crosstab(log.tasks.client, log.tasks.number).reindex(
-            columns=log.rounds.number, fill_value=0
-        )
-        there = tasks.clip(upper=1).to_numpy()
-        if there.all() or there.mean() < _MOSTLY:
-            return None
-        edges = np.append(log.rounds.start, last)
-        change = np.diff(there, prepend=0, append=0)
-        client, begins = np.nonzero(change == 1)
-        start = edges[begins]
-        end = edges[np.nonzero(change == -1)[1]]
-    else:
+        return client, start, end
+    if not log.synchronous:
         return None
-    on = np.bincount(client, end - start, clients)
-    leaves = np.sum(end < last)
-    comes = np.sum(start > first)
-    if not leaves or not comes:
+    tasks = pd.crosstab(log.tasks.client, log.tasks.number)
+    tasks = tasks.reindex(columns=log.rounds.number, fill_value=0)
+    takes_part = tasks.clip(upper=1).to_numpy()
+    if takes_part.all() or takes_part.mean() < _MOSTLY:
         return None
-    whole = last - first
-    return Presence(
-        float(on.sum() / leaves), float((whole * clients - on.sum()) / comes), on / whole
-    )
+    edges = np.append(log.rounds.start, log.rounds.end.max())
+    change = np.diff(takes_part, prepend=0, append=0)
+    client, begins = np.nonzero(change == 1)
+    ends = np.nonzero(change == -1)[1]
+    return client, edges[begins], edges[ends]
 
 
-def _middle(values: Floats, client: Ints, clients: int, how: str = "median") -> Floats:
-    """The median, or the mean, of each client's values, NaN without any, [clients]."""
-    return np.asarray(
-        pd.Series(values).groupby(np.asarray(client)).agg(how).reindex(range(clients)),
-        dtype=np.float64,
-    )
+def _aggregate(values: Floats, client: Ints, clients: int, function: str = "median") -> Floats:
+    """The median, or the mean, of each client's values, NaN without any; float64 [clients]."""
+    by_client = pd.Series(values).groupby(np.asarray(client)).agg(function)
+    return np.asarray(by_client.reindex(range(clients)), dtype=np.float64)
 
 
-def _usual(values: Floats) -> Floats:
-    """The values with their median in place of NaN."""
-    known = values[~np.isnan(values)]
-    return np.where(np.isnan(values), np.median(known) if len(known) else math.inf, values)
+def _fill_unknown(values: Floats) -> Floats:
+    """The values with their median in place of NaN; infinity if all are NaN."""
+    numbers = values[~np.isnan(values)]
+    usual = np.median(numbers) if len(numbers) else math.inf
+    return np.where(np.isnan(values), usual, values)
 
 
 def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
-    """Samples/s, [clients], and the jitter of an epoch; times of trainings are lognormal with
-    mean samples / speed.
+    """Estimate the speed of clients and the jitter of an epoch.
+
+    Durations of trainings are lognormal with mean samples / speed.
+
+    Returns:
+        Samples/s, float64 [clients], and the coefficient of variation of an epoch's time.
     """
     tasks = tasks[~np.isnan(tasks.train.end) & (took(tasks.train) > 0)]
     client = tasks.client
     pace = np.log(took(tasks.train) / tasks.train.amount)
-    rest = pace - _middle(pace, client, clients)[client]
+    rest = pace - _aggregate(pace, client, clients)[client]
     spread = math.sqrt(len(rest) / max(1, len(rest) - len(np.unique(client))))
     sigma = _SIGMA * float(np.median(np.abs(rest))) * spread
     near = np.abs(rest) <= max(_FAR * sigma, 1e-9)
     pace = pace[near]
-    own = client[near]
-    mean = _middle(pace, own, clients, "mean")
-    if (free := len(pace) - len(np.unique(own))) > 0:
-        sigma = math.sqrt(float(np.sum((pace - mean[own]) ** 2)) / free)
+    client = client[near]
+    mean = _aggregate(pace, client, clients, "mean")
+    degrees = len(pace) - len(np.unique(client))  # of freedom
+    if degrees > 0:
+        sigma = math.sqrt(float(np.sum((pace - mean[client]) ** 2)) / degrees)
     jitter = math.sqrt(math.expm1(sigma**2) * float(np.median(tasks.epochs)))
     return np.exp(-mean - sigma**2 / 2), jitter if jitter > _NO_JITTER else 0.0
 
 
-def _lines(steps: Any, client: Ints, clients: int) -> Floats:
-    """Intercept (at least 0) and slope of each client's Theil-Sen line of time over amount; NaN
-    of one amount; [2, clients].
+def _lines(steps: Steps, client: Ints, clients: int) -> Floats:
+    """Fit a Theil-Sen line of time over amount for each client.
+
+    Returns:
+        Intercept, at least 0, and slope, NaN for clients with one amount; float64 [2, clients].
     """
-    found = np.full((2, clients), math.nan)
-    times = pd.DataFrame({"client": client, "amount": steps.amount, "took": took(steps)}).dropna(
-        subset="took"
-    )
-    for one, own in times.groupby("client"):
-        middle = own.groupby("amount")["took"].median()
-        sizes = middle.index.to_numpy(float)
-        if len(sizes) >= 2 and sizes[-1] >= _APART * sizes[0]:
-            some = np.unique(np.linspace(0, len(sizes) - 1, 64).astype(np.int64))
-            line = theilslopes(middle.to_numpy()[some], sizes[some], method="joint")
-            found[:, int(str(one))] = max(0.0, float(line.intercept)), float(line.slope)
-    return found
+    lines = np.full((2, clients), math.nan)
+    times = pd.DataFrame({"client": client, "amount": steps.amount, "took": took(steps)})
+    for number, group in times.dropna(subset="took").groupby("client"):
+        medians = group.groupby("amount")["took"].median()
+        sizes = medians.index.to_numpy(float)
+        if len(sizes) < 2 or sizes[-1] < _APART * sizes[0]:
+            continue
+        points = np.unique(np.linspace(0, len(sizes) - 1, 64).astype(np.int64))
+        line = theilslopes(medians.to_numpy()[points], sizes[points], method="joint")
+        lines[:, int(str(number))] = max(0.0, float(line.intercept)), float(line.slope)
+    return lines
 
 
-def _latencies(tasks: Tasks, clients: int, protocol: Protocol) -> Floats | None:
-    """The latency of each client's messages (s), [clients]; None where all messages have one
-    size.
+def _latencies(
+    tasks: Tasks, clients: int, protocol: Protocol, latency: float | None
+) -> Floats | None:
+    """Estimate the latency of each client's messages (s), if it is not known; float64 [clients].
+
+    Returns:
+        None if all messages have the same size.
     """
-    lines = np.stack(
-        [_lines(steps, tasks.client, clients) for steps in (tasks.down, tasks.up)], axis=1
-    )
-    known = ~np.isnan(lines[0])
-    if not known.any():
+    if latency is not None:
+        return np.full(clients, latency)
+    down = _lines(tasks.down, tasks.client, clients)
+    up = _lines(tasks.up, tasks.client, clients)
+    intercept, slope = np.stack([down, up], axis=1)
+    is_fitted = ~np.isnan(intercept)
+    if not is_fitted.any():
         return None
-    latency = lines[0].copy()
-    if protocol.slow_start:  # the intercept has round trips in it, by which large messages are late
-        large = lines[0] + lines[1] * _LARGE
+    latencies = intercept.copy()
+    if protocol.slow_start:  # the intercept contains round trips that delay large messages
+        large_s = intercept + slope * _LARGE
 
-        def is_low(tried: Floats) -> Flags:
-            sending = protocol.sending_s(
-                _LARGE, protocol.overhead / lines[1], 2 * tried + protocol.round_trip
-            )
-            return np.asarray(tried + sending < large)
+        def is_low(trial: Floats) -> Flags:
+            round_trip = 2 * trial + protocol.round_trip
+            sending = protocol.sending_s(_LARGE, protocol.overhead / slope, round_trip)
+            return np.asarray(trial + sending < large_s)
 
-        latency = _bisected(is_low, np.zeros_like(large), lines[0])
-    return _usual(pd.DataFrame(latency).where(known).mean().to_numpy())
+        latencies = _bisect(is_low, np.zeros_like(large_s), intercept)
+    return _fill_unknown(pd.DataFrame(latencies).where(is_fitted).mean().to_numpy())
 
 
-def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floats:
-    """The boundaries between ``low`` and ``high`` from which values are no longer low."""
+def _bisect(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floats:
+    """Find the boundaries between ``low`` and ``high`` from which values are no longer low."""
     for _ in range(60):
         middle = (low + high) / 2
         below = is_low(middle)
@@ -231,31 +260,35 @@ def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> F
 
 
 def _links(
-    tasks: Tasks, way: Direction, latency: Floats, protocol: Protocol
+    tasks: Tasks, direction: Direction, latency: Floats, protocol: Protocol
 ) -> tuple[Floats, float, list[str]]:
-    """Rates of the clients' links, [clients], NaN where nothing went, the capacity of the
-    server's (bytes/s), and notes.
+    """Estimate the links of a direction.
+
+    Returns:
+        Rates of the clients' links, NaN for clients without messages (bytes/s, float64 [clients]),
+        capacity of the server's link (bytes/s), and notes for people.
     """
-    tasks = tasks[~np.isnan(tasks[way].end) & (tasks[way].amount > 0)]
+    steps = tasks[direction]
+    tasks = tasks[~np.isnan(steps.end) & (steps.amount > 0)]
     clients = len(latency)
     if not len(tasks):
         return np.full(clients, math.nan), math.inf, []
-    tasks = tasks[np.argsort(tasks[way].start, kind="stable")]
-    search = _LinkSearch(way, tasks[way], tasks.client, latency, protocol)
+    tasks = tasks[np.argsort(tasks[direction].start, kind="stable")]
+    search = _LinkSearch(direction, tasks[direction], tasks.client, latency, protocol)
     capacity = search.capacity()
     notes = []
-    rates = search.settled(capacity, len(tasks))[0]
-    if np.isnan(rates).all():  # windows and round trips alone tell how long messages take
+    rates = search.settle(capacity, len(tasks))[0]
+    if np.isnan(rates).all():  # the durations depend only on windows and round trips
         rates = np.full(clients, _LARGE)
-    if np.median(tasks[way].amount) <= _FIRST_WINDOW:
+    if np.median(tasks[direction].amount) <= _FIRST_WINDOW:
         notes.append(
-            f"messages {way} are so small that a round trip holds them: they tell latency, not "
+            f"messages {direction} are so small that a round trip holds them: they tell latency, not "
             "the links' rates"
         )
     elif capacity == math.inf and search.looks_shared(rates):
         capacity = float(np.nansum(rates))
         notes.append(
-            f"the {clients} clients all have the same rate {way}, and always at once: taken "
+            f"the {clients} clients all have the same rate {direction}, and always at once: taken "
             "for one link "
             f"that they share, of {capacity / 125e3:.4g} Mbit/s; only fewer of them at once "
             "tell what their own links carry"
@@ -265,105 +298,127 @@ def _links(
 
 
 def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
-    """The rates (bytes/s) at which messages take ``sending`` (s) beside their latencies (s),
-    [messages].
+    """The rates at which messages take some times in addition to their latencies.
 
-    NaN where any faster link would take as long, since windows alone limit it.
+    Args:
+        protocol: of the messages.
+        sizes: bytes; float64 [messages].
+        sending: time without latency (s); float64 [messages].
+        latency: s; float64 [messages].
+
+    Returns:
+        Bytes/s, NaN if a faster link would take as long, because windows limit it; float64
+        [messages].
     """
     low = sizes * protocol.overhead / sending
     if protocol.window == math.inf:
         return low
     round_trip = 2 * latency + protocol.round_trip
-    known = protocol.sending_s(sizes, low * _STEEP, round_trip) < sending
-    ends = np.log((low, low * _STEEP))
-    found = _bisected(
-        lambda log: protocol.sending_s(sizes, np.exp(log), round_trip) > sending, *ends
-    )
-    return np.where(known, np.exp(found), math.nan)
+    high = low * _STEEP
+    depends_on_rate = protocol.sending_s(sizes, high, round_trip) < sending
+
+    def is_low(log_rate: Floats) -> Flags:
+        return np.asarray(protocol.sending_s(sizes, np.exp(log_rate), round_trip) > sending)
+
+    log_rates = _bisect(is_low, *np.log((low, high)))
+    return np.where(depends_on_rate, np.exp(log_rates), math.nan)
 
 
 class _LinkSearch:
-    """The links of one direction behind which a log's transfers would take as long as they did.
+    """A search for the links of one direction that explain the durations of a log's transfers.
 
-    The simulator says whether the server's link limits them: for each capacity that is tried,
-    clients' rates are found by which each takes as long as it did, on the median of those that its
-    own link holds up. The remaining errors, of single transfers and of whole busy times, say which
-    capacity is right; a limit that explains little more than none is none.
+    For each trial capacity of the server's link, the rates of clients are fitted by replaying the
+    transfers in the simulator: each client's rate explains the median of the transfers that its
+    own link holds up. The capacity with the least errors, of single transfers and of whole busy
+    times, is the estimate. A limit that explains little more than no limit is dropped.
     """
 
     def __init__(
-        self, way: Direction, steps: Any, client: Ints, latency: Floats, protocol: Protocol
+        self, direction: Direction, steps: Steps, client: Ints, latency: Floats, protocol: Protocol
     ) -> None:
-        self._way = way
+        self._direction = direction
         self._steps = steps
         self._client = client
         self._latency = latency
         self._protocol = protocol
-        self._over = np.maximum.accumulate(steps.end)
+        self._last_end = np.maximum.accumulate(steps.end)
 
     def capacity(self) -> float:
-        """Of the server's link, bytes/s; infinity if it limits nothing."""
+        """Estimate the capacity of the server's link (bytes/s); infinity if it limits nothing."""
         most = min(_MOST, len(self._client))
-        if len(self._begins(most)) == most or (alone := self._error(math.inf, most)) <= _WORTH:
+        if len(self._begins(most)) == most:
+            return math.inf
+        unlimited = self._error(math.inf, most)
+        if unlimited <= _WORTH:
             return math.inf
         least = self._least(most)
-        tried = {least * factor: self._error(least * factor, most) for factor in _WIDER}
-        best = min(tried, key=tried.__getitem__)
-        if tried[best] >= alone:
+        errors = {least * factor: self._error(least * factor, most) for factor in _WIDER}
+        best = min(errors, key=errors.__getitem__)
+        if errors[best] >= unlimited:
             return math.inf
         low = math.log(best / _WIDER[2])
         high = math.log(best * _WIDER[2])
         for _ in range(12):  # a golden section
-            left = math.exp(high - _GOLDEN * (high - low))
-            right = math.exp(low + _GOLDEN * (high - low))
-            tried |= {one: self._error(one, most) for one in (left, right)}
-            low, high = (
-                (low, math.log(right)) if tried[left] <= tried[right] else (math.log(left), high)
-            )
-        best = min(tried, key=tried.__getitem__)
-        return best if tried[best] < _BETTER * alone and tried[best] < alone - _WORTH else math.inf
+            lower = math.exp(high - _GOLDEN * (high - low))
+            upper = math.exp(low + _GOLDEN * (high - low))
+            errors[lower] = self._error(lower, most)
+            errors[upper] = self._error(upper, most)
+            if errors[lower] <= errors[upper]:
+                high = math.log(upper)
+            else:
+                low = math.log(lower)
+        best = min(errors, key=errors.__getitem__)
+        if errors[best] < _BETTER * unlimited and errors[best] < unlimited - _WORTH:
+            return best
+        return math.inf
 
     def looks_shared(self, rates: Floats) -> bool:
-        """Whether many clients have one rate (bytes/s, [clients]), and never send but all
-        together.
-        """
-        known = rates[~np.isnan(rates)]
-        if len(known) < _MANY or np.ptp(known) > _ALIKE * np.median(known):
-            return False
-        together = np.split(self._client, self._begins(len(self._client))[1:])
-        return min(len(np.unique(part)) for part in together) == len(known)
+        """Whether many clients have nearly one rate, and always send all together.
 
-    def settled(self, capacity: float, most: int) -> tuple[Floats, Floats]:
-        """Rates (bytes/s, [clients]) behind a server's link of this capacity, and how long the
-        first transfers take (s).
+        Args:
+            rates: of clients (bytes/s), NaN if unknown; float64 [clients].
+        """
+        rates = rates[~np.isnan(rates)]
+        if len(rates) < _MANY or np.ptp(rates) > _ALIKE * np.median(rates):
+            return False
+        cohorts = np.split(self._client, self._begins(len(self._client))[1:])
+        return min(len(np.unique(cohort)) for cohort in cohorts) == len(rates)
+
+    def settle(self, capacity: float, most: int) -> tuple[Floats, Floats]:
+        """Fit the rates of clients behind a server's link.
+
+        Args:
+            capacity: of the server's link (bytes/s).
+            most: number of transfers to replay, in order of time.
+
+        Returns:
+            Bytes/s, float64 [clients], and durations of the replayed transfers (s), float64 [most].
         """
         latency = self._latency[self._client]
         clients = len(self._latency)
         sending = np.maximum(took(self._steps) - latency, 1e-9)
-        rates = _middle(
-            _rates(self._protocol, self._steps.amount, sending, latency), self._client, clients
-        )
+        of_transfers = _rates(self._protocol, self._steps.amount, sending, latency)
+        rates = _aggregate(of_transfers, self._client, clients)
         steps = self._steps[:most]
         client = self._client[:most]
         latency = latency[:most]
         real = sending[:most]
         if capacity == math.inf:
             round_trip = 2 * latency + self._protocol.round_trip
-            return rates, latency + self._protocol.sending_s(
-                steps.amount, rates[client], round_trip
-            )
+            sending = self._protocol.sending_s(steps.amount, rates[client], round_trip)
+            return rates, latency + sending
         rates = np.minimum(rates, capacity)
         took_s = real
         for _ in range(_TURNS):
-            known = np.where(np.isnan(rates), capacity, rates)
+            links = np.where(np.isnan(rates), capacity, rates)
             world = FittedWorld(
-                known, known, self._latency, dict.fromkeys(_WAYS, capacity), self._protocol
+                links, links, self._latency, dict.fromkeys(_DIRECTIONS, capacity), self._protocol
             )
-            took_s = transfers(world, self._way, steps, client)
+            took_s = transfers(world, self._direction, steps, client)
             apart = np.log(np.maximum(took_s - latency, 1e-9) / real)
-            # those that the server's link holds up do not depend on their own
-            own = np.abs(apart) > _STILL
-            change = np.nan_to_num(_middle(apart[own], client[own], clients))
+            # a transfer that the server's link holds up does not depend on the client's link
+            moves = np.abs(apart) > _STILL
+            change = np.nan_to_num(_aggregate(apart[moves], client[moves], clients))
             better = np.minimum(rates * np.exp(change), capacity)
             if np.nanmax(np.abs(np.log(better / rates))) < _STILL:
                 break
@@ -371,36 +426,36 @@ class _LinkSearch:
         return rates, took_s
 
     def _error(self, capacity: float, most: int) -> float:
-        """Mean log error of single transfers, plus the weighted one of the ends of busy times."""
+        """Mean log error of single transfers, plus the weighted one of whole busy times."""
         steps = self._steps[:most]
-        took_s = self.settled(capacity, most)[1]
+        took_s = self.settle(capacity, most)[1]
         begins = self._begins(most)
-        busy, here = (
-            np.maximum.reduceat(ends, begins) - steps.start[begins]
-            for ends in (steps.end, steps.start + took_s)
-        )
-        alone, together = (
-            np.abs(np.log(np.maximum(found, 1e-9) / np.maximum(real, 1e-9))).mean()
-            for found, real in ((took_s, took(steps)), (here, busy))
-        )
-        return float(alone + _TOGETHER * together)
+        first_start = steps.start[begins]
+        busy_s = np.maximum.reduceat(steps.end, begins) - first_start
+        replayed_s = np.maximum.reduceat(steps.start + took_s, begins) - first_start
+        single = _log_error(took_s, took(steps))
+        together = _log_error(replayed_s, busy_s)
+        return float(single + _TOGETHER * together)
 
     def _begins(self, most: int) -> Ints:
-        return np.concatenate(
-            ([0], 1 + np.flatnonzero(self._steps.start[1:most] >= self._over[: most - 1]))
-        )
+        """Places of the transfers that begin a busy time, in which transfers overlap."""
+        is_begin = self._steps.start[1:most] >= self._last_end[: most - 1]
+        return np.concatenate(([0], 1 + np.flatnonzero(is_begin)))
 
     def _least(self, most: int) -> float:
-        """Lower bound of the server's link (bytes/s): the rate of whole transfers in the busiest
-        stretches.
-        """
-        found = []
+        """Lower bound of the server's capacity (bytes/s): its rate in the busiest times."""
+        rates = []
         for first, last in pairwise([*self._begins(most).tolist(), most]):
             steps = self._steps[first:last]
             order = np.argsort(steps.end, kind="stable")
             latency = self._latency[self._client[first:last]].min()
             wire = np.cumsum(steps.amount[order]) * self._protocol.overhead
-            found.append(
-                (wire / np.maximum(steps.end[order] - steps.start[0] - latency, 1e-9)).max()
-            )
-        return float(np.percentile(found, 90))
+            seconds = np.maximum(steps.end[order] - steps.start[0] - latency, 1e-9)
+            rates.append((wire / seconds).max())
+        return float(np.percentile(rates, 90))
+
+
+def _log_error(stated: Floats, measured: Floats) -> float:
+    """Mean absolute error of the logarithms of durations (s)."""
+    ratio = np.maximum(stated, 1e-9) / np.maximum(measured, 1e-9)
+    return float(np.abs(np.log(ratio)).mean())

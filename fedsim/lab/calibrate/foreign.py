@@ -1,19 +1,21 @@
-"""Logs in other forms as rows of a log: NVFlare's clients (``site-1/log.txt`` and so on), APPFL's
-server and clients (``result_Server_*.txt``, ``result_Client1_*.txt``), and fedsim's run folders.
-Flower's server logs nothing of its clients.
+"""Reads logs of other frameworks, and run folders of fedsim, as rows of a log.
 
-A client of NVFlare logs when it has received a task and sent the result, with bytes and duration;
-it trains in between. A client of APPFL logs each epoch at its end, with its duration, and the
-server the arrival of each update. An upload begins when the training has ended. The next download
-begins when the server has the last update of the round, or this client's if it waits for no other,
-and ends when the next training begins.
+These are the logs of NVFlare's clients (``site-1/log.txt`` and so on), and of APPFL's server and
+clients (``result_Server_*.txt``, ``result_Client1_*.txt``). Flower's server logs nothing of its
+clients.
+
+A client of NVFlare logs when it has received a task and sent the result, with bytes and duration.
+It trains in between. A client of APPFL logs each epoch at its end, with its duration, and the
+server logs the arrival of each update. An upload begins when the training has ended. The next
+download begins when the server has the last update of the round, or this client's if the server
+waits for no other, and ends when the next training begins.
 """
 
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -22,6 +24,7 @@ from fedsim.common.files import parse_json, read_text
 from fedsim.records.reading import RunFolder
 
 _COLUMNS = ["place", "client", "round", "what", "start", "end", "bytes", "epochs"]
+_STEPS = {"download": "down", "train": "train", "upload": "up"}
 _SUFFIXES = (".txt", ".log")
 _NAMES = ("log.txt", "log_fl.txt")
 _DATE = r"([12]\d{3}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})"
@@ -37,53 +40,62 @@ _LONGEST_LINE = 10_000  # characters: of a longer line only the beginning is rea
 
 def rows_of(
     path: Path, where: str, size: float | None, samples: int | None, epochs: int, notes: list[str]
-) -> Any:
-    """The data frame of NVFlare's or APPFL's logs; None of other files and folders.
+) -> pd.DataFrame | None:
+    """Read NVFlare's or APPFL's logs.
 
-    ``size`` of a message (bytes), ``samples`` and ``epochs`` of a training count where a log lacks
-    them. ``notes`` get a line for the reader. ``DataError``: the log is Flower's, what it lacks is
-    not given, or a file cannot be read.
+    Args:
+        path: of the logs.
+        where: the logs, for messages.
+        size: of a message (bytes), for logs without bytes.
+        samples: of a training, for logs without samples.
+        epochs: of a training, for logs without epochs.
+        notes: gets a line for the reader.
+
+    Returns:
+        The data frame of the rows; None for other files and folders.
+
+    Raises:
+        DataError: the log is Flower's, a value that it lacks is not given, or a file cannot be
+            read.
     """
     try:
-        return _rows_of(path, where, size, samples, epochs, notes)
+        _refuse_flower(path, where)
+        rows = pd.DataFrame(_read_nvflare(path, epochs), columns=_COLUMNS)
+        framework = "NVFlare"
+        note = (
+            f"{rows['client'].nunique()} logs of NVFlare: rounds are counted, a training is the "
+            "time between two messages"
+        )
+        if rows.empty and path.is_dir():
+            rows = _read_appfl(path, where, size, epochs)
+            framework = "APPFL"
+            note = (
+                "logs of APPFL: the first round is left out, since nothing tells its download; "
+                "clocks are taken to agree, and a "
+                "download has in it what a client does before its training (validation)"
+            )
     except OSError as error:
         raise DataError(
             f"{where}: {str(error.filename or path)!r} cannot be read: {error.strerror}"
         ) from None
+    if rows is None or rows.empty:
+        return None
+    if samples is None:
+        raise DataError(
+            f"{where} is {framework}'s, which logs no samples; say how many a training has, such "
+            "as --samples 60"
+        )
+    notes.append(f"read as {note}")
+    return rows.assign(samples=float(samples))
 
 
-def _rows_of(
-    path: Path, where: str, size: float | None, samples: int | None, epochs: int, notes: list[str]
-) -> Any:
+def _refuse_flower(path: Path, where: str) -> None:
     if path.is_file() and path.suffix in _SUFFIXES and _FLOWER.search(_text(path)):
         raise DataError(
             f"{where} is what Flower's server says of its rounds: no client's download, "
             "training or upload is in it; write "
             "these as rows of a CSV file, or run the app by fedsim"
         )
-    whose = "NVFlare"
-    found = pd.DataFrame(_of_nvflare(path, epochs), columns=_COLUMNS)
-    note = (
-        f"{found['client'].nunique()} logs of NVFlare: rounds are counted, a training is the time "
-        "between two messages"
-    )
-    if found.empty and path.is_dir():
-        whose = "APPFL"
-        found = _of_appfl(path, where, size, epochs)
-        note = (
-            "logs of APPFL: the first round is left out, since nothing tells its download; "
-            "clocks are taken to agree, and a "
-            "download has in it what a client does before its training (validation)"
-        )
-    if found is None or found.empty:
-        return None
-    if samples is None:
-        raise DataError(
-            f"{where} is {whose}'s, which logs no samples; say how many a training has, such "
-            "as --samples 60"
-        )
-    notes.append(f"read as {note}")
-    return found.assign(samples=float(samples))
 
 
 def _text(path: Path) -> str:
@@ -105,9 +117,10 @@ def _seconds(path: Path, place: int, date: str) -> float:
         ) from None
 
 
-def _of_nvflare(path: Path, epochs: int) -> Iterator[tuple[Any, ...]]:
-    """The downloads, trainings and uploads of clients, each named by the folder of its log, or
-    by a single log.
+def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
+    """The downloads, trainings and uploads of clients.
+
+    A client has the name of its log's folder, or of a single log.
     """
     logs = [path] if path.suffix in _SUFFIXES and path.is_file() else []
     if path.is_dir():
@@ -115,141 +128,161 @@ def _of_nvflare(path: Path, epochs: int) -> Iterator[tuple[Any, ...]]:
     for log in logs:
         client = log.parent.name if log.name in _NAMES else log.stem
         number = -1
-        got = 0.0
+        received = 0.0
         last = ""
         for place, line in _lines(log):
             step = _NVFLARE.match(line)
             size = _BYTES.search(line)
-            took = _TIME.search(line)
+            seconds = _TIME.search(line)
             # a task that was sent twice counts once
-            if step is None or size is None or took is None or step[2] == last:
+            if step is None or size is None or seconds is None or step[2] == last:
                 continue
             last = step[2]
             end = _seconds(log, place, step[1])
-            start = end - float(took[1])
+            start = end - float(seconds[1])
+            amount = float(size[1])
             if last.startswith("getTask"):
                 number = number + 1
-                got = end
-                yield place, client, number, "down", start, end, float(size[1]), epochs
+                received = end
+                yield place, client, number, "down", start, end, amount, epochs
             elif number >= 0:
-                yield place, client, number, "train", got, max(got, start), 0.0, epochs
-                yield place, client, number, "up", start, end, float(size[1]), epochs
+                trained = max(received, start)
+                yield place, client, number, "train", received, trained, 0.0, epochs
+                yield place, client, number, "up", start, end, amount, epochs
 
 
-def _of_appfl(path: Path, where: str, size: float | None, epochs: int) -> Any:
-    """The tasks of all clients from the second round on, without samples; None if there are no
-    such logs.
-    """
-    found = []
+class _Line(NamedTuple):
+    """A line of APPFL's logs."""
+
+    place: int
+    time: float  # s
+    source: str  # "server", or the name of a client
+    text: str
+
+
+def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.DataFrame | None:
+    """The tasks of all clients from the second round on; None if there are no such logs."""
+    lines = []
     for log in sorted(path.glob("**/*.txt")):
         for place, line in _lines(log):
-            if row := _APPFL.search(line):
-                found.append((place, _seconds(log, place, row[1]), row[2], row[3]))
-    if not found:
+            match = _APPFL.search(line)
+            if match is not None:
+                lines.append(_Line(place, _seconds(log, place, match[1]), match[2], match[3]))
+    if not lines:
         return None
     if size is None:
         raise DataError(
             f"{where} is APPFL's, which logs no bytes; say how many a message has, such as "
             "--bytes 4MB"
         )
-    said = [(text.rstrip(), time) for _, time, who, text in found if who == "server"]
-    updates = [
-        (text.removeprefix(_UPDATE), time) for text, time in said if text.startswith(_UPDATE)
-    ]
-    arrived: Any = pd.DataFrame(updates, columns=["client", "sent"]).sort_values(
-        "sent", kind="stable"
-    )
-    columns = ["place", "client", "round", "start", "end", "epochs"]
-    tasks: Any = pd.DataFrame(_appfl_epochs(found, epochs), columns=columns).groupby(
-        ["client", "round"], as_index=False
-    )
-    tasks = tasks.agg({"place": "first", "start": "first", "end": "last", "epochs": "sum"})
-    if tasks.empty or not tasks["client"].isin(arrived["client"]).all():
-        names = (shown(", ".join(of["client"].unique()) or "nobody") for of in (arrived, tasks))
+    updates = _appfl_updates(lines)
+    trainings = _appfl_trainings(lines, epochs)
+    if trainings.empty or not trainings["client"].isin(updates["client"]).all():
         raise DataError(
-            f"{where} is APPFL's, whose server has updates of {next(names)}, and whose other "
+            f"{where} is APPFL's, whose server has updates of {_names(updates)}, and whose other "
             "logs have trainings of "
-            f"{next(names)}; both are needed, and the same names (client_id)"
+            f"{_names(trainings)}; both are needed, and the same names (client_id)"
         )
-    arrived, tasks = (
-        of.assign(place_in_order=of.groupby("client").cumcount()) for of in (arrived, tasks)
-    )
-    tasks = tasks.merge(arrived, "left", ["client", "place_in_order"])
+    updates["nth"] = updates.groupby("client").cumcount()
+    trainings["nth"] = trainings.groupby("client").cumcount()
+    tasks = _add_downloads(trainings.merge(updates, "left", ["client", "nth"]))
+    _refuse_clocks(tasks, where)
+    down = tasks.assign(what="down", start=tasks["begun"], end=tasks["start"], bytes=size)
+    train = tasks.assign(what="train", bytes=0.0)
+    up = tasks.assign(what="up", start=tasks["end"], end=tasks["sent"], bytes=size)
+    return pd.concat([down, train, up.dropna(subset="end")], ignore_index=True)[_COLUMNS]
+
+
+def _names(rows: pd.DataFrame) -> str:
+    return shown(", ".join(rows["client"].unique()) or "nobody")
+
+
+def _appfl_updates(lines: list[_Line]) -> pd.DataFrame:
+    """The client of each update, and its arrival at the server (``sent``, s), in order of time."""
+    updates = []
+    for line in lines:
+        text = line.text.rstrip()
+        if line.source == "server" and text.startswith(_UPDATE):
+            updates.append((text.removeprefix(_UPDATE), line.time))
+    frame = pd.DataFrame(updates, columns=["client", "sent"])
+    return frame.sort_values("sent", kind="stable")
+
+
+def _appfl_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
+    """The training of each client in each round."""
+    columns = ["place", "client", "round", "start", "end", "epochs"]
+    frame = pd.DataFrame(_appfl_epochs(lines, epochs), columns=columns)
+    trainings = frame.groupby(["client", "round"], as_index=False)
+    return trainings.agg({"place": "first", "start": "first", "end": "last", "epochs": "sum"})
+
+
+def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
+    """Add the begin of each download (``begun``, s); first rounds have none and are left out."""
     before = tasks[["client", "round", "sent"]].assign(round=tasks["round"] + 1).dropna()
-    tasks = tasks.merge(before.rename(columns={"sent": "begun"}), "inner", ["client", "round"])
-    last = tasks["round"].map(before.groupby("round")["sent"].max())
-    if (tasks["start"] >= last).all():  # all clients wait for the last update of the round before
-        tasks["begun"] = last
-    for task in tasks[
-        (tasks["begun"] > tasks["start"]) | (tasks["sent"] < tasks["end"])
-    ].itertuples():
+    own_update = before.rename(columns={"sent": "begun"})
+    tasks = tasks.merge(own_update, "inner", ["client", "round"])
+    last_update = tasks["round"].map(before.groupby("round")["sent"].max())
+    if (tasks["start"] >= last_update).all():  # all clients wait for the round's last update
+        tasks["begun"] = last_update
+    return tasks
+
+
+def _refuse_clocks(tasks: pd.DataFrame, where: str) -> None:
+    """Refuse tasks whose steps are not in the order of time."""
+    wrong = (tasks["begun"] > tasks["start"]) | (tasks["sent"] < tasks["end"])
+    for task in tasks[wrong].itertuples():
         raise DataError(
             f"{where}: client {task.client!r} trains in round {task.round} for "
             f"{task.end - task.start:.6g} s; by the server's "
             f"log it is asked {task.start - task.begun:+.6g} s before, or heard of too early: "
             "their clocks do not agree"
         )
-    down = tasks.assign(what="down", start=tasks["begun"], end=tasks["start"], bytes=size)
-    up = tasks.assign(what="up", start=tasks["end"], end=tasks["sent"], bytes=size).dropna(
-        subset="end"
-    )
-    return pd.concat([down, tasks.assign(what="train", bytes=0.0), up], ignore_index=True)[_COLUMNS]
 
 
-def _appfl_epochs(
-    lines: list[tuple[int, float, str, str]], epochs: int
-) -> Iterator[tuple[Any, ...]]:
-    """The epochs, or trainings, of clients, from the rows of their tables: a row has the cells
-    that the last titles name.
+def _appfl_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]]:
+    """The epochs, or trainings, of clients, from the rows of their tables.
+
+    The cells of a row have the names of the last titles.
     """
     titles: dict[str, list[str]] = {}
-    for place, end, client, text in lines:
-        cells = text.replace("Pre Val?", "Pre").split()
+    for line in lines:
+        cells = line.text.replace("Pre Val?", "Pre").split()
         if cells[:1] == ["Round"] and "Time" in cells:
-            titles[client] = cells
-        row = dict(zip(titles.get(client, ()), cells, strict=False))
+            titles[line.source] = cells
+        row = dict(zip(titles.get(line.source, ()), cells, strict=False))
         is_time = _is_number(row.get("Time", "").replace(".", "", 1))
         if is_time and _is_number(row["Round"]) and row.get("Pre") != "Y":
             passes = 1 if "Epoch" in row else epochs
-            yield place, client, int(row["Round"]), end - float(row["Time"]), end, passes
+            start = line.time - float(row["Time"])
+            yield line.place, line.source, int(row["Round"]), start, line.time, passes
 
 
 def _is_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
-def of_run(path: Path) -> Any:
-    """The data frame of a run folder."""
+def of_run(path: Path) -> pd.DataFrame:
+    """Read a run folder of fedsim as the data frame of a log's rows."""
     run = RunFolder(path)
-    samples = {row["device"]: row["samples"] for row in run.devices}
-    words = {"download": "down", "train": "train", "upload": "up"}
+    samples_of = {row["device"]: row["samples"] for row in run.devices}
     begun = dict[int, float]()
-    rows = list[tuple[Any, ...]]()
-    last = 0.0
+    rows = list[tuple[object, ...]]()
+    last_round = 0.0
     kinds = ("step-start", "step-end", "round-start", "round")
     columns = ("time", "kind", "device", "round", "task", "step", "outcome", "data")
-    for time, kind, device, number, task, step, outcome, data in run.events_of(kinds, columns):
+    for time, kind, device, number, task, step, outcome, text in run.events_of(kinds, columns):
         if kind == "step-start":
             begun[task] = time
-        elif kind in ("round-start", "round"):
-            if kind == "round":
-                rows.append((0, "server", number, "round", last, time, 0.0, 1, 0.0))
-            last = time
-        elif outcome == "done" and step in words and number is not None:
-            facts = parse_json(data)
-            passes = facts.get("epochs") or 1
-            held = float(samples.get(device, 0) * passes)
-            rows.append(
-                (
-                    0,
-                    str(device),
-                    number,
-                    words[step],
-                    begun[task],
-                    time,
-                    facts.get("bytes", 0.0),
-                    passes,
-                    held,
-                )
-            )
+        elif kind == "round-start":
+            last_round = time
+        elif kind == "round":
+            rows.append((0, "server", number, "round", last_round, time, 0.0, 1, 0.0))
+            last_round = time
+        elif outcome == "done" and step in _STEPS and number is not None:
+            data = parse_json(text)
+            size = data.get("bytes", 0.0)
+            epochs = data.get("epochs") or 1
+            samples = float(samples_of.get(device, 0) * epochs)
+            span = begun[task], time
+            rows.append((0, str(device), number, _STEPS[step], *span, size, epochs, samples))
     return pd.DataFrame(rows, columns=[*_COLUMNS, "samples"])

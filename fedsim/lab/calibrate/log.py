@@ -1,5 +1,4 @@
-"""Logs of deployments: a CSV or Parquet file, NVFlare's workspace, a folder of APPFL's logs, or
-a run folder of fedsim.
+"""Logs of deployments: CSV, Parquet, NVFlare's workspace, APPFL's logs, or a run folder of fedsim.
 
 A row is an interval of one client, or of the server:
 
@@ -7,7 +6,7 @@ A row is an interval of one client, or of the server:
 |---|---|
 | ``client`` | any name; of the server's rows anything |
 | ``round`` | a whole number: of the round, or of the version of the model that a task began with |
-| ``what`` | ``down``, ``train``, ``up``; of the server ``round`` and ``aggregate`` (not used); ``on`` while a client is there |
+| ``what`` | ``down``, ``train``, ``up``; of the server ``round`` and ``aggregate`` (not used); ``on``: a client is online |
 | ``start``, ``end`` | seconds on one clock, or dates with times |
 | ``bytes`` | of a download or upload, payload alone |
 | ``samples`` | that a training went through, each pass counted |
@@ -18,19 +17,20 @@ Rows have any order. A task is a client's download, training and upload, one aft
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from fedsim.common.arrays import Flags, Floats
 from fedsim.common.errors import DataError, nearest, shown
 from fedsim.common.files import regular
 from fedsim.common.units import CLOCK_END_S
 from fedsim.lab.calibrate import foreign
+from fedsim.lab.calibrate.tasks import Rounds, Tasks, spans, whole
 
 _ORDER = {"down": 0, "train": 1, "up": 2}
 _KNOWN = (*_ORDER, "round", "aggregate", "on")
@@ -42,18 +42,32 @@ _NEEDS = {
     "up": ("round", "bytes"),
     "round": ("round",),
 }
-"""The numbers that a row needs beside its times."""
+"""The numbers that a row of each word needs, in addition to its times."""
 
 _MOSTLY = 0.9
 _TOGETHER_S = 1e-3  # clocks are read one after another: an overlap of less is none
 
-Tasks: TypeAlias = Any
-"""A recarray [tasks] in order of their beginning: ``client`` (from 0 on), the ``number`` of its
-round, ``epochs``.
 
-Each has the steps ``down``, ``train`` and ``up``: from ``start`` to ``end`` (s, from the log's
-first instant), and the ``amount``, bytes or samples; NaN where a task has none.
-"""
+class _Row(Protocol):
+    """A row of the log; ``place`` is its number, from 1, or 0 if it has none."""
+
+    place: int
+    client: str
+    round: int
+    what: str
+    start: float
+    end: float
+    bytes: float
+    samples: float
+    epochs: int
+    order: int
+
+    def _replace(self, **fields: float) -> "_Row": ...
+
+
+_Task: TypeAlias = dict[str, _Row]
+"""The rows of a task by their word, in order."""
+
 _STEP = [("start", float), ("end", float), ("amount", float)]
 _TASK = [
     ("client", int),
@@ -70,191 +84,234 @@ class LogDefaults(NamedTuple):
 
     bytes: float | None = None
     samples: int | None = None
-    epochs: int | None = None  # 1 if it is not said
+    epochs: int | None = None  # 1 by default
 
-
-def took(steps: Any) -> Floats:
-    """Durations of steps (s), [tasks]."""
-    seconds: Floats = steps.end - steps.start
-    return seconds
-
-
-def spans(tasks: Tasks) -> tuple[Floats, Floats]:
-    """Beginning of each task, and end of its last known step (s), [tasks] each."""
-    down = tasks.down
-    train = tasks.train
-    up = tasks.up
-    return np.fmin(down.start, np.fmin(train.start, up.start)), np.fmax(
-        down.end, np.fmax(train.end, up.end)
-    )
-
-
-def whole(tasks: Tasks) -> Flags:
-    """Whether each task came to the end of its upload, [tasks]."""
-    return np.asarray(~np.isnan(tasks.up.end))
+    @property
+    def names(self) -> list[str]:
+        """The columns that have a default."""
+        return [name for name in _MORE if getattr(self, name) is not None]
 
 
 @dataclass(frozen=True)
 class Log:
-    """A log without contradictions."""
+    """A log without contradictions.
 
-    clients: tuple[str, ...]  # their names
+    Attributes:
+        clients: their names.
+        tasks: their tasks.
+        rounds: in order of time; versions if the server is asynchronous.
+        synchronous: whether a round begins only when the last one is over.
+        on: client, start and end (s) of its online intervals, if the log has any.
+        notes: for the reader.
+    """
+
+    clients: tuple[str, ...]
     tasks: Tasks
-    # a recarray of ``number``, ``start`` and ``end`` (s), in order of time; of an asynchronous
-    # server its versions
-    rounds: Any
-    synchronous: bool  # a round begins only when the one before is over
-    # client, start and end (s) of intervals in which it could be reached, if told
+    rounds: Rounds
+    synchronous: bool
     on: tuple[tuple[int, float, float], ...]
-    notes: tuple[str, ...]  # for the reader
+    notes: tuple[str, ...]
 
     @property
     def at_once(self) -> int:
-        """Clients in a round, the median; of an asynchronous server the mean number of tasks
-        under way at a time.
-        """
+        """Median number of clients in a round; without rounds, mean number of running tasks."""
         if self.synchronous:
             return int(np.median(np.unique(self.tasks.number, return_counts=True)[1]))
         start, end = spans(self.tasks)
-        return min(
-            len(self.clients), max(1, round(float((end - start).sum() / (end.max() - start.min()))))
-        )
+        running = float((end - start).sum() / (end.max() - start.min()))
+        return min(len(self.clients), max(1, round(running)))
 
     @property
     def per_version(self) -> int:
         """Median number of updates between two versions."""
         ends = np.sort(self.tasks.up.end[whole(self.tasks)])
-        first, last = (
-            np.searchsorted(ends, edges, side="right")
-            for edges in (self.rounds.start, self.rounds.end)
-        )
+        first = np.searchsorted(ends, self.rounds.start, side="right")
+        last = np.searchsorted(ends, self.rounds.end, side="right")
         return max(1, int(np.median(last - first)))
 
 
 def read_log(path: Path, defaults: LogDefaults) -> Log:
-    """Read a log; ``DataError``: it is missing, malformed, or contradicts itself;
-    ``RunFolderError``: a damaged run folder.
+    """Read a log.
+
+    Args:
+        path: of a file or folder.
+        defaults: values of columns that the log lacks.
+
+    Raises:
+        DataError: the log is missing, malformed, or contradicts itself.
+        RunFolderError: a run folder is damaged.
     """
     where = f"the log {str(path)!r}"
     notes = list[str]()
-    rows = foreign.rows_of(
-        path, where, defaults.bytes, defaults.samples, defaults.epochs or 1, notes
-    )
+    epochs = defaults.epochs or 1
+    rows = foreign.rows_of(path, where, defaults.bytes, defaults.samples, epochs, notes)
     is_run = rows is None and path.is_dir()
     if is_run:
-        notes += [
-            f"--{name} is not used: a run folder has its own"
-            for name in _MORE
-            if getattr(defaults, name) is not None
-        ]
-    if rows is None:
-        rows = foreign.of_run(path) if is_run else _of_file(path, where, defaults, notes)
-    steps = rows[rows["what"].isin(_ORDER)]
-    if not {"down", "up"} & set(steps["what"]) or "train" not in set(steps["what"]):
-        raise DataError(
-            f"{where} has no training, or no transfer; both are needed to fit devices and links"
-        )
-    kinds = [] if is_run else [what for what in _ORDER if what in set(steps["what"])]
-    by_client = dict(list(steps.groupby("client")))
-    names = sorted(by_client, key=_in_order)
-    found = {name: _tasks_of(f"{where}: client {name!r}", by_client[name], kinds) for name in names}
-    kept = {name: own for name, own in found.items() if len(own) > 1}
-    if not kept:
-        raise DataError(f"{where} holds no client with two tasks")
-    if few := [name for name in names if name not in kept]:
-        notes.append(
-            f"left out: {len(few)} clients with one task, which tells no device from chance: "
-            f"{shown(', '.join(few))}"
-        )
+        notes += [f"--{name} is not used: a run folder has its own" for name in defaults.names]
+        rows = foreign.of_run(path)
+    elif rows is None:
+        rows = _read_file(path, where, defaults, notes)
+    tasks_of = _tasks_by_client(rows, where, is_run, notes)
     zero = rows["start"].min()
-    places = {name: at for at, name in enumerate(kept)}
-    tasks = _tasks([task for own in kept.values() for task in own], places, zero)
-    if torn := len(tasks) - int(whole(tasks).sum()):
+    numbers = {name: number for number, name in enumerate(tasks_of)}
+    all_tasks = [task for tasks in tasks_of.values() for task in tasks]
+    tasks = _build_tasks(all_tasks, numbers, zero)
+    torn = len(tasks) - int(whole(tasks).sum())
+    if torn:
         notes.append(
             f"{torn} of {len(tasks)} tasks did not come to the end of an upload; no deadline "
             "or loss is fitted"
         )
-    on = rows[(rows["what"] == "on") & rows["client"].isin(kept)].sort_values(
-        "start", kind="stable"
-    )
-    server = rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
-    start, end = spans(tasks)
-    times = pd.DataFrame({"number": tasks.number, "start": start, "end": end}).groupby("number")
-    of_tasks = times.agg({"start": "min", "end": "max"}).to_records()
-    rounds = of_tasks[np.argsort(of_tasks.start, kind="stable")]
-    if len(server):
-        columns = {
-            "number": server["round"],
-            "start": server["start"] - zero,
-            "end": server["end"] - zero,
-        }
-        rounds = pd.DataFrame(columns).to_records(index=False)
-    over = of_tasks.start[1:] >= of_tasks.end[:-1] - _TOGETHER_S  # when the next one begins
+    online = rows[(rows["what"] == "on") & rows["client"].isin(tasks_of)]
+    online = online.sort_values("start", kind="stable")
+    clients = online["client"].map(numbers)
+    spans_of_tasks = _spans_of_rounds(tasks)
     return Log(
-        clients=tuple(kept),
+        clients=tuple(tasks_of),
         tasks=tasks,
-        rounds=rounds,
-        synchronous=not len(over) or bool(np.mean(over) >= _MOSTLY),
-        on=tuple(zip(on["client"].map(places), on["start"] - zero, on["end"] - zero, strict=True)),
+        rounds=_read_rounds(rows, zero, spans_of_tasks),
+        synchronous=_is_synchronous(spans_of_tasks),
+        on=tuple(zip(clients, online["start"] - zero, online["end"] - zero, strict=True)),
         notes=tuple(notes),
     )
 
 
-def _in_order(name: str) -> tuple[bool, int, str, str]:
-    """Numbers first, by their value: without ``int``, which refuses very long ones."""
+def _tasks_by_client(
+    rows: pd.DataFrame, where: str, is_run: bool, notes: list[str]
+) -> dict[str, list[_Task]]:
+    """The tasks of each client that has several, in order of names."""
+    steps = rows[rows["what"].isin(_ORDER)]
+    kinds = set(steps["what"])
+    if not {"down", "up"} & kinds or "train" not in kinds:
+        raise DataError(
+            f"{where} has no training, or no transfer; both are needed to fit devices and links"
+        )
+    complete = [] if is_run else [kind for kind in _ORDER if kind in kinds]
+    rows_of = dict(list(steps.groupby("client")))
+    tasks_of = {}
+    single = []
+    for name in sorted(rows_of, key=_sort_key):
+        tasks = _tasks_of(f"{where}: client {name!r}", rows_of[name], complete)
+        if len(tasks) > 1:
+            tasks_of[name] = tasks
+        else:
+            single.append(name)
+    if not tasks_of:
+        raise DataError(f"{where} holds no client with two tasks")
+    if single:
+        notes.append(
+            f"left out: {len(single)} clients with one task, which tells no device from chance: "
+            f"{shown(', '.join(single))}"
+        )
+    return tasks_of
+
+
+def _spans_of_rounds(tasks: Tasks) -> Rounds:
+    """The first begin and the last end of the tasks of each round."""
+    start, end = spans(tasks)
+    times = pd.DataFrame({"number": tasks.number, "start": start, "end": end})
+    extents = times.groupby("number").agg({"start": "min", "end": "max"})
+    return cast(Rounds, extents.to_records())
+
+
+def _read_rounds(rows: pd.DataFrame, zero: float, spans_of_tasks: Rounds) -> Rounds:
+    """The rounds of the server's rows, or else of the tasks."""
+    server = rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
+    if not len(server):
+        return spans_of_tasks[np.argsort(spans_of_tasks.start, kind="stable")]
+    columns = {
+        "number": server["round"],
+        "start": server["start"] - zero,
+        "end": server["end"] - zero,
+    }
+    return cast(Rounds, pd.DataFrame(columns).to_records(index=False))
+
+
+def _is_synchronous(spans_of_tasks: Rounds) -> bool:
+    """Whether nearly every round is over when the next one begins."""
+    is_over = spans_of_tasks.start[1:] >= spans_of_tasks.end[:-1] - _TOGETHER_S
+    return not len(is_over) or bool(np.mean(is_over) >= _MOSTLY)
+
+
+def _sort_key(name: str) -> tuple[bool, int, str, str]:
+    """Sort key with numbers first, by their value, without ``int``, which refuses long numbers."""
     digits = name.lstrip("0") if name.isdecimal() else ""
     return not name.isdecimal(), len(digits), digits, name
 
 
-def _of_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) -> Any:
+def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) -> pd.DataFrame:
     """The data frame of a log file, with ``place``: the number of the row, from 1."""
-    table = _table(path, where)
+    table = _read_texts(path, where)
     names = list(table.columns)
+    _refuse_columns(names, where)
+    if table.empty:
+        raise DataError(f"{where} has no rows")
+    strange = [name for name in names if name not in _NEEDED + _MORE]
+    if strange:
+        notes.append(f"columns that are not used: {', '.join(strange)}")
+    unused = [name for name in defaults.names if name in names]
+    notes += [f"--{name} is not used: the log has such a column" for name in unused]
+    rows = pd.DataFrame({"place": table.index + 1, "client": table["client"]})
+    rows["what"] = table["what"].replace({"download": "down", "upload": "up"})
+    required = {name for kind in set(rows["what"]) for name in _NEEDS.get(kind, ())}
+    for name in ("start", "end", "round", *_MORE):
+        if name in table:
+            rows[name] = _parse_numbers(table[name], name, where)
+        else:
+            rows[name] = _default_of(name, defaults, name in required, where)
+    for row in _iterate(rows):
+        problem = _find_problem(row)
+        if problem is not None:
+            raise DataError(f"row {row.place} of {where}: {problem}")
+    return rows.fillna({"round": 0, "epochs": 0}).astype({"round": np.int64, "epochs": np.int64})
+
+
+def _refuse_columns(names: list[str], where: str) -> None:
+    """Refuse a log without a necessary column, or with a misspelt one."""
     for name in _NEEDED:
         if name not in names:
             raise DataError(
                 f"{where} has no column {name!r}; it has {', '.join(names)}{nearest(name, names)}"
             )
-    strange = [name for name in names if name not in _NEEDED + _MORE]
-    for name in strange:
-        if meant := nearest(name, [more for more in _MORE if more not in names]):
+    absent = [name for name in _MORE if name not in names]
+    for name in names:
+        hint = "" if name in _NEEDED + _MORE else nearest(name, absent)
+        if hint:
             raise DataError(
                 f"{where} has the unknown column {name!r}; known are "
-                f"{', '.join(_NEEDED + _MORE)}{meant}"
+                f"{', '.join(_NEEDED + _MORE)}{hint}"
             )
-    if table.empty:
-        raise DataError(f"{where} has no rows")
-    if strange:
-        notes.append(f"columns that are not used: {', '.join(strange)}")
-    unused = [name for name in _MORE if name in names and getattr(defaults, name) is not None]
-    notes += [f"--{name} is not used: the log has such a column" for name in unused]
-    rows = pd.DataFrame({"place": table.index + 1, "client": table["client"]})
-    rows["what"] = table["what"].replace({"download": "down", "upload": "up"})
-    needed = {name for what in set(rows["what"]) for name in _NEEDS.get(what, ())}
-    for name in ("start", "end", "round", *_MORE):
-        usual = 1 if name == "epochs" and defaults.epochs is None else getattr(defaults, name, None)
-        if name in table:
-            rows[name] = _numbers(table[name], or_dates=name in ("start", "end"))
-            for row in np.flatnonzero(~np.isfinite(rows[name]) & (table[name] != ""))[:1]:
-                raise DataError(
-                    f"row {row + 1} of {where}: {name} is {shown(table[name][row])}, which "
-                    "cannot be read"
-                )
-        elif usual is not None or name not in needed:
-            rows[name] = np.nan if usual is None else float(usual)
-        else:
-            such = "--bytes '2 MB'" if name == "bytes" else "--samples 60"
-            raise DataError(
-                f"{where} has no column {name!r}; add one, or say with --{name} what is the "
-                f"same in all rows, such as {such}"
-            )
-    for row in rows.itertuples():
-        if problem := _problem(row):
-            raise DataError(f"row {row.place} of {where}: {problem}")
-    return rows.fillna({"round": 0, "epochs": 0}).astype({"round": np.int64, "epochs": np.int64})
 
 
-def _table(path: Path, where: str) -> Any:
+def _default_of(name: str, defaults: LogDefaults, is_required: bool, where: str) -> float:
+    """The value of a column that a log lacks; NaN if no row needs the column."""
+    value = getattr(defaults, name, None)
+    if name == "epochs" and value is None:
+        value = 1
+    if value is not None:
+        return float(value)
+    if not is_required:
+        return math.nan
+    example = "--bytes '2 MB'" if name == "bytes" else "--samples 60"
+    raise DataError(
+        f"{where} has no column {name!r}; add one, or say with --{name} what is the "
+        f"same in all rows, such as {example}"
+    )
+
+
+def _parse_numbers(texts: "pd.Series[str]", name: str, where: str) -> "pd.Series[float]":
+    """The numbers of a column, NaN for empty cells."""
+    numbers = _convert(texts, or_dates=name in ("start", "end"))
+    wrong = np.flatnonzero(~np.isfinite(numbers) & (texts != ""))
+    if len(wrong):
+        row = wrong[0]
+        raise DataError(
+            f"row {row + 1} of {where}: {name} is {shown(texts[row])}, which cannot be read"
+        )
+    return numbers
+
+
+def _read_texts(path: Path, where: str) -> pd.DataFrame:
     """The columns of a file as text."""
     try:
         if path.suffix == ".parquet":
@@ -273,19 +330,23 @@ def _table(path: Path, where: str) -> Any:
     return table.map(lambda cell: "" if pd.isna(cell) else str(cell).strip())
 
 
-def _numbers(texts: Any, or_dates: bool) -> Any:
-    """Numbers, NaN where a text is none; dates as seconds since 1970."""
+def _convert(texts: "pd.Series[str]", or_dates: bool) -> "pd.Series[float]":
+    """Convert texts to numbers, dates to seconds since 1970, and other texts to NaN."""
     if or_dates and re.match(r"[0-9]{4}-[0-9][0-9]-[0-9][0-9]", next(filter(None, texts), "")):
         dates = pd.to_datetime(texts, errors="coerce", utc=True, format="ISO8601")
         return (dates - pd.Timestamp(0, tz="UTC")).dt.total_seconds()
     return pd.to_numeric(texts, errors="coerce").astype(np.float64)
 
 
-def _problem(row: Any) -> str | None:
+def _iterate(rows: pd.DataFrame) -> Iterable[_Row]:
+    return cast(Iterable[_Row], rows.itertuples())
+
+
+def _find_problem(row: _Row) -> str | None:
+    """The reason why a row cannot be used; None if it can."""
     if row.what not in _KNOWN:
-        return (
-            f"what is {shown(row.what)}; allowed are {', '.join(_KNOWN)}{nearest(row.what, _KNOWN)}"
-        )
+        hint = nearest(row.what, _KNOWN)
+        return f"what is {shown(row.what)}; allowed are {', '.join(_KNOWN)}{hint}"
     if row.what in (*_ORDER, "on") and not row.client:
         return "client is empty"
     for name in ("start", "end", *_NEEDS.get(row.what, ())):
@@ -306,80 +367,84 @@ def _problem(row: Any) -> str | None:
     return None
 
 
-_Task: TypeAlias = dict[str, Any]
-"""The rows of a task by their word, in order."""
-
-
-def _tasks_of(whose: str, rows: Any, kinds: list[str]) -> list[_Task]:
+def _tasks_of(client: str, rows: pd.DataFrame, complete: list[str]) -> list[_Task]:
     """The tasks of a client, in order of time.
 
-    Of the words in ``kinds`` a task has all up to its last one; a missing one is refused.
     Transfers of several tasks may overlap, and one may go in pieces at once.
+
+    Args:
+        client: the log and the client, for messages.
+        rows: of the client's steps.
+        complete: the words of which a task has all up to its last one.
+
+    Raises:
+        DataError: two trainings, or steps of a task, overlap, or a step is missing.
     """
     tasks: list[_Task] = []
     latest: dict[int, _Task] = {}  # by round
-    trained: Any = None
-    for row in (
-        rows.assign(order=rows["what"].map(_ORDER))
-        .sort_values(["start", "order"], kind="stable")
-        .itertuples()
-    ):
+    training: _Row | None = None
+    ordered = rows.assign(order=rows["what"].map(_ORDER))
+    for row in _iterate(ordered.sort_values(["start", "order"], kind="stable")):
         task = latest.get(row.round, {})
         last = next(reversed(task.values()), None)
-        if (
-            last is not None
-            and row.what == last.what != "train"
-            and row.start < last.end - _TOGETHER_S
-        ):
+        if last is not None and row.what == last.what != "train" and _overlap(last, row):
             # pieces at once
             task[row.what] = last._replace(end=max(last.end, row.end), bytes=last.bytes + row.bytes)
             continue
-        for one in (last, trained if row.what == "train" else None):
-            if one is not None and row.start < one.end - _TOGETHER_S:
-                raise DataError(f"{whose} does two things at once: {_named(one)} and {_named(row)}")
+        _refuse_overlap(client, last, row)
+        if row.what == "train":
+            _refuse_overlap(client, training, row)
+            training = row
         if last is None or row.order <= last.order:
             if latest and row.round < next(reversed(latest)):
                 raise DataError(
-                    f"{whose} does {_named(row)} in a round that is over; rounds are to grow "
+                    f"{client} does {_describe(row)} in a round that is over; rounds are to grow "
                     "with time"
                 )
-            latest[row.round] = task = {}
+            task = {}
+            latest[row.round] = task
             tasks.append(task)
         task[row.what] = row
-        trained = row if row.what == "train" else trained
     for task in tasks:
-        there = [what for what in kinds if what in task]
-        if there != kinds[: len(there)]:
-            missing = next(what for what in kinds if what not in task)
-            raise DataError(
-                f"{whose} has a hole: {_named(task[there[-1]])} without {missing!r} before it "
-                "in the same round"
-            )
+        _refuse_hole(client, task, complete)
     return tasks
 
 
-def _named(row: Any) -> str:
+def _overlap(last: _Row, row: _Row) -> bool:
+    return bool(row.start < last.end - _TOGETHER_S)
+
+
+def _refuse_overlap(client: str, last: _Row | None, row: _Row) -> None:
+    if last is not None and _overlap(last, row):
+        raise DataError(f"{client} does two things at once: {_describe(last)} and {_describe(row)}")
+
+
+def _refuse_hole(client: str, task: _Task, complete: list[str]) -> None:
+    """Refuse a task that lacks a step before its last one."""
+    steps = [kind for kind in complete if kind in task]
+    if steps == complete[: len(steps)]:
+        return
+    missing = next(kind for kind in complete if kind not in task)
+    raise DataError(
+        f"{client} has a hole: {_describe(task[steps[-1]])} without {missing!r} before it "
+        "in the same round"
+    )
+
+
+def _describe(row: _Row) -> str:
     place = f", row {row.place}" if row.place else ""
     return f"{row.what!r} of round {row.round} (from {row.start:.6g} to {row.end:.6g} s{place})"
 
 
-def _tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
-    found = []
+def _build_tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
+    """The tasks as a recarray, with the numbers of clients, and times from ``zero`` on."""
+    rows = []
     for task in sorted(tasks, key=lambda task: next(iter(task.values())).start):
         first = next(iter(task.values()))
-        steps = dict.fromkeys(_ORDER, (math.nan,) * 3)
-        for what, row in task.items():
-            steps[what] = (
-                row.start - zero,
-                row.end - zero,
-                row.samples if what == "train" else row.bytes,
-            )
-        found.append(
-            (
-                numbers[first.client],
-                first.round,
-                task["train"].epochs if "train" in task else 1,
-                *steps.values(),
-            )
-        )
-    return np.array(found, dtype=_TASK).view(np.recarray)
+        epochs = task["train"].epochs if "train" in task else 1
+        steps = dict.fromkeys(_ORDER, (math.nan, math.nan, math.nan))
+        for kind, row in task.items():
+            amount = row.samples if kind == "train" else row.bytes
+            steps[kind] = row.start - zero, row.end - zero, amount
+        rows.append((numbers[first.client], first.round, epochs, *steps.values()))
+    return cast(Tasks, np.array(rows, dtype=_TASK).view(np.recarray))

@@ -1,11 +1,12 @@
-"""The tasks of a log in a fitted world, through the simulator's network without a strategy;
-errors of its predictions.
+"""Replays the tasks of a log in a fitted world, and predicts the log's rounds.
+
+Messages go through the simulator's network; there is no strategy.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from simpy import Event
@@ -14,11 +15,12 @@ from simpy.events import ProcessGenerator
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.streams import Streams
-from fedsim.lab.calibrate.log import Log, Tasks, whole
+from fedsim.lab.calibrate.log import Log
+from fedsim.lab.calibrate.tasks import Steps, Tasks, whole
 from fedsim.world.network import Direction, Star, ends
 from fedsim.world.network.protocol import Fluid, Protocol, Transport
 
-_UPDATES = 200  # over so many an asynchronous server's rate is counted
+_UPDATES = 200  # over which the rate of an asynchronous server is counted
 
 
 class FittedWorld(NamedTuple):
@@ -46,123 +48,165 @@ class _Play:
         self._streams = Streams(seed)
         self._world = world
         self.env = simulation.env
-        links = world.down, world.up, world.latency, world.server["down"], world.server["up"]
-        self._network = Star(simulation, *links, Transport(world.protocol, self._streams))
+        transport = Transport(world.protocol, self._streams)
+        server = world.server
+        self._network = Star(
+            simulation, world.down, world.up, world.latency, server["down"], server["up"], transport
+        )
         self._sigma = math.sqrt(math.log1p(world.jitter**2))
 
-    def arrival(self, client: int, way: Direction, size: float) -> Event:
-        arrived = self.env.event()
-        self._network.send(*ends(client, way), size, arrived.succeed)  # type: ignore[arg-type]
-        return arrived
+    def send(self, client: int, direction: Direction, size: float) -> Event:
+        """Send a message; the event is its arrival."""
+        arrival = self.env.event()
+
+        def arrive() -> None:
+            arrival.succeed()
+
+        sender, receiver = ends(client, direction)
+        self._network.send(sender, receiver, size, arrive)
+        return arrival
 
     def carry_out(self, tasks: Tasks, task: int) -> ProcessGenerator:
         client = int(tasks.client[task])
         epochs = int(tasks.epochs[task])
-        down, samples, up = (float(tasks[step].amount[task]) for step in ("down", "train", "up"))
+        down = float(tasks.down.amount[task])
+        samples = float(tasks.train.amount[task])
+        up = float(tasks.up.amount[task])
         if not math.isnan(down):
-            yield self.arrival(client, "down", down)
+            yield self.send(client, "down", down)
         if not math.isnan(samples):
-            pace = samples / epochs / float(self._world.speed[client])
-            yield self.env.timeout(pace * sum(self._jitter(task, epoch) for epoch in range(epochs)))
+            epoch_s = samples / epochs / float(self._world.speed[client])
+            factor = sum(self._jitter(task, epoch) for epoch in range(epochs))
+            yield self.env.timeout(epoch_s * factor)
         if not math.isnan(up):
-            yield self.arrival(client, "up", up)
+            yield self.send(client, "up", up)
 
     def _jitter(self, task: int, epoch: int) -> float:
         if not self._sigma:
             return 1.0
-        return math.exp(
-            self._sigma * self._streams.normal("world/jitter", task, epoch) - self._sigma**2 / 2
-        )
+        normal = self._streams.normal("world/jitter", task, epoch)
+        return math.exp(self._sigma * normal - self._sigma**2 / 2)
 
 
-def transfers(world: FittedWorld, way: Direction, steps: Any, client: Ints) -> Floats:
-    """Durations of the downloads or uploads of a log if each began when it did, or after the
-    client's last (s), [steps].
+def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: Ints) -> Floats:
+    """Replay downloads or uploads, each at its time in the log, or after the client's last one.
+
+    Args:
+        world: the fitted world.
+        direction: of the transfers.
+        steps: the transfers of a log.
+        client: of each; int64 [steps].
+
+    Returns:
+        Durations (s); float64 [steps].
     """
     play = _Play(world, 0)
     took = np.zeros(len(client))
     env = play.env
 
-    def send_all(one: int) -> ProcessGenerator:
-        for step in np.flatnonzero(client == one).tolist():
+    def send_all(number: int) -> ProcessGenerator:
+        for step in np.flatnonzero(client == number).tolist():
             yield env.timeout(max(0.0, float(steps.start[step]) - env.now))
             start = env.now
-            yield play.arrival(one, way, float(steps.amount[step]))
+            yield play.send(number, direction, float(steps.amount[step]))
             took[step] = env.now - start
 
-    for one in np.unique(client).tolist():
-        env.process(send_all(one))
+    for number in np.unique(client).tolist():
+        env.process(send_all(number))
     env.run()
     return took
 
 
 def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -> Floats:
-    """Durations of rounds in which the clients of all tasks of a cohort begin at once (s),
-    [cohorts].
+    """Replay rounds, one after another, in which all tasks of a cohort begin at once.
+
+    Args:
+        world: the fitted world.
+        tasks: of the log.
+        cohorts: the places of each round's tasks.
+        seed: of the jitter.
+
+    Returns:
+        Durations (s); float64 [cohorts].
     """
     play = _Play(world, seed)
     env = play.env
-    over = [0.0]
+    ends_s = [0.0]
 
     def play_all() -> ProcessGenerator:
         for cohort in cohorts:
             yield env.all_of([env.process(play.carry_out(tasks, task)) for task in cohort.tolist()])
-            over.append(env.now)
+            ends_s.append(env.now)
 
     env.process(play_all())
     env.run()
-    return np.diff(over)
+    return np.diff(ends_s)
 
 
 def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0) -> float:
-    """Updates a second from so many clients at work, after a warm-up; the next client is drawn
-    from those that are idle.
+    """Simulate an asynchronous server and count its updates per second, after a warm-up.
 
-    ``tasks``: one of each client, in their order.
+    A client that ends its task is replaced by one of the idle clients at random.
+
+    Args:
+        world: the fitted world.
+        tasks: one of each client, in order.
+        at_work: number of clients at work at a time.
+        seed: of the draws and of the jitter.
     """
     play = _Play(world, seed)
-    over = list[float]()
+    ends = list[float]()
     draws = Streams(seed).generator("world/calibrate")
     idle = list(range(len(tasks)))
     before = 3 * at_work
 
     def work() -> ProcessGenerator:
-        while len(over) <= before + _UPDATES:
+        while len(ends) <= before + _UPDATES:
             task = idle.pop(int(draws.integers(len(idle))))
             yield from play.carry_out(tasks, task)
-            over.append(play.env.now)
+            ends.append(play.env.now)
             idle.append(task)
 
     for _ in range(at_work):
         play.env.process(work())
     play.env.run()
-    return _UPDATES / (over[before + _UPDATES] - over[before])
+    return _UPDATES / (ends[before + _UPDATES] - ends[before])
 
 
 class Prediction(NamedTuple):
-    """Rounds, or of an asynchronous server the times between two versions; arrays are [rounds]."""
+    """Durations of rounds, or between versions if the server is asynchronous.
 
-    held_out: Flags  # nothing was fitted to it
-    measured: Floats  # s
-    predicted: Floats  # s; NaN where a round cannot be predicted
-    # updates a second, measured and predicted; None of a synchronous server
+    Attributes:
+        held_out: whether the world was not fitted to the round; bool [rounds].
+        measured: s; float64 [rounds].
+        predicted: s, NaN if the round cannot be predicted; float64 [rounds].
+        updates: updates per second, measured and predicted; None if the server is synchronous.
+    """
+
+    held_out: Flags
+    measured: Floats
+    predicted: Floats
     updates: tuple[float, float] | None
 
-    def summary(self, whose: str) -> Iterator[str]:
-        """Lines for people; ``whose`` values predicted it."""
+    def summary(self, source: str) -> Iterator[str]:
+        """Describe the errors in lines for people; ``source``: of the predictions."""
         if self.updates is not None:
             measured, predicted = self.updates
-            what = "held out" if self.held_out.any() else "fitted"
+            name = "held out" if self.held_out.any() else "fitted"
             rates = f"{measured:.4g} updates/s measured, {predicted:.4g} predicted"
-            yield f"{what:<10} {rates} {whose}: error {abs(predicted / measured - 1):.1%}"
+            yield f"{name:<10} {rates} {source}: error {abs(predicted / measured - 1):.1%}"
             return
-        known = ~np.isnan(self.predicted)
-        if not known.any():
+        is_predicted = ~np.isnan(self.predicted)
+        if not is_predicted.any():
             yield (
-                f"fit        not known {whose}: no round can be predicted, since each has a task "
+                f"fit        not known {source}: no round can be predicted, since each has a task "
                 "that did not come to its end"
             )
-        for what, part in (("held out", known & self.held_out), ("fitted", known & ~self.held_out)):
+        parts = {
+            "held out": is_predicted & self.held_out,
+            "fitted": is_predicted & ~self.held_out,
+        }
+        for name, part in parts.items():
             if not part.any():
                 continue
             errors = np.abs(self.predicted[part] / self.measured[part] - 1)
@@ -174,40 +218,66 @@ class Prediction(NamedTuple):
                 f"{errors.mean():.1%} on the mean, {np.percentile(errors, 95):.1%} at the 95th "
                 "percentile"
             )
-            yield f"{what:<10} {len(errors)} rounds of {means} {whose}: error {error}"
+            yield f"{name:<10} {len(errors)} rounds of {means} {source}: error {error}"
 
 
 def held_out(log: Log) -> Flags:
-    """Rounds that are held out of the fit: every third; of versions, which overlap, the last
-    third; bool [rounds].
+    """Choose rounds to hold out of the fit: every third, or of versions the last third.
+
+    Versions overlap in time, rounds do not.
+
+    Returns:
+        bool [rounds].
     """
     count = len(log.rounds)
     places = np.arange(count)
-    return np.asarray(places % 3 == 2 if log.synchronous else places >= count - count // 3)
-
-
-def predict(log: Log, held: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
-    """The mean prediction of several worlds: each round with its own cohort; of an asynchronous
-    server, updates a second.
-    """
-    measured = log.rounds.end - log.rounds.start
-    tasks = log.tasks
-    done = whole(log.tasks)
     if log.synchronous:
-        cohorts = [np.flatnonzero(tasks.number == number) for number in log.rounds.number]
-        known = np.array([len(cohort) > 0 and done[cohort].all() for cohort in cohorts])
-        predicted = np.full(len(cohorts), np.nan)
-        chosen = list(compress(cohorts, known))
-        predicted[known] = np.mean(
-            [rounds(world, tasks, chosen, seed) for seed, world in enumerate(worlds)], axis=0
-        )
-        return Prediction(held, measured, predicted, None)
-    scored = log.rounds[held if held.any() else ~held]
+        return np.asarray(places % 3 == 2)
+    return np.asarray(places >= count - count // 3)
+
+
+def predict(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
+    """Predict the rounds of a log by the mean over several worlds.
+
+    Rounds have their own cohorts. Of an asynchronous server, updates per second are predicted.
+
+    Args:
+        log: the log.
+        is_held_out: whether each round is held out of the fit; bool [rounds].
+        worlds: fitted worlds, each replayed with its own seed.
+    """
+    if log.synchronous:
+        return _predict_rounds(log, is_held_out, worlds)
+    return _predict_updates(log, is_held_out, worlds)
+
+
+def _predict_rounds(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
+    tasks = log.tasks
+    is_done = whole(tasks)
+    cohorts = [np.flatnonzero(tasks.number == number) for number in log.rounds.number]
+    is_whole = np.array([len(cohort) > 0 and is_done[cohort].all() for cohort in cohorts])
+    whole_cohorts = list(compress(cohorts, is_whole))
+    durations = []
+    for seed, world in enumerate(worlds):
+        durations.append(rounds(world, tasks, whole_cohorts, seed))
+    predicted = np.full(len(cohorts), np.nan)
+    predicted[is_whole] = np.mean(durations, axis=0)
+    return Prediction(is_held_out, log.rounds.end - log.rounds.start, predicted, None)
+
+
+def _predict_updates(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
+    is_scored = is_held_out if is_held_out.any() else ~is_held_out
+    scored = log.rounds[is_scored]
     first = scored.start.min()
     last = scored.end.max()
-    over = tasks.up.end[done]
-    rate = float(np.sum((over > first) & (over <= last)) / (last - first))
-    one_each = tasks[done][np.unique(tasks.client[done], return_index=True)[1]]
-    rates = [updates_per_s(world, one_each, log.at_once, seed) for seed, world in enumerate(worlds)]
-    updates = rate, float(np.mean(rates))
-    return Prediction(held, measured, np.full(len(held), log.per_version / updates[1]), updates)
+    done = log.tasks[whole(log.tasks)]
+    ends = done.up.end
+    measured = float(np.sum((ends > first) & (ends <= last)) / (last - first))
+    first_tasks = done[np.unique(done.client, return_index=True)[1]]
+    rates = []
+    for seed, world in enumerate(worlds):
+        rates.append(updates_per_s(world, first_tasks, log.at_once, seed))
+    rate = float(np.mean(rates))
+    predicted = np.full(len(is_held_out), log.per_version / rate)
+    durations = log.rounds.end - log.rounds.start
+    return Prediction(is_held_out, durations, predicted, (measured, rate))

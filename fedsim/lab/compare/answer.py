@@ -273,6 +273,10 @@ def usual_target(lines: Lines, figures: LineFigures) -> float | None:
     """The highest multiple of 0.05 that half of the lines reach in all their runs, if any.
 
     It is the target of a comparison if neither a study nor the user names one.
+
+    Args:
+        lines: the lines of the comparison.
+        figures: the figures of each line's runs.
     """
     lows = []
     for line, run_figures in zip(lines.lines, figures, strict=True):

@@ -69,7 +69,12 @@ def name_world(lines: Lines, places: Sequence[int], keys: Sequence[str]) -> str:
 
 
 def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
-    """The keys of the grid by which lines differ; to lack a key is to differ by it."""
+    """The keys of the grid by which lines differ; to lack a key is to differ by it.
+
+    Args:
+        lines: the lines of the comparison.
+        places: places of the lines that are compared.
+    """
     points = []
     for place in places:
         points.append({key: format_value(value) for key, value in lines.lines[place].point})
@@ -82,6 +87,10 @@ def cells_of(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
 
     Lines with identical runs are one cell. Its values of the keys by which these lines differ
     are ``ANY``.
+
+    Args:
+        lines: the lines of the comparison.
+        places: places of the lines of the world.
     """
     by_runs: dict[tuple[object, ...], list[int]] = {}
     for place in places:

@@ -19,6 +19,7 @@ from fedsim.common.errors import RunFolderError
 from fedsim.common.files import parse_json
 from fedsim.common.units import TICK_S, show_seconds
 from fedsim.lab.compare.table import Cell, ComparedTable
+from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_rows
 
@@ -163,7 +164,7 @@ class CriticalPaths:
         self._of_round: defaultdict[int, list[_WaitedFor]] = defaultdict(list)
         # of each finished round: its number, its end, and the tasks that it used
         self._finished: list[tuple[int, float, set[int]]] = []
-        self._begun: dict[int, Mapping[str, Any]] = {}
+        self._begun: dict[int, RecordData] = {}
         tasks: dict[int, _WaitedFor] = {}
         used: set[int] = set()
         events = run.events_of(_KINDS, _COLUMNS)
@@ -317,7 +318,7 @@ class CriticalPaths:
         return {row["device"]: row for row in as_rows(table)}
 
 
-def _label(kind: str, facts: Mapping[str, Any]) -> str:
+def _label(kind: str, facts: Mapping[str, object]) -> str:
     if kind == "message":
         return f"{facts['source']} to {facts['destination']}"
     preposition = "from" if facts["direction"] == "down" else "to"
@@ -364,9 +365,14 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
 
 
 def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
-    """Sentences on why a round took as long as it did, and on changes that would shorten it."""
+    """Sentences on why a round took as long as it did, and on changes that would shorten it.
+
+    Args:
+        paths: the critical paths of the run.
+        number: the number of the round.
+    """
     path = paths.round(number)
-    usual = median(other.seconds for other in paths.rounds)
+    usual = median(path.seconds for path in paths.rounds)
     words = [
         f"Round {number} took {show_seconds(path.seconds)}{_compare_length(path.seconds, usual)}: "
         f"from {show_seconds(path.start)} to {show_seconds(path.end)} of simulated time."

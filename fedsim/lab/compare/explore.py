@@ -78,14 +78,14 @@ class CostPoint(NamedTuple):
 
     Attributes:
         line: the cell.
-        first, other: its costs.
+        first, second: its costs.
         factor: the cell costs at most this many times as much as a cell on the front; 1 if the
             cell is on the front.
     """
 
     line: RankedLine
     first: float
-    other: float
+    second: float
     factor: float
 
 
@@ -94,7 +94,7 @@ class ParetoFront:
     """The cells of a world by two costs, in order of the first cost."""
 
     first: Ranking
-    other: Ranking
+    second: Ranking
     points: tuple[CostPoint, ...]
 
     @property
@@ -112,12 +112,12 @@ class ParetoFront:
     def names(self) -> tuple[str, str]:
         """The names of both costs."""
         first = self.first.measure.name.partition(" to target")[0]
-        other = self.other.measure.name.partition(" to target")[0]
-        return first, other
+        second = self.second.measure.name.partition(" to target")[0]
+        return first, second
 
-    def shown(self, point: CostPoint) -> str:
+    def format_point(self, point: CostPoint) -> str:
         """A cell with its costs, for people."""
-        costs = f"{self.first.show(point.first)}, {self.other.show(point.other)}"
+        costs = f"{self.first.show(point.first)}, {self.second.show(point.second)}"
         if point.factor > 1:
             costs += f", at most {point.factor:.2f} times either"
         return f"{clean(point.line.name)} ({costs})"
@@ -125,10 +125,10 @@ class ParetoFront:
     @property
     def words(self) -> str:
         """A sentence on the front, and one on its runners-up."""
-        front = "; ".join(map(self.shown, self.front))
+        front = "; ".join(map(self.format_point, self.front))
         text = f"No cell is better in both {' and '.join(self.names)} than: {front}."
         if self.runners_up:
-            text += f" Next to these: {'; '.join(map(self.shown, self.runners_up))}."
+            text += f" Next to these: {'; '.join(map(self.format_point, self.runners_up))}."
         return text
 
 
@@ -157,26 +157,26 @@ def fronts(answer: Answer) -> list[ParetoFront]:
     for ranking in answer.rankings:
         if ranking.measure.is_cost and len(ranking.whole) > 2:
             rankings.append(ranking)
-    return [_front(first, other) for first, other in combinations(rankings, 2)]
+    return [_front(first, second) for first, second in combinations(rankings, 2)]
 
 
-def _front(first: Ranking, other: Ranking) -> ParetoFront:
-    other_costs = {line.place: line.mean.mean for line in other.whole}
+def _front(first: Ranking, second: Ranking) -> ParetoFront:
+    second_costs = {line.place: line.mean.mean for line in second.whole}
     points: list[CostPoint] = []
     for line in first.whole:
-        if line.place not in other_costs:
+        if line.place not in second_costs:
             continue
         cost = line.mean.mean
-        other_cost = other_costs[line.place]
+        second_cost = second_costs[line.place]
         front = [point for point in points if point.factor == 1]
         factor = 1.0
-        if front and other_cost >= front[-1].other:
+        if front and second_cost >= front[-1].second:
             factor = math.inf
             for point in front:
-                if point.first and point.other:
-                    factor = min(factor, max(cost / point.first, other_cost / point.other))
-        points.append(CostPoint(line, cost, other_cost, factor))
-    return ParetoFront(first, other, tuple(points))
+                if point.first and point.second:
+                    factor = min(factor, max(cost / point.first, second_cost / point.second))
+        points.append(CostPoint(line, cost, second_cost, factor))
+    return ParetoFront(first, second, tuple(points))
 
 
 def in_words(answer: Answer) -> list[str]:

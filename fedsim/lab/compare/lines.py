@@ -203,11 +203,13 @@ def title_of(path: Path) -> str:
     return path.resolve().name if name == UNNAMED else name
 
 
-def _baseline_of(line: ComparedLine, lines: Sequence[ComparedLine], name: str | None) -> int | None:
+def _baseline_of(
+    compared: ComparedLine, lines: Sequence[ComparedLine], name: str | None
+) -> int | None:
     """The place of a line's baseline: of its study and point if possible, or of no point."""
-    candidates = [place for place, other in enumerate(lines) if other.name == name]
+    candidates = [place for place, line in enumerate(lines) if line.name == name]
     for place in candidates:
-        if (lines[place].study, lines[place].point) == (line.study, line.point):
+        if (lines[place].study, lines[place].point) == (compared.study, compared.point):
             return place
     for place in candidates:
         if not lines[place].point:
@@ -216,9 +218,14 @@ def _baseline_of(line: ComparedLine, lines: Sequence[ComparedLine], name: str | 
 
 
 def short_key(key: str, keys: Iterable[str]) -> str:
-    """The last part of a dotted key if no other of the ``keys`` ends so; otherwise the key."""
+    """The last part of a dotted key if no other of the ``keys`` ends so; otherwise the key.
+
+    Args:
+        key: a dotted key.
+        keys: all keys, ``key`` among them.
+    """
     last = key.rpartition(".")[2]
-    namesakes = [other for other in keys if other.rpartition(".")[2] == last]
+    namesakes = [candidate for candidate in keys if candidate.rpartition(".")[2] == last]
     return last if len(namesakes) == 1 else key
 
 

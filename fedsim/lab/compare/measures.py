@@ -24,6 +24,7 @@ from fedsim.common.units import (
 )
 from fedsim.common.wording import explain
 from fedsim.lab.reading.fairness import jain_index, worst_decile
+from fedsim.lab.reading.record_data import RecordData
 from fedsim.lab.reading.targets import Target, until, within
 from fedsim.records import folder as files
 from fedsim.records.ledger import LedgerPreset, total
@@ -211,7 +212,12 @@ def read_goal(
 
 
 def goal_of(goal: str, target: float | Target | None) -> Measure | None:
-    """The measure of a goal; None for the goal of a cost to the target if there is no target."""
+    """The measure of a goal; None for the goal of a cost to the target if there is no target.
+
+    Args:
+        goal: one of ``GOALS``, or a metric.
+        target: the target to which a cost is computed.
+    """
     if goal in MORE_IS_BETTER:
         return of_metric("final", goal)
     if goal in _ALONE or target is None:
@@ -244,12 +250,23 @@ def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
 def of_metric(
     value: str, name: str, more_is_better: Mapping[str, bool] = MORE_IS_BETTER
 ) -> Measure:
-    """The ``final`` or ``best`` value of a metric, as a measure."""
+    """The ``final`` or ``best`` value of a metric, as a measure.
+
+    Args:
+        value: ``final`` or ``best``.
+        name: the name of the metric.
+        more_is_better: whether greater values are better, by metric.
+    """
     return Measure(f"{value} {name}", "", "accuracy", "most" if more_is_better[name] else "least")
 
 
 def cost_of(cost: str, target: float | Target) -> Measure:
-    """The measure of a cost to a target: its ``rounds``, ``time``, ``traffic``, ``energy``, ..."""
+    """The measure of a cost to a target: its ``rounds``, ``time``, ``traffic``, ``energy``, ...
+
+    Args:
+        cost: the name of the cost.
+        target: an accuracy (0..1), or a target of any metric.
+    """
     return Measure(f"{cost} to target {target:g}", _TO_TARGET[cost], "to target", "least")
 
 
@@ -276,7 +293,7 @@ def measure(
         RunFolderError: the folder is damaged.
     """
     try:
-        values = _of_run(run, ledger)
+        values = _figures_of_run(run, ledger)
         for target in targets:
             values |= costs_until(run, target)
         if budget:
@@ -295,7 +312,7 @@ def measure(
     return values
 
 
-def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
+def _figures_of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
     summary = run.summary
     traffic = summary["bytes"]
     energy = summary.get("energy", {})
@@ -356,6 +373,10 @@ def costs_until(run: RunFolder, target: float | Target) -> Values:
     """Costs until a test first reached the target, by the names of their measures.
 
     All of them are None if no test reached it.
+
+    Args:
+        run: the folder of the run.
+        target: an accuracy (0..1), or a target of any metric.
     """
     names = [cost_of(cost, target).name for cost in _TO_TARGET]
     costs = until(run.rounds, target, run.summary)
@@ -399,7 +420,7 @@ def read_work(run: RunFolder) -> Values:
     return {"compute": compute, "wasted compute": wasted, "migrations": migrations}
 
 
-def _useful_seconds(time: float, seconds: float, facts: Mapping[str, Any]) -> float:
+def _useful_seconds(time: float, seconds: float, facts: RecordData) -> float:
     """Seconds of a step that count: until the end of the last finished epoch of a training.
 
     Args:

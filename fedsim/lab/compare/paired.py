@@ -115,6 +115,10 @@ def ratio_of(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
     """The geometric mean of ``above[i] / below[i]``, with Student's t interval of the logarithms.
 
     None if a value is not positive.
+
+    Args:
+        above: values above 0, one per seed.
+        below: values above 0, in the same order of seeds.
     """
     if min(*above, *below) <= 0:
         return None

@@ -155,7 +155,12 @@ class PublishedFigures(Spec):
         return tables
 
     def figure(self, row: str, name: str) -> float | None:
-        """The published figure of a row by a measure's name, if there is one."""
+        """The published figure of a row by a measure's name, if there is one.
+
+        Args:
+            row: the name of the row.
+            name: the name of the measure.
+        """
         figures = self.published.get(row, {})
         if not isinstance(figures, Mapping):
             listed = figures if isinstance(figures, list) else [figures]
@@ -298,7 +303,7 @@ def _print(table: ComparedTable) -> ComparedTable:
     return ComparedTable(tuple(printed), table.notes, table.title)
 
 
-def _is_at(line: ComparedLine, where: Mapping[str, Any]) -> bool:
+def _is_at(line: ComparedLine, where: Mapping[str, object]) -> bool:
     """Whether a line has these values of keys; keys may be short, and ``variant`` is a key."""
     point = dict(line.point)
     values = {short_key(key, point): value for key, value in point.items()}
@@ -341,7 +346,7 @@ class _MeasuredTable:
                 seeds.append(set(self._runs({**row.where, **comparison})))
         return sorted(set.intersection(*seeds))
 
-    def _runs(self, where: Mapping[str, Any]) -> dict[int, RunFolder]:
+    def _runs(self, where: Mapping[str, object]) -> dict[int, RunFolder]:
         """The runs of a place in the grid, by seed."""
         where = {**self._table.at, **where}
         lines = [line for line in self._lines if _is_at(line, where)]
@@ -370,7 +375,9 @@ class _MeasuredTable:
             figures[row.name] = values
         return figures
 
-    def _read(self, reading: Reading, where: Mapping[str, Any], best: float = 0.0) -> list[float]:
+    def _read(
+        self, reading: Reading, where: Mapping[str, object], best: float = 0.0
+    ) -> list[float]:
         runs = self._runs(where)
         return [reading.of(runs[seed], best) for seed in self._seeds]
 
@@ -379,12 +386,12 @@ class _MeasuredTable:
     ) -> list[float]:
         pairs = zip(values, comparison, strict=True)
         if not reading.over:
-            return [value - other for value, other in pairs]
+            return [value - reference for value, reference in pairs]
         if 0 in comparison:
             raise RunFolderError(
                 f"table {self._table.title!r} has no {reading.title!r}: it would be divided by 0"
             )
-        return [value / other for value, other in pairs]
+        return [value / reference for value, reference in pairs]
 
     def table(self) -> ComparedTable:
         """One row per row and measure of the published table; no rows without runs."""

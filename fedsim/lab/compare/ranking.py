@@ -40,7 +40,7 @@ class RankedLine:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Lines of one world by one figure.
+    """Lines of a world, ranked by a figure.
 
     Attributes:
         measure: the figure.
@@ -58,17 +58,21 @@ class Ranking:
         """The ranked lines: lines with the figure in all their runs, without references."""
         return [line for line in self.entries if line.is_complete and not line.reference]
 
-    def against(self, other: RankedLine, first: RankedLine) -> Estimate | None:
-        """``other`` compared with ``first``, seed by seed.
+    def against(self, line: RankedLine, first: RankedLine) -> Estimate | None:
+        """``line`` compared with ``first``, seed by seed.
+
+        Args:
+            line: a line of this ranking.
+            first: the line to compare it with.
 
         Returns:
-            The ratio of a cost, or the difference of another figure. None if the lines do not
-            have the figure in the same seeds.
+            The ratio of a cost, or the difference of any figure that is no cost. None if the lines
+            do not have the figure in the same seeds.
         """
-        seeds = [seed for seed in other.values if seed in first.values]
-        if not seeds or len(seeds) < max(other.of, first.of):
+        seeds = [seed for seed in line.values if seed in first.values]
+        if not seeds or len(seeds) < max(line.of, first.of):
             return None
-        above = [other.values[seed] for seed in seeds]
+        above = [line.values[seed] for seed in seeds]
         below = [first.values[seed] for seed in seeds]
         return ratio_of(above, below) if self.measure.is_cost else paired_difference(above, below)
 
@@ -143,9 +147,9 @@ class Ranking:
             up_to = f" to {counts[-1]}"
         return f"{doubt} Some {counts[0]}{up_to} seeds more would, if they differ as these do."
 
-    def _seeds_more(self, other: RankedLine, first: RankedLine) -> int | None:
+    def _seeds_more(self, line: RankedLine, first: RankedLine) -> int | None:
         """Number of further seeds after which the interval excludes "no difference"."""
-        estimate = self.against(other, first)
+        estimate = self.against(line, first)
         if estimate is None or estimate.pairs < 2:
             return None
         mean = estimate.mean
@@ -173,12 +177,12 @@ class Ranking:
     def show(self, value: float) -> str:
         return self.measure.show(value)
 
-    def _compare(self, other: RankedLine, first: RankedLine) -> str:
-        """The end of a sentence that compares ``other`` with the best line."""
-        estimate = self.against(other, first)
+    def _compare(self, line: RankedLine, first: RankedLine) -> str:
+        """The end of a sentence that compares ``line`` with the best line."""
+        estimate = self.against(line, first)
         measure = self.measure
         if estimate is None:
-            return f"comes to {self.show(other.mean.mean)}"
+            return f"comes to {self.show(line.mean.mean)}"
         is_equal = estimate.mean == float(measure.is_cost)
         if is_equal and (estimate.pairs < 2 or estimate.low == estimate.high):
             return "does exactly as well"
@@ -196,5 +200,5 @@ class Ranking:
         sign = 1 if measure.best == "least" else -1
         worse = 0
         for seed, value in first.values.items():
-            worse += sign * other.values[seed] > sign * value
+            worse += sign * line.values[seed] > sign * value
         return f"{text} (95 % interval {interval}; worse in {worse} of {estimate.pairs} worlds)"

@@ -35,7 +35,12 @@ _MOST_DIGITS = 6  # of a mean, however narrow its interval
 
 
 def print_short(console: "Console", comparison: Comparison) -> None:
-    """Print the answers of a comparison, in sentences and tables that fit on a screen."""
+    """Print the answers of a comparison, in sentences and tables that fit on a screen.
+
+    Args:
+        console: the console to print to.
+        comparison: the comparison.
+    """
     for answer in comparison.answers():
         console.print(*answer.words, *explore.in_words(answer), sep="\n")
         heat_map = explore.heat_map(answer)
@@ -58,7 +63,12 @@ def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTab
 
 
 def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
-    """Print tables for people; without a terminal, at full width."""
+    """Print tables for people; without a terminal, at full width.
+
+    Args:
+        console: the console to print to.
+        tables: the tables.
+    """
     if not console.is_terminal:
         console.width = _WIDE
     for table in tables:
@@ -166,7 +176,12 @@ def in_full(table: ComparedTable) -> list[ComparedColumn]:
 
 
 def to_markdown(table: ComparedTable, title: str = "") -> str:
-    """A Markdown table for each topic, without empty columns, below the ``title`` of the page."""
+    """A Markdown table for each topic, without empty columns, below the ``title`` of the page.
+
+    Args:
+        table: the table.
+        title: the title of the page.
+    """
     lines = []
     if title:
         lines += [f"# {_escape(title)}", ""]
@@ -212,6 +227,10 @@ def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
 
     Each topic is a table of at most ``width`` characters. A topic that needs more is a list of
     heads and cells for each row.
+
+    Args:
+        table: the table.
+        width: the width of the terminal (characters).
     """
     parts: list[RenderableType] = []
     if table.title:
@@ -257,7 +276,12 @@ def _draw(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]])
 
 
 def format_cell(cell: Cell, column: ComparedColumn) -> str:
-    """A cell of a column for people; empty for None."""
+    """A cell of a column for people; empty for None.
+
+    Args:
+        cell: the value of the cell.
+        column: the column, which has the unit.
+    """
     if cell is None:
         return ""
     if isinstance(cell, Estimate):

@@ -131,12 +131,14 @@ class Comparison:
         declared = {Target.read(target) for target in lines.targets}
         order = self._from_easiest(requested | declared)
         accuracies: list[Aim] = [aim.value for aim in order if aim.metric == "accuracy"]
-        others: list[Aim] = [aim for aim in order if aim.metric != "accuracy"]
-        self._requested = [aim for aim in (*accuracies, *others) if Target.read(aim) in requested]
+        metric_aims: list[Aim] = [aim for aim in order if aim.metric != "accuracy"]
+        self._requested = [
+            aim for aim in (*accuracies, *metric_aims) if Target.read(aim) in requested
+        ]
         self._to_others: list[measures.Measure | None] = []
-        for target in others:
+        for target in metric_aims:
             self._to_others += [measures.goal_of(goal, target) for goal in TARGETED]
-        self._measures = [*measures.measures([*accuracies, *others]), *metrics]
+        self._measures = [*measures.measures([*accuracies, *metric_aims]), *metrics]
         if lines.budget:
             self._measures.append(measures.WITHIN)
         self._figures: list[list[measures.Values]] = []
@@ -144,9 +146,9 @@ class Comparison:
             self._figures.append([])
             for run in line.runs:
                 values: measures.Values = dict.fromkeys(metric.name for metric in metrics)
-                values |= measures.measure(run, [*accuracies, *others], ledger, lines.budget)
+                values |= measures.measure(run, [*accuracies, *metric_aims], ledger, lines.budget)
                 self._figures[-1].append(values)
-        self._aims = self._requested or accuracies or others
+        self._aims = self._requested or accuracies or metric_aims
         if not self._aims:
             self._aim_at_usual_target()
 

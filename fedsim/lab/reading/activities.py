@@ -5,16 +5,15 @@ are in simulated seconds.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedsim.common.arrays import Floats
-from fedsim.lab.reading.history import NO_GROUP, History, parsed
+from fedsim.lab.reading.history import NO_GROUP, History
+from fedsim.lab.reading.record_data import RecordData, parse_data
 from fedsim.records.schema import is_act
 
 _DECISIONS = ("cluster-split", "cluster", "clustering", "tiers")
@@ -66,40 +65,23 @@ class StepSpan(TimeSpan):
     text: str | None
 
     @property
-    def data(self) -> Mapping[str, Any]:
+    def data(self) -> RecordData:
         """The data of the step's end; empty if it is open."""
-        return parsed(self.text)
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeTransfer(TimeSpan):
-    """A transfer between the server and an edge server (``device``).
-
-    Attributes:
-        direction: ``down`` (from the server) or ``up``.
-        round: its round, if any.
-        outcome: ``done``, or why it was cut short.
-        data: the data of its record.
-    """
-
-    direction: str
-    round: int | None
-    outcome: str
-    data: Mapping[str, Any]
+        return parse_data(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSpan:
-    """A message between two endpoints; messages of one device may overlap in time.
+    """A message between two endpoints; messages of a device may overlap in time.
 
     Attributes:
-        source: its sender, such as ``device 3``.
-        destination: its receiver.
+        source: the sender, such as ``device 3``.
+        destination: the receiver, such as ``server``.
         start: beginning (s).
         end: end (s).
-        round: its round, if any.
-        outcome: ``done``, or why it was cut short.
-        data: the data of its record.
+        round: the round of the message, if any.
+        outcome: ``done``, or why the message was cut short.
+        data: the data of the message's record.
     """
 
     source: str
@@ -108,7 +90,18 @@ class MessageSpan:
     end: float
     round: int | None
     outcome: str
-    data: Mapping[str, Any]
+    data: RecordData
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeTransfer(MessageSpan):
+    """A message between the server and an edge server.
+
+    Attributes:
+        edge: number of the edge server.
+    """
+
+    edge: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +126,9 @@ class Mark:
     text: str | None
 
     @property
-    def data(self) -> Mapping[str, Any]:
+    def data(self) -> RecordData:
         """The data of the record."""
-        return parsed(self.text)
+        return parse_data(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +147,7 @@ class RoundPeriod:
     start: float | None
     end: float
     deadline: float | None
-    data: Mapping[str, Any]
+    data: RecordData
 
     @property
     def reached_deadline(self) -> float | None:
@@ -196,7 +189,7 @@ class Activities:
     @cached_property
     def presence(self) -> list[TimeSpan]:
         """From each device's arrival to its departure."""
-        return _spans(self.history.there)
+        return _spans(self.history.presence)
 
     @cached_property
     def absences(self) -> list[TimeSpan]:
@@ -243,16 +236,7 @@ class Activities:
         messages = []
         for row in self.history.data("message"):
             data = row["data"]
-            message = MessageSpan(
-                source=data["source"],
-                destination=data["destination"],
-                start=data["start"],
-                end=row["time"],
-                round=_whole_number(row["round"]),
-                outcome=row["outcome"],
-                data=data,
-            )
-            messages.append(message)
+            messages.append(MessageSpan(data["source"], data["destination"], *_extent(row)))
         return messages
 
     # Lanes of edge servers.
@@ -262,17 +246,12 @@ class Activities:
         """The transfers between the server and edge servers, in the order of their ends."""
         transfers = []
         for row in self.history.data("edge-transfer"):
-            data = row["data"]
-            transfer = EdgeTransfer(
-                device=data["edge"],
-                start=data["start"],
-                end=row["time"],
-                direction=data["direction"],
-                round=_whole_number(row["round"]),
-                outcome=row["outcome"],
-                data=data,
-            )
-            transfers.append(transfer)
+            edge = row["data"]["edge"]
+            source = "server"
+            destination = f"edge {edge}"
+            if row["data"]["direction"] == "up":
+                source, destination = destination, source
+            transfers.append(EdgeTransfer(source, destination, *_extent(row), edge))
         return transfers
 
     @cached_property
@@ -308,11 +287,17 @@ class Activities:
         return [entry for entry in self.server if isinstance(entry, RoundPeriod)]
 
 
+def _extent(row: RecordData) -> tuple[float, float, int | None, str, RecordData]:
+    """Start (s), end (s), round, outcome and data of the record of a message's end."""
+    data = row["data"]
+    return data["start"], row["time"], _whole_number(row["round"]), row["outcome"], data
+
+
 def _kind_of_mark(record_kind: str, group: int | None, text: str | None) -> str | None:
     """The kind of a record's mark; None for a test that detected no shift."""
     if record_kind == "shift-test":
-        return "noticed" if parsed(text)["fired"] else None
-    if record_kind == "assign" and group is not None and parsed(text)["before"] is not None:
+        return "noticed" if parse_data(text)["fired"] else None
+    if record_kind == "assign" and group is not None and parse_data(text)["before"] is not None:
         return "move"
     return record_kind
 
@@ -322,7 +307,7 @@ def _spans(table: pd.DataFrame) -> list[TimeSpan]:
     return [TimeSpan(*row) for row in zip(*columns, strict=True)]
 
 
-def _whole_numbers(column: "pd.Series[Any]") -> list[int | None]:
+def _whole_numbers(column: "pd.Series[float]") -> list[int | None]:
     """The column with None for its empty cells."""
     return [_whole_number(value) for value in column.tolist()]
 

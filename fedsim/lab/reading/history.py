@@ -1,13 +1,12 @@
 """A run's records as pandas tables, for pictures and exports."""
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedsim.common.arrays import Floats, Ints
-from fedsim.common.files import parse_json
+from fedsim.lab.reading.record_data import RecordData, parse_data
 from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import is_act
@@ -36,12 +35,14 @@ class History:
         """The records of some kinds."""
         return self.events[self.events["kind"].isin(kinds)]
 
-    def data(self, *kinds: str) -> list[Any]:
+    def data(self, *kinds: str) -> list[RecordData]:
         """The records of some kinds as dicts, with ``data`` parsed, and None for empty fields."""
         table = self.of(*kinds).astype(object)
-        rows = table.where(table.notna(), None).to_dict("records")
-        for row in rows:
-            row["data"] = parsed(row["data"])
+        rows: list[RecordData] = []
+        for cells in table.where(table.notna(), None).to_dict("records"):
+            row = {str(name): value for name, value in cells.items()}
+            row["data"] = parse_data(row["data"])
+            rows.append(row)
         return rows
 
     @cached_property
@@ -108,7 +109,7 @@ class History:
         starts = self.of("round-start")
         deadlines = {}
         for number, data in zip(starts["round"], starts["data"], strict=True):
-            deadlines[int(number)] = parsed(data).get("deadline")
+            deadlines[int(number)] = parse_data(data).get("deadline")
         ends = self.of("round")[["round", "time"]]
         ends = ends.rename(columns={"time": "end"}).astype({"round": int})
         ends = ends.assign(deadline=ends["round"].map(deadlines).astype(float))
@@ -123,11 +124,11 @@ class History:
     # Presence: tables with ``device``, ``start``, ``end``, in order of devices and times.
 
     @cached_property
-    def there(self) -> pd.DataFrame:
+    def presence(self) -> pd.DataFrame:
         """From each device's arrival to its departure, or to the run's end."""
         stays = self.population[["arrival", "departure"]].reset_index()
         stays = stays.rename(columns={"arrival": "start", "departure": "end"})
-        return _lasting(stays.assign(end=stays["end"].clip(upper=self.end)))
+        return _drop_empty(stays.assign(end=stays["end"].clip(upper=self.end)))
 
     @cached_property
     def away(self) -> pd.DataFrame:
@@ -140,11 +141,11 @@ class History:
         devices = self.population.loc[off["device"]]
         start = np.maximum(off["start"], devices["arrival"].to_numpy())
         end = np.minimum(off["end"], devices["departure"].to_numpy())
-        off = _lasting(off.assign(start=start, end=end))
+        off = _drop_empty(off.assign(start=start, end=end))
         return off.sort_values(["device", "start"], kind="stable", ignore_index=True)
 
     @property
-    def known(self) -> Ints:
+    def devices_with_phases(self) -> Ints:
         """The devices that ``away`` covers, ascending; none for an unfinished run."""
         return self._phases["device"].unique()
 
@@ -160,7 +161,7 @@ class History:
     def lost_edges(self) -> pd.DataFrame:
         """Outages of edge servers: the server's number as ``device``, ``start`` and ``end``."""
         acts = self.of("edge-off", "edge-on")
-        acts = acts.assign(device=[parsed(text)["edge"] for text in acts["data"]])
+        acts = acts.assign(device=[parse_data(text)["edge"] for text in acts["data"]])
         return self._stretches(acts, "edge-off")
 
     def _stretches(self, acts: pd.DataFrame, kind: str) -> pd.DataFrame:
@@ -179,7 +180,7 @@ class History:
         ``before`` is the previous group. A group is -1 for none.
         """
         rows = self.of("assign")
-        data = [parsed(text) for text in rows["data"]]
+        data = [parse_data(text) for text in rows["data"]]
         moves = rows[["time", "device", "period", "group"]].reset_index(drop=True)
         moves["before"] = pd.Series([entry["before"] for entry in data], dtype=float)
         moves["why"] = pd.Series([str(entry["why"]) for entry in data], dtype=str)
@@ -195,7 +196,7 @@ class History:
     def marks(self) -> pd.DataFrame:
         """Instants to mark: ``time``, ``device``, ``period`` and ``kind``, in order of ``MARKS``."""
         tests = self.of("shift-test")
-        noticed = tests[np.array([parsed(text)["fired"] for text in tests["data"]], dtype=bool)]
+        noticed = tests[np.array([parse_data(text)["fired"] for text in tests["data"]], dtype=bool)]
         tables = (
             self.of("arrival"),
             self.of("departure"),
@@ -224,7 +225,7 @@ class History:
         departure = rows["device"].map(population["departure"]).clip(upper=self.end)
         start = np.maximum(rows["start"], rows["device"].map(population["arrival"]))
         end = np.minimum(_next_start(rows, departure), departure)
-        return _lasting(rows.assign(start=start, end=end))
+        return _drop_empty(rows.assign(start=start, end=end))
 
     @property
     def groups(self) -> list[int]:
@@ -261,13 +262,8 @@ class History:
         return times, (begun - ended).astype(np.int64)
 
 
-def parsed(text: object) -> dict[str, Any]:
-    """The ``data`` of a record as a dict; empty if the record has none."""
-    return parse_json(text) if isinstance(text, str) else {}
-
-
-def _lasting(table: pd.DataFrame) -> pd.DataFrame:
-    """The stretches that are longer than 0."""
+def _drop_empty(table: pd.DataFrame) -> pd.DataFrame:
+    """Drop the stretches of length 0."""
     return table[table["end"] > table["start"]].reset_index(drop=True)
 
 

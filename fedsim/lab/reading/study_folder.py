@@ -139,7 +139,12 @@ def _explain_absence(path: Path) -> str:
 
 
 def write_index(path: Path, index: StudyIndex) -> None:
-    """Write the index of the study at ``path``."""
+    """Write the index of the study at ``path``.
+
+    Args:
+        path: the study's folder.
+        index: the index.
+    """
     files.write_text(path / INDEX, json.dumps(index.model_dump(), indent=2, allow_nan=False) + "\n")
 
 

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedsim.common.errors import ScenarioError
+from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.ledger import total_of_round
 
 COSTS = ("rounds", "time", "bytes", "joules", "grams", "cost")
@@ -45,7 +46,7 @@ class Target(NamedTuple):
         value = format(self.value, form)
         return value if self.metric == "accuracy" else f"{self.metric} {value}"
 
-    def is_reached(self, value: float | None, summary: Mapping[str, Any]) -> bool:
+    def is_reached(self, value: float | None, summary: RecordData) -> bool:
         """Whether a value of the metric reaches the target.
 
         Args:
@@ -60,7 +61,9 @@ class Target(NamedTuple):
 
 
 def until(
-    rows: Sequence[Mapping[str, Any]], target: float | str | Target, summary: Mapping[str, Any]
+    rows: Sequence[RecordData],
+    target: float | str | Target,
+    summary: RecordData,
 ) -> dict[str, float | int | None]:
     """Costs until a test first reached a target.
 
@@ -80,13 +83,13 @@ def until(
         if target.is_reached(row.get(target.metric), summary):
             costs: list[float | None] = [row["round"] + 1, row["time"], traffic]
             for name in COSTS[3:]:
-                values: list[Any] = [done.get(name) for done in rows[:count]]
+                values: list[float | None] = [done.get(name) for done in rows[:count]]
                 costs.append(None if None in values else math.fsum(values))
             return dict(zip(COSTS, costs, strict=True))
     return dict.fromkeys(COSTS)
 
 
-def within(rows: Sequence[Mapping[str, Any]], budget: Mapping[str, float]) -> float | None:
+def within(rows: Sequence[RecordData], budget: Mapping[str, float]) -> float | None:
     """The best accuracy that a test showed before any cost exceeded its limit.
 
     Args:
@@ -112,8 +115,16 @@ def within(rows: Sequence[Mapping[str, Any]], budget: Mapping[str, float]) -> fl
 
 
 def costs_to(
-    rows: Sequence[Mapping[str, Any]], target: float | str | Target, summary: Mapping[str, Any]
+    rows: Sequence[RecordData],
+    target: float | str | Target,
+    summary: RecordData,
 ) -> dict[str, float]:
-    """Costs of ``until`` for plots, with NaN instead of None."""
+    """Costs of ``until`` for plots, with NaN instead of None.
+
+    Args:
+        rows: of ``rounds.parquet``.
+        target: an accuracy, ``metric=value``, or a ``Target``.
+        summary: of the run.
+    """
     costs = until(rows, target, summary)
     return {name: math.nan if value is None else value for name, value in costs.items()}

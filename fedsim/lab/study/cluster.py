@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
+from fedsim.lab.reading.record_data import RecordData
 from fedsim.lab.study.pool import Ended, News, RunOrder, StudyProgress
 from fedsim.lab.study.worker import Worker, failure
 from fedsim.toolbox.ray import Ray, node_beside
@@ -87,7 +88,7 @@ def _carry_out(board: Any, home: str, place: int, scenario: str, folder: Path) -
     """Do one run on a worker of the cluster, from its newest checkpoint; returns its ending."""
     import ray
 
-    ending: dict[str, Any] = {}
+    ending: RecordData = {}
 
     def say(**news: Any) -> None:
         if news.get("event") == "ended":

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from fedsim.clock.executors import make_executor
 from fedsim.clock.simulation import Simulation
@@ -31,7 +31,7 @@ _EXECUTORS = ("processes", "ray")
 
 
 def run_study(
-    study: str | Path | Mapping[str, Any],
+    study: str | Path | Mapping[str, object],
     out: str | Path,
     changes: Sequence[str] = (),
     *,

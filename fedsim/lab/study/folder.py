@@ -105,7 +105,12 @@ def state_of(folder: Path, scenario: str) -> RunState:
 
 
 def write_study(path: Path, study: Study) -> None:
-    """Write the study and the index of its runs."""
+    """Write the study and the index of its runs.
+
+    Args:
+        path: the study's folder.
+        study: the study.
+    """
     files.write_text(path / STUDY, study.to_toml())
     if study.spec.published is not None:
         files.write_text(path / PUBLISHED, tomli_w.dumps(study.spec.published))
@@ -143,7 +148,7 @@ def index_of(study: Study) -> StudyIndex:
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A value of TOML as JSON has it, with dates, infinities and NaN as texts."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda name: str(float(name)))
 

@@ -90,15 +90,19 @@ class Study:
 
         Variants may be new or already in the study.
 
+        Args:
+            variants: the variants.
+            seeds: the seeds.
+
         Raises:
             ScenarioError: two variants would share a folder, or a scenario is invalid.
         """
         by_folder = {variant.folder.lower(): variant for variant in self.variants}
         for variant in variants:
-            other = by_folder.setdefault(variant.folder.lower(), variant)
-            if other != variant:
+            namesake = by_folder.setdefault(variant.folder.lower(), variant)
+            if namesake != variant:
                 raise ScenarioError(
-                    f"variants {other.label!r} and {variant.label!r} would share a folder; "
+                    f"variants {namesake.label!r} and {variant.label!r} would share a folder; "
                     "rename one of them"
                 )
             if variant.folder not in self.runs_of:
@@ -205,7 +209,7 @@ class Study:
 
 
 def read_study(
-    study: str | Path | Mapping[str, Any],
+    study: str | Path | Mapping[str, object],
     changes: Sequence[str] = (),
     *,
     size: str | None = None,
@@ -229,7 +233,7 @@ def read_study(
         ScenarioError: the study is invalid, or a file is missing.
     """
     if isinstance(study, Mapping):
-        tables = deepcopy(dict(study))
+        tables: Tables = deepcopy(dict(study))
         folder = Path()
         name = "this"
     else:
@@ -268,7 +272,7 @@ def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
         tables: of a study; changed in place.
         folder: to which paths are relative.
     """
-    owners: list[Any] = [tables]
+    owners: list[object] = [tables]
     for section in ("sizes", "parts"):
         if isinstance(tables.get(section), dict):
             owners += tables[section].values()
@@ -290,7 +294,7 @@ def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
     return bases
 
 
-def _extend(name: str, parts: Mapping[str, Any], above: Sequence[str] = ()) -> Any:
+def _extend(name: str, parts: Mapping[str, object], above: Sequence[str] = ()) -> Any:
     """The tables of a part, merged into the part that it extends.
 
     Args:
@@ -305,7 +309,7 @@ def _extend(name: str, parts: Mapping[str, Any], above: Sequence[str] = ()) -> A
         part = part | {"changes": spread_out(part["changes"])}
     if "extends" not in part:
         return part
-    allowed = [other for other in parts if other not in (*above, name)]
+    allowed = [candidate for candidate in parts if candidate not in (*above, name)]
     if part["extends"] not in allowed:
         hint = f"{', '.join(allowed)}{nearest(str(part['extends']), allowed)}"
         raise ScenarioError(f"parts.{name}.extends is {part['extends']!r}; allowed are {hint}")
@@ -389,6 +393,11 @@ def _refuse_unmeasured(variant: Variant, spec: StudySpec, metric: str) -> None:
 def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
     """A run of the base, changed by size, part, variant and grid, in this order.
 
+    Args:
+        variant: the variant, at its point of the grid.
+        spec: the study.
+        seed: the seed of the run.
+
     Raises:
         ScenarioError: the scenario is invalid; the message names the variant.
     """
@@ -435,7 +444,7 @@ def _refuse_lost(spec: StudySpec, changes: Sequence[SetChange]) -> None:
         raise ScenarioError(f"{place} says {key!r}, which reaches no run: {reason}{hint}")
 
 
-def _strange_keys(base: Mapping[str, Any]) -> list[str]:
+def _strange_keys(base: Mapping[str, object]) -> list[str]:
     """Keys of a base's strategy that its kind does not take; the kind of a variant may."""
     strategy = base.get("strategy")
     if not isinstance(strategy, Mapping):

@@ -79,7 +79,12 @@ class StudyProgress:
         self._live: Progress | None = None
 
     def begin(self, orders: Sequence[RunOrder], finished: int) -> None:
-        """Show new orders, and the number of runs that are already finished."""
+        """Show new orders, and the number of runs that are already finished.
+
+        Args:
+            orders: the new orders.
+            finished: the number of finished runs.
+        """
         self.close()
         self._orders = orders
         self._shares = [0.0] * len(orders)
@@ -92,7 +97,12 @@ class StudyProgress:
             self._live.start()
 
     def take(self, place: int, news: News) -> None:
-        """Receive news of a run from its worker: a ``progress`` (0..1), or a note to the user."""
+        """Receive news of a run from its worker: a ``progress`` (0..1), or a note to the user.
+
+        Args:
+            place: the place of the run's order.
+            news: the news.
+        """
         order = self._orders[place]
         if news["event"] != "progress":
             self._print(f"{clean(order.label)}: {news['text']}")
@@ -102,11 +112,16 @@ class StudyProgress:
             self._live.update(self._all, completed=sum(self._shares), description=self._so_far())
 
     def ended(self, place: int, run: Ended) -> None:
-        """Show the ending of a run."""
+        """Show the ending of a run.
+
+        Args:
+            place: the place of the run's order.
+            run: the ending.
+        """
         if run.status in ("done", "failed"):
             self._ended += 1
             self._shares[place] = 1.0
-        self._print(f"{self._so_far()}: {clean(run.order.label)}: {_in_words(run)}")
+        self._print(f"{self._so_far()}: {clean(run.order.label)}: {_describe_state(run)}")
 
     def close(self) -> None:
         if self._live is not None:
@@ -127,7 +142,7 @@ class StudyProgress:
         self._console.print(Text(clean(text, _LONGEST)), soft_wrap=True)
 
 
-def _in_words(run: Ended) -> str:
+def _describe_state(run: Ended) -> str:
     if run.status == "interrupted":
         return "interrupted, to be gone on with"
     if run.status == "failed":

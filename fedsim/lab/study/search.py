@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -40,8 +40,13 @@ from fedsim.lab.compare.measures import (
 )
 from fedsim.lab.reading.targets import Target
 
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+
 Number = int | float
-TrialResult = tuple[Mapping[str, Any], int]
+TrialResult = tuple[Mapping[str, object], int]
 """A finished trial: its values by key, and the number of better trials."""
 
 _FEW = 8  # trials that importances need
@@ -66,6 +71,10 @@ def _metrics() -> dict[str, Measure]:
 METRICS: Mapping[str, Measure] = _metrics()
 """Measures of whole runs, by the names of search metrics."""
 _NAMES = (*GOALS, *(f"{cost}_to_accuracy" for cost in COST_GOALS), *METRICS)
+if TYPE_CHECKING:
+    _Metric = str
+else:
+    _Metric = Literal[_NAMES]
 
 
 def measure_of(metric: str, targets: Sequence[float | str]) -> Measure | None:
@@ -135,7 +144,7 @@ class Range(Spec):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @property
-    def extremes(self) -> list[Any]:
+    def extremes(self) -> list[object]:
         """The values that are tried before the search begins."""
         return [self.low, self.high]
 
@@ -154,7 +163,7 @@ class Range(Spec):
             number = math.floor(number + 0.5)
         return min(max(number, low), high)
 
-    def written(self, number: Number) -> Any:
+    def scenario_value(self, number: Number) -> object:
         """A number as a value of a scenario: in few digits, with the unit."""
         low, high = self.ends
         if not self.whole:
@@ -168,7 +177,7 @@ class Range(Spec):
         return _read_quantity(value)[0]
 
     @property
-    def distribution(self) -> Any:
+    def distribution(self) -> "BaseDistribution":
         from optuna.distributions import FloatDistribution, IntDistribution
 
         low, high = self.ends
@@ -188,37 +197,39 @@ class OneOf(RootModel[Annotated[list[Any], Field(min_length=1)]]):
         return values
 
     @property
-    def extremes(self) -> list[Any]:
+    def extremes(self) -> list[object]:
         return self.root
 
     def at(self, share: float) -> int:
         return min(int(share * len(self.root)), len(self.root) - 1)
 
-    def written(self, place: Number) -> Any:
+    def scenario_value(self, place: Number) -> object:
         return self.root[int(place)]
 
-    def number(self, value: Any) -> int:
+    def number(self, value: object) -> int:
         return self.root.index(value)
 
     @property
-    def distribution(self) -> Any:
+    def distribution(self) -> "BaseDistribution":
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(range(len(self.root)))
 
 
-def _dotted(space: Any, prefix: str = "") -> Any:
+def _dot_keys(space: object) -> object:
     """A space with dotted keys for nested tables, down to its ranges and lists."""
-    if not isinstance(space, Mapping):
-        return space
-    dotted: dict[str, Any] = {}
-    for key, values in space.items():
+    return _flatten(space, "") if isinstance(space, Mapping) else space
+
+
+def _flatten(tables: Mapping[str, object], prefix: str) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, values in tables.items():
         is_range = isinstance(values, Mapping) and {"low", "high"} & set(values)
         if isinstance(values, Mapping) and not is_range:
-            dotted |= _dotted(values, f"{prefix}{key}.")
+            flat |= _flatten(values, f"{prefix}{key}.")
         else:
-            dotted[prefix + key] = values
-    return dotted
+            flat[prefix + key] = values
+    return flat
 
 
 def _tag(values: object) -> str:
@@ -233,7 +244,7 @@ Space = Annotated[
             Discriminator(_tag),
         ],
     ],
-    BeforeValidator(_dotted, json_schema_input_type=dict[str, Any]),
+    BeforeValidator(_dot_keys, json_schema_input_type=dict[str, Any]),
 ]
 """Candidate values by dotted key."""
 
@@ -244,7 +255,7 @@ class Search(Spec):
     kind: str
     trials: int = Field(default=40, ge=1, le=10_000)
     """number of trials of each variant at each point of the grid."""
-    metric: Literal[_NAMES]  # type: ignore[valid-type]
+    metric: _Metric
     """a goal of studies or one of ``METRICS``; a cost to the target may end in ``_to_accuracy``."""
     space: Space = Field(default={})
     """ranges or lists of values, by a dotted key of a scenario or the name of one of the study's
@@ -268,7 +279,7 @@ class Search(Spec):
 
     def ask(
         self, line: str, space: Space, results: Sequence[TrialResult], count: int
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, object]]:
         """Propose the values of the next trials.
 
         Args:
@@ -292,14 +303,14 @@ class RandomSearch(Search):
     @override
     def ask(
         self, line: str, space: Space, results: Sequence[TrialResult], count: int
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, object]]:
         streams = Streams(self.seed)
         trials = []
         for number in range(len(results), len(results) + count):
             values = {}
             for key, candidates in space.items():
                 share = streams.uniform(f"search/{line}/{key}", number)
-                values[key] = candidates.written(candidates.at(share))
+                values[key] = candidates.scenario_value(candidates.at(share))
             trials.append(values)
         return trials
 
@@ -317,7 +328,7 @@ class OptunaSearch(Search):
     @override
     def ask(
         self, line: str, space: Space, results: Sequence[TrialResult], count: int
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, object]]:
         try:
             import optuna
         except ImportError as error:
@@ -329,11 +340,13 @@ class OptunaSearch(Search):
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             seed = Streams(self.seed).word(f"search/{line}", len(results)) % 2**32
             sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        study, distributions = _in_optuna(space, results, sampler)
+        study, distributions = _to_optuna(space, results, sampler)
         trials = []
         for _ in range(count):
             numbers = study.ask(distributions).params
-            trials.append({key: space[key].written(number) for key, number in numbers.items()})
+            trials.append(
+                {key: space[key].scenario_value(number) for key, number in numbers.items()}
+            )
         return trials
 
 
@@ -355,13 +368,13 @@ def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float
         return {}
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
-    study, _ = _in_optuna(space, results, None)
+    study, _ = _to_optuna(space, results, None)
     return dict(get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0)))
 
 
-def _in_optuna(
-    space: Space, results: Sequence[TrialResult], sampler: Any
-) -> tuple[Any, dict[str, Any]]:
+def _to_optuna(
+    space: Space, results: Sequence[TrialResult], sampler: "BaseSampler | None"
+) -> "tuple[Study, dict[str, BaseDistribution]]":
     """Optuna's study with these results, and its distributions by key."""
     import optuna
 

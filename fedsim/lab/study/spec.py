@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -38,6 +38,10 @@ from fedsim.world.population import PopulationSpec
 SIZE = "size"
 PART = "part"
 TRIAL = "trial"
+if TYPE_CHECKING:
+    _Goal = str
+else:
+    _Goal = Literal[GOALS]
 # more runs are a typing error, and their plan would fill the memory
 _MOST_RUNS = 100_000
 _USUAL_DEVICES = PopulationSpec.model_fields["devices"].default
@@ -47,13 +51,16 @@ _NOT_ALONE = ("clients_per_round", "deadline")
 _CHANGES_SAMPLES = ("label-permutation", "rotation")
 
 
-def local(base: Mapping[str, Any]) -> Tables:
+def local(base: Mapping[str, object]) -> Tables:
     """A scenario in which every device trains alone, and nothing is sent.
 
     A device trains as often in a round, and for as many epochs, as a client of the base.
 
     Args:
         base: tables of the base scenario.
+
+    Raises:
+        ScenarioError: the base's strategy is no name.
     """
     kind = _section(base, "strategy").get("kind", STRATEGIES.usual)
     if not isinstance(kind, str):
@@ -62,7 +69,7 @@ def local(base: Mapping[str, Any]) -> Tables:
     return changed(base, {"strategy": {"kind": "local"}, "evaluation": {"score": score}})
 
 
-def centralised(base: Mapping[str, Any]) -> Tables:
+def centralised(base: Mapping[str, object]) -> Tables:
     """A scenario in which one device trains alone on the data of all devices of the base.
 
     The device makes as many rounds as the base, with as many passes per round as a client of the
@@ -91,30 +98,30 @@ def centralised(base: Mapping[str, Any]) -> Tables:
         raise ScenarioError(
             "'centralised' needs stop.rounds in the base: it has no simulated time of its own"
         )
-    tables = local(_without(base, "drift", "population", "network"))
+    tables = local(_drop_keys(base, "drift", "population", "network"))
     devices = _section(base, "population").get("devices", _USUAL_DEVICES)
     return {
         **tables,
-        "strategy": _without(tables["strategy"], *_NOT_ALONE),
+        "strategy": _drop_keys(tables["strategy"], *_NOT_ALONE),
         "data": {**_section(base, "data"), "pooled_from": devices},
         "population": {"devices": 1},
-        "stop": _without(stop, "simulated_time"),
+        "stop": _drop_keys(stop, "simulated_time"),
     }
 
 
-REFERENCES: Mapping[str, Callable[[Mapping[str, Any]], Tables]] = {
+REFERENCES: Mapping[str, Callable[[Mapping[str, object]], Tables]] = {
     "centralised": centralised,
     "local": local,
 }
 
 
-def _section(base: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _section(base: Mapping[str, object], name: str) -> Mapping[str, object]:
     """A section of the base; empty for a value that is no table, which validation rejects later."""
     section = base.get(name, {})
     return section if isinstance(section, Mapping) else {}
 
 
-def _without(tables: Mapping[str, Any], *keys: str) -> Tables:
+def _drop_keys(tables: Mapping[str, object], *keys: str) -> Tables:
     return {key: value for key, value in tables.items() if key not in keys}
 
 
@@ -167,7 +174,7 @@ DeclaredTarget = float | str
 """A target of a study: an accuracy, or ``metric=value``."""
 
 
-def _listed(target: object) -> object:
+def _put_in_list(target: object) -> object:
     """A list of targets, for a single target."""
     is_single = isinstance(target, int | float | str) and not isinstance(target, bool)
     return [target] if is_single else target
@@ -192,7 +199,7 @@ def _sort_targets(targets: list[DeclaredTarget]) -> list[DeclaredTarget]:
 
 Targets = Annotated[
     list[DeclaredTarget],
-    BeforeValidator(_listed, json_schema_input_type=DeclaredTarget | list[DeclaredTarget]),
+    BeforeValidator(_put_in_list, json_schema_input_type=DeclaredTarget | list[DeclaredTarget]),
     AfterValidator(_sort_targets),
 ]
 
@@ -226,7 +233,7 @@ class StudyPart(Spec):
         "variants", mode="before", json_schema_input_type=list[str] | dict[str, Changes]
     )
     @classmethod
-    def _listed(cls, variants: Any) -> Any:
+    def _name_variants(cls, variants: Any) -> Any:
         return {name: {} for name in variants} if isinstance(variants, list) else variants
 
 
@@ -270,7 +277,7 @@ class StudySpec(Spec):
     """one or several accuracies (0..1) at which costs are compared; other metrics as
     ``"perplexity=8"``.
     """
-    goal: Literal[GOALS] | None = None  # type: ignore[valid-type]
+    goal: _Goal | None = None
     """criterion of the ranking of cells: the least ``time``, ``bytes``, ``energy``, ``carbon``,
     ``money`` or ``rounds`` to the highest target that is reached; the least of a ``battery`` (%)
     or the fewest devices that run ``flat``, over whole runs; the highest ``accuracy`` at the end,

@@ -9,7 +9,7 @@ was lost is repeated.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.units import show_bytes, show_seconds
@@ -47,7 +47,7 @@ class Trial:
 
     variant: Variant
     number: int
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     state: Literal["open", "done", "pruned", "failed", "refused"] = "open"
     figures: list[float | None] = field(default_factory=list)
     nearest: list[float] = field(default_factory=list)
@@ -172,7 +172,7 @@ class Trials:
         ranks = [*map(self._rank, line.trials)]
         results = []
         for trial, rank in zip(line.trials, ranks, strict=True):
-            better = sum(other < rank for other in ranks)
+            better = sum(candidate < rank for candidate in ranks)
             results.append((trial.values, better))
         return results
 

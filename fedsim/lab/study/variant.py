@@ -28,7 +28,7 @@ class Variant:
 
     name: str
     point: tuple[tuple[str, Any], ...] = ()
-    changes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    changes: Mapping[str, object] = field(default_factory=dict, compare=False)
 
     @property
     def label(self) -> str:
@@ -39,7 +39,7 @@ class Variant:
             parts.append(f"{short_key(key, keys)}={format_value(value)}")
         return ", ".join(parts)
 
-    def at(self, values: Mapping[str, Any]) -> "Variant":
+    def at(self, values: Mapping[str, object]) -> "Variant":
         """The variant at a point with further keys and values."""
         return replace(self, point=(*self.point, *values.items()))
 
@@ -48,12 +48,17 @@ class Variant:
         return safe_name(self.label)
 
 
-VariantLayers = dict[str, Mapping[str, Any]]
+VariantLayers = dict[str, Mapping[str, object]]
 """The tables of a run's base, and changes of it, by their place in the study's file."""
 
 
 def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
-    """The base of a variant, then the changes by size, part, variant and grid, in this order."""
+    """The base of a variant, then the changes by size, part, variant and grid, in this order.
+
+    Args:
+        variant: the variant, at its point of the grid.
+        spec: the study.
+    """
     point = {key: value for key, value in variant.point if key != TRIAL}
     size_name = point.pop(SIZE, "")
     part_name = point.pop(PART, "")
@@ -82,7 +87,12 @@ def merge(layers: VariantLayers) -> Tables:
 
 
 def find_last_layer(layers: VariantLayers, keys: Sequence[str]) -> str:
-    """Words for the last layer that sets a key, or a table around it, and the value there."""
+    """Words for the last layer that sets a key, or a table around it, and the value there.
+
+    Args:
+        layers: the layers, see ``layers_of``.
+        keys: the parts of a dotted key.
+    """
     for place, tables in reversed(layers.items()):
         for depth in range(len(keys), 0, -1):
             value = at(tables, keys[:depth])

@@ -16,15 +16,16 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TypedDict
 
 from fedsim.clock.executors import Inline
 from fedsim.clock.simulation import Record
 from fedsim.common.errors import CheckpointError, FedsimError, told
+from fedsim.lab.reading.record_data import RecordData
 from fedsim.lab.study.folder import claimed, state_of
 from fedsim.lab.terminal import share_done
 from fedsim.records.lock import FolderInUseError, locked
@@ -35,6 +36,20 @@ from fedsim.running.scenario import Scenario
 _NEWS_EVERY_S = 0.25
 _LOOK_EVERY_S = 0.5  # how often to look whether another process has ended a run
 _ORPHAN_LIVES_S = 10.0  # after the parent's death, a run that cannot be interrupted is killed
+
+
+class SentOrder(TypedDict):
+    """An order to carry out a run, as the parent sends it.
+
+    Attributes:
+        scenario: the scenario, as TOML.
+        folder: the run's folder.
+        waits: whether to wait for another process that carries out the run.
+    """
+
+    scenario: str
+    folder: str
+    waits: bool
 
 
 class Worker:
@@ -55,7 +70,7 @@ class Worker:
         if self._job is not None:
             end_soon(self._job, number)
 
-    def carry_out(self, order: Mapping[str, Any]) -> None:
+    def carry_out(self, order: SentOrder) -> None:
         """Carry out an order of the pool, and send the run's ending."""
         folder = Path(order["folder"])
         try:
@@ -69,7 +84,7 @@ class Worker:
             peak *= 1024  # Linux counts kibibytes
         self._say(event="ended", run=ending, peak_bytes=peak)
 
-    def _carry_out_alone(self, text: str, folder: Path, *, waits: bool) -> dict[str, Any]:
+    def _carry_out_alone(self, text: str, folder: Path, *, waits: bool) -> RecordData:
         """Carry out a run that no other process carries out; returns its ending.
 
         The state of its folder is read once the run is claimed, since another process may have
@@ -78,22 +93,22 @@ class Worker:
         while not self._stopping:
             try:
                 with claimed(folder):
-                    how = state_of(folder, text)
-                    if how == "done":
+                    state = state_of(folder, text)
+                    if state == "done":
                         return outcome_of(RunFolder(folder).summary)
-                    return outcome_of(self._run(text, folder, how))
+                    return outcome_of(self._run(text, folder, state))
             except FolderInUseError:
                 if not waits:
                     return {"status": "elsewhere"}
                 time.sleep(_LOOK_EVERY_S)
         return outcome_of(None)
 
-    def _run(self, text: str, folder: Path, how: str) -> Mapping[str, Any] | None:
+    def _run(self, text: str, folder: Path, state: str) -> RecordData | None:
         if self._stopping:
             return None
         # code that the scenario names was allowed when the parent read it
         scenario = Scenario(**tomllib.loads(text))
-        job = self._prepare(scenario, folder, how)
+        job = self._prepare(scenario, folder, state)
         stop = scenario.strategy.horizon(scenario.stop)
         rounds = 0
         last_news = time.perf_counter()
@@ -113,25 +128,30 @@ class Worker:
             job.interrupt()
         return asyncio.run(job.execute()).summary
 
-    def _prepare(self, scenario: Scenario, folder: Path, how: str) -> Job:
-        if how == "resume":
+    def _prepare(self, scenario: Scenario, folder: Path, state: str) -> Job:
+        if state == "resume":
             try:
                 return Job(scenario, folder, Inline(), resume=True)
             except CheckpointError as error:
                 self._say(event="note", text=f"begins anew: {error}")
-                how = "anew"
-        if how == "anew":
+                state = "anew"
+        if state == "anew":
             with locked(folder):
                 shutil.rmtree(folder)
         return Job(scenario, folder, Inline())
 
 
 def failure(error: Exception, folder: Path | None = None) -> str:
-    """The message of an error in a run's folder."""
+    """The message of an error in a run's folder.
+
+    Args:
+        error: the error.
+        folder: the folder of the run.
+    """
     return str(error) if isinstance(error, FedsimError) else told(error, folder)
 
 
-def outcome_of(summary: Mapping[str, Any] | None) -> dict[str, Any]:
+def outcome_of(summary: RecordData | None) -> RecordData:
     """The ending of a run as news; ``summary`` is None for a run that was not begun."""
     if summary is None:
         return {"status": "interrupted"}
@@ -149,7 +169,7 @@ def main() -> None:
     # a broken pipe: the parent is gone, and standard input ends too
     with suppress(BrokenPipeError), out:
 
-        def say(**news: Any) -> None:
+        def say(**news: object) -> None:
             with suppress(BrokenPipeError):
                 out.write(json.dumps(news) + "\n")
                 out.flush()
@@ -158,13 +178,13 @@ def main() -> None:
         # the parent passes all of them on
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, worker.stop)
-        orders: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+        orders: SimpleQueue[SentOrder | None] = SimpleQueue()
         threading.Thread(target=_listen, args=(orders,), daemon=True).start()
         while (order := orders.get()) is not None:
             worker.carry_out(order)
 
 
-def _listen(orders: "SimpleQueue[Mapping[str, Any] | None]") -> None:
+def _listen(orders: "SimpleQueue[SentOrder | None]") -> None:
     """Pass orders on until standard input ends, then interrupt the active run by a SIGTERM."""
     for line in sys.stdin:
         orders.put(json.loads(line))

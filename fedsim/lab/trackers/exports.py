@@ -248,7 +248,7 @@ def _mlflow_name(tag: str) -> str:
 def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim") -> list[Path]:
     """Write runs as W&B's own files into ``out/wandb``, a study as a group.
 
-    The step is the round; ``simulated time, s`` is a metric beside the others. Nothing leaves
+    The step is the round; ``simulated time, s`` is one of the metrics. Nothing leaves
     this machine until ``wandb sync`` sends the files.
 
     Args:

@@ -28,6 +28,10 @@ def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
     an edge server sends or receives it. Messages between devices and edge servers, or between
     other endpoints, are on other links.
 
+    Args:
+        run: the folder of the run.
+        direction: ``down`` or ``up``.
+
     Raises:
         RunFolderError: a table is missing or damaged.
     """
@@ -73,6 +77,10 @@ def thinned(curve: Curve, most: int) -> Curve:
     """The curve with at most ``most`` changes, evenly spaced.
 
     Each value is the curve's mean until the next change.
+
+    Args:
+        curve: the curve.
+        most: the largest number of changes.
     """
     if len(curve.times) <= most:
         return curve

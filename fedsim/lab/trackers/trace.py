@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from fedsim.common.harmless import harmless
 from fedsim.lab.reading.activities import Activities, Mark, RoundPeriod
 from fedsim.lab.reading.history import History
+from fedsim.lab.reading.record_data import RecordData
 from fedsim.lab.trackers.link_load import link_load, summed, thinned
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder, making_sense
@@ -150,10 +151,10 @@ def _messages(activities: Activities) -> Iterator[TraceEvent]:
 
 def _edge_servers(activities: Activities) -> Iterator[TraceEvent]:
     for transfer in activities.edge_transfers:
-        route = "from the server" if transfer.direction == "down" else "to the server"
+        route = "from the server" if transfer.source == "server" else "to the server"
         name = _with_outcome(route, transfer.outcome)
         facts = _facts(transfer.round, transfer.data)
-        yield _slice(name, _EDGES, transfer.device, transfer.start, transfer.end, facts)
+        yield _slice(name, _EDGES, transfer.edge, transfer.start, transfer.end, facts)
     for outage in activities.edge_outages:
         yield _slice("lost", _EDGES, outage.device, outage.start, outage.end, {})
 
@@ -201,7 +202,7 @@ def _with_outcome(name: str, outcome: str) -> str:
     return name if outcome == "done" else f"{name} ({outcome})"
 
 
-def _facts(number: int | None, data: Mapping[str, Any]) -> TraceEvent:
+def _facts(number: int | None, data: RecordData) -> TraceEvent:
     """The round and data of a step or transfer; ``delivered`` only if bytes were lost."""
     facts = {"round": number, **data}
     if "payloads" not in data:
@@ -220,7 +221,7 @@ def _entry(
     process: int,
     lane: int,
     time: float,
-    data: Mapping[str, Any],
+    data: RecordData,
     **fields: Any,
 ) -> TraceEvent:
     """An entry with the texts and the finite numbers of ``data``; its time is in microseconds."""
@@ -241,15 +242,13 @@ def _entry(
 
 
 def _slice(
-    name: str, process: int, lane: int, start: float, end: float, data: Mapping[str, Any]
+    name: str, process: int, lane: int, start: float, end: float, data: RecordData
 ) -> TraceEvent:
     duration = round(_microseconds(end) - _microseconds(start), 3)
     return _entry(name, "X", process, lane, start, data, dur=duration)
 
 
-def _instant(
-    name: str, process: int, lane: int, time: float, data: Mapping[str, Any]
-) -> TraceEvent:
+def _instant(name: str, process: int, lane: int, time: float, data: RecordData) -> TraceEvent:
     return _entry(name, "i", process, lane, time, data, s="t")
 
 

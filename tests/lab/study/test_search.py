@@ -48,8 +48,8 @@ LR = {"low": 0.001, "high": 1.0, "log": True}
 )
 def test_a_share_of_a_range_is_a_value_of_it(said: dict[str, Any], written: list[Any]) -> None:
     one = Range(**said)
-    assert [one.written(one.at(share)) for share in (0.0, 0.5, 0.999)] == written
-    assert [type(one.written(one.at(0.5)))] == [type(written[1])]
+    assert [one.scenario_value(one.at(share)) for share in (0.0, 0.5, 0.999)] == written
+    assert [type(one.scenario_value(one.at(0.5)))] == [type(written[1])]
 
 
 def test_whole_numbers_and_choices_are_all_as_likely() -> None:

@@ -1,0 +1,120 @@
+"""Series: runs of one scenario with several seeds, and bars of their means."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from fedsim.analysis.style import BLACK, Look, run_names, short, with_strategy
+from fedsim.records.reading import RunFolder
+
+_APART = ("seed", "name")  # keys in which runs of one series may differ
+
+
+@dataclass(frozen=True)
+class Series:
+    """Runs whose scenarios differ only in the seed.
+
+    Attributes:
+        name: the name.
+        runs: the runs.
+        number: place among the series, which sets the look (``line_of``) in all pictures.
+    """
+
+    name: str
+    runs: tuple[RunFolder, ...]
+    number: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name, with the number of seeds if there are several."""
+        return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
+
+
+def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
+    """The series in the order of their first runs.
+
+    A second run of the same scenario and seed begins another series. Series are named after
+    their strategies. Series that share a strategy have their first run's folder in the name.
+    """
+    repetitions: Counter[tuple[str, int]] = Counter()
+    groups: dict[tuple[str, int], list[RunFolder]] = {}
+    for run in runs:
+        keys = {key: value for key, value in run.scenario.items() if key not in _APART}
+        scenario = json.dumps(keys, sort_keys=True)
+        world = (scenario, run.summary["seed"])
+        groups.setdefault((scenario, repetitions[world]), []).append(run)
+        repetitions[world] += 1
+    names = _names_of_series([group[0] for group in groups.values()])
+    series = []
+    for number, (name, group) in enumerate(zip(names, groups.values(), strict=True)):
+        series.append(Series(name, tuple(group), number))
+    return series
+
+
+def _names_of_series(firsts: Sequence[RunFolder]) -> list[str]:
+    """Names of the series with these first runs."""
+    strategies = [short(str(run.summary["strategy"])) for run in firsts]
+    names = []
+    for strategy, folder, run in zip(strategies, run_names(firsts), firsts, strict=True):
+        is_unique = strategies.count(strategy) == 1
+        names.append(strategy if is_unique else with_strategy(folder, run))
+    return names
+
+
+def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
+    """One series per run, named after its folder and strategy."""
+    series = []
+    for number, (name, run) in enumerate(zip(run_names(runs), runs, strict=True)):
+        series.append(Series(with_strategy(name, run), (run,), number))
+    return series
+
+
+def draw_mean_bar(
+    panel: Axes, place: int, seeds: pd.DataFrame, looks: Mapping[str, Look], words: str
+) -> None:
+    """Draw a stacked bar of means, a line over the range of totals, and words.
+
+    Args:
+        panel: the panel.
+        place: height of the bar.
+        seeds: the parts of each run, [runs, parts], in units of the axis.
+        looks: options of each part's bar.
+        words: text beside the bar.
+    """
+    base = 0.0
+    for part, mean in seeds.mean().items():
+        panel.barh(place, mean, left=base, height=0.6, gid=str(part), **looks[str(part)])
+        base += mean
+    totals = seeds.sum(axis=1)
+    if totals.min() < totals.max():
+        panel.plot(
+            [totals.min(), totals.max()],
+            [place, place],
+            color=BLACK,
+            linewidth=1.4,
+            marker="|",
+            markersize=7,
+        )
+    panel.annotate(
+        words,
+        (float(totals.max()), place),
+        (6, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=10,
+    )
+
+
+def name_bars(panel: Axes, names: Sequence[str]) -> None:
+    """Name the rows of bars, the first on top.
+
+    Args:
+        panel: the panel.
+        names: the names.
+    """
+    panel.set_yticks(range(len(names)), names)
+    panel.set_ylim(len(names) - 0.5, -0.5)

@@ -1,0 +1,98 @@
+"""Facts about the built-in strategies on which checks rest; a user's strategy is in no list."""
+
+PEERS = ("d-psgd", "diloco", "epidemic", "gossip", "local-sgd")
+"""Strategies whose devices send to each other."""
+
+PLAIN_EPOCHS = (
+    "fedasync",
+    "fedavg",
+    "fedbn",
+    "fedbuff",
+    "feddr",
+    "feddyn",
+    "fednova",
+    "fedper",
+    "fedprox",
+    "refl",
+)
+"""Strategies each of whose trainings is of ``local_epochs``."""
+
+UNEVEN_EPOCHS = ("pfedme", "flexcfl", "fedgroup", "flower", "heterofl", "hetlora", "flora")
+"""Strategies in which an epoch is not always one pass over the samples."""
+
+LONGER_EPOCHS = ("moon",)
+"""Strategies in which an epoch takes longer than a pass for training."""
+
+WITHOUT_GROUPS = (
+    *PEERS,
+    *PLAIN_EPOCHS,
+    "ditto",
+    "fedrep",
+    "flora",
+    "heterofl",
+    "hetlora",
+    "local",
+    "moon",
+    "pfedme",
+    "scaffold",
+)
+"""Strategies without groups of devices."""
+
+WITH_GLOBAL_MODEL = (
+    "cata-fed",
+    "fedasync",
+    "fedat",
+    "fedavg",
+    "fedbuff",
+    "feddr",
+    "feddyn",
+    "fednova",
+    "fedprox",
+    "flora",
+    "heterofl",
+    "hetlora",
+    "hierfavg",
+    "moon",
+    "refl",
+    "rfedavg",
+    "scaffold",
+    "tifl",
+)
+"""Strategies whose run folder has a global model."""
+
+WITH_PERSONAL_MODELS = ("ditto", "fedbn", "fedper", "fedrep", "pfedme")
+"""Strategies whose run folder has a global model and one model per device."""
+
+WITH_GROUP_MODELS = (
+    "cfl",
+    "fedgroup",
+    "fesem",
+    "fesem-mig",
+    "fl-hc",
+    "flexcfl",
+    "fpfc",
+    "hypcluster",
+    "ifca",
+    "ifca-mig",
+    "lcfl",
+)
+"""Strategies whose run folder has one model per group."""
+
+REQUESTS_IN_ROUNDS = (
+    "ditto",
+    "fedavg",
+    "fedbn",
+    "fedper",
+    "fednova",
+    "fedprox",
+    "fedrep",
+    "moon",
+    "pfedme",
+)
+"""Strategies whose server sends requests to devices in rounds alone.
+
+All devices that are present are idle between rounds.
+"""
+
+UPDATES_ARE_MODELS = (*PEERS, "fpfc", "local")
+"""Strategies in which each update becomes a model by itself."""
