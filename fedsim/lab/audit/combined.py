@@ -35,7 +35,7 @@ class _Aggregate(NamedTuple):
 
 
 def weights_as_said(evidence: Evidence) -> Iterator[str]:
-    """The weights of each aggregation are those that the strategy and the samples give."""
+    """The weights of each aggregation follow from the strategy and the samples."""
     kind = evidence.run.scenario["strategy"]["kind"]
     if ":" in kind or kind == "flower":
         return

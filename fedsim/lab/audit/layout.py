@@ -258,7 +258,7 @@ def _place(layer: str) -> tuple[int, ...]:
 
 
 def tensors_as_said(evidence: Evidence) -> Iterator[str]:
-    """Names and shapes of the tensors of every model are those of the scenario's model and data."""
+    """Names and shapes of every model's tensors follow from the scenario's model and data."""
     scenario = evidence.run.scenario
     due = dense_tensors(scenario)
     lora = scenario.get("model", {}).get("lora") or {}

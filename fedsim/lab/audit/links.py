@@ -263,7 +263,7 @@ def _parse_layout(network: Mapping[str, Any]) -> LinkLayout:
 
 
 def layout_as_said(evidence: Evidence) -> Iterator[str]:
-    """The links and places of a tree with edge servers are those of the scenario."""
+    """The links and places of a tree with edge servers agree with the scenario."""
     network = evidence.run.scenario["network"]
     layout = evidence.network
     if network["kind"] != "tree" or layout is None:

@@ -72,7 +72,7 @@ def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Random phases of the availability are those that the scenario and its seed give each device.
+    """Random phases of the availability follow from the scenario and its seed.
 
     With lifetimes or batteries, which cut phases short, they are not checked.
     """

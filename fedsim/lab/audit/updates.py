@@ -188,7 +188,7 @@ class _UpdateBook:
 
 
 def round_counts(evidence: Evidence) -> Iterator[str]:
-    """Each round's counts are those of its tasks, and the rounds' table agrees with the records."""
+    """Each round's counts agree with its tasks, and the rounds' table with the records."""
     events = evidence.events
     summary = evidence.run.summary
     recorded = evidence.data_of("round")["data"].to_dict()

@@ -115,7 +115,7 @@ class MessageSizes:
 
     @cached_property
     def _tensors(self) -> Tensors | None:
-        """The trained tensors that the run left; if it left none, those of the scenario."""
+        """The trained tensors that the run left; if it left none, the scenario's."""
         tensors = left_tensors(self._evidence)
         if tensors is None and self._expected is not None:
             tensors = self._expected[0]

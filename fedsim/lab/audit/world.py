@@ -50,7 +50,7 @@ _POWERS = {
 
 
 def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Speeds, links and sample counts are those of the scenario's distributions and seed."""
+    """Speeds, links and sample counts follow from the scenario's distributions and seed."""
     if not evidence.run.has_all_devices:
         return
     scenario = evidence.run.scenario

@@ -40,7 +40,7 @@ def calibrate(
         defaults: values that the log lacks.
         by_client: write each client's own values, and not distributions.
         latency: of all clients (s), if it is known.
-        protocol: of the messages; by default that of a run folder, or else fluid.
+        protocol: of the messages; by default a run folder's protocol, or else fluid.
 
     Raises:
         DataError: the log is missing, malformed, or too short; or its protocol is unknown.

@@ -144,11 +144,11 @@ class Evaluate(EpochStep):
 
 @dataclass(frozen=True, slots=True)
 class Work(EpochStep):
-    """The device computes without a ref; the times of all that is given add up.
+    """A step in which the device computes without a model; the times of all fields add up.
 
     Attributes:
-        samples: the time of a training on so many samples.
-        flops: the time of so many FLOPs.
+        samples: number of samples; takes the time of a training on them.
+        flops: number of FLOPs; takes the time of computing them.
         seconds: a fixed time (s).
         what: its purpose, in the records.
     """
