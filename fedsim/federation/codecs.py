@@ -77,9 +77,16 @@ class Arithmetic(Protocol):
         size: int | None = None,
         **constants: Any,
     ) -> Ref:
-        """The result of a pure function of models; see ``ServerModels.apply``.
+        """Return the result of a pure function of models; see ``ServerModels.apply``.
 
-        ``stream`` is the whole name of a stream.
+        Args:
+            function: a function marked with ``pure``.
+            models: its models.
+            stream: whole name of the stream of its random numbers ``rng``; None if it draws none.
+            otherwise: the result if a model is not finite.
+            leave_out: whether models that are not finite are left out.
+            size: length of the result; None for a model.
+            constants: its further arguments, JSON-able.
         """
 
 
