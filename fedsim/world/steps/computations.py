@@ -37,7 +37,12 @@ class EpochStep(TaskStep):
     power = "compute"
 
     def plan(self, task: Task, runner: StepServices) -> Plan:
-        """The times of this step on the task's device, without its present pace."""
+        """Return the times of this step on the task's device, without its present pace.
+
+        Args:
+            task: the task.
+            runner: services of the engine for steps.
+        """
         raise NotImplementedError
 
     def is_due(self, task: Task, runner: StepServices) -> bool:
