@@ -34,51 +34,51 @@ OF_ONE = {
     "timeline": PictureKind(
         draw_timeline,
         "Timeline",
-        "A lane a device, what it did when, what was wasted and why.",
+        "One lane for each device: its steps over time, and the wasted ones with their cause.",
     ),
     "stragglers": PictureKind(
         draw_stragglers,
-        "Who was late, round by round",
-        "Each selected device's epochs against its deadline, a panel a round: how far it "
-        "came, and what became of it.",
+        "Stragglers, round by round",
+        "Each selected client's epochs against its deadline, one panel for each round, and how "
+        "its task ended.",
     ),
     "clusters": PictureKind(
         draw_clusters,
         "Clusters by data size",
-        "Groups that the server made of the devices by the sizes of their data, at first "
-        "and when it grouped them again.",
+        "The server's groups of devices by the sizes of their data, at first and after each "
+        "new grouping.",
     ),
     "membership": PictureKind(
         draw_membership,
         "Membership of groups over time",
-        "A row a device, its colour the group that it is in; marks show moves, shifts of "
-        "data, newcomers and leavers. Below it stand the sizes of the groups, and how "
-        "well they agree with the true ones where these are known.",
+        "One row for each device, in the colour of its group; marks show moves, shifts of "
+        "data, newcomers and leavers. Below are the sizes of the groups, and their agreement "
+        "with the true groups if these are known.",
     ),
     "similarity": PictureKind(
         draw_similarity,
-        "How alike devices were when they were grouped",
-        "The similarities or distances of every two devices that the server saw, ordered "
-        "by the groups it made of them; below them, where that was recorded, how alike "
-        "updates were in each round, within groups and across them.",
+        "Similarity of devices when they were grouped",
+        "The similarity or distance of every two devices that the server saw, ordered by "
+        "group. Below, if recorded: similarity of updates in each round, within groups and "
+        "across groups.",
     ),
     "embedding": PictureKind(
         draw_embedding,
-        "Where devices lay when they were grouped",
-        "The clustered points, one per device, with colour and shape by the group that "
-        "was found; one panel per time.",
+        "Clustered points of devices",
+        "The clustered points, one for each device, with colour and shape by the resulting "
+        "group; one panel for each clustering.",
     ),
     "split-tree": PictureKind(
         draw_split_tree,
-        "How clusters were split",
-        "A tree over the rounds: each cluster from its making to its split, with its "
+        "Splits of clusters",
+        "A tree over the rounds: each cluster from its beginning to its split, with its "
         "members and its last accuracy.",
     ),
     "traffic": PictureKind(
         draw_traffic,
         "Traffic",
         "Bytes moved so far by direction and purpose, over simulated time and in total; "
-        "what is hatched was wasted.",
+        "hatched bytes were wasted.",
     ),
     "batteries": PictureKind(
         draw_batteries,
@@ -90,7 +90,7 @@ OF_ONE = {
 OF_SEVERAL = {
     "costs": PictureKind(
         draw_costs,
-        "What accuracy costs, over seeds",
+        "Costs of accuracy, over seeds",
         "Mean test accuracy against bytes, simulated time and rounds; bands go from the "
         "lowest to the highest of the seeds.",
     ),
@@ -98,7 +98,7 @@ OF_SEVERAL = {
         draw_accuracy,
         "Accuracy",
         "Test accuracy against rounds, simulated time, and the bytes moved until then; "
-        "other metrics in rows of their own.",
+        "each other metric has a row.",
     ),
     "fairness": PictureKind(
         draw_fairness,
@@ -109,14 +109,13 @@ OF_SEVERAL = {
     "energy": PictureKind(
         draw_energy,
         "Energy by phase",
-        "Joules that devices drew by phase, and with those of the server's side; what was"
-        " wasted, and the carbon.",
+        "Joules by phase, of devices and of the server's side; the wasted part, and the carbon.",
     ),
     "traffic-purposes": PictureKind(
         draw_purposes_compared,
         "Traffic by purpose",
-        "Bytes by purpose, all that moved and as papers count them, the mean of the seeds"
-        " of a scenario.",
+        "Bytes by purpose, all moved bytes and as papers count them: means over the seeds of "
+        "a scenario.",
     ),
 }
 OF_ANY = ("accuracy", "fairness", "energy")  # kinds of OF_SEVERAL that apply to one run too

@@ -25,9 +25,9 @@ from fedsim.records.reading import RunFolder
 
 OUTCOMES = {  # colour and meaning of each
     "valid": (style.GREEN, "valid"),
-    "slow": (style.ORANGE, "slow: a straggler, answered untrained"),
+    "slow": (style.ORANGE, "slow: answered untrained"),
     "late": (style.VERMILLION, "late: ended, nothing arrived"),
-    "lost": (style.BLACK, "lost: disconnected"),
+    "lost": (style.BLACK, "lost: device disconnected"),
     "stopped": (style.GREY, "cut off by the end of the run"),
 }
 _OF_TASK = {

@@ -68,7 +68,7 @@ write_all()
 
 
 def setup(app: Any) -> None:
-    """Docstrings are plain text with ``code``: a star or a bar in them is no markup.
+    """Docstrings are plain text with ``code`` and doctests: a star or a bar in them is no markup.
 
     Formulas are MathML.
     """
@@ -100,6 +100,12 @@ def _as_plain_text(
 ) -> None:
     if what == "data":
         lines[:1] = [lines[0].replace("``:", "`` is", 1)]  # else napoleon takes it for a type
-    parts = "\n".join(lines).split("``")
+    blocks = re.split(r"(^ *>>> [^\n]*(?:\n *\S[^\n]*)*)", "\n".join(lines), flags=re.MULTILINE)
+    blocks[::2] = [_without_markup(block) for block in blocks[::2]]  # the others are doctests
+    lines[:] = "".join(blocks).split("\n")
+
+
+def _without_markup(text: str) -> str:
+    parts = text.split("``")
     parts[::2] = [re.sub(r"([*|])|(?<=\w)_(?=\W|$)", r"\\\g<0>", part) for part in parts[::2]]
-    lines[:] = "``".join(parts).split("\n")
+    return "``".join(parts)

@@ -30,7 +30,7 @@ def plain(text: str) -> str:
 def prose(text: str) -> str:
     """A docstring without its sections; ``code`` remains code."""
     sections = re.split(
-        r"\n(?:Attributes|Args|Raises|Returns|Yields):\n", inspect.cleandoc(text) + "\n"
+        r"\n(?:Attributes|Args|Example|Raises|Returns|Yields):\n", inspect.cleandoc(text) + "\n"
     )
     return _with_code(sections[0].strip().split("``"))
 

@@ -2,6 +2,7 @@
 of parts.
 """
 
+import inspect
 import re
 import tomllib
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedsim.federation.malicious import ATTACKS
 from fedsim.records import schema
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.server import OPTIMISERS
+from tests.test_examples import public_names
 
 ROOT = Path(__file__).resolve().parents[1]
 NEVER = re.compile(
@@ -75,6 +77,19 @@ def test_words_that_have_a_better_one_are_not_used() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             found = NEVER.search(line)
             assert not found, f"{path.relative_to(ROOT)}:{number}: {found[0] if found else ''}"
+
+
+SYNONYMS = re.compile(r"\bvanish|\bdrop(s|ped|ping)? out\b", re.IGNORECASE)
+"""Words for a device that disconnects, which is the glossary's word."""
+
+
+def test_pages_and_the_public_face_use_the_glossary_s_words() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.py"), ROOT / "README.md"]
+    texts = {str(page.relative_to(ROOT)): page.read_text() for page in pages}
+    del texts["docs/glossary.md"]  # names them
+    texts |= {name: inspect.getdoc(value) or "" for name, value in public_names()}
+    found = [name for name, words in texts.items() if SYNONYMS.search(words)]
+    assert [name for name in found if not name.startswith("docs/generated/")] == []
 
 
 def keys(family: Registry, kind: str) -> str:

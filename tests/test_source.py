@@ -5,10 +5,12 @@ subject, short files.
 import ast
 import inspect
 import re
-from collections import defaultdict
+import tomllib
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
+import pytest
 import simpy
 
 import fedsim
@@ -40,6 +42,82 @@ MOST_LINES = 640
 def test_no_file_is_long() -> None:
     paths = [*SOURCES, *(ROOT / "tests").rglob("*.py")]
     assert [path.name for path in paths if len(path.read_text().splitlines()) > MOST_LINES] == []
+
+
+CEILINGS = tomllib.loads((ROOT / "tests" / "ceilings.toml").read_text(encoding="utf-8"))
+_PRONOUNS_AND_PARTICIPLES = (
+    "said told found known given taken kept seen there here own how what asked held sought chosen "
+    "meant wanted shown called heard spent written needed moved left way one other others these "
+    "those gone had"
+)
+VAGUE = frozenset(_PRONOUNS_AND_PARTICIPLES.split())
+"""Names that do not say what a variable holds."""
+HABITS = {
+    "elided nouns": r"\bthose (of|that|which|with|who)|\bthat of\b|\bthe others?\b"
+    r"|\bof (its own|one|another)\b",
+    "where for if": r"[, ] ?where (it|they|there|an?|the|no|one|nobody|this|that|some|its|these"
+    r"|those)\b",
+    "so many": r"\b(so (many|much|few|little|far as)|such of)\b",
+    "beside": r"\bbesides?\b",
+    "is there": r"\b(is|are|was|were|be|not|been) there\b",
+    "says, tells": r"\b(says|said|tells?|told)\b",
+    "opens with The same": r"^(The same\b|As \w+,|(As|See|Like) ``)",
+}
+"""Habits of docstrings that a reader stumbles over."""
+
+
+@cache
+def figures() -> dict[str, dict[str, float]]:
+    """Each habit's figure, as ``ceilings.toml`` has them: under ``code`` and ``docstrings``."""
+    lines = 0
+    ignored = 0
+    words = 0
+    names: list[str] = []
+    nodes: Counter[str] = Counter()
+    habits: Counter[str] = Counter()
+    for path in SOURCES:
+        text = path.read_text()
+        ignored += text.count("type: ignore")
+        for line in text.split("\n"):
+            lines += bool(line.strip()) and not line.strip().startswith("#")
+        for node in ast.walk(tree_of(path)):
+            nodes[_NODES.get(type(node), "")] += 1
+            match node:
+                case ast.Assign(targets=[ast.Tuple(), *_], value=ast.Tuple()):
+                    nodes["tuple assignments"] += 1
+                case ast.Name(id="Any") | ast.alias(name="Any") | ast.Attribute(attr="Any"):
+                    nodes["Any"] += 1
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                    names.append(name)
+            docstring = ast.get_docstring(node) if isinstance(node, _DOCUMENTED) else None
+            if docstring:
+                words += len(docstring.split())
+                for habit, pattern in HABITS.items():
+                    habits[habit] += len(re.findall(pattern, docstring))
+    code: dict[str, float] = {"Any": nodes["Any"], "type: ignore": ignored}
+    for habit in ("ternaries", "comprehensions", "tuple assignments"):
+        code[habit] = 1000 * nodes[habit] / lines
+    code["vague names"] = 100 * sum(name in VAGUE for name in names) / len(names)
+    return {"code": code, "docstrings": {habit: 1000 * habits[habit] / words for habit in HABITS}}
+
+
+_NODES: dict[type[ast.AST], str] = {
+    ast.IfExp: "ternaries",
+    ast.ListComp: "comprehensions",
+    ast.SetComp: "comprehensions",
+    ast.DictComp: "comprehensions",
+    ast.GeneratorExp: "comprehensions",
+}
+
+
+@pytest.mark.parametrize("part", ["code", "docstrings"])
+def test_habits_only_fall(part: str) -> None:
+    """The ceilings may only fall."""
+    assert set(figures()[part]) == set(CEILINGS[part])
+    above = {
+        habit: figure for habit, figure in figures()[part].items() if figure > CEILINGS[part][habit]
+    }
+    assert above == {}
 
 
 def test_docstrings_begin_with_their_subject() -> None:

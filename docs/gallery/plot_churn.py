@@ -2,7 +2,7 @@
 What does churn cost?
 =====================
 
-Devices vanish and come back. What they were doing is lost, and the round goes on without them.
+Devices disconnect and come back. Their tasks are lost, and the round goes on without them.
 How much of the time and of the bytes goes that way?
 """
 
@@ -11,7 +11,7 @@ How much of the time and of the bytes goes that way?
 # ----------
 # The scenario ``quickstart``, whose devices can be reached four fifths of the time throughout: a
 # mean of ``on`` and a quarter of that off. Only the pace of coming and going differs, and in one
-# case they never vanish. What is drawn is the mean of three worlds.
+# case they never disconnect. What is drawn is the mean of three worlds.
 import matplotlib.pyplot as plt
 import numpy as np
 

@@ -26,8 +26,8 @@ folder = Path(tempfile.mkdtemp()) / "quickstart"
 
 # %% [markdown]
 # `quickstart` comes with fedsim: fifty unequal devices, a shared server link, a deadline, devices
-# that vanish. What is given beside the name changes it, as `--set` does on the command line. Here
-# it ends after fifteen rounds.
+# that disconnect. What is given beside the name changes it, as `--set` does on the command line.
+# Here it ends after fifteen rounds.
 
 # %%
 scenario = fedsim.load("quickstart", ["stop.rounds=15"])

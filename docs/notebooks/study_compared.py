@@ -78,7 +78,7 @@ table[
 ].round(3).T
 
 # %% [markdown]
-# Seed by seed against the baseline. What the worlds have in common drops out, so these intervals
+# Seed by seed against the baseline. What the worlds have in common cancels out, so these intervals
 # are narrower:
 
 # %%

@@ -71,7 +71,13 @@ def tie_s(now: float) -> float:
 
 
 class Record(NamedTuple):
-    """One event: its simulated time (s), its kind, and the fields of that kind."""
+    """An event of a run, as ``Simulation.listen`` receives it and ``events.parquet`` stores it.
+
+    Attributes:
+        time: simulated time (s).
+        kind: name of the kind, such as ``task-end``.
+        fields: JSON-able fields of the kind, by name.
+    """
 
     time: float
     kind: str
@@ -117,8 +123,9 @@ def _rare_collections() -> Iterator[None]:
 
 
 class Simulation:
-    """A run in simulated time. ``Simulation(scenario)`` has a world in it; ``Simulation()`` is a
-    bare clock.
+    """A run in simulated time: a clock, the executor of real work, and the records.
+
+    ``Simulation(scenario)`` contains the scenario's world; ``Simulation()`` is a bare clock.
 
     Args:
         blueprint: what to build into it (a ``Scenario``), or None.
@@ -135,6 +142,21 @@ class Simulation:
         idle: called between two instants; whether nothing to come matters.
 
     Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
+
+    Example:
+        >>> import asyncio
+        >>> from fedsim import Simulation
+        >>> simulation = Simulation()
+        >>> simulation.listen(lambda record: print(record.time, record.kind, record.fields))
+        >>> def ring(times):
+        ...     for count in range(times):
+        ...         yield simulation.env.timeout(2.5)
+        ...         simulation.emit("ring", count=count)
+        >>> process = simulation.process(ring(2))
+        >>> asyncio.run(simulation.run())
+        2.5 ring {'count': 0}
+        5.0 ring {'count': 1}
+        'nothing left to happen'
     """
 
     def __init__(
@@ -177,7 +199,14 @@ class Simulation:
         return self.installed.processes.world
 
     def process(self, generator: ProcessGenerator) -> simpy.Process:
-        """Start a SimPy process in this instant; the run raises what the process does not catch."""
+        """Start a SimPy process in this instant; an exception in it ends the run.
+
+        Args:
+            generator: the process, which yields events of ``env``.
+
+        Returns:
+            The process, an event that fires when the generator returns.
+        """
         process = self.env.process(generator)
         process.callbacks.append(_raise_failure)
         return process
@@ -189,17 +218,32 @@ class Simulation:
         callback: Callable[[], object],
         priority: EventPriority = NORMAL,
     ) -> Alarm:
-        """Set an alarm: call a function at a time (s)."""
+        """Set an alarm that calls a function at a time.
+
+        Args:
+            name: kind and number, under which a checkpoint saves the alarm.
+            when: the simulated time (s), on the clock's grid.
+            callback: the function, without arguments.
+            priority: order among the alarms of one instant.
+
+        Returns:
+            The alarm, which can be cancelled.
+        """
         return self.env.at(name, when, callback, priority)
 
     def unsettle(self, solve: Callable[[], None]) -> None:
-        """Call ``solve`` after the world's events of this instant."""
+        """Call a function after the world's events of this instant, before the server's handlers.
+
+        Args:
+            solve: the function, such as the solver of the network.
+        """
         self.env.call(solve, SETTLE)
 
     def post(self, handler: Handler) -> None:
         """Run a handler of the server in this instant, after the world's events.
 
-        The handler may await real work alone.
+        Args:
+            handler: coroutine function without arguments. It may await real work alone.
         """
         if not self._over:
             self.env.call(lambda: self._handle(handler().__await__()), SERVE)
@@ -207,12 +251,15 @@ class Simulation:
     def submit(
         self, function: Callable[..., Any], *args: Any, alone: bool = False
     ) -> "Future[Any]":
-        """Start real work on the executor, for ``join``.
+        """Start real work on the executor; ``join`` waits for it.
 
         Args:
             function: the function to call.
             args: its arguments.
-            alone: whether nothing else runs in its process.
+            alone: whether nothing else runs in the process of the work.
+
+        Returns:
+            The future of the result.
         """
         submit = self.executor.submit_alone if alone else self.executor.submit
         self.working = True
@@ -222,15 +269,32 @@ class Simulation:
             self.working = False
 
     def join(self, work: "Future[Any]") -> Join:
-        """The result of real work, in this instant: the clock stands still until it is done."""
+        """Return an event for the result of real work; the clock stands still until it is done.
+
+        Args:
+            work: the future, of ``submit``.
+
+        Returns:
+            An event to ``yield``, whose value is the result.
+        """
         return self.env.join(work)
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Record an event; its fields are JSON-able."""
+        """Record an event in this instant.
+
+        Args:
+            kind: name of the kind.
+            fields: JSON-able values, by name.
+        """
         self.record(kind, fields)
 
     def record(self, kind: str, fields: dict[str, Any]) -> None:
-        """Like ``emit``, but takes ownership of ``fields``."""
+        """Record an event as ``emit`` does, but take ownership of the fields.
+
+        Args:
+            kind: name of the kind.
+            fields: JSON-able values, by name; the caller does not change them any more.
+        """
         record = _make_record(Record, (self.now, kind, fields))
         for sink in (*self._sinks, *self._sinks_of.get(kind, ())):
             sink(record)
@@ -242,7 +306,8 @@ class Simulation:
 
         Args:
             sink: called with each record.
-            kinds: the kinds of records; none for all. Sinks of some kinds follow sinks of all kinds.
+            kinds: the kinds of records; none for all. Sinks of some kinds follow sinks of all
+                kinds.
         """
         if not kinds:
             self._sinks.append(sink)
@@ -250,15 +315,27 @@ class Simulation:
             self._sinks_of.setdefault(kind, []).append(sink)
 
     def at_end(self, final: Callable[[], None]) -> None:
-        """Call ``final`` at the end of the run, when records are taken but no message is handled."""
+        """Register a function for the end of the run, when records are taken but no handler runs.
+
+        Args:
+            final: the function, without arguments.
+        """
         self._finals.append(final)
 
     def at_close(self, close: Callable[[], None]) -> None:
-        """Call ``close`` after the run, however it ends; nothing is recorded any more."""
+        """Register a function for after the run, however it ends; nothing is recorded any more.
+
+        Args:
+            close: the function, without arguments, such as one that closes a file.
+        """
         self._closers.append(close)
 
     def stop(self, reason: str) -> None:
-        """End the run when this instant is over. The first reason counts."""
+        """End the run when this instant is over; of several reasons the first counts.
+
+        Args:
+            reason: the reason, which ``run`` returns.
+        """
         if self.stopped is None:
             self.stopped = reason
             self.env.call(lambda: self.ended.succeed(self.stopped), LAST)
@@ -270,7 +347,11 @@ class Simulation:
     # Snapshots, between two instants.
 
     def between_instants(self, action: Callable[[], None]) -> None:
-        """Call ``action`` once, when this instant is over and before time moves on."""
+        """Call a function once, when this instant is over and before time moves on.
+
+        Args:
+            action: the function, without arguments.
+        """
         self._between.append(action)
 
     def alarms(self) -> list[tuple[str, int, float]]:

@@ -59,8 +59,9 @@ class DataError(FedsimError):
 
 
 class RunFolderError(FedsimError):
-    """A run folder cannot be written (already used, no permission) or read (missing or damaged
-    files).
+    """A run folder cannot be written or read.
+
+    It is in use already, or its files are missing, damaged or without permission.
     """
 
     exit_status = 2

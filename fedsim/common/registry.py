@@ -120,7 +120,7 @@ class Registry:
         return found
 
     def names(self, text: str) -> bool:
-        """Whether a text is the name of a kind, or the import path of one of the user's own."""
+        """Whether a text is the name of a kind, or the import path of a user's class."""
         if ":" in text:
             return bool(self.base)
         return text in self.known or (_NAME.fullmatch(text) is not None and text in self.kinds)

@@ -65,6 +65,15 @@ class Spec(BaseModel):
     """Base of every table of a scenario.
 
     Alternatives for one table are distinguished by the field ``kind``.
+
+    Example:
+        >>> from fedsim.plugin import Bytes, Seconds, Spec
+        >>> class CacheSpec(Spec):
+        ...     capacity: Bytes = 1e9
+        ...     lifetime: Seconds = 60.0
+        >>> cache = CacheSpec(capacity="5 MB", lifetime="2 min")
+        >>> cache.capacity, cache.lifetime
+        (5000000.0, 120.0)
     """
 
     model_config = ConfigDict(

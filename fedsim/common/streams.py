@@ -56,33 +56,74 @@ def _root(seed: int, purpose: str) -> int:
 
 
 class Streams:
-    """All random streams of one run, of a ``seed`` of 0 or more."""
+    """The random numbers of one run, each a function of the seed and of a name.
+
+    A stream's name is a purpose (``world/...`` is the same for every strategy) and numbers, such as
+    a device's. So draws depend on no order, and equal names give equal numbers.
+
+    Args:
+        seed: seed of the run, 0 or more.
+
+    Example:
+        >>> from fedsim.plugin import Streams
+        >>> streams = Streams(seed=1)
+        >>> number = streams.uniform("world/arrival", entity=3)
+        >>> number == Streams(seed=1).uniform("world/arrival", entity=3)
+        True
+        >>> number == streams.uniform("world/arrival", entity=4)
+        False
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def word(self, purpose: str, entity: Any = 0, count: Any = 0) -> Any:
-        """64 random bits, the same for the same (seed, purpose, entity, count): an int, or
-        uint64 for arrays of uint64.
+        """Return 64 random bits, a function of the seed and the arguments.
+
+        Args:
+            purpose: name of the stream.
+            entity: number of the device or another entity; an int, or uint64 [...].
+            count: number of the draw; an int, or uint64 [...].
+
+        Returns:
+            An int, or uint64 [...] if an argument is an array.
         """
         z = _mix((_root(self.seed, purpose) + (entity + 1) * _ID_STEP) & _MASK)
         return _mix((z + (count + 1) * _GOLDEN) & _MASK)
 
     def uniform(self, purpose: str, entity: int = 0, count: int = 0) -> float:
-        """A number in (0, 1): never 0 and never 1, so that its logarithm exists."""
+        """Return a number between 0 and 1, never 0 and never 1, so that its logarithm exists.
+
+        Args:
+            purpose: name of the stream.
+            entity: number of the device or another entity.
+            count: number of the draw.
+        """
         return ((self.word(purpose, entity, count) >> 11) + 0.5) * _UNIT  # type: ignore[no-any-return]
 
     def normal(self, purpose: str, entity: int = 0, count: int = 0) -> float:
-        """A standard normal draw (Box-Muller on two words of the stream)."""
+        """Return a standard normal draw (Box-Muller on two words of the stream).
+
+        Args:
+            purpose: name of the stream.
+            entity: number of the device or another entity.
+            count: number of the draw.
+        """
         radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, 2 * count)))
         return radius * math.cos(2.0 * math.pi * self.uniform(purpose, entity, 2 * count + 1))
 
     def uniforms(
         self, purpose: str, entities: NDArray[np.int64], count: int | NDArray[np.int64] = 0
     ) -> NDArray[np.float64]:
-        """``uniform`` for many entities and counts at once: the same numbers, vectorised.
+        """Return the numbers of ``uniform`` for many entities and counts, vectorised.
 
-        Shape as both, broadcast.
+        Args:
+            purpose: name of the stream.
+            entities: int64 [n].
+            count: number of the draw; an int, or int64 that broadcasts with ``entities``.
+
+        Returns:
+            float64, in the shape to which both broadcast.
         """
         with np.errstate(over="ignore"):
             words = self.word(
@@ -91,7 +132,23 @@ class Streams:
         return ((words >> 11).astype(np.float64) + 0.5) * _UNIT  # type: ignore[no-any-return]
 
     def generator(self, purpose: str, *ids: int) -> np.random.Generator:
-        """A numpy generator of its own for an array of draws; never kept between two uses."""
+        """Return a numpy generator at the start of a stream, for an array of draws.
+
+        A generator is never kept between two uses: equal arguments give equal draws.
+
+        Args:
+            purpose: name of the stream.
+            ids: further numbers that name the stream, such as the round and the device.
+
+        Example:
+            >>> from fedsim.plugin import Streams
+            >>> streams = Streams(seed=1)
+            >>> order = streams.generator("world/example", 5).permutation(6)
+            >>> order.tolist() == streams.generator("world/example", 5).permutation(6).tolist()
+            True
+            >>> sorted(order.tolist())
+            [0, 1, 2, 3, 4, 5]
+        """
         entropy = [_root(self.seed, purpose), *(i + 1 for i in ids)]
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
 

@@ -46,10 +46,23 @@ LastBatch = Literal["keep", "drop", "merge"]
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """The batches of an epoch: their ``size``, and the fate of an incomplete ``last`` one.
+    """The batches of an epoch: their size, and the treatment of an incomplete last batch.
 
-    ``keep``: it is a smaller batch. ``drop``: it is left out. ``merge``: its samples join the
-    batch before it. The only batch of an epoch is kept in any case.
+    The only batch of an epoch is kept in any case.
+
+    Args:
+        size: samples in a batch.
+        last: ``keep`` leaves an incomplete last batch smaller, ``drop`` leaves it out, ``merge``
+            adds its samples to the batch before it.
+
+    Example:
+        >>> from fedsim.plugin import Batching
+        >>> kept = Batching(size=10)
+        >>> kept.count(25), kept.last_size(25)
+        (3, 5)
+        >>> merged = Batching(size=10, last="merge")
+        >>> merged.count(25), merged.last_size(25)
+        (2, 15)
     """
 
     size: int
@@ -58,23 +71,43 @@ class Batching:
     """the fate of an incomplete last batch."""
 
     def count(self, samples: int) -> int:
-        """Number of batches in an epoch on so many samples."""
+        """Return the number of batches in an epoch.
+
+        Args:
+            samples: number of samples of the device.
+        """
         if self.last == "keep":
             return -(-samples // self.size)
         return max(samples // self.size, min(samples, 1))
 
     def last_size(self, samples: int) -> int:
-        """Samples in the last batch of an epoch; all others have ``size``."""
+        """Return the number of samples in the last batch of an epoch; all others have ``size``.
+
+        Args:
+            samples: number of samples of the device.
+        """
         return self.taken(samples) - self.size * max(0, self.count(samples) - 1)
 
     def taken(self, samples: N) -> N:
-        """Samples that an epoch processes out of so many, an int or int64 [devices]."""
+        """Return the number of samples that an epoch processes, which ``drop`` makes fewer.
+
+        Args:
+            samples: number of samples of the device; an int, or int64 [devices].
+
+        Returns:
+            An int, or int64 [devices].
+        """
         if self.last != "drop":
             return samples
         return samples - samples % self.size * (samples >= self.size)
 
     def taken_in(self, steps: int, samples: int) -> int:
-        """Samples in the first ``steps`` batches of one epoch."""
+        """Return the number of samples in the first batches of one epoch.
+
+        Args:
+            steps: the number of batches.
+            samples: number of samples of the device.
+        """
         return self.taken(samples) if steps >= self.count(samples) else steps * self.size
 
     @property
@@ -112,11 +145,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3): weight x
-    -log(p / (p + q)).
+    """A contrastive term in the loss of each sample: weight x -log(p / (p + q)).
 
-    log p and log q are the cosines of the sample's representation with those under the start and
-    ``previous``, over ``temperature``. Each step costs two more forward passes.
+    log p and log q are the cosines of the sample's representation with its representations under
+    the start and under ``previous``, over ``temperature``. Each step costs two more forward passes.
+
+    Source: MOON, Li et al. 2021, Eq. 3.
 
     Attributes:
         previous: a model (a ``Ref``).
@@ -131,10 +165,9 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Local SGD on a device's own data: w <- w - lr (gradient + mu (w - anchor) + linear), from
-    ``start`` (a ``Ref``).
+    """Local SGD on a device's own data: w <- w - lr (gradient + mu (w - anchor) + linear).
 
-    The gradient is that of a batch, with weight decay and L2 as ``[training]`` says; with
+    The gradient is a batch's, with the weight decay and L2 of ``[training]``; with
     momentum all of it goes through the velocity.
 
     Attributes:
@@ -146,7 +179,7 @@ class Training:
         mu: weight of the proximal term mu/2 ||w - anchor||^2.
         anchor: its center (a ``Ref``); None for ``start``.
         linear: added to every gradient (a ``Ref``); None for nothing.
-        lr: the learning rate; None for that of ``[training]``, decayed by the round.
+        lr: the learning rate; None for the rate of ``[training]``, decayed by the round.
         held: whole tensors of the flat model that keep their start. A step takes as long as one
             without.
         only_batch: number (from 0) of the one batch on which all ``steps`` are.
@@ -158,6 +191,12 @@ class Training:
 
     Raises:
         SimulationError: ``epochs`` and ``steps`` do not go together.
+
+    Example:
+        >>> from fedsim.plugin import Batching, Training
+        >>> training = Training(start=None, epochs=3)
+        >>> training.sgd_steps(25, Batching(size=10))
+        9
     """
 
     start: Any
@@ -190,7 +229,7 @@ class Training:
 
     @property
     def terms(self) -> list[str]:
-        """Names of the terms that it adds to the loss."""
+        """Names of the terms that the training adds to the loss."""
         asked = {
             "proximal": self.mu,
             "linear": self.linear is not None,
@@ -200,15 +239,24 @@ class Training:
 
     @property
     def asked_besides(self) -> int:
-        """Models that each step evaluates besides the one that is trained."""
+        """Models that each step evaluates in addition to the trained one."""
         return 0 if self.contrast is None else 2
 
     def batching(self, usual: Batching) -> Batching:
-        """The batches of this training; ``usual``: those of ``[training]``."""
+        """Return the batches of this training.
+
+        Args:
+            usual: the batches of ``[training]``, for a training without other batches.
+        """
         return usual.whole if self.full_batch else usual
 
     def samples_an_epoch(self, samples: int, usual: Batching) -> int:
-        """Number of samples processed in one counted epoch on so many."""
+        """Return the number of samples processed in one counted epoch.
+
+        Args:
+            samples: number of samples of the device.
+            usual: the batches of ``[training]``.
+        """
         batches = self.batching(usual)
         if self.steps is None or not samples:
             return batches.taken(samples)
@@ -218,7 +266,12 @@ class Training:
         return passes * batches.taken(samples) + batches.taken_in(rest, samples)
 
     def sgd_steps(self, samples: int, usual: Batching) -> int:
-        """Number of SGD steps on so many samples."""
+        """Return the number of SGD steps.
+
+        Args:
+            samples: number of samples of the device.
+            usual: the batches of ``[training]``.
+        """
         if not samples or self.steps is not None:
             return (self.steps or 0) if samples else 0
         return self.epochs * self.batching(usual).count(samples)
@@ -229,29 +282,29 @@ class Limit:
     """Limit of a device's training time, and its behaviour at the limit."""
 
     stop_at: float | None = None
-    """the absolute time (s) at which it stops; finished epochs count."""
+    """the absolute time (s) at which the training stops; finished epochs count."""
     budget: float | None = None
-    """computing time (s) from its first computation for the round on, tests and earlier
-    trainings included.
+    """computing time (s), from the device's first computation for the round on; tests and earlier
+    trainings count.
     """
     reserve_upload: float = 0.0
-    """bytes whose expected time on its own uplink it keeps in reserve."""
+    """bytes of an upload, whose expected time on the device's uplink is kept in reserve."""
     adaptive: bool = False
-    """whether it begins another epoch only if one of the mean length of the finished ones fits."""
+    """whether another epoch begins only if one of the finished epochs' mean length fits."""
     at_least: int = 1
-    """finished epochs without which none counts and the task ends as late, or, with ``go_on``,
-    goes on untrained.
+    """least number of finished epochs. With fewer none counts, and the task ends as ``late``, or
+    with ``go_on`` continues untrained.
     """
     go_on: bool = False
-    """whether the task goes on untrained if too few epochs were finished (``at_least``)."""
+    """whether the task continues untrained with fewer than ``at_least`` finished epochs."""
     reserve_s: float = 0.0
-    """further time in reserve (s), for what follows the training."""
+    """further time in reserve (s), for the steps after the training."""
     cut_undoes: bool = False
     """whether an unfinished epoch undoes the finished ones."""
 
     @property
     def reserves(self) -> bool:
-        """Whether it keeps time in reserve."""
+        """Whether the training keeps time in reserve."""
         return self.reserve_upload > 0.0 or self.reserve_s > 0.0
 
 

@@ -25,8 +25,7 @@ BEST = "best"
 
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
-    """A ``start`` or ``anchor`` of a ``Training``: a linear combination with the results of
-    trainings before in the same task.
+    """A ``start`` or ``anchor`` of a ``Training``: a combination with earlier results of its task.
 
     Attributes:
         parts: pairs of a model and its coefficient; a number stands for the result of that
@@ -121,7 +120,7 @@ class LocalResult(NamedTuple):
         update: the model that the last training gave; None without a finished epoch.
         start: the model from which it was trained.
         tested: the best of the tested models; None without an ``Evaluate`` step.
-        earlier: the models of the trainings before the last, of those with a finished epoch.
+        earlier: the models of earlier trainings that finished an epoch.
         trained: the model that the last training gave, before any change by the device.
     """
 
@@ -136,12 +135,11 @@ class LocalResult(NamedTuple):
 
 
 class Client(Generic[P]):
-    """Client half of a strategy. One object serves all devices: the memory of each is in that
-    device's ``state``.
+    """Client half of a strategy. One object serves all devices.
 
-    For each task the hooks are called in this order: ``real``, ``work`` (by default ``training``
-    and ``limit``), ``computed``, ``reply``, and ``sent`` if the answer arrives. An attribute of
-    this object is lost when a run is resumed.
+    The memory of each device is in its ``state``; an attribute of this object is lost when a run is
+    resumed. For each task the hooks are called in this order: ``real``, ``work`` (by default
+    ``training`` and ``limit``), ``computed``, ``reply``, and ``sent`` if the answer arrives.
 
     Attributes:
         params: the strategy's keys.
@@ -153,13 +151,23 @@ class Client(Generic[P]):
         self.setting = setting
 
     def real(self, device: Device, instruction: Instruction) -> Real | None:
-        """Real work, if any, begun after the message is sent; its result is
-        ``instruction.value`` from ``work`` on.
+        """Return real work that begins after the message is sent; by default there is none.
+
+        Args:
+            device: the device.
+            instruction: the message to the device.
+
+        Returns:
+            The function and its arguments; its result is ``instruction.value`` from ``work`` on.
         """
         return None
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """Steps that the device computes when it has received the message; by default it trains.
+        """Return the steps that the device computes for a message; by default it trains.
+
+        Args:
+            device: the device.
+            instruction: the message to the device.
 
         Returns:
             ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, in order; empty: it answers at
@@ -168,33 +176,56 @@ class Client(Generic[P]):
         return (Train(self.training(device, instruction), self.limit(device, instruction)),)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        """The training, by default of ``local_epochs`` (1 without such a key) from the received
-        ``model``.
+        """Return the training of the default ``work``, from the received ``model``.
+
+        It has ``local_epochs`` epochs, or one if the strategy has no such key.
+
+        Args:
+            device: the device.
+            instruction: the message to the device.
         """
         return Training(instruction.contents["model"], getattr(self.params, "local_epochs", 1))
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
-        """Limit of the training's time."""
+        """Return the limit of the training's time; by default there is none.
+
+        Args:
+            device: the device.
+            instruction: the message to the device.
+        """
         return NO_LIMIT
 
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
-        """Change the result before the device answers; by default it stays as it is."""
+        """Change the result before the device answers; by default it stays as it is.
+
+        Args:
+            device: the device.
+            instruction: the message to the device.
+            result: the result of the steps.
+
+        Returns:
+            The result that ``reply`` receives.
+        """
         return result
 
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
-        """Answer of the device when it has computed; None for none. By default its update,
-        samples and epochs.
+        """Return the answer of the device; by default its update, samples and epochs.
 
-        May be cut off on its way, and so changes no state. ``Lazy("loss", result.update)`` as a
-        content reports the training loss.
+        The answer may be cut off on its way, so this method changes no state.
+        ``Lazy("loss", result.update)`` as a content reports the training loss.
+
+        Args:
+            device: the device.
+            instruction: the message to the device.
+            result: the result of the steps.
 
         Returns:
-            Contents by name. Strategies in rounds and without rounds need ``update`` and
-            ``samples`` of a ``train``.
+            Contents by name; None sends no answer. Strategies in rounds and without rounds need
+            ``update`` and ``samples`` of a ``train``.
         """
         return {
             "update": result.update,
@@ -203,10 +234,25 @@ class Client(Generic[P]):
         }
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """The answer has arrived; one that is cut off has not, and the device knows."""
+        """Called when the answer has arrived; the place to change the device's state.
+
+        An answer that is cut off does not arrive, and the device knows that.
+
+        Args:
+            device: the device.
+            instruction: the message to the device.
+            reply: the contents that were sent.
+        """
 
     def on_shift(self, device: Device) -> Contents | None:
-        """Message to the server, free of cost, when the device's data have changed and it can be
-        reached; None for none.
+        """Return a message about changed data, free of cost; by default there is none.
+
+        Called when the device's data have changed and the device can be reached.
+
+        Args:
+            device: the device.
+
+        Returns:
+            Contents by name; None sends no message.
         """
         return None

@@ -36,7 +36,7 @@ class Clients:
     one device; ``online``, ``reachable`` and ``sample`` return lists of numbers.
 
     Attributes:
-        count: number of all devices, also of those that have not joined yet; they have the numbers
+        count: number of all devices, which have not all joined yet; they have the numbers
         0 to ``count`` - 1.
     """
 
@@ -45,7 +45,9 @@ class Clients:
         self.count = count
 
     def online(self) -> list[int]:
-        """The devices that are checked in and idle. Looks at every device: O(population).
+        """Return the devices that are checked in and idle.
+
+        The call looks at every device: O(population).
 
         Returns:
             Their numbers, ascending; ``Server.ask`` accepts each of them now.
@@ -57,14 +59,15 @@ class Clients:
         return self._dispatch.idle(self._everybody()).nonzero()[0].tolist()
 
     def reachable(self) -> list[int]:
-        """The devices that can be reached, whether they work or not. Looks at every device:
-        O(population).
+        """Return the devices that can be reached, whether they work or not.
+
+        The call looks at every device: O(population).
 
         Returns:
             Their numbers, ascending.
 
         Raises:
-            SimulationError: the machine has no memory to look at so many devices.
+            SimulationError: the machine lacks the memory to look at all devices.
         """
         return self._dispatch.tasks.reachable(self._everybody()).nonzero()[0].tolist()
 
@@ -85,10 +88,10 @@ class Clients:
     def sample(
         self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None
     ) -> list[int]:
-        """Draw ``count`` devices uniformly, without replacement, of the available and idle ones.
+        """Draw devices uniformly, without replacement, from the available and idle ones.
 
-        Takes the first available ones along a random permutation, at a cost independent of the
-        population; absent devices do not change the order of the others.
+        The call takes the first available devices along a random permutation, at a cost independent
+        of the population. Absent devices do not change the order of the present ones.
 
         Args:
             count: how many devices at most.
@@ -99,6 +102,32 @@ class Clients:
 
         Returns:
             Numbers of devices in the order drawn, fewer than ``count`` if fewer are available.
+
+        Example:
+            A cohort that is drawn anew each minute, in ``mine.py``:
+
+            >>> from fedsim.plugin import Strategy
+            >>> class Draws(Strategy):
+            ...     async def on_start(self):
+            ...         self.state |= {"model": self.server.models.initial(), "draw": 0}
+            ...         self.server.timer("draw", 60.0)
+            ...     async def on_timer(self, name):
+            ...         self.state["draw"] += 1
+            ...         cohort = self.server.clients.sample(3, "cohort", self.state["draw"])
+            ...         self.server.emit("cohort", size=len(cohort), different=len(set(cohort)))
+            ...         self.server.stop("one draw is enough")
+            ...     async def on_task_end(self, message):
+            ...         pass
+            ...     def models(self):
+            ...         return {"global": (self.state["model"], None)}
+
+            >>> import fedsim
+            >>> scenario = fedsim.Scenario(
+            ...     learning="off", population={"devices": 10}, strategy={"kind": "mine:Draws"}
+            ... )
+            >>> events = fedsim.run(scenario, "runs/draws").events
+            >>> events.query("kind == 'cohort'")["data"].tolist()
+            [{'different': 3, 'size': 3}]
         """
         generator = self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
         shuffle = Shuffle(generator, self.count if among is None else len(among))
@@ -111,10 +140,10 @@ class Clients:
         return drawn[:count]
 
     def anyone_ever(self, at_least: int = 1) -> bool:
-        """Whether some device is there now or will be some time.
+        """Return whether enough devices are present now or will be some time.
 
         Args:
-            at_least: the number of devices that must be; with more than 1 it looks at every device.
+            at_least: the number of devices that are enough; above 1 the call looks at every device.
 
         Returns:
             False: it makes no sense to wait (``Server.look_again`` ends the run then).
@@ -133,7 +162,7 @@ class Clients:
         return any(self._ever(device) for device in newcomers)
 
     def idle(self, device: int) -> bool:
-        """Whether a device is available and idle, so that ``Server.ask`` accepts it now.
+        """Return whether a device is available and idle, so that ``Server.ask`` accepts it now.
 
         Args:
             device: number of one device.
@@ -141,10 +170,10 @@ class Clients:
         return self._dispatch.is_idle(device)
 
     def arrived(self, device: int) -> bool:
-        """Whether a device has joined the population, including one that has left since.
+        """Return whether a device has joined the population, including one that has left since.
 
         Args:
-            device: number of one device. ``Strategy.on_arrival`` announces those that join later.
+            device: number of one device. ``Strategy.on_arrival`` announces later arrivals.
         """
         return bool(self._dispatch.population.arrival[device] <= self._dispatch.simulation.now)
 
@@ -166,8 +195,9 @@ class Clients:
     async def look_for_shift(self, device: int) -> None:
         """Let a device whose data have changed send its message again (``Client.on_shift``).
 
-        For a strategy that could not use the message when it came. ``Strategy.on_shift`` is awaited
-        before this returns, if the data are others than those of the device's last task.
+        This is for a strategy that could not use the message when it came. ``Strategy.on_shift`` is
+        awaited before this method returns, if the data differ from the data of the device's last
+        task.
 
         Args:
             device: number of one device.
@@ -177,7 +207,7 @@ class Clients:
             await self._dispatch.tell_shift(device)
 
     def exists(self, device: Any) -> bool:
-        """Whether a value is the number of a device.
+        """Return whether a value is the number of a device.
 
         Args:
             device: any value.
@@ -187,7 +217,7 @@ class Clients:
     def chosen(
         self, devices: Sequence[int], by: Callable[..., Any], *, idle: bool = True
     ) -> list[int]:
-        """Check a choice of devices, such as that of a selection.
+        """Check a choice of devices, such as a selection's.
 
         Args:
             devices: numbers of devices; a list, tuple, range or array.

@@ -49,9 +49,7 @@ _BYTES_OF = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 class Arithmetic(Protocol):
-    """Deferred arithmetic with models in a codec or an attack: it returns names, and computes
-    nothing yet.
-    """
+    """Deferred arithmetic with models, for codecs and attacks: each call returns a name at once."""
 
     def mix(
         self,
@@ -60,7 +58,13 @@ class Arithmetic(Protocol):
         *,
         rescale: bool = True,
     ) -> Ref:
-        """The linear combination sum of coefficient x model; see ``ServerModels.mix``."""
+        """Return the linear combination sum of coefficient x model; see ``ServerModels.mix``.
+
+        Args:
+            parts: pairs of a model and its coefficient.
+            otherwise: the result if no finite part is left.
+            rescale: whether the coefficients that are left are scaled to the sum of all.
+        """
 
     def apply(
         self,
@@ -73,9 +77,16 @@ class Arithmetic(Protocol):
         size: int | None = None,
         **constants: Any,
     ) -> Ref:
-        """The result of a pure function of models; see ``ServerModels.apply``.
+        """Return the result of a pure function of models; see ``ServerModels.apply``.
 
-        ``stream`` is the whole name of a stream.
+        Args:
+            function: a function marked with ``pure``.
+            models: its models.
+            stream: whole name of the stream of its random numbers ``rng``; None if it draws none.
+            otherwise: the result if a model is not finite.
+            leave_out: whether models that are not finite are left out.
+            size: length of the result; None for a model.
+            constants: its further arguments, JSON-able.
         """
 
 
@@ -98,8 +109,37 @@ def _find_wrong_code(value: Coded, *_: Any, **__: Any) -> str:
 
 
 class Codec(Spec):
-    """The base of every codec of models: a pure rule, whose error affects learning and whose
-    bytes the network carries.
+    """The base of every codec: a rule that encodes models for the link.
+
+    The network carries the encoded bytes, and learning continues with the decoded model.
+
+    Example:
+        A codec of two bytes a parameter, in ``mine.py``:
+
+        >>> import numpy as np
+        >>> from fedsim.plugin import Codec, Coded, pure
+        >>> @pure
+        ... def halved(models):
+        ...     return models[0].astype(np.float16).astype(np.float32)
+        >>> class Half(Codec):
+        ...     ways = ("up",)
+        ...     def bytes(self, parameters):
+        ...         return 2 * parameters
+        ...     def code(self, arithmetic, parameters, value, base, kept):
+        ...         return Coded(arithmetic.apply(halved, [value]))
+
+        >>> import fedsim
+        >>> result = fedsim.run(
+        ...     fedsim.Scenario(
+        ...         learning="off",
+        ...         population={"devices": 1},
+        ...         messages={"up": "mine:Half"},
+        ...         strategy={"kind": "fedavg", "clients_per_round": 1},
+        ...         stop={"rounds": 1},
+        ...     )
+        ... )
+        >>> result.summary["bytes"]["down"], result.summary["bytes"]["up"]
+        (2600.0, 1300.0)
     """
 
     ways: ClassVar[tuple[str, ...]] = ("down", "up")
@@ -114,43 +154,56 @@ class Codec(Spec):
     @property
     @returns("a number above 0, 1 at most", find_outside(above=0.0, most=1.0))
     def sends(self) -> float:
-        """Share of the numbers that is sent; the receiver has 0, or no change, for the others."""
+        """Share of the numbers that is sent; elsewhere the receiver has 0, or no change."""
         return 1.0
 
     @property
     def keeps_rest(self) -> bool:
-        """Whether a sender keeps what it left out for its next message (``Coded.kept``); for
-        ``up`` alone.
+        """Whether a sender keeps the rest of a model for its next message; for ``up`` alone.
 
-        By default its key ``error_feedback``.
+        By default the key ``error_feedback``. The rest is ``Coded.kept``.
         """
         return bool(getattr(self, "error_feedback", False))
 
     @property
     def lengthens(self) -> bool:
-        """Whether an array may be longer when it arrives than it was, by more than rounding."""
+        """Whether a decoded array may be longer than the original, by more than rounding."""
         return False
 
     @property
     def of_sums(self) -> "Codec":
-        """The codec of contents that both sides add up (``StrategyParams.added_up``); by default
-        itself.
+        """Return the codec of contents that both sides add up; by default this codec.
+
+        Such contents are in ``StrategyParams.added_up``.
         """
         return self
 
     @returns("a finite time, 0 or more (s)", find_outside(least=0.0))
     def seconds(self, parameters: int) -> float:
-        """Time that a device takes to encode or decode so many parameters (s)."""
+        """Return the time that a device takes to encode or decode (s).
+
+        Args:
+            parameters: number of parameters.
+        """
         return 4 * parameters / self.encode_rate if self.encode_rate else 0.0
 
     @returns(*_SIZE)
     def bytes(self, parameters: int) -> float:
-        """Bytes of a model with so many parameters, as it is encoded."""
+        """Return the size of an encoded model (bytes).
+
+        Args:
+            parameters: number of parameters.
+        """
         raise NotImplementedError
 
     @returns(*_SIZE)
     def part_bytes(self, count: int, parameters: int) -> float:
-        """Bytes of ``count`` out of so many parameters, by themselves."""
+        """Return the size of some parameters that are encoded by themselves (bytes).
+
+        Args:
+            count: number of parameters that are sent.
+            parameters: number of parameters of the whole model.
+        """
         return self.bytes(count)
 
     @returns("a Coded of a Ref, and of a Ref or None", _find_wrong_code)
@@ -183,7 +236,7 @@ CodecSpec = Annotated[Codec, CODECS]
 
 
 class Plain(Codec):
-    """Values arrive as they are, in float32; their size is that of a number format, or is given."""
+    """Values arrive as they are, in float32; their size is a number format's, or is given."""
 
     kind: Literal["plain"] = "plain"
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int8"] = "float32"

@@ -39,11 +39,16 @@ _NUMBER_BYTES = 4.0
 
 @dataclass(slots=True)
 class Header:
-    """A content in the header of a message: counts of samples, a deadline, what is to be done.
-    It costs no bytes.
+    """A content in the header of a message, which costs no bytes: counts of samples, a deadline.
 
     Attributes:
         value: any JSON value, or a model; the receiver gets it as it is.
+
+    Example:
+        >>> from fedsim.plugin import Header
+        >>> contents = {"samples": Header(120)}
+        >>> contents["samples"].value
+        120
     """
 
     value: Any
@@ -64,12 +69,12 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """Numbers that a device finds from models, 4 bytes each, computed when the server asks for
-    them (``ServerModels.numbers``).
+    """Numbers that a device computes from models, 4 bytes each, for ``ServerModels.numbers``.
 
-    ``Lazy("loss", result.update)`` reports the loss of the last local epoch, ``Lazy("losses",
-    result.tested, count=m)`` and ``Lazy("choice", result.tested)`` those of the m models that an
-    ``Evaluate`` step has tested, and the best one's position.
+    They are computed when the server asks for them. ``Lazy("loss", result.update)`` reports the
+    loss of the last local epoch. ``Lazy("losses", result.tested, count=m)`` reports the losses of
+    the m models that an ``Evaluate`` step has tested, ``Lazy("choice", result.tested)`` the best
+    one's position.
 
     Attributes:
         what: ``loss``, ``losses``, ``choice``, or ``numbers``, the result of a function of
@@ -85,8 +90,7 @@ class Lazy:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Some tensors of a model. The receiver gets a whole model, completed from tensors that it
-    has already.
+    """Some tensors of a model; the receiver completes them by tensors that it has already.
 
     Attributes:
         model: the model whose tensors are sent.
@@ -182,8 +186,9 @@ class _WithContents:
 
 @dataclass(slots=True)  # frozen ones take four times as long to make
 class TaskEnd(_WithContents):
-    """The end of a task, with all that the server learns of the device. ``message["update"]`` is
-    a content of the answer.
+    """The end of a task, with all that the server learns of the device.
+
+    ``message["update"]`` is a content of the answer.
 
     Attributes:
         task: its number, as ``Server.ask`` returned it.
@@ -192,7 +197,7 @@ class TaskEnd(_WithContents):
         group: the group for which it was asked; None: for none.
         job: the job that it was asked for.
         outcome: ``done`` if every step was carried out. ``late``: ended by the server; ``lost``:
-            the device vanished; ``memory``: the training does not fit into the device's memory;
+            the device disconnected; ``memory``: the training does not fit into the device's memory;
             ``stopped``: the run ended.
         asked: the server's message, by name, as the device received it.
         contents: the answer, by name, as the server received it; empty unless the task is done. By
@@ -211,8 +216,9 @@ class TaskEnd(_WithContents):
 
 @dataclass(slots=True)
 class Carried(_WithContents):
-    """A message between an edge server and the server has ended. ``message["model"]`` is one of
-    its contents.
+    """A message between an edge server and the server, when it has ended.
+
+    ``message["model"]`` is one of its contents.
 
     Attributes:
         edge: number of the edge server.
@@ -231,7 +237,7 @@ class Carried(_WithContents):
 
 @dataclass(slots=True)
 class PeerMessage(_WithContents):
-    """A message from device to device has ended.
+    """A message from device to device, when it has ended.
 
     Attributes:
         source: number of the sender.

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 class Device:
-    """A device in the hands of its client half: its number, its data's facts, its state and its
-    arithmetic.
-    """
+    """A device as its client half sees it: its number, facts of its data, state and arithmetic."""
 
     __slots__ = ("_devices", "number")
 
@@ -36,18 +34,19 @@ class Device:
 
     @property
     def samples(self) -> int:
-        """Training samples that it holds now."""
+        """Number of training samples that the device holds now."""
         return self._devices.population.samples.item(self.number)
 
     @property
     def state(self) -> dict[str, Any]:
-        """Its memory: JSON-able values and refs."""
+        """The device's memory: JSON-able values and refs."""
         return self._devices.states.setdefault(self.number, {})
 
     @property
     def epoch_s(self) -> float:
-        """Time of an epoch over its samples at its own, undisturbed speed (s); infinite without
-        memory for the training.
+        """Time of an epoch over the device's samples at its undisturbed speed (s).
+
+        Infinite if the training does not fit into its memory.
         """
         population = self._devices.population
         epoch = Training(None)
@@ -57,30 +56,32 @@ class Device:
 
     @property
     def clock_s(self) -> float:
-        """Present time by its clock (s)."""
+        """Present time by the device's clock (s)."""
         return self._devices.clock()
 
     def model_s(self, direction: Direction) -> float:
-        """Time of a model on its own, otherwise idle link, with decoding or encoding it (s)."""
+        """Return the time of a model over the device's idle link, with encoding or decoding (s).
+
+        Args:
+            direction: ``down`` or ``up``.
+        """
         return self._devices.model_s(self.number, direction)
 
     @property
     def battery(self) -> float:
-        """Charge of its battery now, 0 to 1; 1 for a device without one."""
+        """Charge of the device's battery now, 0 to 1; 1 for a device without a battery."""
         batteries = self._devices.batteries
         return 1.0 if batteries is None else batteries.charge(self.number)
 
     @property
     def plugged_in(self) -> bool:
-        """Whether it is on a charger now; true for a device without a battery."""
+        """Whether the device is on a charger now; true for a device without a battery."""
         batteries = self._devices.batteries
         return batteries is None or batteries.plugged_in(self.number)
 
     @property
     def link(self) -> str | None:
-        """Kind of its link: the name of its energy preset, such as ``smartphone-4g``; None
-        without a preset.
-        """
+        """Name of the link's energy preset, such as ``smartphone-4g``; None without one."""
         return self._devices.link_of(self.number)
 
     @property
@@ -95,15 +96,17 @@ class Device:
 
     @property
     def used_label_counts(self) -> NDArray[np.int64]:
-        """Training samples of each class in the data of its last training or test of models;
-        int64 [C].
-        """
+        """Training samples of each class in the last training or test of models; int64 [C]."""
         return self._devices.label_counts(
             self.number, self._devices.used_versions.get(self.number, 0)
         )
 
     def initial(self, count: int = 0) -> Ref:
-        """A freshly initialised model, the one that ``ServerModels.initial(count)`` gives."""
+        """Return a freshly initialised model, which ``ServerModels.initial(count)`` returns too.
+
+        Args:
+            count: number of the draw, from 0.
+        """
         initial = self._devices.initial
         if count not in initial:
             initial[count] = self._devices.learner.initial(count)
@@ -114,39 +117,69 @@ class Device:
         return self._devices.zero
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None) -> Ref:
-        """As ``ServerModels.mix``, but nothing is left out: for a model that is not finite
-        ``otherwise`` is the result.
+        """Return the linear combination sum of coefficient x model.
+
+        ``ServerModels.mix`` leaves out models that are not finite; this method leaves out none.
+
+        Args:
+            parts: pairs of a model and its coefficient.
+            otherwise: the result if a model is not finite; by default one that is not finite.
         """
         models = [model for model, _ in parts]
         coefficients = [coefficient for _, coefficient in parts]
         return self.apply(weighted_sum, models, otherwise=otherwise, coefficients=coefficients)
 
     def splice(self, rest: Ref, other: Ref, places: Places) -> Ref:
-        """A model with other numbers at some places: those of ``other``, a whole model or what
-        is there alone.
+        """Return a model with other numbers at some places.
+
+        Args:
+            rest: the model whose other places stay.
+            other: a whole model, or only the numbers at the places.
+            places: ranges (start, end) of the flat model.
         """
         return self.apply(spliced, [rest, other], places=places)
 
     def apply(self, function: Function, models: Sequence[Ref], **constants: Any) -> Ref:
-        """The result of a pure function of models; see ``ServerModels.apply``."""
+        """Return the result of a pure function of models; see ``ServerModels.apply``.
+
+        Args:
+            function: a function marked with ``pure``.
+            models: its models.
+            constants: its further arguments, JSON-able.
+        """
         return self._devices.learner.apply(function, models, **constants)
 
     def numbers(
         self, function: Function, models: Iterable[Ref], count: int = 1, **constants: Any
     ) -> Lazy:
-        """Numbers that a pure function finds from models, ``count`` of them, to be sent; see
-        ``ServerModels.numbers``.
+        """Return a content of numbers that a pure function computes from models.
+
+        The server reads it by ``ServerModels.numbers``.
+
+        Args:
+            function: a function marked with ``pure``, which returns ``count`` numbers.
+            models: its models.
+            count: number of numbers that are sent, 4 bytes each.
+            constants: its further arguments, JSON-able.
         """
         return Lazy("numbers", self.apply(function, tuple(models), size=count, **constants), count)
 
     def last_gradient(self, update: Ref) -> Ref:
-        """The gradient of an update's last mini-batch, which its training leaves behind at no
-        cost.
+        """Return the gradient of an update's last mini-batch.
+
+        The training has computed it, so it costs nothing.
+
+        Args:
+            update: the update, of this device's own training.
         """
         return self._devices.learner.last_gradient(update)
 
     def upload_bytes(self, contents: Contents) -> float:
-        """Bytes of a message to the server with these contents."""
+        """Return the size of a message to the server (bytes).
+
+        Args:
+            contents: contents by name.
+        """
         state = self._devices.learner.state_bytes if "update" in contents else 0.0
         return sum(part.bytes for part in payloads(contents, self._devices.sizes)) + state
 

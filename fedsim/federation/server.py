@@ -70,14 +70,25 @@ class Peer(Device):
         self._dispatch.send_to_peers(self.number, devices, contents, number)
 
     def written(self, value: Ref | Partial) -> tuple[Ref, float]:
-        """A model or a part of one as receivers decode it (``messages.up``), and its bytes."""
+        """Return a model as receivers decode it by ``messages.up``, and its size.
+
+        Args:
+            value: a model, or a part of one.
+
+        Returns:
+            The decoded model, and the bytes of the payload.
+        """
         up = self._dispatch.up
         contents = {"part": value}
         arriving, _ = up.through(contents, {}, {})
         return arriving["part"], sum(part.bytes for part in payloads(contents, up))
 
     def timer(self, seconds: float) -> None:
-        """Call ``on_timer`` after a time (s); replaces the device's earlier timer."""
+        """Call ``on_timer`` of the device's half after a time; replaces the device's earlier timer.
+
+        Args:
+            seconds: the time from now (s).
+        """
         self._server.timer(f"device/{self.number}", self.now + seconds)
 
     def cancel_timer(self) -> None:
@@ -85,7 +96,7 @@ class Peer(Device):
         self._server.cancel_timer(f"device/{self.number}")
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """A random generator of a common seed, the same for all devices.
+        """Return a random generator of a common seed, the same for all devices.
 
         Args:
             purpose: name of the stream.
@@ -201,9 +212,9 @@ class Server:
 
         ``Strategy.on_task_end`` follows once.
 
-        A task with a ``round`` counts among the round's selected and valid ones, and its update has
-        to be aggregated (``finish_round``). Ask without a round for anything else, such as a probe
-        or a test.
+        A task with a ``round`` counts among the round's selected and valid tasks, and its update
+        has to be aggregated (``finish_round``). Ask without a round for anything else, such as a
+        probe or a test.
 
         Args:
             device: number of one device, available and idle.
@@ -223,6 +234,35 @@ class Server:
         Raises:
             SimulationError: no such device, a device that still works, ``continues`` without such
                 a last task, or contents that cannot be sent.
+
+        Example:
+            A strategy that asks the next device when one has answered, in ``mine.py``:
+
+            >>> from fedsim.plugin import Strategy
+            >>> class Chain(Strategy):
+            ...     async def on_start(self):
+            ...         self.state["model"] = self.server.models.initial()
+            ...         self.server.ask(0, {"model": self.state["model"]}, "train")
+            ...     async def on_task_end(self, message):
+            ...         self.state["model"] = message["update"]
+            ...         following = message.device + 1
+            ...         if following == self.server.devices:
+            ...             self.server.stop("the chain is complete")
+            ...         else:
+            ...             self.server.ask(following, {"model": self.state["model"]}, "train")
+            ...     def models(self):
+            ...         return {"global": (self.state["model"], None)}
+
+            >>> import fedsim
+            >>> samples = {"low": 50, "high": 50}
+            >>> scenario = fedsim.Scenario(
+            ...     learning="off",
+            ...     population={"devices": 3, "speed": "10 samples/s", "samples": samples},
+            ...     strategy={"kind": "mine:Chain"},
+            ... )
+            >>> ended = fedsim.run(scenario, "runs/chain").events.query("kind == 'task-end'")
+            >>> ended[["time", "device", "outcome"]].values.tolist()
+            [[5.0, 0, 'done'], [10.0, 1, 'done'], [15.0, 2, 'done']]
         """
         if not self.clients.exists(device):
             raise SimulationError(
@@ -241,7 +281,7 @@ class Server:
         self._dispatch.end(task, cause)
 
     def peer(self, device: int) -> Peer:
-        """A device as its half sees it, in a strategy without a server (``Peers``).
+        """Return a device as its half sees it, in a strategy without a server (``Peers``).
 
         Args:
             device: number of one device.
@@ -262,7 +302,7 @@ class Server:
     # Randomness, records, the end.
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """A random generator of the strategy, which its name and the run's seed determine.
+        """Return a random generator of the strategy, which its name and the run's seed determine.
 
         Args:
             purpose: name of the stream (``strategy/purpose``).

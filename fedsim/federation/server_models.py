@@ -33,7 +33,7 @@ class ServerModels:
         self._parameters = parameters
 
     def initial(self, count: int = 0) -> Ref:
-        """A freshly initialised model, the same for every strategy with the same seed.
+        """Return a freshly initialised model, the same for every strategy with the same seed.
 
         Args:
             count: number of the draw, from 0.
@@ -47,15 +47,14 @@ class ServerModels:
         *,
         rescale: bool = True,
     ) -> Ref:
-        """The linear combination sum of coefficient x model, in the order given; not computed
-        until it is needed.
+        """Return the linear combination sum of coefficient x model, in the order given.
 
-        Models that are not finite are left out.
+        Nothing is computed until a value is needed. Models that are not finite are left out.
 
         Args:
             parts: pairs of a model and its coefficient.
-            otherwise: the result if no coefficients, or such of sum 0, are left; by default one
-                that is not finite.
+            otherwise: the result if no coefficients are left, or if their sum is 0; by default a
+                model that is not finite.
             rescale: whether the coefficients that are left are scaled to the sum of all; False for
                 sums of differences.
 
@@ -75,7 +74,7 @@ class ServerModels:
         return self._learner.mix(parts, otherwise, rescale=rescale)
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
-        """The model that has known weights.
+        """Return the model that has known weights.
 
         Args:
             weights: float [d], as ``value`` returns them.
@@ -136,7 +135,7 @@ class ServerModels:
         return self._learner.learns
 
     async def value(self, model: Ref) -> NDArray[np.float32]:
-        """The weights of one model. Forces them to be computed.
+        """Return the weights of one model, and have them computed if they are not yet.
 
         Args:
             model: a model.
@@ -150,7 +149,7 @@ class ServerModels:
         return await self._learner.value(model)
 
     async def values(self, models: Sequence[Ref]) -> list[NDArray[np.float32]]:
-        """The weights of several models, computed together; see ``value``.
+        """Return the weights of several models, computed together; see ``value``.
 
         Args:
             models: a list of models.
@@ -219,22 +218,24 @@ class ServerModels:
         return await self._learner.train_loss(updates)
 
     async def test(self, model: Ref, devices: Sequence[int] | None = None) -> float | None:
-        """Accuracy of a model on test samples, at no cost in time or bytes. No real server could
-        see it.
+        """Return the accuracy of a model on test samples, at no cost in time or bytes.
+
+        No real server could see it.
 
         Args:
             model: a model.
             devices: a list of devices whose test samples are pooled; None: all.
 
         Returns:
-            The share of right answers, 0 to 1; None where nothing is measured, as with ``learning =
+            The share of right answers, 0 to 1; None if nothing is measured, as with ``learning =
             "off"``.
         """
         return await self._dispatch.evaluator.test(model, devices)
 
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
-        """Agreement of the devices' models in a strategy without a server, if a test is due
-        after the round.
+        """Return the agreement of the devices' models, if a test is due after the round.
+
+        This is for a strategy without a server.
 
         Args:
             number: the round, from 0.
@@ -242,7 +243,7 @@ class ServerModels:
 
         Returns:
             ``consensus``, the root mean square distance from their mean, and ``mean_accuracy``,
-            that of the mean; empty if no test is due.
+            the accuracy of their mean; empty if no test is due.
         """
         return await self._dispatch.evaluator.agreement(number, models)
 
@@ -275,7 +276,7 @@ class ServerEdges:
         return self._dispatch.messages.edge_of(device)
 
     def has(self, edge: int) -> bool:
-        """Whether an edge server is there; one that is lost (``Strategy.on_edge_lost``) is not.
+        """Return whether an edge server is present; a lost one (``Strategy.on_edge_lost``) is not.
 
         Args:
             edge: number of one edge server.
@@ -291,15 +292,17 @@ class ServerEdges:
         round: int | None = None,
         start: Ref | None = None,
     ) -> None:
-        """Send a message between the server and an edge server; ``Strategy.on_carried`` follows
-        once.
+        """Send a message between the server and an edge server.
+
+        ``Strategy.on_carried`` follows once.
 
         Args:
             edge: number of one edge server.
             contents: what is sent, by name.
             direction: ``"down"`` to the edge server, ``"up"`` from it.
             round: the round for which it is sent; None: for none.
-            start: the model, known to both, from which those in ``contents`` were trained.
+            start: the model, known to both sides, from which the models in ``contents`` were
+                trained.
 
         Raises:
             SimulationError: there is no such edge server, or it has a message in this direction

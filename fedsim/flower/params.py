@@ -186,9 +186,9 @@ class FlowerParams(StrategyParams):
         time: how long a device computes for a message: by ``samples`` (the reply's
             ``num-examples``), ``flops`` (torch's operations, counted once for each kind of
             message), or as ``stated``.
-        accuracy, loss, train_loss: names of the app's metrics; those of clients are averaged by
+        accuracy, loss, train_loss: names of the app's metrics; clients' metrics are averaged by
             examples.
-        unavailable_after: how long the server waits for a device that has vanished.
+        unavailable_after: how long the server waits for a device that has disconnected.
         real_patience: real time for which either app may compute at a stretch.
     """
 

@@ -35,7 +35,7 @@ _POLL_S = 0.01  # simulated time of a repeated look for replies without any
 _MOST_IDLE = 200_000  # waits of a ServerApp in a row with no message under way
 
 _UNAVAILABLE = {
-    ErrorCode.NODE_UNAVAILABLE: "the device cannot be reached, or vanished before it had answered",
+    ErrorCode.NODE_UNAVAILABLE: "the device cannot be reached, or disconnected before its answer",
     ErrorCode.MESSAGE_UNAVAILABLE: (
         "the time to live of the message was over before an answer was there"
     ),

@@ -89,9 +89,9 @@ class Flower(Strategy[FlowerParams]):
     Source: https://flower.ai, version 1.41 and later. A device downloads each message that the
     ServerApp pushes, in the bytes in which Flower writes the message. The ClientApp's work is
     carried out for real, and takes the simulated time of ``time``. The device then uploads the
-    reply. A device handles one message at a time. For a device that drops out, Flower's own answer
-    follows ``unavailable_after`` later. A newcomer is among ``get_node_ids`` as soon as it is
-    available.
+    reply. A device handles one message at a time. For a device that disconnects, Flower's own
+    answer follows ``unavailable_after`` later. A newcomer is among ``get_node_ids`` as soon as it
+    is available.
 
     State: none that could be saved, as the app's own thread has it.
     """

@@ -61,7 +61,7 @@ _STAR = {
 def quiet_world(
     strategy: Mapping[str, object], *, seed: int = 3, rounds: int = 5
 ) -> ScenarioTables:
-    """A small scenario in which no device drops out.
+    """A small scenario in which no device disconnects.
 
     It has 24 devices of unequal speed that are always online. Their data are digits in four
     rotations.
@@ -74,11 +74,11 @@ def quiet_world(
     Returns:
         The tables of the scenario. The caller may change them.
 
-    Examples:
+    Example:
         >>> from fedsim.testing import quiet_world, run
-        >>> summary = run(quiet_world({"kind": "fedavg", "clients_per_round": 5}, rounds=2))
-        >>> summary["rounds"]
-        2
+        >>> sections = quiet_world({"kind": "fedavg", "clients_per_round": 5}, rounds=2)
+        >>> run(sections | {"learning": "off"})["stopped"]
+        '2 rounds'
     """
     return {
         "seed": seed,
@@ -100,7 +100,7 @@ def eventful_world(
 ) -> ScenarioTables:
     """A small scenario with every kind of event.
 
-    It is ``quiet_world`` with devices that drop out, arrive and leave, with data that drift, and
+    It is ``quiet_world`` with devices that disconnect, arrive and leave, with data that drift, and
     with checkpoints.
 
     Args:
@@ -110,6 +110,12 @@ def eventful_world(
 
     Returns:
         The tables of the scenario. The caller may change them.
+
+    Example:
+        >>> from fedsim.testing import eventful_world, run
+        >>> sections = eventful_world({"kind": "fedavg", "clients_per_round": 5}, rounds=3)
+        >>> run(sections | {"learning": "off"})["rounds"]
+        3
     """
     sections = quiet_world(strategy, seed=seed, rounds=rounds)
     sections["population"] |= {
@@ -127,10 +133,21 @@ class Delayed(Threads):
     """An executor of threads that start each function after a random real delay.
 
     The delay is at most 3 ms and no seed determines it, because no run may depend on it.
+
+    Args:
+        workers: number of threads.
     """
 
     def submit(self, function: Any, *args: Any) -> "Future[Any]":
-        """Call ``function(*args)`` in a thread after a delay; returns its future result."""
+        """Call ``function(*args)`` in a thread after a delay.
+
+        Args:
+            function: the function.
+            args: its arguments.
+
+        Returns:
+            The future of the result.
+        """
 
         def call_late() -> Any:
             time.sleep(random.SystemRandom().random() * 0.003)
@@ -252,6 +269,14 @@ def assert_sound(folder: Path) -> RunFolder:
 
     Raises:
         AssertionError: with the first problems of each failed check, and what to do.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedsim.testing import assert_sound, quiet_world, run
+        >>> sections = quiet_world({"kind": "fedavg", "clients_per_round": 5}, rounds=2)
+        >>> summary = run(sections | {"learning": "off"}, Path("run"))
+        >>> assert_sound(Path("run")).size("rounds.parquet")
+        2
     """
     lines = []
     for name, problems in audit_run(folder).findings.items():
@@ -283,6 +308,18 @@ def assert_same_run(one: Path, other: Path) -> None:
 
     Raises:
         AssertionError: with the first of ``FIGURES`` and ``TABLES`` that differs.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedsim.testing import assert_same_run, go_on, quiet_world, run, run_until
+        >>> sections = quiet_world({"kind": "fedavg", "clients_per_round": 5}, rounds=2)
+        >>> sections |= {"learning": "off", "checkpoint": {"rounds": 1}}
+        >>> summary = run(sections, Path("whole"))
+        >>> run_until(sections, Path("parts"), records=60)
+        'interrupted'
+        >>> go_on(sections, Path("parts"))["rounds"]
+        2
+        >>> assert_same_run(Path("whole"), Path("parts"))
     """
     first_summary = json.loads((one / "summary.json").read_text())
     second_summary = json.loads((other / "summary.json").read_text())
@@ -306,7 +343,7 @@ class StrategyContract:
         goes_by_tests: whether the strategy depends on ``ServerModels.test`` by design, like the
             credits of TiFL.
 
-    Examples:
+    Example:
         ::
 
             class TestMine(StrategyContract):
@@ -318,11 +355,19 @@ class StrategyContract:
     goes_by_tests: bool = False
 
     def quiet(self, **options: Any) -> ScenarioTables:
-        """``quiet_world`` of this strategy, with these sections; options: ``seed``, ``rounds``."""
+        """Return ``quiet_world`` of this strategy, with ``sections``.
+
+        Args:
+            options: ``seed`` and ``rounds`` of ``quiet_world``.
+        """
         return quiet_world(self.strategy, **options) | copy.deepcopy(dict(self.sections))
 
     def eventful(self, **options: Any) -> ScenarioTables:
-        """``eventful_world`` of this strategy, with these sections; options: ``seed``, ``rounds``."""
+        """Return ``eventful_world`` of this strategy, with ``sections``.
+
+        Args:
+            options: ``seed`` and ``rounds`` of ``eventful_world``.
+        """
         return eventful_world(self.strategy, **options) | copy.deepcopy(dict(self.sections))
 
     def test_workers_executors_and_real_delays_change_nothing(self) -> None:

@@ -44,7 +44,24 @@ async def run_async(
 ) -> "Result":
     """Run a scenario to its end, in a running event loop (of a notebook, or a server).
 
-    Arguments, result and errors are the same as of ``run``.
+    ``run`` is the same for code without an event loop.
+
+    Args:
+        scenario: the scenario, the path of its file, or the name of a shipped scenario.
+        out: the run folder to make; None writes nothing.
+        executor: ``inline``, ``threads`` or ``ray``, which computes the learning.
+        workers: number of threads or processes; by default one per core.
+        address: of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on this
+            machine.
+        resume: continue the run in ``out`` from its newest checkpoint.
+
+    Returns:
+        The summary and the tables of the run.
+
+    Raises:
+        ScenarioError, DataError, RunFolderError: the run is invalid; nothing was written.
+        CheckpointError: there is no checkpoint to resume.
+        SimulationError: the run failed; the folder has its records until then.
     """
     from fedsim.clock.executors import make_executor
     from fedsim.running.runner import Job
@@ -87,10 +104,14 @@ def run(
         CheckpointError: there is no checkpoint to resume.
         SimulationError: the run failed; the folder has its records until then.
 
-    Examples:
+    Example:
         >>> import fedsim
-        >>> result = fedsim.run("quickstart")  # doctest: +SKIP
-        >>> result.summary["accuracy"]["final"]  # doctest: +SKIP
+        >>> scenario = fedsim.load("quickstart", ["learning=off", "stop.rounds=2"])
+        >>> result = fedsim.run(scenario)
+        >>> result.summary["status"], result.summary["rounds"]
+        ('done', 2)
+        >>> result.rounds[["round", "selected", "valid"]].to_dict("list")
+        {'round': [0, 1], 'selected': [20, 20], 'valid': [15, 16]}
     """
     coroutine = run_async(
         scenario, out, executor=executor, workers=workers, address=address, resume=resume
@@ -127,12 +148,27 @@ def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":
 
     Raises:
         RunFolderError: there is no run in the folder.
+
+    Example:
+        >>> import fedsim
+        >>> scenario = fedsim.load("quickstart", ["learning=off", "stop.rounds=1"])
+        >>> written = fedsim.run(scenario, "runs/quick")
+        >>> run = fedsim.load_run("runs/quick")
+        >>> run.summary["stopped"]
+        '1 rounds'
+        >>> run.devices["selected"].sum().item()
+        20
     """
     return LoadedRun(RunFolder(path), allow_code)
 
 
 class LoadedRun:
-    """A run folder, with its tables as pandas frames. Times are in s, and sizes in bytes."""
+    """A run folder, with its tables as pandas frames. Times are in s, and sizes in bytes.
+
+    Args:
+        reader: reads the folder; None for a run that wrote none.
+        allow_code: whether ``scenario`` may import code that it names by import path.
+    """
 
     def __init__(self, reader: RunFolder | None, allow_code: bool = False) -> None:
         self._reader = reader
@@ -285,6 +321,15 @@ class Result(LoadedRun):
     Attributes:
         rows: one dict per round.
         folder: of the run; None if it wrote none.
+
+    Example:
+        >>> import fedsim
+        >>> scenario = fedsim.load("quickstart", ["learning=off", "stop.rounds=1"])
+        >>> result = fedsim.run(scenario, "runs/quick")
+        >>> result.summary["strategy"], result.summary["stopped"]
+        ('fedavg', '1 rounds')
+        >>> (result.events["kind"] == "task-end").sum().item()
+        20
     """
 
     def __init__(self, ended: "EndedRun") -> None:

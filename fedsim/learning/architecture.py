@@ -69,7 +69,7 @@ class LoRA(Spec):
 
 
 class Tensor(NamedTuple):
-    """A parameter of a model."""
+    """A parameter tensor of a model."""
 
     name: str
     """torch's name of the tensor, such as ``0.weight``."""

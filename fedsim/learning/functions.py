@@ -35,6 +35,15 @@ def pure(function: F) -> F:
 
     Returns:
         The function itself.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedsim.plugin import pure
+        >>> @pure
+        ... def clipped(models, most):
+        ...     return np.clip(models[0], -most, most)
+        >>> clipped([np.array([-2.0, 0.5, 3.0])], most=1.0).tolist()
+        [-1.0, 0.5, 1.0]
     """
     _KNOWN[_path(function)] = function
     return function

@@ -183,7 +183,13 @@ class Ref:
         train_loss: float = float("nan"),
         numbers: Mapping[str, float] | None = None,
     ) -> None:
-        """Store the computed weights, with what the training reports, and drop the recipe."""
+        """Store the computed weights, with the training's reports, and drop the recipe.
+
+        Args:
+            value: the weights, float32 [d].
+            train_loss: mean loss of the last epoch; NaN if none is reported.
+            numbers: further reported numbers by name.
+        """
         value.setflags(write=False)
         self.value = value
         self.finite = bool(np.isfinite(value).all())

@@ -68,7 +68,11 @@ class Trainer(Spec):
 
     @returns("a finite number, 0 or more", find_outside(least=0.0))
     def lr_in(self, round_number: int) -> float:
-        """The learning rate of a round, counted from 0."""
+        """Return the learning rate of a round.
+
+        Args:
+            round_number: the round, from 0.
+        """
         return self.lr * self.lr_decay**round_number
 
     def train(
@@ -103,7 +107,7 @@ class Trainer(Spec):
     def torch_optimiser(
         self, parameters: "Mapping[str, nn.Parameter]", lr: float
     ) -> "torch.optim.Optimizer":
-        """An optimiser whose step costs as much as a step of this trainer; by default SGD.
+        """Return an optimiser whose step costs as much as a step of this trainer; by default SGD.
 
         Args:
             parameters: the trained parameters by name.

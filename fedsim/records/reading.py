@@ -117,8 +117,26 @@ def _refuse_absurd(table: Any) -> None:
 
 
 class RunFolder:
-    """A run folder, or what a run that goes on has written by now; ``RunFolderError``: there is
-    none, or a file is damaged.
+    """A run folder, of a finished run or of one that goes on.
+
+    A missing or damaged file raises ``RunFolderError`` when it is first used.
+
+    Args:
+        path: of the folder.
+
+    Raises:
+        RunFolderError: there is no run in the folder.
+
+    Example:
+        >>> import fedsim
+        >>> from fedsim.plugin import RunFolder
+        >>> scenario = fedsim.load("quickstart", ["learning=off", "stop.rounds=1"])
+        >>> result = fedsim.run(scenario, "runs/one")
+        >>> folder = RunFolder("runs/one")
+        >>> folder.size("rounds.parquet"), folder.population
+        (1, 50)
+        >>> [row["selected"] for row in folder.rows("rounds.parquet")]
+        [20]
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -158,8 +176,9 @@ class RunFolder:
 
     @property
     def has_all_devices(self) -> bool:
-        """Whether ``devices.parquet`` has a row for each device, not of very many only for those
-        that were asked.
+        """Whether ``devices.parquet`` has a row for each device.
+
+        A run with very many devices has only rows of devices that were asked.
         """
         return self.summary.get("device_rows") != schema.ASKED
 
@@ -173,8 +192,17 @@ class RunFolder:
         )
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> Any:
-        """A Parquet table of the folder, as ``pyarrow.Table``: all of it, or some columns in
-        this order.
+        """Return a Parquet table of the folder.
+
+        Args:
+            name: name of the file, such as ``events.parquet``.
+            columns: the columns to read, in this order; None for all.
+
+        Returns:
+            A ``pyarrow.Table``.
+
+        Raises:
+            RunFolderError: the file is missing or damaged.
         """
         # ``read_table`` is half as fast on small ones.
         with self._reading(name), pq.ParquetFile(regular(self._tables / name)) as file:
@@ -213,11 +241,19 @@ class RunFolder:
             )
 
     def has(self, name: str) -> bool:
-        """Whether the folder has such a file, which may be missing while the run goes on."""
+        """Return whether the folder has a file, which may be missing while the run goes on.
+
+        Args:
+            name: name of the file.
+        """
         return (self._tables / name).exists()
 
     def size(self, name: str) -> int:
-        """Number of rows of a Parquet table of the folder."""
+        """Return the number of rows of a Parquet table of the folder.
+
+        Args:
+            name: name of the file.
+        """
         with self._reading(name):
             return pq.read_metadata(regular(self._tables / name)).num_rows  # type: ignore[no-any-return]
 
@@ -240,7 +276,11 @@ class RunFolder:
             ) from None
 
     def rows(self, name: str) -> Records:
-        """The rows of a Parquet table of the folder, each as a dict from column to value."""
+        """Return the rows of a Parquet table of the folder, each as a dict from column to value.
+
+        Args:
+            name: name of the file.
+        """
         return as_rows(self.table(name))
 
     @cached_property
@@ -249,9 +289,14 @@ class RunFolder:
         return self._parsed(files.EVENTS, "data")
 
     def events_of(self, kinds: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """Some columns of the events of some kinds; no others become Python objects.
+        """Iterate over events of some kinds; no other events become Python objects.
 
-        ``data`` is JSON or None.
+        Args:
+            kinds: the kinds of records.
+            columns: the columns to read; ``data`` is JSON or None.
+
+        Returns:
+            Tuples of the columns' values, in the order of the events.
         """
         table = self.table(files.EVENTS)
         wanted = pc.is_in(table["kind"].cast(pa.string()), value_set=pa.array(kinds))

@@ -19,7 +19,23 @@ from fedsim.running.shipped import found, is_study
 
 
 class Scenario(Sections):
-    """The description of a whole run."""
+    """The description of a whole run.
+
+    Example:
+        >>> import fedsim
+        >>> samples = {"low": 100, "high": 100}
+        >>> scenario = fedsim.Scenario(
+        ...     learning="off",
+        ...     population={"devices": 4, "speed": "10 samples/s", "samples": samples},
+        ...     strategy={"kind": "fedavg", "clients_per_round": 2},
+        ...     stop={"rounds": 3},
+        ... )
+        >>> scenario.population.devices
+        4
+        >>> fedsim.Scenario(population={"devices": 0})
+        Traceback (most recent call last):
+        fedsim.common.errors.ScenarioError: population.devices is 0; it must be 1 or more
+    """
 
     def __init__(self, **sections: Any) -> None:
         try:
@@ -28,7 +44,11 @@ class Scenario(Sections):
             raise ScenarioError(explain(error, sections)) from None
 
     def install(self, simulation: Simulation) -> Any:
-        """Build this scenario into an empty simulation."""
+        """Build this scenario into an empty simulation.
+
+        Args:
+            simulation: the simulation, at time 0.
+        """
         from fedsim.running.assembly import assemble
 
         return assemble(self, simulation)
@@ -80,6 +100,12 @@ def load(
 
     Raises:
         ScenarioError: the file cannot be read, or describes something that cannot be run.
+
+    Example:
+        >>> import fedsim
+        >>> scenario = fedsim.load("quickstart", ["stop.rounds=5", "strategy.deadline=1 min"])
+        >>> scenario.stop.rounds, scenario.strategy.deadline
+        (5, 60.0)
     """
     if not isinstance(path, str | Path):
         raise ScenarioError(

@@ -41,7 +41,7 @@ def shipped_titles(studies: bool) -> list[tuple[str, str]]:
 
 
 def is_study(tables: dict[str, Any]) -> bool:
-    """Whether the tables are those of a study."""
+    """Whether the tables describe a study."""
     return bool({"base", "variants"} & set(tables))
 
 

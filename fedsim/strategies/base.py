@@ -74,13 +74,27 @@ class StrategyParams(Spec):
         return False
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Whether each tensor never leaves a device, [tensors]; by default as the scenario says."""
+        """Return whether each tensor never leaves a device; by default as the scenario says.
+
+        Args:
+            tensors: the tensors of the model, in their order.
+
+        Returns:
+            A list of bool, [tensors].
+        """
         return [tensor.kept for tensor in tensors]
 
     def split_of(self, setting: RunInfo) -> Split | None:
-        """Ranges of a flat model that are sent, and that stay on the devices; None: all are sent.
+        """Return the ranges of a flat model that are sent, and that stay on the devices.
 
-        Refuses to send nothing.
+        Args:
+            setting: facts of the run.
+
+        Returns:
+            The ranges; None if all are sent.
+
+        Raises:
+            ScenarioError: nothing would be sent.
         """
         if self.kept_by == "scenario" and setting.keeps:
             key = "model.keep or model.send is given"
@@ -99,9 +113,12 @@ class StrategyParams(Spec):
         return None
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Why an aggregation with this protection does not protect all answers; None if it does.
+        """Return the reason for which an aggregation does not protect all answers; None if it does.
 
-        The aggregation is then refused.
+        An aggregation with such a reason is refused.
+
+        Args:
+            protection: ``private`` or ``robust``.
         """
         return self.beside if protection == "private" else None
 
@@ -113,7 +130,7 @@ class StrategyParams(Spec):
 
     @property
     def counts_steps(self) -> str | None:
-        """Why steps must be those of SGD, each lr along a gradient; None: any trainer will do."""
+        """Reason for which steps must be SGD steps; None if any trainer will do."""
         selection = self.selected_by
         return selection.counts_steps if selection else None
 
@@ -130,7 +147,7 @@ class StrategyParams(Spec):
 
     @property
     def aggregations(self) -> dict[str, Aggregation]:
-        """Its aggregations, by their keys."""
+        """The aggregations of the strategy, by their keys."""
         return {key: value for key, value in self if isinstance(value, Aggregation)}
 
     @model_validator(mode="after")
@@ -172,7 +189,11 @@ class StrategyParams(Spec):
         return []
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """The known end of a run, for the display of the time left."""
+        """Return the known end of a run, for the display of the time left.
+
+        Args:
+            stop: the keys of ``[stop]``.
+        """
         return stop
 
     @property
@@ -186,10 +207,25 @@ class StrategyParams(Spec):
         return "unslowed"
 
     def check(self, devices: int) -> None:
-        """Refuse values that cannot work with ``devices`` devices, by a ``ScenarioError``."""
+        """Check that the keys work with a number of devices.
+
+        Args:
+            devices: number of devices.
+
+        Raises:
+            ScenarioError: a value cannot work.
+        """
 
     def refuse_more(self, key: str, devices: int) -> None:
-        """Refuse a value of ``key`` above the number of devices."""
+        """Check that the value of a key is not above the number of devices.
+
+        Args:
+            key: name of the key.
+            devices: number of devices.
+
+        Raises:
+            ScenarioError: the value is above it.
+        """
         value = getattr(self, key) or 0
         if value > devices:
             raise ScenarioError(
@@ -198,19 +234,46 @@ class StrategyParams(Spec):
             )
 
     def check_edges(self, edges: int) -> None:
-        """Refuse values that cannot work with ``edges`` edge servers.
+        """Check that the keys work with a number of edge servers.
 
         Called only for strategies ``at_edges``.
+
+        Args:
+            edges: number of edge servers.
+
+        Raises:
+            ScenarioError: a value cannot work.
         """
 
     def check_population(self, population: PopulationSpec) -> None:
-        """Refuse devices that are unable to do their jobs."""
+        """Check that the devices are able to do their jobs.
+
+        Args:
+            population: the keys of ``[population]``.
+
+        Raises:
+            ScenarioError: devices are unable to.
+        """
 
     def check_samples(self, most: int) -> None:
-        """Refuse values that cannot work if no device holds more than ``most`` training samples."""
+        """Check that the keys work with the devices' amounts of data.
+
+        Args:
+            most: the largest number of training samples that a device holds.
+
+        Raises:
+            ScenarioError: a value cannot work.
+        """
 
     def check_deadline(self, fastest_download_s: float) -> None:
-        """Refuse a deadline that ends before the fastest download of the model (s)."""
+        """Check that the deadline does not end before the fastest download of the model.
+
+        Args:
+            fastest_download_s: time of the fastest download (s).
+
+        Raises:
+            ScenarioError: it does.
+        """
 
 
 P = TypeVar("P", bound=StrategyParams)
@@ -230,6 +293,36 @@ class Strategy(Generic[P]):
         setting: facts of the run, a ``RunInfo``.
         state: its memory, a ``State``: JSON-able values and refs, saved with a run. Any other
             attribute is lost when it resumes.
+
+    Example:
+        A strategy that asks every device once, in ``mine.py``:
+
+        >>> from fedsim.plugin import Strategy
+        >>> class Once(Strategy):
+        ...     async def on_start(self):
+        ...         self.state |= {"model": self.server.models.initial(), "answers": 0}
+        ...         for device in self.server.clients.online():
+        ...             self.server.ask(device, {"model": self.state["model"]}, "train")
+        ...     async def on_task_end(self, message):
+        ...         self.state["answers"] += message.outcome == "done"
+        ...         if self.state["answers"] == self.server.devices:
+        ...             self.server.stop("all have answered")
+        ...     def models(self):
+        ...         return {"global": (self.state["model"], None)}
+
+        A scenario names it by its file and class:
+
+        >>> import fedsim
+        >>> samples = {"low": 50, "high": 50}
+        >>> result = fedsim.run(
+        ...     fedsim.Scenario(
+        ...         learning="off",
+        ...         population={"devices": 3, "speed": "10 samples/s", "samples": samples},
+        ...         strategy={"kind": "mine:Once"},
+        ...     )
+        ... )
+        >>> result.summary["stopped"], result.summary["simulated_s"]
+        ('all have answered', 5.0)
     """
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
@@ -251,7 +344,12 @@ class Strategy(Generic[P]):
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
-        """Its ``Client``, with the jobs of kept tensors, selection and secure aggregation."""
+        """Make the client half, with the jobs of kept tensors, selection and secure aggregation.
+
+        Args:
+            params: the keys of ``[strategy]``.
+            setting: facts of the run.
+        """
         client = cls.Client(params, setting)
         split = params.split_of(setting)
         if split is not None:
@@ -297,28 +395,56 @@ class Strategy(Generic[P]):
         raise NotImplementedError
 
     async def on_carried(self, message: Carried) -> None:
-        """A message between an edge server and the server (``ServerEdges.carry``) has ended.
+        """Called once for each message between an edge server and the server, when it has ended.
 
-        Each message ends once.
+        Args:
+            message: the ended message, sent by ``ServerEdges.carry``.
         """
 
     async def on_peer_message(self, message: PeerMessage) -> None:
-        """A message from device to device has ended. Each message ends once."""
+        """Called when a message from device to device has ended, once for each message.
+
+        Args:
+            message: the ended message.
+        """
 
     async def on_edge_lost(self, edge: int) -> None:
-        """An edge server is lost. Its messages and its devices' tasks then end, all ``lost``."""
+        """Called when an edge server is lost.
+
+        Its messages and its devices' tasks end afterwards, all ``lost``.
+
+        Args:
+            edge: number of the edge server.
+        """
 
     async def on_timer(self, name: str) -> None:
-        """A timer set by ``Server.timer`` has gone off."""
+        """Called when a timer set by ``Server.timer`` has gone off.
+
+        Args:
+            name: name of the timer.
+        """
 
     async def on_return(self, device: int) -> None:
-        """A device for which ``Clients.await_return`` was called can be reached."""
+        """Called when a device can be reached for which ``Clients.await_return`` waits.
+
+        Args:
+            device: number of the device.
+        """
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer can be reached for the first time; from now on it may be drawn."""
+        """Called when a newcomer can be reached for the first time; from now on it may be drawn.
+
+        Args:
+            device: number of the device.
+        """
 
     async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
-        """The message of a device whose data have changed (``Client.on_shift``) has arrived."""
+        """Called when a device's message about changed data (``Client.on_shift``) has arrived.
+
+        Args:
+            device: number of the device.
+            contents: contents of the message, by name.
+        """
 
     def models(self) -> ModelAssignment:
         """The current models by name, each with the devices that it serves (None: all).
@@ -332,7 +458,10 @@ class Strategy(Generic[P]):
         return {}
 
     def why_no_accuracy(self) -> str | None:
-        """Why it has measured no accuracy, if it is a strategy that measures accuracy itself."""
+        """Return the reason for which the strategy itself has measured no accuracy.
+
+        Only a strategy that measures accuracy itself has one.
+        """
         return None
 
     def facts(self) -> dict[str, Any]:
@@ -346,11 +475,19 @@ class Strategy(Generic[P]):
         """Release threads and files at the end of the run, which records nothing any more."""
 
     def group_of(self, device: int) -> int | None:
-        """The present group of a device; None without groups."""
+        """Return the present group of a device; None without groups.
+
+        Args:
+            device: number of the device.
+        """
         return None
 
     def groups_of(self, devices: Sequence[int]) -> list[int | None]:
-        """The groups of several devices."""
+        """Return the present groups of several devices; None without groups.
+
+        Args:
+            devices: numbers of the devices.
+        """
         if type(self).group_of is Strategy.group_of:  # a run may have millions of devices
             return [None] * len(devices)
         return [self.group_of(device) for device in devices]

@@ -39,7 +39,7 @@ class FedAsyncParams(AsynchronousParams):
     """weight of the proximal term rho/2 ||w - w_received||^2 of the local solve."""
 
     def weight(self, version: int, staleness: int) -> float:
-        """alpha_t, the weight of an update in the next model.
+        """Return alpha_t, the weight of an update in the next model (Xie et al., section 5.2).
 
         Args:
             version: the number of versions made so far.

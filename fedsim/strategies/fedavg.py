@@ -43,8 +43,30 @@ class FedAvg(Synchronous[S]):
     whose update arrived in time. If none did, it stays as it is.
 
     With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them
-    together with the received ones and is tested with them. It begins with those of the initial
-    model, and goes back one training if its answer is cut off.
+    together with the received tensors and is tested with them. A device begins with the kept
+    tensors of the initial model, and goes back one training if its answer is cut off.
+
+    Example:
+        FedAvg that selects devices with even numbers alone, in ``mine.py``:
+
+        >>> from fedsim.plugin import FedAvg
+        >>> class Even(FedAvg):
+        ...     def select(self):
+        ...         even = list(range(0, self.server.devices, 2))
+        ...         return self.pick(self.params.clients_per_round, among=even)
+
+        >>> import fedsim
+        >>> result = fedsim.run(
+        ...     fedsim.Scenario(
+        ...         learning="off",
+        ...         population={"devices": 6},
+        ...         strategy={"kind": "mine:Even", "clients_per_round": 3},
+        ...         stop={"rounds": 4},
+        ...     ),
+        ...     "runs/even",
+        ... )
+        >>> result.devices["selected"].tolist()
+        [4, 0, 4, 0, 4, 0]
     """
 
     Params: ClassVar[type[RoundParams]] = FedAvgParams
@@ -66,7 +88,14 @@ class FedAvg(Synchronous[S]):
         return {"model": self.shared(self.state.model)}
 
     def shared(self, model: Ref) -> Ref | Partial:
-        """A model as it is sent to devices: all of it, or the tensors that they do not keep."""
+        """Return a model as it is sent to devices: without the tensors that devices keep.
+
+        Args:
+            model: the whole model.
+
+        Returns:
+            The model, or the part of it that is sent.
+        """
         return model if self._keeping is None else self._keeping.sent(model)
 
     async def aggregate(self) -> None:

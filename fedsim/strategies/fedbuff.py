@@ -44,8 +44,8 @@ class FedBuff(Asynchronous[FedBuffParams]):
     2022), Algorithm 1: with K updates in the buffer, w <- w + eta_g / K sum_i s(tau_i) (w_i -
     w_i^received), where s(tau) = 1/sqrt(1 + tau) (section 5) and tau_i is the number of versions
     made since client i's download. As in the paper the mean is not weighted by samples, and with
-    stale updates the weights do not sum to 1. Without an update that is not finite the others weigh
-    more.
+    stale updates the weights do not sum to 1. If an update is not finite, the
+    finite ones weigh more.
     """
 
     Params = FedBuffParams
@@ -55,8 +55,13 @@ class FedBuff(Asynchronous[FedBuffParams]):
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
         """Put an update into the buffer, and publish a version when the buffer is full.
 
-        It reads the keys ``buffer``, ``staleness_discount``, ``most_staleness`` and ``server``:
-        an override reads these keys too, or drops them by annotating them None.
+        It reads the keys ``buffer``, ``staleness_discount``, ``most_staleness`` and ``server``. An
+        override reads these keys too, or drops them by annotating them None.
+
+        Args:
+            message: the ended task, with ``update`` and ``samples``.
+            base: the model that the client downloaded.
+            staleness: the number of versions made since that download.
         """
         params = self.params
         state = self.state

@@ -97,7 +97,11 @@ class RoundParams(StrategyParams):
         return isinstance(self.deadline, Deadline) and self.deadline.bounds_training
 
     def deadline_rule(self, mean_epoch_s: float) -> Deadline | None:
-        """The deadline as a rule, if a mean epoch takes ``mean_epoch_s`` (s); None without one."""
+        """Return the deadline as a rule; None without one.
+
+        Args:
+            mean_epoch_s: time of a mean epoch (s), by which some deadlines are given.
+        """
         if self.deadline is None:
             return None
         if isinstance(self.deadline, float):
@@ -105,7 +109,11 @@ class RoundParams(StrategyParams):
         return self.deadline.among(mean_epoch_s)
 
     def deadline_s(self, mean_epoch_s: float) -> float | None:
-        """The time that clients have at first (s); see ``deadline_rule``."""
+        """Return the time that clients have at first (s); None without a deadline.
+
+        Args:
+            mean_epoch_s: time of a mean epoch (s); see ``deadline_rule``.
+        """
         rule = self.deadline_rule(mean_epoch_s)
         return None if rule is None else rule.least_s()
 
@@ -125,11 +133,19 @@ class RoundParams(StrategyParams):
         return math.inf
 
     def cohort_size(self, devices: int) -> int:
-        """The clients that a round asks if all of so many devices are available."""
+        """Return the cohort's size if all devices are available.
+
+        Args:
+            devices: number of devices.
+        """
         return min(self.asked_per_round or devices, devices)
 
     def combined_at_once(self, devices: int) -> int:
-        """The fewest updates that one aggregation combines when no client drops out."""
+        """Return the fewest updates that one aggregation combines when no client disconnects.
+
+        Args:
+            devices: number of devices.
+        """
         return self.cohort_size(devices)
 
     def check(self, devices: int) -> None:

@@ -16,7 +16,7 @@ from fedsim.world.steps import Computation, Train
 
 
 class ScaffoldParams(AggregatingParams):
-    """Parameters of SCAFFOLD; its server's learning rate is that of ``server = "sgd"``.
+    """Parameters of SCAFFOLD; its server's learning rate is the ``lr`` of ``server = "sgd"``.
 
     See also ``AggregatingParams``.
     """
@@ -105,8 +105,8 @@ class Scaffold(FedAvg[ScaffoldParams]):
     A round: K clients receive the model and the server's control variate c (2 d parameters). Each
     trains with the term c - c_i added to every gradient, and sends its update and the change of c_i
     (2 d parameters). The model becomes the mean of the updates, c moves by the sum of the changes
-    over the number N of all devices. c and all c_i begin at 0, also those of
-    newcomers. A client whose answer is cut off keeps its c_i. With option II ``training.momentum``
+    over the number N of all devices. c and all c_i begin at 0, also a
+    newcomer's. A client whose answer is cut off keeps its c_i. With option II ``training.momentum``
     makes K lr too short a measure of a step.
     """
 

@@ -41,6 +41,29 @@ class SynchronousClient(Client[S]):
     """Trains for ``local_epochs``.
 
     If ``training_limit`` (s) is not None, the training must end within it after the download.
+
+    Example:
+        A client half that reports its number of samples as a payload of 4 bytes, in ``mine.py``:
+
+        >>> from fedsim.plugin import FedAvg, SynchronousClient
+        >>> class Counting(SynchronousClient):
+        ...     def reply(self, device, instruction, result):
+        ...         contents = super().reply(device, instruction, result)
+        ...         return contents | {"count": device.samples}
+        >>> class Counted(FedAvg):
+        ...     Client = Counting
+
+        >>> import fedsim
+        >>> result = fedsim.run(
+        ...     fedsim.Scenario(
+        ...         learning="off",
+        ...         population={"devices": 2},
+        ...         strategy={"kind": "mine:Counted", "clients_per_round": 2},
+        ...         stop={"rounds": 1},
+        ...     )
+        ... )
+        >>> result.summary["bytes"]["by_purpose"]
+        {'count': 8.0, 'model': 5200.0, 'update': 5200.0}
     """
 
     def __init__(self, params: S, setting: RunInfo) -> None:
@@ -53,7 +76,11 @@ class SynchronousClient(Client[S]):
         return Limit(budget=self.training_limit, at_least=self.params.local_epochs)
 
     def testing_limit(self, instruction: Instruction) -> Limit:
-        """The limit of tests, which in a round is that of the training."""
+        """Return the time limit of tests, which in a round is the limit of the training.
+
+        Args:
+            instruction: the message to the device.
+        """
         return NO_LIMIT if instruction.round is None else Limit(budget=self.training_limit)
 
     def computed(
@@ -168,14 +195,34 @@ class Synchronous(Strategy[S]):
         return devices
 
     async def before_asking(self) -> None:
-        """The round's cohort is known, and its data have shifted; no client has been asked yet."""
+        """Called when the round's cohort is known and its data have shifted.
+
+        No client has been asked yet.
+        """
 
     def contents(self, device: int) -> Contents:
-        """Message to a device of the cohort; the default client half trains from ``model``."""
+        """Return the message to a device of the cohort.
+
+        The default client half trains from its content ``model``.
+
+        Args:
+            device: number of the device.
+
+        Returns:
+            Contents by name.
+        """
         raise NotImplementedError
 
     def entry(self, message: TaskEnd) -> dict[str, Any]:
-        """An update as aggregations take it; ``start`` is the model from which it was trained."""
+        """Return an update as aggregations take it.
+
+        Args:
+            message: the ended task, with ``update`` and ``samples``.
+
+        Returns:
+            ``task``, ``device``, ``group``, ``update``, ``samples``, ``contents``, and ``start``,
+            the model from which the update was trained.
+        """
         return {
             "task": message.task,
             "device": message.device,
@@ -195,7 +242,14 @@ class Synchronous(Strategy[S]):
         raise NotImplementedError
 
     def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
-        """The weight of each update; by default from the aggregation. The weights sum to 1."""
+        """Return the weight of each update; by default from the aggregation.
+
+        Args:
+            entries: the updates, as ``entry`` makes them; at least one.
+
+        Returns:
+            Weights that sum to 1, in the order of ``entries``.
+        """
         return self._needed_aggregation.weights(entries)
 
     @property
@@ -223,7 +277,7 @@ class Synchronous(Strategy[S]):
         Args:
             model: the present model.
             entries: the updates, such as ``state["received"]``; at least one.
-            slot: number of the model whose memory the two parts use, where there are several.
+            slot: number of the model whose memory the two parts use, if there are several models.
             record: further fields of the record.
         """
         aggregation = self._needed_aggregation
@@ -238,7 +292,13 @@ class Synchronous(Strategy[S]):
         return self.advance(model, combined, slot)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-        """The server optimiser's step from ``model`` to ``aggregated``; without one all the way."""
+        """Return the server optimiser's step; without an optimiser the aggregated model.
+
+        Args:
+            model: the present model.
+            aggregated: the aggregated updates.
+            group: number of the model, if there are several.
+        """
         if self._optimiser is None:
             return aggregated
         memory = state_of_slot(self.state.server, group, self._optimiser)
@@ -262,7 +322,11 @@ class Synchronous(Strategy[S]):
         )
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
-        """The model that an aggregated update went into, if there is one."""
+        """Return the model into which an update was aggregated; None if there is none.
+
+        Args:
+            entry: the update, as ``entry`` makes it.
+        """
         raise NotImplementedError
 
     @property

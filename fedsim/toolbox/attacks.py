@@ -24,7 +24,7 @@ class Attack(Spec):
     kind: str
 
     def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
-        """The update that a malicious device sends.
+        """Return the update that a malicious device sends.
 
         Args:
             arithmetic: operations on models.

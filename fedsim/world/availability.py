@@ -56,16 +56,42 @@ class Availability(Protocol):
 
     ``on`` is called when a strategy looks at many devices, ``spans`` when the run folder is
     written.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedsim.plugin import Availability, Span
+        >>> class Shifts(Availability):
+        ...     def span(self, device, time):
+        ...         count = time // 60.0
+        ...         return Span(count % 2 == device % 2, 60.0 * count, 60.0 * (count + 1))
+        >>> paths = Shifts()
+        >>> paths.next_on(1, 10.0)
+        60.0
+        >>> paths.on(np.array([0, 1]), 10.0).tolist()
+        [True, False]
     """
 
     @abstractmethod
     @returns("a Span that begins at that time or before, and ends later", _find_wrong_span)
     def span(self, device: int, time: float) -> Span:
-        """The phase of a device at a time (s), which begins then or before, and ends later."""
+        """Return the phase of a device at a time.
+
+        Args:
+            device: number of the device.
+            time: the time (s).
+
+        Returns:
+            The phase, which begins at ``time`` or before, and ends later.
+        """
 
     @returns("that time (s) or a later one", _find_wrong_return)
     def next_on(self, device: int, time: float) -> float:
-        """The first time (s) from ``time`` on at which a device is on; infinity for never."""
+        """Return the first time from a time on at which a device is on (s); infinity for never.
+
+        Args:
+            device: number of the device.
+            time: the time (s).
+        """
         while time < math.inf:
             span = self.span(device, time)
             if span.on:
@@ -75,12 +101,20 @@ class Availability(Protocol):
 
     @returns("an array of bools, one for each device", _find_wrong_flags)
     def on(self, devices: Ints, time: float) -> Flags:
-        """Vectorised ``span(device, time).on`` of different devices; bool [len(devices)]."""
+        """Return whether devices are on at a time, vectorised.
+
+        Args:
+            devices: numbers of different devices, int64 [n].
+            time: the time (s).
+
+        Returns:
+            bool [n].
+        """
         return np.array([self.span(device, time).on for device in devices.tolist()], dtype=np.bool_)
 
     @returns(_SPANS, _find_wrong_spans)
     def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
-        """Vectorised ``span``: of ``devices``, all different, each at a time of its own.
+        """Vectorised ``span``, at an individual time for each device.
 
         Args:
             devices: numbers of devices, int64 [n].
@@ -102,7 +136,7 @@ class AvailabilityModel(Spec):
 
     @returns(keyed=_KEYED, guarded=True)
     def build(self, streams: Streams, devices: int, root: Path | None) -> Availability:
-        """The paths of all devices.
+        """Build the paths of all devices.
 
         Args:
             streams: random streams; draws are from ``world/...``.
@@ -115,7 +149,14 @@ class AvailabilityModel(Spec):
     def build_on(
         self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
     ) -> Availability:
-        """Like ``build``, with the devices' local times; this is what a run calls."""
+        """Build the paths of all devices, with their local times; this is what a run calls.
+
+        Args:
+            streams: random streams; draws are from ``world/...``.
+            devices: number of devices.
+            root: folder of data files; None for the working directory.
+            calendar: local times of the devices.
+        """
         return self.build(streams, devices, root)
 
 

@@ -149,11 +149,35 @@ def build_world(
     processes: Sequence[Any] = (),
     seed: int = 1,
 ) -> World:
-    """A world without learning or strategy, for processes of your own; ``world.env`` is its
-    SimPy environment.
+    """Build a world without learning and without a strategy, for SimPy processes of your own.
 
-    Arguments have the form of a scenario's sections, ``processes`` that of ``[world]``; the same
-    seed gives the same world.
+    Equal arguments give equal worlds. ``world.env`` is SimPy's environment.
+
+    Args:
+        population: keys of ``[population]``; None for the defaults.
+        network: table ``[network]``, with its ``kind``.
+        processes: entries of ``[world] processes``.
+        seed: seed of all random streams.
+
+    Returns:
+        The world at time 0.
+
+    Raises:
+        ScenarioError: a key is unknown, or its value is not allowed.
+        DataError: a file is missing or malformed.
+
+    Example:
+        >>> import fedsim
+        >>> world = fedsim.build_world(
+        ...     population={"devices": 3, "speed": "100 samples/s"},
+        ...     network={"kind": "star", "device": {"up": "8 Mbit/s", "latency": "20 ms"}},
+        ... )
+        >>> def train_and_send(world):
+        ...     yield world.compute(0, samples=50)
+        ...     message = yield world.send("device 0", "server", "5 MB")
+        ...     return round(world.now, 6), message.outcome
+        >>> world.env.run(until=world.env.process(train_and_send(world)))
+        (5.52, 'done')
     """
     values: dict[str, Any] = {
         "population": population or {},

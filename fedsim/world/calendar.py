@@ -87,12 +87,17 @@ class Calendar:
 
     @classmethod
     def assumed(cls, devices: int) -> "Calendar":
-        """Time 0 is midnight, everywhere."""
+        """Return a calendar in which time 0 is midnight, everywhere.
+
+        Args:
+            devices: number of devices.
+        """
         return cls(datetime(2024, 1, 1, tzinfo=UTC), [UTC], alike(0, devices), stated=False)
 
     def day_s(self) -> Floats:
-        """Time of day at time 0 of each device (s), float64 [devices]; summer time never changes
-        it later.
+        """Time of day at time 0 of each device (s), float64 [devices].
+
+        Summer time never changes it later.
         """
         passed: Floats = np.array(
             [seconds_of_day(self.starts.astimezone(zone).time()) for zone in self.zones]
@@ -100,8 +105,11 @@ class Calendar:
         return each(lambda which: passed[which], self.which)
 
     def simulated_s(self, instant: datetime, device: int) -> float:
-        """The simulated time of an instant (s); one without an offset is in the device's time
-        zone.
+        """Return the simulated time of an instant (s).
+
+        Args:
+            instant: date and time; without an offset it is in the device's time zone.
+            device: number of the device.
         """
         known = (
             instant

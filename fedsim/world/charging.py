@@ -61,7 +61,7 @@ class RenewalCharging(ChargingModel):
 
 
 class Daily(ChargingModel):
-    """Plugged in each day at a time and for a duration of its own."""
+    """Plugged in each day, at an individual time and for an individual duration."""
 
     kind: Literal["daily"] = "daily"
     begins: TimeDistribution

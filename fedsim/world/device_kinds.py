@@ -336,7 +336,7 @@ class Rooflines:
         self._smaller = cache(lambda by, size: Rooflines(kinds, which, cost_of(by, size), batching))  # type: ignore[misc]
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
-        """Duration (s) of one epoch of a training on so many samples."""
+        """Duration (s) of one epoch of a training."""
         if training.cut is not None:
             return self._smaller(*training.cut).training_s(
                 device, replace(training, cut=None), samples

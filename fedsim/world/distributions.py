@@ -293,21 +293,39 @@ def _find_wrong_value(
 
 
 class Distribution(Spec):
-    """The base of every distribution. One of your own is for ``population.speed``: keys that are
-    speeds are ``SamplesPerSecond``.
+    """The base of every distribution.
+
+    A distribution of your own is for ``population.speed``: keys that are speeds are
+    ``SamplesPerSecond``.
     """
 
     @returns("an array of 'size' numbers above 0", _find_wrong_draw, keyed=_KEYED)
     def draw(self, generator: np.random.Generator, size: int) -> AnyArray:
-        """``size`` values in the base unit, float64 [size]."""
+        """Draw values.
+
+        Args:
+            generator: the random generator.
+            size: number of values.
+
+        Returns:
+            Values in the base unit of the key, float64 [size].
+        """
         raise NotImplementedError
 
     @returns("an array of a number above 0 for each device", _find_wrong_value, keyed=_KEYED)
     def by_device(
         self, key: str, generator: np.random.Generator, devices: int, root: Path | None
     ) -> AnyArray:
-        """Each device's value in the base unit, float64 [devices]; ``key`` names it in errors,
-        files are under ``root``.
+        """Return each device's value.
+
+        Args:
+            key: name of the key, for error messages.
+            generator: the random generator.
+            devices: number of devices.
+            root: folder of data files; None for the working directory.
+
+        Returns:
+            Values in the base unit of the key, float64 [devices].
         """
         return self.draw(generator, devices)
 

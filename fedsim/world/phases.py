@@ -27,6 +27,12 @@ class Span(NamedTuple):
         on: whether the device can be reached.
         start: its beginning (s, simulated).
         end: its end (s), which is not part of it; infinity for a phase without end.
+
+    Example:
+        >>> from fedsim.plugin import Span
+        >>> span = Span(on=True, start=0.0, end=120.0)
+        >>> span.on, span.end
+        (True, 120.0)
     """
 
     on: bool

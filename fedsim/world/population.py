@@ -292,8 +292,14 @@ class PopulationSpec(Spec):
         )
 
     def capacities(self, streams: Streams, root: Path | None) -> Capacity:
-        """Speeds (samples/s) and, from a file or of kinds of devices, links; ``DataError``,
-        ``ScenarioError`` by file.
+        """Return speeds (samples/s) and, from a file or of kinds of devices, links.
+
+        Args:
+            streams: random streams.
+            root: folder of data files; None for the working directory.
+
+        Raises:
+            DataError, ScenarioError: a file is missing or malformed.
         """
         if self.capacity is not None:
             return self.capacity.draw(streams, self.devices, root)
@@ -319,8 +325,11 @@ class PopulationSpec(Spec):
         )
 
     def sizes(self, streams: Streams, root: Path | None) -> Ints:
-        """Training samples of each device where there are no data, int64 [devices]; draws from
-        ``world/samples``.
+        """Return the devices' numbers of training samples in a world without data, int64 [devices].
+
+        Args:
+            streams: random streams; draws are from ``world/samples``.
+            root: folder of data files; None for the working directory.
         """
         generator = streams.generator("world/samples")
         if isinstance(self.samples, UniformSizes | LongTailSizes):
@@ -331,8 +340,11 @@ class PopulationSpec(Spec):
         )
 
     def jitters(self, streams: Streams, root: Path | None) -> Floats:
-        """Each device's coefficient of variation of an epoch's time, float64 [devices]; draws
-        from ``world/jitter/size``.
+        """Return each device's coefficient of variation of an epoch's time, float64 [devices].
+
+        Args:
+            streams: random streams; draws are from ``world/jitter/size``.
+            root: folder of data files; None for the working directory.
         """
         silent = isinstance(self.jitter, Constant) and self.jitter.value == 0
         if (
@@ -346,7 +358,12 @@ class PopulationSpec(Spec):
         )
 
     def paths(self, streams: Streams, root: Path | None) -> Availability:
-        """When devices can be reached, apart from arrivals and departures."""
+        """Build the availability of all devices, apart from arrivals and departures.
+
+        Args:
+            streams: random streams.
+            root: folder of data files; None for the working directory.
+        """
         calendar = (
             Calendar.assumed(self.devices)
             if self.calendar is None
@@ -364,12 +381,19 @@ class PopulationSpec(Spec):
         rooflines: Rooflines | None = None,
         flops: Floats | None = None,
     ) -> Population:
-        """The population whose devices hold ``samples`` [devices] and train a model of the given
-        FLOPs a sample.
+        """Build the population.
 
-        ``speed`` (samples/s, or by ``rooflines``) and ``flops`` (FLOP/s, or by the reference model)
-        are those before any device is slowed. ``ScenarioError``: a device has no speed, or leaves
-        when it is not there.
+        Args:
+            streams: random streams.
+            speed: samples/s before any device is slowed, or None by ``rooflines``; [devices].
+            samples: number of training samples, int64 [devices].
+            flops_per_sample: FLOPs of training on one sample.
+            root: folder of data files; None for the working directory.
+            rooflines: speeds of kinds of devices by computation and memory.
+            flops: FLOP/s before any device is slowed, [devices]; by default by the reference model.
+
+        Raises:
+            ScenarioError: a device has no speed, or leaves before it arrives.
         """
         if rooflines is not None:
             rooflines.check(int(samples.min()))

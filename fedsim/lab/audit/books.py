@@ -71,7 +71,7 @@ def records_intact(evidence: Evidence) -> Iterator[str]:
 
 
 def ended_so(evidence: Evidence) -> Iterator[str]:
-    """Status and reason of the run's end are those of its last record."""
+    """Status and reason of the run's end agree with its last record."""
     status = evidence.run.summary["status"]
     stopped = evidence.run.summary["stopped"]
     if status not in _STATUSES:
@@ -160,7 +160,7 @@ def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
 
 
 def headers_counted(evidence: Evidence) -> Iterator[str]:
-    """Bytes on the wire are those that the protocol makes of the bytes that were delivered.
+    """Bytes on the wire follow by the protocol from the bytes that were delivered.
 
     A user's own protocol makes at least as many.
     """

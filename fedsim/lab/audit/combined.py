@@ -33,7 +33,7 @@ class _Aggregate(NamedTuple):
 
 
 def weights_as_said(evidence: Evidence) -> Iterator[str]:
-    """Each aggregation has the weights that follow from the strategy and the samples."""
+    """The weights of each aggregation follow from the strategy and the samples."""
     kind = evidence.run.scenario["strategy"]["kind"]
     if ":" in kind or kind == "flower":
         return

@@ -264,7 +264,7 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
 
 
 def layout_as_said(evidence: Evidence) -> Iterator[str]:
-    """A tree with edge servers has the links and places that the scenario states."""
+    """The links and places of a tree with edge servers agree with the scenario."""
     network = evidence.run.scenario["network"]
     layout = evidence.network
     if network["kind"] != "tree" or layout is None:

@@ -44,7 +44,7 @@ def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Each device has the random phases of availability that the scenario and its seed give.
+    """Random phases of the availability follow from the scenario and its seed.
 
     Phases are not checked with lifetimes or batteries, which cut phases short.
     """

@@ -187,7 +187,7 @@ class _UpdateBook:
 
 
 def round_counts(evidence: Evidence) -> Iterator[str]:
-    """Each round counts its tasks' outcomes, and the rounds' table agrees with the records."""
+    """Each round's counts agree with its tasks, and the rounds' table with the records."""
     events = evidence.events
     summary = evidence.run.summary
     recorded = evidence.data_of("round")["data"].to_dict()

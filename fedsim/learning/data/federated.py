@@ -102,7 +102,14 @@ class Pool:
         return shape
 
     def normalised(self, raw: AnyArray) -> AnyArray:
-        """Scale and standardise raw samples [k, *shape] in place; tokens stay as they are."""
+        """Scale and standardise raw samples in place; tokens stay as they are.
+
+        Args:
+            raw: raw samples, [k, *shape].
+
+        Returns:
+            The samples as a model receives them, [k, *shape].
+        """
         if not self.vocabulary:
             raw *= np.float32(self.scale)
             raw -= self.mean
@@ -160,7 +167,12 @@ class FederatedData:
         self._versions = np.zeros(len(self.shards), dtype=np.int64)
 
     def shard(self, device: int, version: int = 0) -> Shard:
-        """A version of a device's shard; version 0 is the shard before any shift."""
+        """Return a version of a device's shard.
+
+        Args:
+            device: number of the device.
+            version: number of the version; 0 is the shard before any shift.
+        """
         shard = self._later[device, version] if version else self.shards[device]
         flips = device in self.flipping
         if shard.flips != flips:  # the shard came from another device by an exchange
@@ -168,11 +180,19 @@ class FederatedData:
         return shard
 
     def version(self, device: int) -> int:
-        """The current version of a device's data; 0 before any shift."""
+        """Return the version of a device's current data; 0 before any shift.
+
+        Args:
+            device: number of the device.
+        """
         return int(self._versions[device])
 
     def current(self, device: int) -> Shard:
-        """The current shard of a device."""
+        """Return the current shard of a device.
+
+        Args:
+            device: number of the device.
+        """
         return self.shard(device, self.version(device))
 
     def replace_shard(self, device: int, shard: Shard) -> int:
@@ -195,7 +215,10 @@ class FederatedData:
         return np.array([len(shard.train) for shard in self.shards], dtype=np.int64)
 
     def train_samples(self, shard: Shard) -> tuple[AnyArray, AnyArray]:
-        """The training samples of a shard, transformed and normalised.
+        """Return the training samples of a shard, transformed and normalised.
+
+        Args:
+            shard: the shard.
 
         Returns:
             The samples, float32 (tokens: int64) [n, *shape], and their targets, [n, ...].
@@ -209,7 +232,10 @@ class FederatedData:
         return x, self.pool.targets[shard.train]
 
     def test_samples(self, shard: Shard) -> tuple[AnyArray, AnyArray]:
-        """The test samples of a shard, transformed and normalised, and never augmented.
+        """Return the test samples of a shard, transformed and normalised, and never augmented.
+
+        Args:
+            shard: the shard.
 
         Returns:
             The samples, float32 (tokens: int64) [m, *shape], and their targets, [m, ...].
@@ -220,16 +246,28 @@ class FederatedData:
         return x, self.pool.targets[shard.test]
 
     def train_labels(self, shard: Shard) -> NDArray[np.int64]:
-        """The label of each training sample of a shard, mapped and flipped; int64 [n]."""
+        """Return the label of each training sample, mapped and flipped; int64 [n].
+
+        Args:
+            shard: the shard.
+        """
         labels = self._mapped_labels(shard, shard.train)
         return self.pool.classes - 1 - labels if shard.flips else labels
 
     def test_labels(self, shard: Shard) -> NDArray[np.int64]:
-        """The label of each test sample of a shard, mapped and never flipped; int64 [m]."""
+        """Return the label of each test sample, mapped and never flipped; int64 [m].
+
+        Args:
+            shard: the shard.
+        """
         return self._mapped_labels(shard, shard.test)
 
     def label_counts(self, shard: Shard) -> NDArray[np.int64]:
-        """Number of training samples of a shard with each label, int64 [C]."""
+        """Return the number of training samples with each label, int64 [C].
+
+        Args:
+            shard: the shard.
+        """
         return np.bincount(self.train_labels(shard), minlength=self.pool.classes)
 
     def on_one_device(self) -> "FederatedData":
@@ -294,6 +332,15 @@ class Raw:
         vocabulary: number of tokens; 0 if samples are numbers.
         columns: further integers of each sample by name, by which partitions can deal; int64 [n],
             training samples first.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedsim.plugin import Raw
+        >>> x = np.arange(12, dtype=np.float32).reshape(6, 2)
+        >>> y = np.array([0, 1, 0, 1, 0, 1])
+        >>> raw = Raw("points", x[:4], y[:4], x[4:], y[4:], classes=2, peak=1.0)
+        >>> raw.x_train.shape, raw.x_test.shape
+        ((4, 2), (2, 2))
     """
 
     name: str
@@ -315,6 +362,17 @@ class Dataset:
         name: name of the data set, in messages.
         pool: all samples; partitions deal by the labels ``pool.y``.
         train_size: number of training samples.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedsim.plugin import Dataset, Pool
+        >>> x = np.zeros((6, 2), dtype=np.float32)
+        >>> pool = Pool(x, np.array([0, 1, 0, 1, 0, 1]), classes=2)
+        >>> dataset = Dataset("points", pool, train_size=4)
+        >>> dataset.train.tolist(), dataset.test.tolist()
+        ([0, 1, 2, 3], [4, 5])
+        >>> [part.tolist() for part in dataset.by_class(dataset.train)]
+        [[0, 2], [1, 3]]
     """
 
     name: str
@@ -337,7 +395,14 @@ class Dataset:
         return self.all[self.train_size :]
 
     def by_class(self, index: Index) -> list[Index]:
-        """Split pool indices by label; one part a class, each in the order of ``index``."""
+        """Split pool indices by label.
+
+        Args:
+            index: pool indices, int32 [n].
+
+        Returns:
+            One array of pool indices for each class, in the order of ``index``.
+        """
         labels = self.pool.y[index]
         return [index[labels == label] for label in range(self.pool.classes)]
 

@@ -21,7 +21,22 @@ _SHARDS = "a FederatedData with the shard of each device, such as 'federated' ma
 
 
 class Partition(Spec):
-    """A rule that assigns samples to devices."""
+    """A rule that assigns samples to devices.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedsim.plugin import Dataset, Partition, Pool, Streams, federated
+        >>> class Blocks(Partition):
+        ...     kind: str = "mine:Blocks"
+        ...     def split(self, dataset, devices, streams):
+        ...         train = np.array_split(dataset.train, devices)
+        ...         test = np.array_split(dataset.test, devices)
+        ...         return federated(dataset, train, test)
+        >>> pool = Pool(np.zeros((9, 2), dtype=np.float32), np.zeros(9, dtype=np.int64), classes=1)
+        >>> data = Blocks().split(Dataset("points", pool, train_size=6), 3, Streams(seed=1))
+        >>> [shard.train.tolist() for shard in data.shards]
+        [[0, 1], [2, 3], [4, 5]]
+    """
 
     kind: str
     usual_normalise: ClassVar[Normalise] = "pixel"
@@ -55,7 +70,11 @@ class Partition(Spec):
         """
 
     def under(self, root: Path | None) -> Self:
-        """This partition, with its files (if any) relative to the folder ``root``."""
+        """Return this partition, with its files (if any) relative to a folder.
+
+        Args:
+            root: the folder; None for the working directory.
+        """
         return self
 
 
@@ -72,6 +91,16 @@ def federated(
 
     Raises:
         ScenarioError: a device has no training samples.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedsim.plugin import Dataset, Pool, federated
+        >>> x = np.zeros((6, 2), dtype=np.float32)
+        >>> pool = Pool(x, np.array([0, 1, 0, 1, 0, 1]), classes=2)
+        >>> dataset = Dataset("points", pool, train_size=4)
+        >>> data = federated(dataset, np.split(dataset.train, 2), np.split(dataset.test, 2))
+        >>> data.train_labels(data.current(1)).tolist()
+        [0, 1]
     """
     shards = []
     for device, (device_train, device_test) in enumerate(zip(train, test, strict=True)):

@@ -51,13 +51,21 @@ class Occasions(Spec):
         return self
 
     def has_round(self, number: int) -> bool:
-        """Whether round ``number`` begins with an occasion."""
+        """Return whether a round begins with an occasion.
+
+        Args:
+            number: the round, from 0.
+        """
         if self.every_rounds is not None:
             return number % self.every_rounds == 0
         return self.rounds is not None and number in self.rounds
 
     def time(self, index: int) -> float | None:
-        """The time (s) of timed occasion ``index``; None after the last one."""
+        """Return the time of a timed occasion (s); None after the last one.
+
+        Args:
+            index: number of the occasion, from 0.
+        """
         if self.every is not None:
             return (index + 1) * self.every
         if self.times is not None and index < len(self.times):
@@ -102,7 +110,10 @@ class Shift(Spec):
     """
 
     def check(self, data: FederatedData) -> None:
-        """Refuse data to which the rule cannot be applied, before a run.
+        """Check, before a run, that the rule can be applied to the data.
+
+        Args:
+            data: the data of all devices.
 
         Raises:
             ScenarioError: the rule cannot be applied.

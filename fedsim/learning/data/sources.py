@@ -28,7 +28,22 @@ _SIZES = "the shape of a sample and the number of classes, each number 1 or more
 
 
 class Source(Spec):
-    """A data set that does not depend on the population."""
+    """A data set that does not depend on the population.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedsim.plugin import Raw, Source
+        >>> class Parity(Source):
+        ...     kind: str = "mine:Parity"
+        ...     samples: int = 100
+        ...     def load(self, root):
+        ...         x = np.arange(self.samples, dtype=np.float32).reshape(-1, 1)
+        ...         y = np.arange(self.samples) % 2
+        ...         return Raw("parity", x[:80], y[:80], x[80:], y[80:], classes=2, peak=1.0)
+        >>> raw = Parity(samples=120).load(None)
+        >>> raw.x_train.shape, raw.x_test.shape
+        ((80, 1), (40, 1))
+    """
 
     kind: str
     known: ClassVar[tuple[tuple[int, ...], int] | None] = None
@@ -42,12 +57,15 @@ class Source(Spec):
         Args:
             root: ``data.root``, or None.
 
+        Returns:
+            The samples and labels for training and for tests.
+
         Raises:
             DataError: files are missing or malformed.
         """
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
-        """Columns of the user's file that nothing uses, which is an error.
+        """Return the columns of the user's file that nothing uses, which is an error.
 
         Args:
             raw: the data set as loaded.
@@ -57,7 +75,13 @@ class Source(Spec):
 
     @returns(_SIZES, find_wrong_sizes)
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
-        """Shape of one sample and number of classes; loads the data set if ``known`` is None."""
+        """Return the shape of one sample and the number of classes.
+
+        It loads the data set if ``known`` is None.
+
+        Args:
+            root: ``data.root``, or None.
+        """
         if self.known is not None:
             return self.known
         raw = self.load(root)

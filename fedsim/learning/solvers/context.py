@@ -144,7 +144,13 @@ class TrainingContext:
         return loss
 
     def batch_loss(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
-        """Loss of a batch, without proximal and linear terms; see ``loss``."""
+        """Return the loss of a batch, without proximal and linear terms; see ``loss``.
+
+        Args:
+            outputs: outputs of the model, [b, classes].
+            y: labels of the batch, [b].
+            **options: options of ``torch.nn.functional.cross_entropy``.
+        """
         losses = self._losses(outputs, y, **options)
         if self.data.in_last_epoch:
             self._loss_sum += float(losses.detach().sum(dtype=torch.float64))

@@ -120,25 +120,50 @@ class Aggregation(Spec):
 
     @property
     def accounts(self) -> bool:
-        """Whether it accounts for privacy (``spent``); refused if the strategy reveals more."""
+        """Whether the aggregation accounts for privacy, by ``spent``.
+
+        Such an aggregation is refused if the strategy reveals more than it counts.
+        """
         return False
 
     def for_rounds_of(self, updates: int) -> "Aggregation":
-        """The aggregation for rounds of ``updates`` if nobody drops out; by default itself."""
+        """Return the aggregation for rounds of a given size; by default this aggregation.
+
+        Args:
+            updates: number of updates, if nobody disconnects.
+        """
         return self
 
     def check(self, clients: int) -> None:
-        """Refuse values that cannot work with ``clients`` a round, by a ``ScenarioError``."""
+        """Check that the keys work with the size of a round.
+
+        Args:
+            clients: number of clients in a round.
+
+        Raises:
+            ScenarioError: a value cannot work.
+        """
 
     def why_not(self, codec: Codec) -> str | None:
-        """Why it cannot work on updates that pass through a codec; None if it can."""
+        """Return the reason for which a codec's updates cannot be aggregated.
+
+        Args:
+            codec: the codec of ``messages.up``.
+
+        Returns:
+            The reason in words; None if it can.
+        """
         return None
 
     @returns("a list of a finite number for each update", _find_wrong_weight)
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """The weight of each update, independent of the updates' values; the weights sum to 1.
+        """Return the weight of each update, independent of the updates' values.
 
-        ``entries`` is never empty.
+        Args:
+            entries: the updates, as ``Synchronous.entry`` makes them; at least one.
+
+        Returns:
+            Weights that sum to 1, in the order of ``entries``.
         """
         return [1 / len(entries)] * len(entries)
 
@@ -146,14 +171,26 @@ class Aggregation(Spec):
     async def weigh(
         self, server: Server, entries: Sequence[Entry], weights: Sequence[float]
     ) -> Sequence[float]:
-        """The weights after a look at the updates' values: 0 for one that is left out.
+        """Return the weights after a look at the updates' values; by default unchanged.
 
-        By default as given.
+        Args:
+            server: the server.
+            entries: the updates, as ``Synchronous.entry`` makes them.
+            weights: the weights of ``weights``.
+
+        Returns:
+            A weight for each update, 0 for one that is left out.
         """
         return weights
 
     def on_device(self, device: Device, update: Ref, start: Ref) -> Ref:
-        """The update that a client sends, trained from ``start``; by default unchanged."""
+        """Return the update that a client sends; by default unchanged.
+
+        Args:
+            device: the device.
+            update: the trained update.
+            start: the model from which it was trained.
+        """
         return update
 
     def combine(
@@ -183,7 +220,12 @@ class Aggregation(Spec):
     async def total(
         self, server: Server, models: Sequence[Ref], share: float
     ) -> list[tuple[Ref, float]]:
-        """``share`` times the (robust) sum of models that clients sent in addition to updates.
+        """Return a share of the (robust) sum of models that clients sent in addition to updates.
+
+        Args:
+            server: the server.
+            models: the models.
+            share: factor of the sum.
 
         Returns:
             Models and factors, the parts of a linear combination.
@@ -191,11 +233,15 @@ class Aggregation(Spec):
         return [(model, share) for model in models]
 
     def told(self, updates: int) -> dict[str, int]:
-        """Extra fields of the record ``aggregate`` of ``updates`` updates; none by default."""
+        """Return extra fields of the record ``aggregate``; by default there are none.
+
+        Args:
+            updates: number of the aggregated updates.
+        """
         return {}
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
-        """Extra fields of a round's record, of the privacy spent in all rounds so far.
+        """Return extra fields of a round's record: the privacy spent in all rounds so far.
 
         Args:
             draws: the number of rounds with each (clients drawn, devices from which); equal numbers

@@ -38,11 +38,7 @@ class Deadline(Spec):
 
     @property
     def bounds_training(self) -> bool:
-        """Whether it counts from each client's download and bounds only the training.
-
-        Otherwise it counts from the begin of the round, which it ends. By default whether it has a
-        key ``since`` that is ``"download"``.
-        """
+        """Whether the deadline counts from each client's download and bounds only the training."""
         return getattr(self, "since", None) == "download"
 
     @property
@@ -51,7 +47,11 @@ class Deadline(Spec):
         return None
 
     def among(self, mean_epoch_s: float) -> "Deadline":
-        """The rule for devices whose mean epoch takes ``mean_epoch_s`` (s); by default itself."""
+        """Return the rule for devices with a given mean epoch; by default this rule.
+
+        Args:
+            mean_epoch_s: time of the devices' mean epoch (s).
+        """
         return self
 
     @returns("a finite time above 0 (s)", find_outside(above=0.0))
@@ -64,18 +64,29 @@ class Deadline(Spec):
 
     @returns("a finite time above 0 (s), or None", find_outside(above=0.0))
     def limit_s(self, state: Any, number: int) -> float | None:
-        """The time that clients have in a round (s); None if unlimited.
+        """Return the time that clients have in a round (s); None if unlimited.
 
         Called when the round begins.
 
         Args:
-            state: the deadline's memory.
+            state: memory of the deadline.
             number: the round, from 0.
         """
         raise NotImplementedError
 
     def heard(self, state: Any, took_s: float, in_time: bool) -> None:
-        """A task of a round has ended, ``took_s`` (s) after its cohort was asked."""
+        """Called when a task of a round has ended.
+
+        Args:
+            state: memory of the deadline.
+            took_s: time since the cohort was asked (s).
+            in_time: whether the task was done in time; False if its client has disconnected.
+
+        Args:
+            state: memory of the deadline.
+            took_s: time since the cohort was asked (s).
+            in_time: whether the task is done, and did not disconnect.
+        """
 
 
 class Fixed(Deadline):

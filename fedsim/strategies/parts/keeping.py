@@ -23,7 +23,7 @@ from fedsim.world.steps import Computation
 
 
 class Split(NamedTuple):
-    """Ranges of a flat model: those that are sent, and those that stay on each device."""
+    """Ranges of a flat model that are sent, and ranges that stay on each device."""
 
     sent: Places
     kept: Places

@@ -42,7 +42,7 @@ class SecureAggregation(Spec):
     those of its k neighbours, sends each of them a share of each of its two secrets, and receives
     theirs with the model. After the training, each client whose update came sends one share a
     neighbour. The server then removes the masks: one for each update, and one for each pair of a
-    client that dropped out and a neighbour whose update came. In a round a client moves (2 k + 2)
+    client that disconnected and a neighbour whose update came. In a round a client moves (2 k + 2)
     keys and 5 k shares. With fewer than ``threshold`` of the shares of a client's neighbours the
     sum cannot be read, and no model changes. Computations on devices take no time.
     """

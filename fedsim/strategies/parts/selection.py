@@ -101,7 +101,29 @@ class Selection(Spec):
 
     Most selections need ``select`` alone. ``heard`` and ``learn`` receive ends of tasks and
     clients' reports (``report``). With a ``question``, ``select`` returns candidates, and
-    ``choose`` selects some of those that have answered.
+    ``choose`` selects some of the candidates that have answered.
+
+    Example:
+        A selection that prefers devices with low numbers, in ``mine.py``:
+
+        >>> from fedsim.plugin import Selection
+        >>> class Lowest(Selection):
+        ...     def select(self, server, state, count, ids, among=None):
+        ...         available = server.clients.sample(server.devices, "select", *ids, among=among)
+        ...         return sorted(available)[:count]
+
+        >>> import fedsim
+        >>> result = fedsim.run(
+        ...     fedsim.Scenario(
+        ...         learning="off",
+        ...         population={"devices": 5},
+        ...         strategy={"kind": "fedavg", "clients_per_round": 2, "selection": "mine:Lowest"},
+        ...         stop={"rounds": 3},
+        ...     ),
+        ...     "runs/lowest",
+        ... )
+        >>> result.devices["selected"].tolist()
+        [3, 3, 0, 0, 0]
     """
 
     kind: str
@@ -123,13 +145,13 @@ class Selection(Spec):
 
     @property
     def looks_at_data(self) -> bool:
-        """Whether it uses results of clients' data: of a question, of reports or of updates."""
+        """Whether the selection uses results of clients' data: of questions, reports or updates."""
         hooks = ("look", "report", "closed")
         return any(getattr(type(self), hook) is not getattr(Selection, hook) for hook in hooks)
 
     @property
     def asks(self) -> bool:
-        """Whether it asks candidates before it chooses; refused in strategies without rounds.
+        """Whether the selection queries candidates first; refused in strategies without rounds.
 
         By default whether it has a ``question``.
         """
@@ -138,10 +160,7 @@ class Selection(Spec):
     @property
     @returns("a finite time, 0 or more (s), or None", find_outside(least=0.0))
     def patience_s(self) -> float | None:
-        """Longest wait for the answers to its question (s); None: until all have come.
-
-        By default its key ``patience``.
-        """
+        """Longest wait for answers to the selection's question (s); None: until all have come."""
         patience: float | None = getattr(self, "patience", None)
         return patience
 
@@ -152,12 +171,16 @@ class Selection(Spec):
 
     @property
     def talks(self) -> bool:
-        """Whether it asks, or clients report."""
+        """Whether the selection queries candidates, or clients report."""
         return self.asks or type(self).report is not Selection.report
 
     @returns("a whole number, 1 or more", find_outside(least=1))
     def fewest(self, count: int) -> int:
-        """The smallest cohort that it selects on purpose, if a round may ask ``count`` clients."""
+        """Return the smallest cohort that the selection chooses on purpose; by default ``count``.
+
+        Args:
+            count: number of clients that a round may ask.
+        """
         return count
 
     @returns("a list of 'count' devices at most", _find_wrong_count, keyed=_KEYED)
@@ -181,35 +204,56 @@ class Selection(Spec):
 
     @returns("a list of devices that 'select' has chosen", _find_wrong_candidate)
     def asked_first(self, state: Any, chosen: list[int]) -> list[int]:
-        """The candidates among ``select``'s devices, if it ``asks``; the others are chosen already.
+        """Return the candidates to query, if the selection ``asks``; by default all devices.
 
-        By default all of them.
+        The other devices are chosen already.
+
+        Args:
+            state: memory of the selection.
+            chosen: the devices of ``select``.
         """
         return chosen
 
     def heard(self, server: Server, state: Any, message: TaskEnd) -> None:
-        """A task of the round has ended, with any outcome; called before its update is used."""
+        """Called when a task of the round has ended, with any outcome, before its update is used.
+
+        Args:
+            server: the server.
+            state: memory of the selection.
+            message: the ended task.
+        """
 
     async def closed(
         self, server: Server, state: Any, received: Updates, models: ModelAssignment
     ) -> None:
-        """A round has been closed, before ``learn``; the server's ``models`` are new.
+        """Called when a round has been closed, before ``learn``; not called without rounds.
 
-        Not called where there are no rounds.
+        Args:
+            server: the server.
+            state: memory of the selection.
+            received: the round's updates, as ``Synchronous.entry`` makes them.
+            models: the new models by name, each with the devices that it serves (None: all).
         """
 
     async def learn(self, server: Server, state: Any) -> None:
-        """A round has been closed, or a version made: use all its reports together.
+        """Called when a round has been closed, or a version made, to use all its reports together.
 
-        ``ServerModels.numbers`` reads their values.
+        ``ServerModels.numbers`` reads the reports' values.
+
+        Args:
+            server: the server.
+            state: memory of the selection.
         """
 
     def question(self, models: Sequence[Ref]) -> Contents:
-        """Message to a candidate.
+        """Return the message to a candidate.
 
         Args:
             models: the present model that the candidate would get, or several if its group is
                 unknown.
+
+        Returns:
+            Contents by name.
         """
         raise NotImplementedError
 
@@ -229,17 +273,44 @@ class Selection(Spec):
         raise NotImplementedError
 
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """Computations of a candidate before it answers; none by default."""
+        """Return computations of a candidate before it answers; by default there are none.
+
+        Args:
+            device: the device.
+            instruction: the query.
+
+        Returns:
+            ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, in order.
+        """
         return ()
 
     def answer(
         self, device: Device, instruction: Instruction, result: LocalResult, params: Spec
     ) -> Contents:
-        """Answer of a candidate; ``params`` are the strategy's."""
+        """Return the answer of a candidate to a query.
+
+        Args:
+            device: the device.
+            instruction: the query.
+            result: the result of the computations.
+            params: the keys of ``[strategy]``.
+
+        Returns:
+            Contents by name.
+        """
         raise NotImplementedError
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        """Extra contents of a client's message beside its update; none by default."""
+        """Return contents that a client's update brings in addition; by default there are none.
+
+        Args:
+            device: the device.
+            instruction: the message to the device.
+            result: the result of its steps.
+
+        Returns:
+            Contents by name.
+        """
         return {}
 
 

@@ -200,7 +200,7 @@ class Private(Aggregation):
     (``central``), or each client clips its change and adds N(0, (z C)^2) to it before it answers
     (``local``). With adaptive clipping the count of short changes has its own noise; that of the
     sum grows to (z^-2 - (2 sigma_b)^-2)^(-1/2) times C, so that both together cost z (Theorem 1). A
-    client that drops out changes neither central noise nor epsilon, and makes the step shorter.
+    client that disconnects changes neither central noise nor epsilon, and makes the step shorter.
     With local noise n is the number of updates that came; each is protected by its own noise alone.
 
     Each record of a round has the epsilon spent until then, between a run and one in which the

@@ -334,7 +334,7 @@ class Hierarchical(Clusterer):
 
 
 class Dbscan(Clusterer):
-    """DBSCAN (Ester et al., 1996) as in LCFL's published code. Noise is a cluster of its own.
+    """DBSCAN (Ester et al., 1996) as in LCFL's published code. Noise is a separate cluster.
 
     Five neighbours, itself included, make a device's neighbourhood dense. The radius is the
     percentile 100 / (groups - 1) of all distances: so wide that ``groups`` should exceed the number

@@ -1,4 +1,4 @@
-"""ModelComparison of devices by their losses, models or updates, without those that are not finite."""
+"""ModelComparison of devices by their finite losses, models or updates."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -44,7 +44,7 @@ def by_losses(
 
 
 def by_rows(rows: Sequence[Rows], measure: Callable[[Rows], Matrix]) -> ModelComparison:
-    """Compare devices by models or updates; those that are not finite are left out.
+    """Compare devices by models or updates; non-finite ones are left out.
 
     Args:
         rows: a model or an update [d] of each device.

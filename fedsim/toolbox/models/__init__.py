@@ -1,1 +1,1 @@
-"""Models besides the basic ones: those of papers, of tokens, and by their card."""
+"""Further models: of papers, of tokens, and by their card."""

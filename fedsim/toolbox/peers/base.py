@@ -88,29 +88,62 @@ class PeerHalf(Generic[P]):
         return self._draws[number]  # type: ignore[no-any-return]
 
     def on_start(self, device: Peer) -> None:
-        """The device takes part for the first time; it has its initial model."""
+        """Called when the device takes part for the first time; it has its initial model.
+
+        Args:
+            device: the device.
+        """
         raise NotImplementedError
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """The training is over; ``update`` is None if it has no result."""
+        """Called when the device's training is over.
+
+        Args:
+            device: the device.
+            update: the trained model; None if the training has no result.
+        """
         raise NotImplementedError
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        """A message has arrived."""
+        """Called when a message has arrived.
+
+        Args:
+            device: the receiver.
+            sender: number of the sender.
+            contents: contents by name.
+        """
         raise NotImplementedError
 
     def on_lost(self, device: Peer, other: int) -> None:
-        """A message from or to another device was lost."""
+        """Called when a message from or to another device was lost.
+
+        Args:
+            device: the device.
+            other: number of the other device.
+        """
 
     def on_timer(self, device: Peer) -> None:
-        """Its timer has gone off."""
+        """Called when the device's timer has gone off.
+
+        Args:
+            device: the device.
+        """
 
     def on_return(self, device: Peer) -> None:
-        """The device can be reached again; its work at the time when it disconnected is lost."""
+        """Called when the device can be reached again; its work at the disconnection is lost.
+
+        Args:
+            device: the device.
+        """
         raise NotImplementedError
 
     def train(self, device: Peer, model: Ref) -> None:
-        """Train from a model; ``on_trained`` follows, at once if there are no epochs."""
+        """Start a training; ``on_trained`` follows, at once if there are no epochs.
+
+        Args:
+            device: the device.
+            model: the model from which to train.
+        """
         if self.params.local_epochs:
             device.train(model, device.state["round"])
         else:

@@ -113,18 +113,32 @@ def collective(kind: str, nodes: int) -> Collective:
 
 
 class AllReduce:
-    """Successive all-reduces of one group of nodes, which wait for one another.
+    """Successive all-reduces of one group of nodes, as messages between endpoints of a world.
 
-    A process that uses it cannot be saved.
+    Each node calls ``join`` once for each all-reduce, and waits for the other nodes' messages. A
+    process that uses it cannot be saved.
 
     Args:
-        world: where the messages move.
+        world: the world whose links carry the messages.
         nodes: endpoints, by rank.
         size: bytes of the vector that each node holds (``"100 MB"``).
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
-        pieces: parts of the vector, each an all-reduce of its own, so that their hops overlap.
+        pieces: parts of the vector, each a separate all-reduce, so that their hops overlap.
         connections: messages of a pair under way at a time in each direction; others queue in
             order.
+
+    Example:
+        >>> import fedsim
+        >>> from fedsim.plugin import AllReduce
+        >>> network = {"kind": "star", "device": {"down": "1 MB/s", "up": "1 MB/s"}}
+        >>> world = fedsim.build_world({"devices": 4}, network)
+        >>> ring = AllReduce(world, nodes=[0, 1, 2, 3], size="8 MB")
+        >>> def work(rank):
+        ...     yield ring.join(rank)
+        >>> workers = [world.env.process(work(rank)) for rank in range(4)]
+        >>> done = world.env.run(until=world.env.all_of(workers))
+        >>> world.now
+        12.0
     """
 
     def __init__(

@@ -77,7 +77,7 @@ class Topology(Spec):
         raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, {more}")
 
     def _check_parameters(self, takes: Sequence[str], devices: int) -> None:
-        """Refuse unknown arguments, and those that give too many nodes, by a ``ScenarioError``."""
+        """Refuse unknown arguments, and too many nodes, by a ``ScenarioError``."""
         allowed = [name for name in takes if name not in _NOT_OURS]
         key = "strategy.topology.parameters"
         for name, value in self.parameters.items():
@@ -356,7 +356,7 @@ class EpidemicParams(PeerParams):
 
 
 class EpidemicHalf(RoundHalf[EpidemicParams]):
-    """Trains, sends to s others, and takes the mean of its own model and those that it receives."""
+    """Trains, sends to s other devices, and takes the mean of its own and the received models."""
 
     def _all(self, device: Peer, number: int) -> tuple[list[list[int]], list[list[int]]]:
         """The receivers and the senders of every device in a round, ascending."""
@@ -413,7 +413,7 @@ class GossipHalf(GraphHalf[GossipParams]):
     """Trains, averages with one neighbour, and again.
 
     A device that waits for an answer lets devices of higher numbers that ask it wait, too, and
-    declines those of lower numbers. So no cycle of devices waits for one another.
+    declines requests of lower numbers. So no cycle of devices waits for one another.
 
     State: ``from``, the model from which it trains; ``partner``, the device asked, or None;
     ``asking``, waiting devices and their models.

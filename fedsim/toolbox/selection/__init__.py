@@ -19,7 +19,7 @@ def draw_weighted(
 ) -> list[int]:
     """Draw places without replacement, with probabilities proportional to ``weights``.
 
-    The places are those of the first arrivals of Poisson processes with these rates.
+    The drawn places have the first arrivals of Poisson processes with these rates.
 
     Args:
         weights: the weight of each place, [n].

@@ -225,7 +225,7 @@ class Oort(Selection):
         """The percentile of T after a round, by the published code's pacer.
 
         Args:
-            history: the utilities of earlier rounds; that of the round is added.
+            history: the utilities of earlier rounds; this round's is added.
             harvest: the utility of the round.
             before: the percentile before the round.
         """
@@ -246,7 +246,7 @@ class Oort(Selection):
         """T (s) after a round, by the paper's pacer.
 
         Args:
-            history: the utilities of earlier rounds; that of the round is added.
+            history: the utilities of earlier rounds; this round's is added.
             harvest: the utility of the round.
             preferred: T before the round (s).
         """

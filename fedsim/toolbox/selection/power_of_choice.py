@@ -1,4 +1,4 @@
-"""Power-of-choice: of some candidates those with the highest loss (Cho, Wang and Joshi, 2022)."""
+"""Power-of-choice: the candidates with the highest loss (Cho, Wang and Joshi, 2022)."""
 
 import math
 from collections.abc import Mapping, Sequence

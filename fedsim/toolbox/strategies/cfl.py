@@ -69,7 +69,7 @@ class Pull(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """A cluster with those of the round's updates that are finite.
+    """A cluster with the round's finite updates.
 
     Attributes:
         group: number of the cluster.

@@ -40,7 +40,7 @@ class ClusteredParams(SelectingParams, CombiningParams):
 
     @property
     def as_published(self) -> bool:
-        """Whether it follows the published code."""
+        """Whether the strategy follows the published code."""
         return bool(getattr(self, "as") == "published-code")
 
 
@@ -106,7 +106,11 @@ class Grouped(Synchronous[G]):
     # What a strategy fills in
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """Contents and job of the device's preparation; None if it needs none."""
+        """Return contents and job of the device's preparation; None if it needs none.
+
+        Args:
+            device: number of the device.
+        """
         return None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
@@ -118,7 +122,14 @@ class Grouped(Synchronous[G]):
         """
 
     def contents_after_preparation(self, device: int) -> Contents:
-        """Message to a device that was prepared in the same round."""
+        """Return the message to a device that was prepared in the same round.
+
+        Args:
+            device: number of the device.
+
+        Returns:
+            Contents by name.
+        """
         return self.contents(device)
 
     async def after_aggregation(self) -> None:
@@ -142,7 +153,11 @@ class Grouped(Synchronous[G]):
         self.server.emit("assign", device=device, group=group, before=previous, why=why)
 
     def members(self, group: int) -> list[int]:
-        """The devices of a group, ascending; of group -1, the devices without a group."""
+        """Return the devices of a group, ascending.
+
+        Args:
+            group: number of the group; -1 for the devices without a group.
+        """
         groups = self.state.group
         return [device for device, number in enumerate(groups) if number == group]
 
@@ -163,12 +178,15 @@ class Grouped(Synchronous[G]):
         return self.random_groups(len(entries), purpose, *first_task)
 
     def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
-        """``count`` random groups, for runs without learning.
+        """Draw random groups, for runs without learning.
 
         Args:
-            count: the number of draws.
+            count: number of draws.
             purpose: name of the random stream.
             ids: numbers that name the stream further.
+
+        Returns:
+            ``count`` numbers of groups.
         """
         generator = self.server.rng(purpose, *ids)
         groups: list[int] = generator.integers(len(self.state.models), size=count).tolist()
@@ -238,7 +256,7 @@ class Grouped(Synchronous[G]):
     # Preparation
 
     def must_prepare(self, device: int) -> None:
-        """Have a device prepared: in its round if it has just been selected, else when it can.
+        """Prepare a device: in its round if it has just been selected, else when it is available.
 
         Args:
             device: number of the device.
@@ -277,7 +295,11 @@ class Grouped(Synchronous[G]):
         self._prepare_aside(device)
 
     def is_preparing(self, device: int) -> bool:
-        """Whether the device's preparation runs, or has ended in this instant."""
+        """Return whether the device's preparation runs, or has ended in this instant.
+
+        Args:
+            device: number of the device.
+        """
         if any(entry["device"] == device for entry in self.state.prepared):
             return True
         return any(device == busy for busy, _ in self.state.preparing.values())
@@ -316,9 +338,12 @@ class Grouped(Synchronous[G]):
         self.state.prepared.append(entry)
 
     async def on_timer(self, name: str) -> None:
-        """First assign the devices prepared in this instant.
+        """Assign the devices prepared in this instant, then do what the loop of rounds does.
 
         A deadline can end only tasks that have started.
+
+        Args:
+            name: name of the timer.
         """
         if name == "assign":
             if self.state.prepared:  # else another timer of this instant has assigned them

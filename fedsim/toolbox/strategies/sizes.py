@@ -147,7 +147,7 @@ class CutModels(FedAvg[CutParams]):
 
     A device trains the received numbers among zeros. In layers with ReLU between, and in adapters,
     zeros have no gradient and add nothing, so that this is training the smaller model. Time, memory
-    and bytes are those of the smaller model.
+    and bytes are the smaller model's.
     """
 
     Client: ClassVar[type[SynchronousClient[Any]]] = CutClient

@@ -275,7 +275,7 @@ class _Walks:
         self.has_delays = any(data.get("latency") for _, _, data in graph.edges(data=True))
 
     def delay_s(self, tail: Hashable, head: Hashable) -> float:
-        """Latency of the route between two nodes (s): the sum of those of its links."""
+        """Latency of the route between two nodes (s): the sum of its links' latencies."""
         return math.fsum(
             self.graph.edges[link].get("latency", 0.0)
             for link in pairwise(self.between(tail, head))

@@ -189,10 +189,41 @@ class Meter:
     numpy.
 
     Attributes:
-        entry: the name of its entry in the summary; by default that of the class.
+        entry: the name of its entry in the summary; by default the name of the class.
         round_columns, device_columns: what it adds to ``rounds.parquet`` and ``devices.parquet``.
         tables: the Parquet files that ``files`` gives: ``int`` or ``float`` by column.
         fixed: the attributes that ``__init__`` makes and nothing changes.
+
+    Example:
+        A meter of the time that devices train, in ``mine.py``:
+
+        >>> import numpy as np
+        >>> from fedsim.plugin import Column, Meter
+        >>> class Training(Meter):
+        ...     entry = "training"
+        ...     device_columns = (Column("trained", "s", "time that the device trained"),)
+        ...     def __init__(self, context):
+        ...         self.trained = np.zeros(context.devices)
+        ...     def on_step(self, ended):
+        ...         if ended.name == "train":
+        ...             self.trained[ended.device] += ended.end - ended.start
+        ...     def of_devices(self):
+        ...         return {"trained": self.trained}
+
+        >>> import fedsim
+        >>> samples = {"low": 50, "high": 50}
+        >>> result = fedsim.run(
+        ...     fedsim.Scenario(
+        ...         learning="off",
+        ...         population={"devices": 2, "speed": "10 samples/s", "samples": samples},
+        ...         strategy={"kind": "fedavg", "clients_per_round": 2},
+        ...         stop={"rounds": 3},
+        ...         meters=["mine:Training"],
+        ...     ),
+        ...     "runs/training",
+        ... )
+        >>> result.devices["trained"].tolist()
+        [15.0, 15.0]
     """
 
     entry: ClassVar[str] = ""
@@ -204,14 +235,29 @@ class Meter:
     def __init__(self, context: MeterContext) -> None: ...
 
     def on_step(self, ended: Step) -> None:
-        """A step is over."""
+        """Called when a step of a task is over.
+
+        Args:
+            ended: the step.
+        """
 
     def on_transfer(self, ended: Transfer) -> None:
-        """A message is over, whole or cut short."""
+        """Called when a message is over, whole or cut short.
+
+        Args:
+            ended: the message.
+        """
 
     def totals(self, time: float) -> Mapping[str, float | None]:
-        """Running totals until ``time`` (s), by ``round_columns``; the table of rounds has the
-        increase in each round.
+        """Return running totals for ``round_columns``.
+
+        The table of rounds has the increase in each round.
+
+        Args:
+            time: the time up to which to count (s).
+
+        Returns:
+            Totals by name of the column.
         """
         return {}
 
@@ -220,14 +266,18 @@ class Meter:
         return {}
 
     def close(self, time: float) -> None:
-        """The run is over at ``time`` (s)."""
+        """Called when the run is over.
+
+        Args:
+            time: time of the end (s).
+        """
 
     def summary(self) -> Mapping[str, Any]:
         """The meter's entry in ``summary.json``; by default the sums over the devices."""
         return {name: math.fsum(values) for name, values in self.of_devices().items()}
 
     def files(self) -> Mapping[str, Any]:
-        """Files of its own: tables by column (``*.parquet``), documents (``*.json``)."""
+        """Return the meter's files: tables by column (``*.parquet``), documents (``*.json``)."""
         return {}
 
     def snapshot(self) -> dict[str, Any]:
@@ -235,7 +285,11 @@ class Meter:
         return {name: value for name, value in vars(self).items() if name not in self.fixed}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave."""
+        """Restore the counts of a ``snapshot``, when a run is resumed.
+
+        Args:
+            state: the snapshot.
+        """
         vars(self).update(state)
 
 

@@ -99,15 +99,32 @@ class Endpoints(ABC):
     @abstractmethod
     @returns("a list of names of the network's 'links'", _find_wrong_route)
     def route(self, source: int, destination: int) -> Sequence[str]:
-        """The names of the shared links between two endpoints, without the devices' own."""
+        """Return the names of the shared links between two endpoints.
+
+        The devices' own links are not among them.
+
+        Args:
+            source, destination: numbers of the endpoints.
+        """
 
     def edge_at(self, endpoint: int) -> int | None:
-        """The number of the edge server at an endpoint; None for other endpoints."""
+        """Return the number of the edge server at an endpoint; None for other endpoints.
+
+        Args:
+            endpoint: number of the endpoint.
+        """
         edge = endpoint - self.devices
         return edge if 0 <= edge < len(self._edge_latency) else None
 
     def name(self, endpoint: int) -> str:
-        """Name of an endpoint in records: ``server``, ``device 7``, ``edge 3``, or a host's."""
+        """Return the name of an endpoint in records.
+
+        Args:
+            endpoint: number of the endpoint.
+
+        Returns:
+            ``server``, ``device 7``, ``edge 3``, or the name of a host.
+        """
         if endpoint == SERVER:
             return "server"
         if endpoint < self.devices:
@@ -118,7 +135,14 @@ class Endpoints(ABC):
         return next(name for name, host in self.hosts.items() if host == endpoint)
 
     def endpoint(self, name: str) -> int:
-        """The number of the endpoint ``name``; ``SimulationError`` if there is none."""
+        """Return the number of an endpoint.
+
+        Args:
+            name: ``server``, ``device 7``, ``edge 3``, or the name of a host.
+
+        Raises:
+            SimulationError: there is no such endpoint.
+        """
         if name == "server" or name in self.hosts:
             return self.hosts.get(name, SERVER)
         edges = len(self._edge_latency)
@@ -144,13 +168,24 @@ class Endpoints(ABC):
         return None
 
     def devices_at(self, place: int) -> list[int]:
-        """The devices of a cell, or of a place of ``attach``; ``SimulationError`` without one."""
+        """Return the devices of a cell, or at a place of ``attach``.
+
+        Args:
+            place: number of the cell or of the place.
+
+        Raises:
+            SimulationError: there is no such cell or place.
+        """
         raise SimulationError(f"there is no cell {place}: the network has none")
 
     # Latencies.
 
     def latency_s(self, source: int, destination: int) -> float:
-        """Delay before a flow's first byte leaves, on the clock's grid (s)."""
+        """Return the delay before a flow's first byte leaves, on the clock's grid (s).
+
+        Args:
+            source, destination: numbers of the endpoints.
+        """
         device = destination if source == SERVER else source
         if (source == SERVER or destination == SERVER) and device < self.devices:
             return self.latencies.item(device)
@@ -172,7 +207,13 @@ class Endpoints(ABC):
         return seconds
 
     def round_trip_s(self, source: int, destination: int) -> float:
-        """From a packet to its acknowledgement on empty links, on the clock's grid (s)."""
+        """Return the time from a packet to its acknowledgement on empty links (s).
+
+        The time lies on the clock's grid.
+
+        Args:
+            source, destination: numbers of the endpoints.
+        """
         return on_grid(2 * self.latency_s(source, destination) + self._protocol.round_trip)
 
     # Messages that are alone on their way.
@@ -214,13 +255,25 @@ class Endpoints(ABC):
         )
 
     def near_latencies(self, devices: slice = ALL) -> Floats:
-        """``latency_s`` between each device and its edge server (s), float64 [devices]."""
+        """Return the latency between each device and its edge server (s), float64 [devices].
+
+        Args:
+            devices: the devices.
+        """
         return each(in_ticks, self._own_latency[devices])
 
     # Rates, as they were built.
 
     def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
-        """Rates of single flows between the server and each device (bytes/s), float64 [devices]."""
+        """Return the rates of single flows between the server and each device.
+
+        Args:
+            direction: ``down`` or ``up``.
+            devices: the devices.
+
+        Returns:
+            Rates (bytes/s), float64 [devices].
+        """
         numbers = np.arange(*devices.indices(self.devices))
         period = min(self.repeats or self.devices, self.devices)
         narrowest = []
@@ -232,7 +285,14 @@ class Endpoints(ABC):
         return rates
 
     def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
-        """The shared links between two endpoints: the name and the capacity (bytes/s) of each."""
+        """Return the shared links between two endpoints.
+
+        Args:
+            source, destination: numbers of the endpoints.
+
+        Returns:
+            Name and capacity (bytes/s) of each link.
+        """
         try:
             return [(name, self.links[name]) for name in self.route(source, destination)]
         except KeyError as error:
@@ -242,7 +302,14 @@ class Endpoints(ABC):
             ) from None
 
     def own_links(self, source: int, destination: int) -> list[tuple[str, float]]:
-        """The devices' own links on a route: the name and the rate (bytes/s) of each."""
+        """Return the devices' own links on a route.
+
+        Args:
+            source, destination: numbers of the endpoints.
+
+        Returns:
+            Name and rate (bytes/s) of each link.
+        """
         links = []
         if 0 <= source < self.devices:
             links.append((f"device {source} up", self.access["up"].item(source)))

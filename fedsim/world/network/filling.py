@@ -37,32 +37,76 @@ class Sharing(Protocol):
         sent: float = 0.0,
         route: Route = (),
     ) -> None:
-        """Add a flow of ``size`` bytes, ``sent`` of them before, whose rate is at most ``cap``
-        (bytes/s) or its links'.
+        """Add a flow.
+
+        Args:
+            flow_id: number of the flow.
+            size: bytes of the flow on the wire.
+            cap: its highest rate, apart from the links' (bytes/s).
+            now: the time (s).
+            weight: its weight in the links' shares.
+            sent: bytes of the flow that have been sent before.
+            route: name and capacity (bytes/s) of each of its links.
         """
 
     def leave(self, flow_id: int, now: float) -> None:
-        """Remove a flow before its end."""
+        """Remove a flow before its end.
+
+        Args:
+            flow_id: number of the flow.
+            now: the time (s).
+        """
 
     def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
-        """Give a running flow of ``size`` bytes another cap (bytes/s)."""
+        """Give a running flow another cap.
+
+        Args:
+            flow_id: number of the flow.
+            size: bytes of the flow on the wire.
+            cap: its highest rate (bytes/s).
+            now: the time (s).
+        """
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
-        """Give a link another capacity (bytes/s)."""
+        """Give a link another capacity.
+
+        Args:
+            link: name of the link.
+            capacity: the capacity (bytes/s).
+            now: the time (s).
+        """
 
     def share(self, now: float) -> None:
-        """Share the links again among the flows that are there ``now`` (s)."""
+        """Share the links again among the running flows.
+
+        Args:
+            now: the time (s).
+        """
 
     def advance(self, until: float) -> list[tuple[float, int]]:
-        """Carry out all ends up to ``until`` (s); returns (exact end, flow id) of each."""
+        """Carry out all ends of flows up to a time.
+
+        Args:
+            until: the time (s).
+
+        Returns:
+            Exact end (s) and number of each flow that has ended.
+        """
 
     def sent(self, flow_id: int, at: float) -> float:
-        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the
-        next end.
+        """Return the bytes that a running flow has sent.
+
+        Args:
+            flow_id: number of the flow.
+            at: a time between the last change and the next end (s).
         """
 
     def rate(self, flow_id: int) -> float:
-        """Bytes/s of a running flow."""
+        """Return the rate of a running flow (bytes/s).
+
+        Args:
+            flow_id: number of the flow.
+        """
 
 
 def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Floats:

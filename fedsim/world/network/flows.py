@@ -214,9 +214,12 @@ class Network(Endpoints):
         self._rule(flow).enter(flow.id, flow.wire, cap, now, flow.weight, sent, route)
 
     def cancel(self, flow: Flow) -> None:
-        """Send no more bytes; ``done`` is never called.
+        """Send no more bytes of a flow; its ``done`` is never called.
 
-        Has no effect on a flow that has ended, or ends now.
+        Has no effect on a flow that has ended, or that ends at this instant.
+
+        Args:
+            flow: the flow.
         """
         now = self._simulation.now
         self._advance(now)
@@ -237,6 +240,9 @@ class Network(Endpoints):
     def finish(self, flow: Flow) -> bool:
         """End a flow that is complete but for the rounding of times, without calling ``done``.
 
+        Args:
+            flow: the flow.
+
         Returns:
             Whether the flow is complete.
         """
@@ -256,7 +262,12 @@ class Network(Endpoints):
         return is_due
 
     def limit(self, link: str, rate: float | None) -> None:
-        """Give a link another rate (bytes/s, 0 allowed) from now on; None: its built rate."""
+        """Give a link another rate from now on.
+
+        Args:
+            link: name of the link.
+            rate: the rate (bytes/s), 0 allowed; None for the built rate.
+        """
         self._advance(self._simulation.now)
         if rate is None:
             del self.limits[link]
@@ -356,7 +367,11 @@ class Network(Endpoints):
     # Readings. They change nothing.
 
     def sent(self, flow: Flow) -> float:
-        """Bytes delivered up to now, exact at any point within an instant."""
+        """Return the bytes delivered up to now, exact at any point within an instant.
+
+        Args:
+            flow: the flow.
+        """
         if flow.id not in self._running:
             return flow.sent
         rule = self._as_of_now(flow)
@@ -365,7 +380,11 @@ class Network(Endpoints):
         return self._payload(flow, rule.sent(flow.id, self._simulation.now))
 
     def rate(self, flow: Flow) -> float:
-        """Rate of a flow (bytes/s) as of the last solve; 0 if it is not being sent."""
+        """Return the rate of a flow as of the last solve (bytes/s); 0 if it is not being sent.
+
+        Args:
+            flow: the flow.
+        """
         rule = self._as_of_now(flow) if flow.id in self._running else None
         return 0.0 if rule is None else rule.rate(flow.id)
 
@@ -425,7 +444,11 @@ class Network(Endpoints):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore all but each flow's ``done``, which its sender sets, and alarms."""
+        """Restore all but each flow's ``done``, which its sender sets, and alarms.
+
+        Args:
+            state: a snapshot of the network.
+        """
         self._started = state["started"]
         self._flows = state["flows"]
         self._general = state["general"]

@@ -93,8 +93,14 @@ class Protocol(Spec):
         round_trip: float,
         direction: Literal["down", "up"],
     ) -> float:
-        """The weight, above 0, of a device's transfer number ``count``, from 0, with this round
-        trip (s).
+        """Return the weight of a transfer in the links' shares, above 0.
+
+        Args:
+            streams: random streams.
+            device: number of the device.
+            count: number of the device's transfer, from 0.
+            round_trip: round trip of the transfer (s).
+            direction: ``down`` or ``up``.
         """
         power: float = streams.normal("world/flow-weight", device, count)
         if direction == "down" and self.turns:
@@ -106,23 +112,27 @@ class Protocol(Spec):
         return by_chance * by_distance
 
     def rules(self) -> list[str]:
-        """Lines about rules fitted to measurements that this protocol follows: the domain and
-        the error of each.
-        """
+        """Return lines about rules fitted to measurements: the domain and the error of each."""
         return []
 
     def outside_of_rules(self, at_once: int) -> list[str]:
-        """Lines about what lies outside of that domain, for ``at_once`` devices that send at a
-        time.
+        """Return lines about what lies outside of the domain of ``rules``.
+
+        Args:
+            at_once: number of devices that send at the same time.
         """
         return []
 
     @returns("a time, 0 or more (s), or an array of them", _find_wrong_times)
     def sending_s(self, size: Any, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
-        """Time of payloads (bytes) alone on their links (s), at rates (bytes/s) and round trips
-        (s); [flows].
+        """Return the time of payloads that are alone on their links (s), [flows].
 
         Round trip k (from 0) carries w 2^k bytes, w the first window, until that is the rate.
+
+        Args:
+            size: payloads (bytes), [flows].
+            rate: rates (bytes/s), [flows].
+            round_trip: round trips (s), [flows].
         """
         wire = size * self.overhead
         window = self.window

@@ -90,9 +90,7 @@ class NetworkModel(Spec):
         return 0
 
     def rules(self) -> list[str]:
-        """Lines about rules fitted to measurements that this network follows: the domain and the
-        error of each.
-        """
+        """Return lines about rules fitted to measurements: the domain and the error of each."""
         return []
 
     def outside_of_rules(self) -> list[str]:
@@ -134,7 +132,14 @@ class NetworkModel(Spec):
     def columns(
         self, streams: Streams, devices: int, rates: OwnRates, root: Path | None
     ) -> AccessColumns:
-        """Rates down and up (bytes/s) and latency (s) of all devices; each float64 [devices]."""
+        """Return rates down and up (bytes/s) and latency (s); each float64 [devices].
+
+        Args:
+            streams: random streams; draws are from ``world/...``.
+            devices: number of devices.
+            rates: rates down and up (bytes/s) instead of ``device``'s, and latencies (s); or None.
+            root: folder of data files; None for the working directory.
+        """
 
         def column(name: Literal["down", "up", "latency"], purpose: str) -> Floats:
             distribution = getattr(self.device, name)

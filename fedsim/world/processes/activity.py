@@ -71,6 +71,18 @@ class Activity(simpy.Event):
     ``cancel()``, the end of a ``with``, and an interrupt of the last process that waits for it,
     directly or in a condition, cancel it; then it never fires. ``outcome`` is ``done``, ``lost``,
     ``cancelled`` or, at the end of the run, ``stopped``; None until then.
+
+    Example:
+        >>> import fedsim
+        >>> network = {"kind": "star", "device": {"up": "1 MB/s"}}
+        >>> world = fedsim.build_world({"devices": 1}, network)
+        >>> message = world.send(0, "server", "4 MB")
+        >>> world.env.run(until=1.0)
+        >>> message.left, message.outcome
+        (3000000.0, None)
+        >>> message.cancel()
+        >>> message.outcome
+        'cancelled'
     """
 
     def __init__(self, env: Environment, call: Call, on_end: Callable[[Any], object]) -> None:
@@ -91,11 +103,18 @@ class Activity(simpy.Event):
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """End it now; no effect on an activity that has ended, or ends at this instant."""
+        """End the activity now; it then has the outcome ``cancelled`` and never fires.
+
+        Has no effect on an activity that has ended, or that ends at this instant.
+        """
         raise NotImplementedError
 
     def end(self, outcome: Outcome) -> None:
-        """Note the outcome, and fire if it is done or lost."""
+        """Store the outcome, and fire if it is ``done`` or ``lost``.
+
+        Args:
+            outcome: ``done``, ``lost``, ``cancelled`` or ``stopped``.
+        """
         self.outcome = outcome
         if outcome in ("done", "lost"):
             self.succeed(self)

@@ -25,11 +25,32 @@ def _find_wrong_run(events: Any, *_: Any, **__: Any) -> str:
 class Process(Spec):
     """The base of every process of the world: its parameters and its actions.
 
-    One that can be saved sets ``restorable``, keeps all that it must remember in ``world.state``,
-    and waits for nothing but ``world.until``, ``send``, ``compute``, ``until_available`` and what
-    other processes of its own fire. To resume a run ``run`` is called again with the saved state.
-    It must then, without delay, hold what it held and wait for what it waited for. A call with the
-    same arguments takes up what had begun. Nothing is recorded until then.
+    A process that can be saved sets ``restorable`` and keeps its memory in ``world.state``. It
+    waits for nothing but ``world.until``, ``send``, ``compute``, ``until_available``, and events
+    that its own other processes fire. When a run is resumed, ``run`` is called again with the saved
+    state. It must then, without delay, take its holds again and wait for the same events. A call
+    with equal arguments continues the saved activity. Nothing is recorded until then.
+
+    Example:
+        An outage of all devices, in ``mine.py``:
+
+        >>> from fedsim.plugin import Process, Seconds
+        >>> class Outage(Process):
+        ...     begin: Seconds = 10.0
+        ...     length: Seconds = 5.0
+        ...     def run(self, world):
+        ...         yield world.until(self.begin)
+        ...         with world.off(range(world.devices)):
+        ...             yield world.timeout(self.length)
+
+        A scenario names the class in ``[world] processes``:
+
+        >>> import fedsim
+        >>> outage = {"kind": "mine:Outage", "begin": "2 s"}
+        >>> world = fedsim.build_world({"devices": 2}, {"kind": "star"}, processes=[outage])
+        >>> world.env.run(until=3.0)
+        >>> world.available(0)
+        False
     """
 
     restorable: ClassVar[bool] = False
@@ -38,14 +59,25 @@ class Process(Spec):
     kind: str
 
     def check(self, world: "World") -> None:
-        """Raise ``SimulationError`` if this cannot be done in such a world.
+        """Check, when the run is built, that the process works in a world; by default it does.
 
-        Called when the run is built.
+        Args:
+            world: the world, at time 0.
+
+        Raises:
+            SimulationError: the world lacks something, such as an edge server or a link.
         """
 
     @returns("a generator, as a function with 'yield' does", _find_wrong_run)
     def run(self, world: "World") -> Generator[Any, Any, Any]:
-        """Process of SimPy: it yields events. It begins when the run does."""
+        """Return the generator of the SimPy process, which starts when the run does.
+
+        Args:
+            world: the world as the process sees it.
+
+        Returns:
+            A generator that yields SimPy's events.
+        """
         raise NotImplementedError
 
 

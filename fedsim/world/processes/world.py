@@ -30,8 +30,8 @@ class DeviceFacts(NamedTuple):
     Attributes:
         speed: samples/s.
         flops: FLOP/s; None if the scenario does not say.
-        down, up: rates of its own link (bytes/s).
-        latency: latency of its own link (s).
+        down, up: rates of the device's link (bytes/s).
+        latency: latency of the device's link (s).
         samples: training samples that it holds.
         kind: its kind; None without kinds.
         arrival, departure: when it joins and leaves (s).
@@ -94,6 +94,17 @@ class World:
         simulation: the clock; ``world.simulation.listen`` gives every record.
         devices: number of devices.
         state: JSON-able values that a restorable process must remember.
+
+    Example:
+        >>> import fedsim
+        >>> devices = {"devices": 2, "speed": "10 samples/s"}
+        >>> world = fedsim.build_world(devices, {"kind": "star"})
+        >>> def relay(world):
+        ...     yield world.compute("device 0", samples=20)
+        ...     yield world.timeout(1.0)
+        ...     return world.now
+        >>> world.env.run(until=world.env.process(relay(world)))
+        3.0
     """
 
     def __init__(self, processes: ProcessServices, number: int) -> None:
@@ -110,11 +121,56 @@ class World:
         return self.simulation.now
 
     def timeout(self, seconds: float) -> simpy.Event:
-        """An event ``seconds`` from now, on the clock's grid (``env.timeout`` is off the grid)."""
+        """Return an event that fires after a time, on the clock's grid.
+
+        SimPy's own ``env.timeout`` fires off the grid.
+
+        Args:
+            seconds: the time from now (s), 0 or more.
+
+        Returns:
+            An event to ``yield``; its value is None.
+
+        Raises:
+            SimulationError: the time is negative, infinite or no number.
+
+        Example:
+            >>> import fedsim
+            >>> devices = {"devices": 1, "speed": "10 samples/s"}
+            >>> world = fedsim.build_world(devices, {"kind": "star"})
+            >>> def at_most(world, seconds):
+            ...     work = world.compute(0, samples=50)
+            ...     yield work | world.timeout(seconds)
+            ...     work.cancel()
+            ...     return world.now, work.outcome
+            >>> world.env.run(until=world.env.process(at_most(world, 2.0)))
+            (2.0, 'cancelled')
+        """
         return self.until(self.now + seconds)
 
     def until(self, when: float) -> simpy.Event:
-        """An event at a time (s), on the clock's grid."""
+        """Return an event that fires at a time, on the clock's grid of 2^-30 s.
+
+        Args:
+            when: the simulated time (s), not before now.
+
+        Returns:
+            An event to ``yield``; its value is None.
+
+        Raises:
+            SimulationError: the time is past, infinite or no number.
+
+        Example:
+            >>> import fedsim
+            >>> world = fedsim.build_world({"devices": 1}, {"kind": "star"})
+            >>> def nightly(world):
+            ...     for night in range(1, 3):
+            ...         yield world.until(night * 86400.0)
+            ...         print("day", night, "is over at", world.now)
+            >>> world.env.run(until=world.env.process(nightly(world)))
+            day 1 is over at 86400.0
+            day 2 is over at 172800.0
+        """
         when = on_grid(when)
         if not self.now <= when < math.inf:
             raise SimulationError(f"a process cannot wait from {self.now!r} s until {when!r} s")
@@ -133,12 +189,34 @@ class World:
         purpose: str = "process",
         waited: float = 0.0,
     ) -> Activity:
-        """Send a message of ``size`` bytes (``"5 MB"``) between any two endpoints, over the
-        links between them.
+        """Send a message between two endpoints, over the links between them.
 
-        A message that has ``waited`` (s) behind another on the same connection pays so much less
-        latency. Its ``outcome`` is ``lost`` if an end cannot be reached before the last byte has
-        arrived.
+        Flows share the links, and the bytes are charged in the ledger.
+
+        Args:
+            source, destination: endpoints, by number or by name: ``"server"``, ``"device 7"``.
+            size: payload in bytes, or a text such as ``"5 MB"``.
+            purpose: name of the payload in records and in the ledger.
+            waited: time that the message has waited behind another one on the same connection (s),
+                which shortens its latency.
+
+        Returns:
+            The message, an event. Its ``outcome`` is ``lost`` if an end cannot be reached before
+            the last byte has arrived.
+
+        Raises:
+            SimulationError: there is no such endpoint or no route, or the size is no size.
+
+        Example:
+            >>> import fedsim
+            >>> network = {"kind": "star", "device": {"up": "1 MB/s"}}
+            >>> world = fedsim.build_world({"devices": 2}, network)
+            >>> def forward(world):
+            ...     first = yield world.send(0, 1, "3 MB")
+            ...     second = yield world.send(1, "server", "2 MB", purpose="summary")
+            ...     return world.now, first.outcome, second.outcome
+            >>> world.env.run(until=world.env.process(forward(world)))
+            (5.0, 'done', 'done')
         """
         processes = self._processes
         part = Payload(purpose, quantity(size, Bytes, "a message"))
@@ -159,11 +237,36 @@ class World:
         samples: float = 0.0,
         seconds: float | str = 0.0,
     ) -> Activity:
-        """Let a device compute, beside its task: FLOPs (``"3 GFLOP"``), a training on
-        ``samples``, and ``seconds`` add up.
+        """Let a device compute, in addition to its task; the three amounts of work add up.
 
-        Speed, jitter, slow phases and ``slow`` apply. The ``outcome`` is ``lost`` if the device
-        cannot be reached meanwhile.
+        Jitter, slow phases and ``slow`` apply to all of the work, the device's speed to samples and
+        FLOPs.
+
+        Args:
+            device: a device, by number or by name.
+            work: FLOPs, or a text such as ``"3 GFLOP"``.
+            samples: training samples that are processed.
+            seconds: a fixed time (s), or a text such as ``"2 min"``.
+
+        Returns:
+            The computation, an event. Its ``outcome`` is ``lost`` if the device cannot be reached
+            meanwhile.
+
+        Raises:
+            SimulationError: there is no such device, an amount is negative or no number, or the
+                device shares the cores of a host.
+
+        Example:
+            >>> import fedsim
+            >>> devices = {"devices": 2, "speed": "10 samples/s"}
+            >>> world = fedsim.build_world(devices, {"kind": "star"})
+            >>> def race(world):
+            ...     fast = world.compute(0, samples=20)
+            ...     fixed = world.compute(1, seconds="90 s")
+            ...     yield fast | fixed
+            ...     return world.now, fast.outcome, fixed.left
+            >>> world.env.run(until=world.env.process(race(world)))
+            (2.0, 'done', 88.0)
         """
         number = self._device(device)
         processes = self._processes
@@ -200,7 +303,27 @@ class World:
         return computation
 
     def device(self, device: int | str) -> DeviceFacts:
-        """Properties of a device."""
+        """Return the properties of a device.
+
+        Args:
+            device: a device, by number or by name.
+
+        Returns:
+            Speed, rates, latency, samples, kind, and times of arrival and departure.
+
+        Raises:
+            SimulationError: there is no such device.
+
+        Example:
+            >>> import fedsim
+            >>> world = fedsim.build_world(
+            ...     {"devices": 2, "speed": "10 samples/s"},
+            ...     {"kind": "star", "device": {"down": "2 MB/s", "up": "1 MB/s"}},
+            ... )
+            >>> device = world.device(1)
+            >>> device.speed, device.down, device.up, device.present
+            (10.0, 2000000.0, 1000000.0, True)
+        """
         number = self._device(device)
         population = self._processes.tasks.population
         network = self._processes.network
@@ -220,11 +343,22 @@ class World:
         )
 
     def available(self, device: int | str) -> bool:
-        """Whether a device can be reached now."""
+        """Return whether a device can be reached now.
+
+        Args:
+            device: a device, by number or by name.
+        """
         return self._processes.tasks.reachable_until(self._device(device)) > self.now
 
     def until_available(self, device: int | str) -> simpy.Event:
-        """An event that fires as soon as a device can be reached."""
+        """Return an event that fires as soon as a device can be reached.
+
+        Args:
+            device: a device, by number or by name.
+
+        Returns:
+            An event to ``yield``. It never fires if the device never comes back.
+        """
         number = self._device(device)
         tasks = self._processes.tasks
 
@@ -239,22 +373,73 @@ class World:
         return self.env.process(wait())
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """A random stream of this process, by purpose and ids."""
+        """Return a random generator of this process, which its names and the run's seed determine.
+
+        Args:
+            purpose: name of the stream (``world/process/purpose``).
+            ids: further numbers that name the stream, such as the device.
+
+        Returns:
+            A generator at the start of its stream: each call with equal arguments gives equal
+                draws.
+
+        Example:
+            >>> import fedsim
+            >>> world = fedsim.build_world({"devices": 10}, {"kind": "star"}, seed=7)
+            >>> order = world.rng("failing", 3).permutation(5)
+            >>> order.tolist() == world.rng("failing", 3).permutation(5).tolist()
+            True
+            >>> sorted(order.tolist())
+            [0, 1, 2, 3, 4]
+        """
         return self._processes.streams.generator(f"world/process/{purpose}", self._number, *ids)
 
     def rate(self, link: str) -> float:
-        """Built capacity of a link (bytes/s): ``server up``, ``cell 3 down``, ``device 7 up``,
-        ``a -> b``.
+        """Return the built capacity of a link (bytes/s), which ``limit`` does not change.
+
+        Args:
+            link: name of the link: ``server up``, ``cell 3 down``, ``device 7 up`` or ``a -> b``.
+
+        Raises:
+            SimulationError: there is no such link.
         """
         return self._processes.network.built_rate(link)
 
     def cell(self, number: int) -> list[int]:
-        """The devices of a cell, or of a place of ``attach``."""
+        """Return the numbers of the devices in a cell, or at a place of ``attach``.
+
+        Args:
+            number: number of the cell or of the place, from 0.
+
+        Raises:
+            SimulationError: there is no such cell or place.
+        """
         return self._processes.network.devices_at(number)
 
     def limit(self, link: str, rate: float = 0.0) -> Hold:
-        """Give a link another ``rate`` meanwhile, 0 for none; flows get their new shares at
-        once.
+        """Give a link another rate until the hold ends; flows get their new shares at once.
+
+        Args:
+            link: name of the link, as in ``rate``.
+            rate: the rate (bytes/s); 0 lets nothing pass.
+
+        Returns:
+            The hold: a context manager, with ``end``.
+
+        Raises:
+            SimulationError: there is no such link, or the rate is negative or no number.
+
+        Example:
+            >>> import fedsim
+            >>> network = {"kind": "star", "device": {"up": "1 MB/s"}}
+            >>> world = fedsim.build_world({"devices": 1}, network)
+            >>> def cut(world):
+            ...     with world.limit("device 0 up"):
+            ...         yield world.timeout(10.0)
+            >>> process = world.env.process(cut(world))
+            >>> message = world.send(0, "server", "4 MB")
+            >>> world.env.run(until=message).outcome, world.now
+            ('done', 14.0)
         """
         self.rate(link)
         if not rate >= 0:
@@ -262,7 +447,30 @@ class World:
         return self._processes.holds.add("link", [link], rate)
 
     def slow(self, devices: int | Iterable[int], factor: float) -> Hold:
-        """Let devices compute at a factor of their speed meanwhile, at once."""
+        """Let devices compute at a share of their speed until the hold ends, running work included.
+
+        Args:
+            devices: number of a device, or several.
+            factor: factor of the speed, above 0.
+
+        Returns:
+            The hold: a context manager, with ``end``.
+
+        Raises:
+            SimulationError: there is no such device, or the factor is not above 0.
+
+        Example:
+            >>> import fedsim
+            >>> devices = {"devices": 2, "speed": "10 samples/s"}
+            >>> world = fedsim.build_world(devices, {"kind": "star"})
+            >>> def throttle(world):
+            ...     with world.slow([0, 1], 0.5):
+            ...         yield world.timeout(60.0)
+            >>> process = world.env.process(throttle(world))
+            >>> work = world.compute(0, samples=50)
+            >>> world.env.run(until=work).outcome, world.now
+            ('done', 10.0)
+        """
         if not 0 < factor < math.inf:
             raise SimulationError(
                 f"a device cannot compute at {factor!r} of its speed; allowed is a number above 0"
@@ -270,18 +478,60 @@ class World:
         return self._processes.holds.add("pace", _numbers(devices, self.devices, "device"), factor)
 
     def off(self, devices: int | Iterable[int]) -> Hold:
-        """Make devices unreachable meanwhile; their tasks are lost."""
+        """Make devices unreachable until the hold ends; their tasks and activities are lost.
+
+        Args:
+            devices: number of a device, or several.
+
+        Returns:
+            The hold: a context manager, with ``end``.
+
+        Raises:
+            SimulationError: there is no such device.
+
+        Example:
+            >>> import fedsim
+            >>> devices = {"devices": 2, "speed": "10 samples/s"}
+            >>> world = fedsim.build_world(devices, {"kind": "star"})
+            >>> def outage(world):
+            ...     yield world.until(3.0)
+            ...     with world.off(0):
+            ...         yield world.until(30.0)
+            >>> process = world.env.process(outage(world))
+            >>> work = world.compute(0, samples=50)
+            >>> world.env.run(until=work).outcome, world.now
+            ('lost', 3.0)
+            >>> world.env.run(until=world.until_available(0))
+            >>> world.now
+            30.0
+        """
         return self._processes.holds.add("off", _numbers(devices, self.devices, "device"), 1.0)
 
     def lose(self, edges: int | Iterable[int]) -> Hold:
-        """Lose edge servers meanwhile, with their state and their devices' tasks."""
+        """Lose edge servers until the hold ends, with their state and their devices' tasks.
+
+        Args:
+            edges: number of an edge server, or several.
+
+        Returns:
+            The hold: a context manager, with ``end``.
+
+        Raises:
+            SimulationError: there is no such edge server.
+        """
         return self._processes.holds.add(
             "edge", _numbers(edges, self._processes.messages.edges, "edge server"), 1.0
         )
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """Let each upload (``up``) or download (``down``) from now on hold a slot while it is
-        under way.
+        """Let each upload or download of a task hold a slot while it is under way, from now on.
+
+        Args:
+            direction: ``up`` or ``down``.
+            slots: the resource; its capacity is the number of messages that run at once.
+
+        Raises:
+            SimulationError: ``slots`` is no ``simpy.Resource``, or a preemptive one.
         """
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
             raise SimulationError(
@@ -291,7 +541,22 @@ class World:
         self._processes.emit("queue", direction=direction, slots=slots.capacity)
 
     def emit(self, kind: str, **data: Any) -> None:
-        """Record an event of the kind ``process:KIND``; ``device`` may be one of the data."""
+        """Record an event of the kind ``process:KIND``, as a row of ``events.parquet``.
+
+        Args:
+            kind: the kind, without the prefix ``process:``.
+            data: JSON-able fields by name; ``device`` fills the column of that name.
+
+        Raises:
+            SimulationError: a field has the name of another column, or is not JSON.
+
+        Example:
+            >>> import fedsim
+            >>> world = fedsim.build_world({"devices": 1}, {"kind": "star"})
+            >>> world.simulation.listen(lambda record: print(record.kind, record.fields))
+            >>> world.emit("cache-miss", device=0, file="map")
+            process:cache-miss {'device': 0, 'file': 'map'}
+        """
         reserved = [key for key in data if key in _COLUMNS]
         if type(data.get("device")) is int:
             reserved.remove("device")

@@ -37,7 +37,12 @@ class EpochStep(TaskStep):
     power = "compute"
 
     def plan(self, task: Task, runner: StepServices) -> Plan:
-        """The times of this step on the task's device, without its present pace."""
+        """Return the times of this step on the task's device, without its present pace.
+
+        Args:
+            task: the task.
+            runner: services of the engine for steps.
+        """
         raise NotImplementedError
 
     def is_due(self, task: Task, runner: StepServices) -> bool:
@@ -144,11 +149,11 @@ class Evaluate(EpochStep):
 
 @dataclass(frozen=True, slots=True)
 class Work(EpochStep):
-    """The device computes without a ref; the times of all that is given add up.
+    """A step in which the device computes without a model; the times of all fields add up.
 
     Attributes:
-        samples: the time of a training on so many samples.
-        flops: the time of so many FLOPs.
+        samples: number of samples; takes the time of a training on them.
+        flops: number of FLOPs; takes the time of computing them.
         seconds: a fixed time (s).
         what: its purpose, in the records.
     """
