@@ -108,7 +108,8 @@ def one_a_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "
     Raises:
         ScenarioError: the function gives a tensor of another shape.
     """
-    result: Tensor = _function(path, key)(outputs, targets)
+    # copies, as the function may change its arguments in place, which are read afterwards
+    result: Tensor = _function(path, key)(outputs.clone(), targets.clone())
     if tuple(result.shape) != (len(targets),):
         raise ScenarioError(
             f"{key} has {path!r}, which gave {tuple(result.shape)} for {len(targets)} samples; "

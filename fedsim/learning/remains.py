@@ -41,6 +41,7 @@ _WRAPPERS = (
 _STRUCTURE = frozenset(vars(nn.Module()))  # "training" is set before each use
 _HOOKS = sorted(name for name in _STRUCTURE if name.endswith("hooks"))
 _NORMS = nn.modules.batchnorm._NormBase
+_COUNT = "num_batches_tracked"
 
 Token = Any
 """A value that stands for a piece of memory; two tokens are equal if the memory is equal."""
@@ -94,6 +95,16 @@ def clear_caches(module: nn.Module) -> list[str]:
     return list(caches)
 
 
+def counts_of_norms(module: nn.Module) -> list[str]:
+    """Names of the buffers ``num_batches_tracked`` of norms that are not torch's own."""
+    names = []
+    for name, part in module.named_modules():
+        is_counting = isinstance(part, _NORMS) and part.num_batches_tracked is not None
+        if is_counting and _user_classes(type(part)):
+            names.append(f"{name}.{_COUNT}" if name else _COUNT)
+    return names
+
+
 def differences(before: Mapping[str, Token], after: Mapping[str, Token]) -> list[str]:
     """Names under which two memories differ, or that only one memory has."""
     names = [*before, *(name for name in after if name not in before)]
@@ -107,8 +118,8 @@ def _attributes(part: nn.Module) -> Iterator[tuple[str, Any]]:
         if key not in _STRUCTURE:
             yield key, value
     for key, value in (*part._parameters.items(), *part._buffers.items()):
-        # a norm with a momentum uses its number of batches for no result
-        if not (key == "num_batches_tracked" and isinstance(part, _NORMS)):
+        # ``probe`` refuses norms whose results depend on this count
+        if not (key == _COUNT and isinstance(part, _NORMS)):
             yield key, value
     for key in _HOOKS:
         hooks = getattr(part, key, None)
@@ -182,11 +193,19 @@ class _Shared:
             self._classes += _followed_classes(type(value))
 
     def _follow_module(self, module: types.ModuleType, names: list[str]) -> None:
-        if _is_installed(module.__name__) or not self._visit(module, *names):
+        """Collect attributes of a module; of an installed one, only plain data (os.environ)."""
+        if not self._visit(module, *names):
             return
+        is_installed = _is_installed(module.__name__)
         for key in names:
-            if key in vars(module):
-                self._follow_value(f"{module.__name__}.{key}", vars(module)[key], names)
+            if key not in vars(module):
+                continue
+            name = f"{module.__name__}.{key}"
+            value = vars(module)[key]
+            if not is_installed:
+                self._follow_value(name, value, names)
+            elif _is_plain(value):
+                self.values[name] = value
 
     def _unused_name(self, name: str) -> str:
         """The name, with a number if another function made by the same lines has the name."""
@@ -217,6 +236,15 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
             yield inner
 
 
+def _is_plain(value: object) -> bool:
+    """Whether a value is a number or text, or a container of numbers and texts."""
+    if isinstance(value, Mapping):
+        return _PLAIN.issuperset(map(type, value.values()))
+    if isinstance(value, list | set):
+        return _PLAIN.issuperset(map(type, value))
+    return type(value) in _PLAIN
+
+
 def _names(code: types.CodeType) -> Iterator[str]:
     """Names that code uses, including the code of inner functions."""
     for name in code.co_names:
@@ -234,6 +262,11 @@ def _user_classes(cls: type) -> list[type]:
 def _followed_classes(cls: type) -> list[type]:
     """A class and its bases, without classes of installed packages."""
     return [base for base in _user_classes(cls) if not _is_installed(base.__module__)]
+
+
+def is_of_user(module: str) -> bool:
+    """Whether a Python module is a user's own: not of Python, fedsim, or an installed package."""
+    return not _is_installed(module)
 
 
 def _is_outside(module: str) -> bool:

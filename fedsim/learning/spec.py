@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedsim.common.registry import Registry, with_any_kind
-from fedsim.common.returns import find_outside, returns
+from fedsim.common.returns import find_outside, guard, returns
 from fedsim.common.spec import Spec
 from fedsim.common.training import Batching, LastBatch, Penalised
 from fedsim.common.units import PositiveSeconds
@@ -164,6 +164,7 @@ class Trainer(Spec):
 
 
 def _unpickle(cls: type[Trainer], values: dict[str, Any]) -> Trainer:
+    guard(cls, TRAINERS.key)  # a worker process imports the author's module anew
     if cls.model_fields["kind"].default != values["kind"]:
         cls = with_any_kind(cls)
     return cls.model_validate(values)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedsim.common.errors import FedsimError, SimulationError, nearest, place_of, shown
 from fedsim.learning.draws import global_states, moved_since
+from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
 from fedsim.learning.solvers.context import TrainingContext, rules
 from fedsim.learning.solvers.reference import Reference, flat_weights
@@ -80,7 +81,10 @@ class ByTrainer(Reference):
         device, number, _ = solve.task
         self._repeat_first(solve, descent, f"in the training of device {device} in round {number}")
         before = global_states(self.device)
-        with self.context(module, solve, descent) as (trained, context):
+        with (
+            self.context(module, solve, descent) as (trained, context),
+            entropy_watched() as places,
+        ):
             for name, rule in rules(descent, trained).items():
                 trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
             outcome = self._call_trainer(module.module, context)
@@ -90,6 +94,12 @@ class ByTrainer(Reference):
                 f"{self._label} draws from the global generator of {' and of '.join(generators)}, "
                 "so that results would depend on the order "
                 "of the work; allowed is a generator of its own, seeded by context.seed"
+            )
+        if places:
+            raise SimulationError(
+                f"{self._label} draws from a generator that nobody seeds, at "
+                f"{', '.join(places[:5])}; allowed is a generator of its own, seeded by "
+                "context.seed"
             )
         solved = self._read_outcome(outcome, trained, context, solve.weights.dtype)
         for begin, end in descent.held:

@@ -18,10 +18,11 @@ from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import FedsimError, ScenarioError, place_of
 from fedsim.common.training import LastBatch
 from fedsim.learning.draws import generators_kept, global_states, moved_since
+from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.modules import settings_kept
 from fedsim.learning.objectives import Objective
 from fedsim.learning.refs import Weights
-from fedsim.learning.remains import Token, clear_caches, differences, remains
+from fedsim.learning.remains import Token, clear_caches, counts_of_norms, differences, remains
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
 from fedsim.learning.solvers.reference import (
     Reference,
@@ -31,7 +32,12 @@ from fedsim.learning.solvers.reference import (
     same_bits,
     same_results,
 )
-from fedsim.learning.solvers.watched import ModuleCopy, draws_message, left_message
+from fedsim.learning.solvers.watched import (
+    ModuleCopy,
+    draws_message,
+    entropy_message,
+    left_message,
+)
 
 SAMPLES = 16
 """Most samples of a trial."""
@@ -39,6 +45,7 @@ SAMPLES = 16
 _TRIES = 3  # after so many repetitions, other threads cannot be the cause of draws
 _WHERE = "in a trial on samples of the data"
 _RULE = Descent(lr=1e-3)
+_MANY_BATCHES = 1 << 24
 
 R = TypeVar("R")
 
@@ -64,7 +71,7 @@ def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> Non
     solver.watch.is_on = True
     solver.keyed = {"training": True, "testing": True}
     weights = flat_weights(list(solver.watch.fresh().flat.values()))
-    with settings_kept(_WHERE), generators_kept():
+    with settings_kept(_WHERE), generators_kept(), entropy_watched() as places:
         _refuse_draws(lambda: _test(solver, weights, x, _fresh(solver)))
         outputs = _test(solver, weights, x, _fresh(solver))
         _refuse_outputs(solver, objective, weights, outputs, y)
@@ -72,9 +79,12 @@ def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> Non
         first = _training(weights, x[0::2], y[0::2], key=0)
         second = _training(weights, x[1::2], y[1::2], key=1)
         _refuse_draws(lambda: _train(solver, _fresh(solver), first))
+        _refuse_use_of_counts(solver, first)
         harmless |= _replay_trainings(solver, first, second)
         _refuse_cached_draws(solver, first)
         solver.fails_on_one = _failure_on_one(solver, weights, x, y)
+    if places:
+        raise ScenarioError(entropy_message(places, _WHERE))
     solver.watch.harmless = harmless
     solver.keyed = dict(solver.drawn)
 
@@ -198,6 +208,23 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
     if not is_same_a or not same_results(last_b, first_b):
         raise _difference(changes)
     return set(changes)
+
+
+def _refuse_use_of_counts(solver: Reference, solve: LocalSolve) -> None:
+    """Raise if a result depends on the number of batches that a norm has ever seen.
+
+    ``num_batches_tracked`` counts the batches of all devices of a worker. torch's own norms use no
+    such count if they have a momentum. A user's norm may use the count, perhaps much later.
+    """
+    names = counts_of_norms(solver.watch.fresh().module)
+    if not names:
+        return
+    plain = _train(solver, _fresh(solver), solve)
+    for name in names:
+        module = _fresh(solver)
+        module.module.get_buffer(name).fill_(_MANY_BATCHES)
+        if not same_results(plain, _train(solver, module, solve)):
+            raise ScenarioError(left_message([name], _WHERE))
 
 
 def _refuse_cached_draws(solver: Reference, solve: LocalSolve) -> None:

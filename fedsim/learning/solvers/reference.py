@@ -144,7 +144,8 @@ class Reference(Solver):
         with torch.no_grad(), self._testing(copied_module, weights) as draws:
             if draws is not None:
                 draws.seed(_LOSS_KEY)
-            return self.losses_of(copied_module, outputs.clone(), y)
+            # a module may change its inputs in place, and others read them later
+            return self.losses_of(copied_module, outputs.clone(), y.clone())
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         def test(module: ModuleCopy) -> Tensor:
@@ -270,6 +271,8 @@ class Reference(Solver):
                 if draws is not None:
                     draws.seed(step_key(_TEST_KEY, number))
                 samples = self._laid_out(self._on_device(piece))
+                if self.watch.is_on:  # a user's module may change its inputs in place
+                    samples = samples.clone()
                 outputs.append(outputs_of(module, samples))
         return torch.cat(outputs)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedsim.common.errors import FedsimError, ScenarioError, SimulationError, place_of
 from fedsim.learning.draws import global_states, moved_since
+from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.modules import copied, numbers
 from fedsim.learning.remains import Token, differences, remains
 
@@ -166,12 +167,23 @@ class Watch:
         is_due = is_power_of_two or (trains and (uses < _EVERY or uses % _EVERY == 0))
         checks_memory = self.is_on and (is_due or bool(self.harmless))
         checks_draws = self.is_on and (is_due or trains)
-        before = global_states(self._device) if checks_draws else {}
-        result = plainly(lambda: work(module), where)
-        if checks_draws and moved_since(before, self._device):
-            self._refuse_draws(work, where)
+        carry_out = self._use_without_draws if checks_draws else _use
+        result = carry_out(module, work, where)
         if checks_memory:
             self._check_memory(module, work, result, same, where)
+        return result
+
+    def _use_without_draws(
+        self, module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str
+    ) -> R:
+        """Carry out ``work``, and raise if it draws from global generators or from entropy."""
+        before = global_states(self._device)
+        with entropy_watched() as places:
+            result = plainly(lambda: work(module), where)
+        if places:
+            raise SimulationError(entropy_message(places, where))
+        if moved_since(before, self._device):
+            self._refuse_draws(work, where)
         return result
 
     def _refuse_draws(self, work: Callable[[ModuleCopy], R], where: str) -> None:
@@ -206,6 +218,10 @@ class Watch:
         if second_changes or not same(result, repeated):
             raise SimulationError(left_message(second_changes or new_changes, where))
         self.harmless.update(new_changes)
+
+
+def _use(module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str) -> R:
+    return plainly(lambda: work(module), where)
 
 
 def plainly(work: Callable[[], R], where: str) -> R:
@@ -248,4 +264,13 @@ def draws_message(names: list[str], where: str) -> str:
         "would depend on the order of the work; allowed are torch's draws in forward, which "
         "are keyed by device and step: "
         "torch.nn.functional.dropout, torch.rand and others"
+    )
+
+
+def entropy_message(places: list[str], where: str) -> str:
+    """The message for draws from the operating system's entropy, at these places of the code."""
+    return (
+        f"the module of model.factory draws from a generator that nobody seeds {where}, at "
+        f"{', '.join(places[:5])}: numpy.random.default_rng(), random.Random() or os.urandom, "
+        "say; allowed are torch's draws in forward, which are keyed by device and step"
     )
