@@ -299,7 +299,7 @@ def test_a_function_may_change_its_arguments_in_place(tmp_path: Any) -> None:
         objective = {
             "kind": "classification",
             "loss": f"{HERE}:{name}",
-            "metrics": [f"{HERE}:{name}", "macro_f1"],
+            "metrics": [f"{HERE}:{name}", "f1"],
         }
         run_scenario = scenario(data={"source": "digits"}, objective=objective)
         fedsim.run(run_scenario, tmp_path / name)
