@@ -123,15 +123,23 @@ def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: Gene
 
 
 @lru_cache(maxsize=256)
-def _divergence(noise: float, share: float) -> tuple[Any, Any]:
-    """Orders, and the Renyi divergence at each of a round that draws ``share`` of the devices."""
+def _divergence(noise: float, share: float) -> tuple[Sequence[float], Sequence[float]]:
+    """The Renyi divergence of a round that draws a share of the devices, in orders.
+
+    Args:
+        noise: standard deviation of the noise, over the greatest length of an update.
+        share: share of the devices.
+
+    Returns:
+        The orders, and the divergence in each order.
+    """
     import dp_accounting as dp
     from absl import logging
     from dp_accounting.rdp import RdpAccountant
 
     accountant = RdpAccountant()
     verbosity = logging.get_verbosity()
-    # it warns of each order that it leaves out, which is harmless
+    # the accountant warns of each order that it leaves out, which is harmless
     logging.set_verbosity(logging.ERROR)
     accountant.compose(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise)))
     logging.set_verbosity(verbosity)
@@ -159,11 +167,10 @@ def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "
             )
             losses.append(loss if rounds == 1 else loss.self_compose(rounds))
         return float(reduce(type(losses[0]).compose, losses).get_epsilon_for_delta(delta))
-    orders: Any = None
+    orders: Sequence[float] = ()
     divergences = []
     for (clients, devices), rounds in sorted(draws.items()):
-        its_orders, divergence = _divergence(noise, clients / devices)
-        orders = its_orders if orders is None else orders
+        orders, divergence = _divergence(noise, clients / devices)
         divergences.append(np.multiply(rounds, divergence))
     total = np.sum(divergences, axis=0)
     return float(compute_epsilon(orders, total, delta)[0])

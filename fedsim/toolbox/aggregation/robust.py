@@ -187,7 +187,9 @@ class _ByDistance(Robust):
         f = self.tolerated(len(models))
         # of equals the first
         order = np.argsort(scores(squared_distances(models), f), kind="stable")
-        return order[: 1 if self.one else len(models) - f].tolist()  # type: ignore[no-any-return]
+        count = 1 if self.one else len(models) - f
+        positions: list[int] = order[:count].tolist()
+        return positions
 
     async def weigh(
         self, server: Server, entries: Sequence[Entry], weights: Sequence[float]

@@ -53,7 +53,7 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
     """
     from sklearn.cluster import KMeans as Lloyd
     from sklearn.exceptions import ConvergenceWarning
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped, unused-ignore]
+    from threadpoolctl import threadpool_limits
 
     rows = np.ascontiguousarray(features, dtype=np.float64)
     distinct = _distinct(rows, groups)

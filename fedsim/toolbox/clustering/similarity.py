@@ -168,7 +168,8 @@ MOST_SHOWN = 200  # devices of which every pair is recorded
 
 def rounded(figures: NDArray[np.floating]) -> list[Any]:
     """An array as nested lists, to six digits after the point."""
-    return np.round(figures, 6).tolist()  # type: ignore[no-any-return]
+    nested: list[Any] = np.round(figures, 6).tolist()
+    return nested
 
 
 def shown_pairs(name: str, matrix: NDArray[np.floating]) -> dict[str, list[list[float]]]:

@@ -14,12 +14,13 @@ kernels; ``_ARM_SHARES`` and ``_ARM_PASSES`` have their speeds by kind of operat
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -204,9 +205,7 @@ def _step(
         if parameter.requires_grad:
             trained[name] = parameter
     optimiser = trainer.torch_optimiser(trained, 0.1)
-    losses: Callable[..., Any] = objective.losses
-    if hasattr(copied_module, "loss"):
-        losses = copied_module.loss  # type: ignore[assignment]
+    losses: Callable[..., Tensor] = getattr(copied_module, "loss", objective.losses)
     weights = {parameter.untyped_storage()._cdata for parameter in copied_module.parameters()}
     call = _CALL if any(map(_is_unfused, copied_module.modules())) else 0.0
     saved: dict[int, int] = {}
@@ -251,7 +250,7 @@ def _is_unfused(part: nn.Module) -> bool:
     return isinstance(part, nn.RNNBase | nn.RNNCellBase) and not isinstance(part, nn.LSTM)
 
 
-def _size(tree: Any) -> int:
+def _size(tree: object) -> int:
     """Size of all tensors in nested lists, tuples and dicts (bytes)."""
     size = 0
     for leaf in tree_leaves(tree):
@@ -260,7 +259,7 @@ def _size(tree: Any) -> int:
     return size
 
 
-class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Counting(TorchDispatchMode):
     """A mode that counts the FLOPs and bytes of each operation.
 
     Args:
@@ -271,11 +270,17 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, call: float = 0.0) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.call = call
         self.operations = list[Counted]()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._overloadpacket.__name__
@@ -315,9 +320,9 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _count_convolution(
-    x: Any,
-    weight: Any,
-    y: Any,
+    x: Tensor,
+    weight: Tensor,
+    y: Tensor,
     stride: Sequence[int],
     transposed: bool,
     groups: int,

@@ -85,7 +85,8 @@ class PeerHalf(Generic[P]):
             if len(self._draws) >= 8:
                 self._draws.pop(next(iter(self._draws)))
             self._draws[number] = draw()
-        return self._draws[number]  # type: ignore[no-any-return]
+        cached: T = self._draws[number]
+        return cached
 
     def on_start(self, device: Peer) -> None:
         """The device takes part for the first time; it has its initial model."""

@@ -15,7 +15,7 @@ from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 
 _SHORT = {"ring": "cycle_graph", "random-regular": "random_regular_graph", "torus": "grid_2d_graph"}
-_USUAL: Mapping[str, Mapping[str, Any]] = {
+_USUAL: Mapping[str, Mapping[str, object]] = {
     "random_regular_graph": {"d": 3},
     "grid_2d_graph": {"periodic": True},
 }
@@ -52,7 +52,7 @@ class Topology(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare(cls, data: Any) -> Any:
+    def _bare(cls, data: object) -> object:
         return {"kind": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")

@@ -163,30 +163,36 @@ class PublishedImages(Source):
             write_idx(folder / f"{name}.gz", array)
 
 
-class Mnist(PublishedImages):
-    """60,000 + 10,000 hand-written digits of 28x28 pixels, from the IDX files in ``mnist/``."""
+class _MnistFiles(PublishedImages):
+    """The base of data sets in four files with the names and shapes of MNIST's."""
 
-    kind: Literal["mnist"] = "mnist"
+    kind: str
     known = (1, 28, 28), 10
-    folders = ("mnist",)
     files = (
         "train-images-idx3-ubyte",
         "train-labels-idx1-ubyte",
         "t10k-images-idx3-ubyte",
         "t10k-labels-idx1-ubyte",
     )
-    openml = "mnist_784"
 
     def load(self, root: Path | None) -> Raw:
         return _load_idx(self.kind, self._find_files(root), classes=10)
 
 
-class Fashion(Mnist):
+class Mnist(_MnistFiles):
+    """60,000 + 10,000 hand-written digits of 28x28 pixels, from the IDX files in ``mnist/``."""
+
+    kind: Literal["mnist"] = "mnist"
+    folders = ("mnist",)
+    openml = "mnist_784"
+
+
+class Fashion(_MnistFiles):
     """60,000 + 10,000 garments of 28x28 pixels (Fashion-MNIST), from the IDX files in
     ``fashion-mnist/``.
     """
 
-    kind: Literal["fashion"] = "fashion"  # type: ignore[assignment]
+    kind: Literal["fashion"] = "fashion"
     folders = ("fashion-mnist",)
     openml = "Fashion-MNIST"
 

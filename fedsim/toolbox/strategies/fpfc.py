@@ -58,7 +58,8 @@ class FPFCClient(SynchronousClient[FPFCParams]):
     """
 
     def _last(self, device: Device, instruction: Instruction) -> Ref:
-        return device.state.get("model", instruction["model"])  # type: ignore[no-any-return]
+        model: Ref = device.state.get("model", instruction["model"])
+        return model
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         start = self._last(device, instruction)

@@ -6,6 +6,7 @@ torch is imported on demand, because reading most scenarios does not need torch.
 import inspect
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -174,7 +175,9 @@ class TorchTrainer(Trainer):
         for name, parameter in parameters.items():
             parts[self._group_of(name)]["params"].append(parameter)
         groups = [part for part in parts if part["params"]]
-        return getattr(torch.optim, self.optimiser)(groups, lr=lr, **self.args)  # type: ignore[no-any-return]
+        optimiser_class = getattr(torch.optim, self.optimiser)
+        optimiser: torch.optim.Optimizer = optimiser_class(groups, lr=lr, **self.args)
+        return optimiser
 
     def _group_of(self, name: str) -> int:
         """The first group that matches a parameter's name; -1 without such a group."""
@@ -278,7 +281,7 @@ def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tu
     return shares
 
 
-def _classes(module: Any, base: type) -> dict[str, type]:
+def _classes(module: ModuleType, base: type) -> dict[str, type]:
     """The public subclasses of a base in a module, by name, sorted."""
     classes = {}
     for name, value in sorted(vars(module).items()):
@@ -289,7 +292,7 @@ def _classes(module: Any, base: type) -> dict[str, type]:
 
 
 def _refuse_unknown(
-    key: str, name: str, key_of_args: str, args: Mapping[str, Any], classes: Mapping[str, type]
+    key: str, name: str, key_of_args: str, args: Mapping[str, object], classes: Mapping[str, type]
 ) -> None:
     if name not in classes:
         raise ValueError(
