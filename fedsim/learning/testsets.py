@@ -6,7 +6,7 @@ depend on earlier tests.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ class Block:
         self._parts = samples, device, numbers, keep
         self._images: Tensor | None = None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return Block, self._parts  # no image is sent to another process
 
     def __call__(self) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -58,7 +58,7 @@ class DataSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _usual(cls, data: Any) -> Any:
+    def _usual(cls, data: object) -> object:
         if not isinstance(data, Mapping):
             return data
         if "partition" not in data and _kind(data.get("source")) == "synthetic":

@@ -2,7 +2,7 @@
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,16 +61,20 @@ class ByTrainer(Reference):
         module: the module.
         device: the torch device of the computation.
         trainer: the trainer.
-        **options: further options of ``Reference``.
+        losses: computes the loss of each sample, [n]; None for softmax cross-entropy.
 
     Raises:
         ScenarioError: the trainer cannot train the model.
     """
 
     def __init__(
-        self, module: nn.Module, device: torch.device, trainer: Trainer, **options: Any
+        self,
+        module: nn.Module,
+        device: torch.device,
+        trainer: Trainer,
+        losses: Callable[..., Tensor] | None = None,
     ) -> None:
-        super().__init__(module, device, **options)
+        super().__init__(module, device, losses=losses)
         self._trainer = trainer
         trainer.check_model(self._template, usual_loss=self.has_usual_loss)
 

@@ -342,7 +342,7 @@ class SingleSampleError(ScenarioError):
         )
         self.part = part
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.part,)
 
 

@@ -8,8 +8,8 @@ last pass.
 """
 
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -112,12 +112,12 @@ class Watch:
         self.is_on = False
         self.harmless: set[str] = set()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = dict(vars(self))
         state["_threads"] = None
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         vars(self).update(state, _threads=threading.local())
 
     def fresh(self) -> ModuleCopy:

@@ -6,7 +6,7 @@ Sample counts are ignored, since a malicious client could report any.
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +71,7 @@ class Robust(Aggregation):
     def combine(
         self,
         server: Server,
-        state: Any,
+        state: object,
         entries: Sequence[Entry],
         weights: Sequence[float],
         otherwise: Ref,
@@ -214,7 +214,7 @@ class _ByDistance(Robust):
     def combine(
         self,
         server: Server,
-        state: Any,
+        state: object,
         entries: Sequence[Entry],
         weights: Sequence[float],
         otherwise: Ref,

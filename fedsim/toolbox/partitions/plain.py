@@ -207,7 +207,7 @@ def _read_entries(path: Path) -> list[dict[str, Any]]:
     return [_entry(path, name, content[name]) for name in names]
 
 
-def _entry(path: Path, name: str, entry: Any) -> dict[str, Any]:
+def _entry(path: Path, name: str, entry: object) -> dict[str, Any]:
     parts = {"train": entry} if isinstance(entry, list) else entry
     if not isinstance(parts, dict) or "train" not in parts:
         raise DataError(
@@ -224,7 +224,7 @@ def _entry(path: Path, name: str, entry: Any) -> dict[str, Any]:
     return parts
 
 
-def _index(path: Path, label: str, entry: Any, samples: Index) -> Index:
+def _index(path: Path, label: str, entry: object, samples: Index) -> Index:
     """The pool indices of a list of positions within ``samples``."""
     try:
         numbers: AnyArray = np.asarray(entry)

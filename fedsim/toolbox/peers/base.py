@@ -212,7 +212,7 @@ class Peers(Strategy[P]):
     async def on_timer(self, name: str) -> None:
         await self._call(int(name.partition("/")[2]), "on_timer")
 
-    async def _call(self, number: int, handler: str, *arguments: Any) -> None:
+    async def _call(self, number: int, handler: str, *arguments: object) -> None:
         """Let a device's half act, now or when it returns, and finish the rounds that are over."""
         if self.state.over:
             return
@@ -222,7 +222,7 @@ class Peers(Strategy[P]):
         while changed and not self.state.over and self.is_over():
             await self._finish_round()
 
-    def _act(self, device: Peer, handler: str, *arguments: Any) -> None:
+    def _act(self, device: Peer, handler: str, *arguments: object) -> None:
         """Call a handler of the device's half, if the device can act on it now."""
         state = self.state
         number = device.number

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,11 +57,13 @@ class FedCS(BySpeed):
     """
 
     def select(
-        self, server: Server, state: Any, count: int, ids: Ids, among: Among = None
+        self, server: Server, state: object, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
         return server.clients.sample(max(self.candidates, count), "select", *ids, among=among)
 
-    async def choose(self, server: Server, state: Any, count: int, answers: Answers) -> list[int]:
+    async def choose(
+        self, server: Server, state: object, count: int, answers: Answers
+    ) -> list[int]:
         times = {device: tuple(answer["resources"]) for device, answer in answers.items()}
         return self.greedy(count, times)
 

@@ -133,7 +133,7 @@ class PowerOfChoice(Selection):
         return {"loss": Lazy("losses", result.tested)}
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        contents: dict[str, Any] = {"trained-on": Header(result.samples)}
+        contents: dict[str, object] = {"trained-on": Header(result.samples)}
         if not self.asks and result.trained is not None:
             contents["training-loss"] = Lazy("loss", result.trained)
         return contents

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -260,7 +260,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         if result.update is not None:
             return {"update": result.update, "control": 1, "samples": Header(result.samples)}
         device.state.pop("upload_s", None)
-        contents: dict[str, Any] = {}
+        contents: dict[str, object] = {}
         if params.straggler_upload == "model":
             contents["unchanged-model"] = instruction["model"]
         contents["control"] = 0

@@ -330,7 +330,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         count = len(updates)
         groups = self.params.groups
         server.compute("products", count, server.setting.parameters)
-        record: dict[str, Any] = {"measure": self.params.measure}
+        record: dict[str, object] = {"measure": self.params.measure}
         if self.params.measure == "madc":
             server.compute("absolute differences", count)
             similarity = pairs.cosine_matrix(updates)

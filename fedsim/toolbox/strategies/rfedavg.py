@@ -103,14 +103,14 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
             return {"size-report": result.samples}
         if "control" in instruction.contents:
             device.state["total"] = instruction["control"]
-        control: list[Any] = [result.samples]
+        control: list[object] = [result.samples]
         if params.weights == "rfedavg":
             total = device.state["total"] if params.uses_total else None
             control.append(float(class_imbalance(device.label_counts[None], total)[0]))
         if params.uses_loss and result.update is not None:
             control.append(Lazy("loss", result.update))
         labels: list[int] = device.label_counts.tolist()
-        contents: dict[str, Any] = {"update": result.update, "control": control}
+        contents: dict[str, object] = {"update": result.update, "control": control}
         if params.weights == "optimal":
             contents["class-counts"] = labels
         # for the record of the classes' balance alone
@@ -218,7 +218,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self.state.cluster = {}
 
     def contents(self, device: int) -> Contents:
-        contents: dict[str, Any] = {"model": self.state.model}
+        contents: dict[str, object] = {"model": self.state.model}
         if self.params.uses_total and self.state.informed[device] != self.state.total:
             contents["control"] = self.state.total
         return contents

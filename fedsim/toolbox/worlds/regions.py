@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import combinations, pairwise, permutations
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
@@ -389,7 +389,7 @@ class RegionsSpec(NetworkModel):
 
     @field_validator("of", "server_in")
     @classmethod
-    def _known(cls, value: Any, info: ValidationInfo) -> Any:
+    def _known(cls, value: object, info: ValidationInfo) -> object:
         sites = cloud_facts().sites
         for name in (
             [] if info.data.get("file") else [value] if isinstance(value, str) else value or []
