@@ -46,7 +46,9 @@ class Topology(Spec):
     ``hypercube``.
     """
     parameters: dict[str, int | float | bool] = Field(default={})
-    """arguments of the generator by name, but for the number of nodes, that of the devices."""
+    """arguments of the generator by name, without the number of nodes, which is the number of
+    devices.
+    """
     every: int | None = Field(default=None, ge=1)
     """rounds after which a graph with random edges is drawn again; None: it stays."""
 
@@ -65,19 +67,20 @@ class Topology(Spec):
             )
         return self
 
-    def _generator(self) -> Any:
+    def _generator(self) -> "Callable[..., networkx.Graph[Any]]":
         """The function of networkx that makes the graph."""
         stem = _SHORT.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph")
         generator = getattr(networkx.generators, f"{stem}_graph", None)
         if callable(generator):
-            return generator
+            make_graph: Callable[..., networkx.Graph[Any]] = generator
+            return make_graph
         functions = [name for name in dir(networkx.generators) if name.endswith("_graph")]
         kinds = [name.removesuffix("_graph") for name in functions]
         more = f"complete, star and other generators of networkx{nearest(self.kind, kinds)}"
         raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, {more}")
 
     def _check_parameters(self, takes: Sequence[str], devices: int) -> None:
-        """Refuse unknown arguments, and those that give too many nodes, by a ``ScenarioError``."""
+        """Refuse arguments that are unknown, or give too many nodes, by a ``ScenarioError``."""
         allowed = [name for name in takes if name not in _NOT_OURS]
         key = "strategy.topology.parameters"
         for name, value in self.parameters.items():
@@ -264,10 +267,8 @@ class RoundHalf(PeerHalf[R]):
         if state["late"]:
             return False
         done = {*received, *state["lost"]}
-        return any(
-            sender not in done and state["newest"].get(sender, 0) <= number
-            for sender in self.senders(device, number)
-        )
+        missing = [sender for sender in self.senders(device, number) if sender not in done]
+        return any(state["newest"].get(sender, 0) <= number for sender in missing)
 
     def _average_if_complete(self, device: Peer) -> None:
         """Average the models of the round and begin the next one, unless the device waits."""
@@ -285,10 +286,9 @@ class RoundHalf(PeerHalf[R]):
         """The average of the device's and the received models, plus a change not sent yet."""
         state = device.state
         update = state["update"]
-        weights = {
-            sender: self.weight(device, number, sender, len(received))
-            for sender in sorted(received)
-        }
+        weights = {}
+        for sender in sorted(received):
+            weights[sender] = self.weight(device, number, sender, len(received))
         parts = [(state["sent"], 1.0 - sum(weights.values()))]
         parts += [(received[sender], weight) for sender, weight in weights.items()]
         model = device.mix(parts, otherwise=state["sent"])
@@ -356,7 +356,7 @@ class EpidemicParams(PeerParams):
 
 
 class EpidemicHalf(RoundHalf[EpidemicParams]):
-    """Trains, sends to s others, and takes the mean of its own model and those that it receives."""
+    """Trains, sends to s devices, and takes the mean of its own and the received models."""
 
     def _all(self, device: Peer, number: int) -> tuple[list[list[int]], list[list[int]]]:
         """The receivers and the senders of every device in a round, ascending."""
@@ -364,17 +364,15 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         def draw() -> tuple[list[list[int]], list[list[int]]]:
             rng = device.rng("epidemic", number)
             devices = self.setting.devices
-            draws = [
-                rng.choice(devices - 1, self.params.sample_size, replace=False)
-                for _ in range(devices)
-            ]
-            # a draw counts the devices without the sender
-            receivers = [
-                sorted((draw + (draw >= sender)).tolist()) for sender, draw in enumerate(draws)
-            ]
+            size = self.params.sample_size
+            receivers: list[list[int]] = []
             senders: list[list[int]] = [[] for _ in range(devices)]
-            for sender, its_receivers in enumerate(receivers):
-                for receiver in its_receivers:
+            for sender in range(devices):
+                draw = rng.choice(devices - 1, size, replace=False)
+                draw += draw >= sender  # a draw counts the devices without the sender
+                receivers.append(sorted(draw.tolist()))
+            for sender, devices_of_sender in enumerate(receivers):
+                for receiver in devices_of_sender:
                     senders[receiver].append(sender)
             return receivers, senders
 
@@ -392,11 +390,13 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
 
 
 class Epidemic(Peers[EpidemicParams]):
-    """De Vos et al. 2023 (Epidemic Learning), Algorithm 1, EL-Local's draws, from a common seed:
-    senders are known.
+    """Epidemic Learning: each device sends its model to s random devices in each round.
 
-    In each round a device trains, sends the result to s others that it draws (d parameters each,
-    ``model``), and takes the mean of its own model and the received ones.
+    Source: De Vos et al. 2023, Algorithm 1, with the draws of EL-Local. The draws come from a
+    common seed, so that each device knows its senders.
+
+    In each round a device trains, sends the result to s devices that it draws (d parameters each,
+    ``model``), and takes the mean of its own model and the received models.
     """
 
     Params = EpidemicParams
@@ -412,11 +412,11 @@ class GossipParams(GraphParams):
 class GossipHalf(GraphHalf[GossipParams]):
     """Trains, averages with one neighbour, and again.
 
-    A device that waits for an answer lets devices of higher numbers that ask it wait, too, and
-    declines those of lower numbers. So no cycle of devices waits for one another.
+    A device that waits for an answer declines requests of devices with lower numbers. Devices with
+    higher numbers wait for its answer. No cycle of devices can therefore wait for one another.
 
-    State: ``from``, the model from which it trains; ``partner``, the device asked, or None;
-    ``asking``, waiting devices and their models.
+    State: ``from``, the model from which the device trains; ``partner``, the number of the device
+    that it has asked, or None; ``asking``, waiting devices and their models.
     """
 
     def on_start(self, device: Peer) -> None:
@@ -468,9 +468,9 @@ class GossipHalf(GraphHalf[GossipParams]):
         self._average(device, model)
 
     @staticmethod
-    def _average(device: Peer, other: Ref) -> None:
-        own = device.state["model"]
-        device.state["model"] = device.mix([(own, 0.5), (other, 0.5)], otherwise=own)
+    def _average(device: Peer, received: Ref) -> None:
+        model = device.state["model"]
+        device.state["model"] = device.mix([(model, 0.5), (received, 0.5)], otherwise=model)
 
     def _next(self, device: Peer) -> None:
         device.cancel_timer()
@@ -481,13 +481,15 @@ class GossipHalf(GraphHalf[GossipParams]):
 
 
 class Gossip(Peers[GossipParams]):
-    """Lian et al. 2018 (AD-PSGD), Algorithm 1, with local epochs in place of one gradient.
+    """Gossip: a trained device averages its model with one random neighbour.
 
-    A trained device sends its model to one neighbour, drawn at random (d parameters, ``ask``),
-    which sends its own back (``answer``, d parameters); both then have the mean, so that the sum of
+    Source: Lian et al. 2018 (AD-PSGD), Algorithm 1, with local epochs in place of one gradient.
+
+    A trained device sends its model to one neighbour, drawn at random (d parameters, ``ask``), which
+    sends its own model back (``answer``, d parameters). Both then have the mean, so that the sum of
     all models does not change. A neighbour that waits for an answer itself answers later, or sends
-    ``declined`` (4 bytes). The change by training is added to a model that others may have averaged
-    meanwhile. A round of the run has as many steps as there are devices.
+    ``declined`` (4 bytes). The change by training is added to a model that may have been averaged
+    meanwhile. A round of the run has one step for each device.
     """
 
     Params = GossipParams
