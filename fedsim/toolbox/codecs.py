@@ -209,7 +209,7 @@ class Bucketed(Lossy):
     """A codec that scales numbers, by 4 bytes for each bucket."""
 
     bucket: int | None = Field(default=None, ge=1)
-    """so many numbers in a row share a scale; None: all."""
+    """length of the runs of numbers that share a scale; None: one scale for all numbers."""
 
     def constants(self, parameters: int) -> dict[str, object]:
         return {"bucket": self.bucket}
@@ -352,7 +352,7 @@ class TopK(Sparse):
 
 @pure
 def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Generator) -> Floats32:
-    """Draw k positions; the entries there times ``scale``, and 0 for all other entries."""
+    """The entries at k drawn positions, times ``scale``, and 0 for all other entries."""
     seed = int(rng.integers(2**63))
     positions = np.sort(np.random.default_rng(seed).choice(len(models[0]), k, replace=False))
     return _at(models[0], positions) * np.float32(scale)
@@ -371,4 +371,5 @@ class RandomK(Sparse):
 
     def constants(self, parameters: int) -> dict[str, object]:
         k = self.k(parameters)
-        return {"k": k, "scale": 1.0 if self.error_feedback else parameters / max(k, 1)}
+        scale = 1.0 if self.error_feedback else parameters / max(k, 1)
+        return {"k": k, "scale": scale}

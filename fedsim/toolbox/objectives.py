@@ -163,7 +163,7 @@ class MaskedToken(_Tokens):
 
     kind: Literal["masked-token"] = "masked-token"
     share: float = Field(default=0.15, gt=0.0, lt=1.0)
-    """of the tokens, hidden at random."""
+    """share of the tokens, which are hidden at random."""
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
         tokens = self._vocabulary(shape) + 1

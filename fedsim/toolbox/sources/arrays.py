@@ -51,8 +51,10 @@ def raw_of(path: Path, arrays: NamedArrays, meaning: Meaning) -> Raw:
     split = sorted(name for name in arrays if _is_part(name))
     whole = [name for name in ("x", "y") if name in arrays]
     if split and whole:
-        both = f"it has {', '.join(whole)}, and {', '.join(split)} too"
-        raise DataError(f"'{path}': {both}; allowed are {_NEEDS}, not both")
+        raise DataError(
+            f"'{path}': it has {', '.join(whole)}, and {', '.join(split)} too; allowed are "
+            f"{_NEEDS}, not both"
+        )
     if whole:
         x, y = _pair(path, arrays, "", meaning)
         columns = _columns(path, arrays, ("",), {"": len(x)})
@@ -155,7 +157,9 @@ def _columns(
     Returns:
         The columns by name, int64 [n], all parts one after the other.
     """
-    roles = [f"{name}{part}" for part in parts for name in "xy"]
+    roles: list[str] = []
+    for part in parts:
+        roles += [f"x{part}", f"y{part}"]
     columns: NamedArrays = {}
     for name, array in arrays.items():
         if name in roles:

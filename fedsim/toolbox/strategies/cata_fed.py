@@ -89,7 +89,9 @@ def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Genera
         waiting: A of each client, int64 [n]: the rounds since it was last selected.
         generator: for ties.
     """
-    groups: list[Ints] = [group for block in blocks for group in block]
+    groups: list[Ints] = []
+    for block in blocks:
+        groups += list(block)
     if not groups:
         return np.empty(0, dtype=np.int64)
     priorities = np.array([waiting[group].sum() for group in groups])
@@ -151,11 +153,11 @@ class CataFedParams(CombiningParams):
     by the letter).
     """
     size_reports: Literal["largest", "all"] = "largest"
-    """after a split the size of the ``largest`` part is reported, or those of ``all`` 2^u
+    """after a split the size of the ``largest`` part is reported, or the sizes of ``all`` 2^u parts
     (Algorithm 2, by the letter).
     """
     smallest_part: int = Field(default=100, ge=1)
-    """pi, samples; no part becomes smaller (but for rounding)."""
+    """pi, the least size of a part (samples), before rounding."""
     straggler_upload: Literal["model", "flag"] = "model"
     """a slow straggler sends the unchanged ``model`` with its flag, as in the paper, or the
     ``flag`` alone.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -69,13 +70,13 @@ class Pull(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """A cluster with those of the round's updates that are finite.
+    """A cluster with its finite updates of the round.
 
     Attributes:
         group: number of the cluster.
         entries: the entries of the updates.
         updates: the updates, float32 [d] each.
-        lengths: their lengths.
+        lengths: the lengths of the updates.
     """
 
     group: int
@@ -223,7 +224,8 @@ class CFL(Grouped[CFLParams]):
             return [] if schedule is None else self._random_cut()
         clusters = await self._clusters()
         if state.scale is None and clusters:
-            norms = [length(update) for cluster in clusters for update in cluster.updates]
+            updates = chain.from_iterable(cluster.updates for cluster in clusters)
+            norms = [length(update) for update in updates]
             state.scale = sum(norms) / len(norms)
         thresholds = self._thresholds()
         for cluster in clusters:
@@ -422,11 +424,11 @@ class CFL(Grouped[CFLParams]):
 
     async def _changes(self, pulls: Sequence[Pull]) -> list[Floats32]:
         """The updates, float32 [d] each."""
-        weights = await self.server.models.values([ref for pull in pulls for ref in pull])
+        refs = list(chain.from_iterable(pulls))
+        weights = await self.server.models.values(refs)
+        pairs = zip(weights[::2], weights[1::2], strict=True)
         with np.errstate(invalid="ignore"):  # of a device that has diverged
-            return [
-                trained - start for trained, start in zip(weights[::2], weights[1::2], strict=True)
-            ]
+            return [trained - start for trained, start in pairs]
 
     # Clients without a cluster
 

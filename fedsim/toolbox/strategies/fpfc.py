@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, ClassVar, Literal, Self
 
 import networkx as nx
@@ -39,8 +40,8 @@ class FPFCParams(SynchronousParams):
     """devices whose difference theta is at most this long are in one group."""
     layers: Literal["all", "last"] = "all"
     """distances are between whole models (``all``), or between their last layers (``last``, an
-    option of the authors' code): then the whole difference of two models shrinks as that of the
-    last layer.
+    option of the authors' code). With ``last`` the whole difference of two models shrinks by the
+    factor of the last layer.
     """
 
     @model_validator(mode="after")
@@ -166,8 +167,7 @@ class FPFC(Synchronous[FPFCParams]):
 
     def _changed_pairs(self, updated: set[int]) -> list[DevicePair]:
         devices = sorted(self.state.own)
-        pairs = [(i, j) for i in devices for j in devices if i < j]
-        return [pair for pair in pairs if not updated.isdisjoint(pair)]
+        return [pair for pair in combinations(devices, 2) if not updated.isdisjoint(pair)]
 
     def _fuse(self, changed: Sequence[DevicePair]) -> None:
         """theta and v of the pairs of which a model has changed."""

@@ -76,7 +76,7 @@ class GroupedState(SynchronousState):
     models: list[Ref] = field(default_factory=list)
     """Models of the groups."""
     group: list[int] = field(default_factory=list)
-    """Group of each device, -1 for none."""
+    """Group of each device; -1 without a group."""
     asked: list[bool] = field(default_factory=list)
     """Whether each device was ever asked in a round."""
     preparing: dict[int, tuple[int, bool]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Grouped(Synchronous[G]):
     # What a strategy fills in
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """Contents and job of the device's preparation; None if it needs none."""
+        """Contents and job of the device's preparation; None if the device needs no preparation."""
         return None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
@@ -202,8 +202,9 @@ class Grouped(Synchronous[G]):
             return []
         if self.state.round * count >= self.server.devices:
             return []
-        asked = self.state.asked
-        return [device for device in self.server.clients.online() if not asked[device]][:count]
+        was_asked = self.state.asked
+        online = self.server.clients.online()
+        return [device for device in online if not was_asked[device]][:count]
 
     def _ask(self, device: int, continues: bool = False) -> None:
         """Ask a device for its next job in the round: its preparation, or the training.

@@ -52,11 +52,11 @@ class LocalState(SynchronousState):
 
 
 class Local(Synchronous[LocalParams]):
-    """Every device trains its own model with the same local schedule; nothing is ever sent.
+    """Every device trains a personal model, and no byte is ever sent.
 
-    All devices begin with the same initial model. In a round each device trains for
-    ``local_epochs``. The score is the mean of the devices' accuracies, each of its own model on its
-    own test samples. Late and lost devices keep their models.
+    All devices begin with one initial model. In a round each device trains for ``local_epochs``.
+    The score is the mean over the devices of a personal model's accuracy on the device's test
+    samples. Late and lost devices keep their models.
     """
 
     Params = LocalParams

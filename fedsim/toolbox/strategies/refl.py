@@ -28,7 +28,7 @@ class REFLParams(AggregatingParams):
     beta: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(
         default=0.35, ge=0.0, le=1.0
     )
-    """weight of a stale update's deviation beside its staleness."""
+    """weight of a stale update's deviation, against its staleness."""
     stale_weights: Literal["boosted", "equal"] = "boosted"
     """``boosted``: as in the paper; ``equal``: the weight of a fresh update."""
     boost_scale: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(
@@ -63,17 +63,22 @@ def stale_weights(
 ) -> list[float]:
     """Weights of stale updates, relative to 1 for a fresh update (section 4.2).
 
-    (1 - beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale), where Lambda = ||f - (s +
-    n f) / (n + 1)||^2 / ||f||^2 is how far a stale update s would move the mean f of n fresh
-    updates, and Lambda_max is the round's largest; 1 / (tau + 1) without f.
+    The weight is (1 - beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale). Lambda =
+    ||f - (s + n f) / (n + 1)||^2 / ||f||^2 is the relative distance by which a stale update s moves
+    the mean f of n fresh updates. Lambda_max is the largest Lambda of the round. Without f the
+    weight is 1 / (tau + 1).
 
     Args:
         staleness: tau of each stale update, rounds since it was begun.
-        beta: weight of a stale update's deviation beside its staleness.
-        fresh: f, as difference from the model of the round, float64 [d]; None: there is none.
+        beta: weight of a stale update's deviation, against its staleness.
+        fresh: f, as difference from the model of the round, float64 [d]; None without fresh
+            updates.
         stale: s of each stale update, as difference from the model with which it began, [d].
         count: n.
         scale: divisor of the exponential; 1 in the paper.
+
+    Returns:
+        The weight of each stale update.
     """
     damped = [1 / (tau + 1) for tau in staleness]
     norm = 0.0 if fresh is None else float(fresh @ fresh)
@@ -112,9 +117,9 @@ class REFL(FedAvg[REFLParams]):
     Sends what FedAvg sends. A round closes at its deadline, or with ``over_selection`` after K
     updates. Clients that have not finished by then go on (``late``), and their updates go into the
     round in which they arrive (``stale``). A stale update moves the present model by its difference
-    from the model with which it began. It counts ``stale_weights`` beside 1 for a fresh update; all
-    weights are then scaled to sum to 1. Without learning there is nothing to compare, and it counts
-    1 / (tau + 1). A round's ``valid`` are its updates in time, its ``disconnected`` the clients
+    from the model with which it began. Its weight is ``stale_weights``; a fresh update has weight 1. All weights are
+    then scaled to sum to 1. Without learning, updates cannot be compared, and a stale update has
+    weight 1 / (tau + 1). A round's ``valid`` are its updates in time, its ``disconnected`` the clients
     lost before it closed.
     """
 

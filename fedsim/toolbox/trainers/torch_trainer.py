@@ -29,9 +29,9 @@ class LearningRateSchedule(Spec):
     """A schedule of ``torch.optim.lr_scheduler``, which starts from ``training.lr``."""
 
     name: str
-    """its class, such as ``CosineAnnealingLR``."""
+    """class of the schedule, such as ``CosineAnnealingLR``."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """its arguments.
+    """arguments of the class.
 
     ``T_max`` and ``total_steps`` are by default the length of the local training.
     """
@@ -74,9 +74,9 @@ class ParameterGroup(Spec):
     """Parameters with special arguments of the optimiser, such as no weight decay."""
 
     match: list[str] = Field(min_length=1)
-    """patterns of their names in the model, such as ``*.bias``."""
+    """patterns of the parameters' names in the model, such as ``*.bias``."""
     args: dict[str, Any]
-    """arguments of the optimiser for them."""
+    """arguments of the optimiser for these parameters."""
 
 
 class TorchTrainer(Trainer):
@@ -91,11 +91,11 @@ class TorchTrainer(Trainer):
     optimiser: str = "SGD"
     """a class of ``torch.optim``, such as ``AdamW``."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """its arguments; the learning rate is ``training.lr``."""
+    """arguments of the optimiser; the learning rate is ``training.lr``."""
     groups: list[ParameterGroup] = Field(default_factory=list)
     """parameters with other arguments; each belongs to the first group that matches its name."""
     schedule: LearningRateSchedule | None = None
-    """how the learning rate changes; None: by ``lr_decay`` alone."""
+    """schedule of the learning rate; None: ``lr_decay`` alone."""
     clip_norm: float | None = Field(default=None, gt=0.0, le=1e9)
     """the gradient of all parameters is scaled down to this norm."""
     clip_value: float | None = Field(default=None, gt=0.0, le=1e9)
@@ -103,7 +103,7 @@ class TorchTrainer(Trainer):
     accumulate: int = Field(default=1, ge=1, le=1_000_000)
     """batches whose gradients make one step."""
     label_smoothing: float = Field(default=0.0, ge=0.0, le=1.0)
-    """of the cross-entropy."""
+    """label smoothing of the cross-entropy."""
 
     applies_terms: ClassVar[bool] = True
 

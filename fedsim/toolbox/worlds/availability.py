@@ -363,7 +363,7 @@ class Intervals(AvailabilityModel):
     ``$FEDSIM_DATA``.
     """
     unit: str | None = None
-    """of times that are bare numbers."""
+    """unit of times that are bare numbers."""
     drawn: bool = False
     """whether each device follows a device of the file, of any name, that is drawn at random."""
 
