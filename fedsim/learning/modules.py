@@ -412,7 +412,7 @@ def _as_in_tests(part: nn.Module, args: object) -> None:
 
 
 def load(module: nn.Module, path: str, root: Path | None) -> None:
-    """Copy the arrays of ``model.file`` into the module's tensors with the same names.
+    """Copy the arrays of ``model.file`` into the module's tensors of these names.
 
     Args:
         module: the module, which is changed.

@@ -62,7 +62,8 @@ def _find_wrong_array(raw: Raw) -> str:
         array: object = getattr(raw, name)
         if not isinstance(array, np.ndarray) or not array.ndim or array.dtype.kind not in "biuf":
             return f"a Raw whose {name} is {shown(array)}"
-        if array.dtype.kind == "f" and (mistake := find_outside()(array)):
+        mistake = find_outside()(array) if array.dtype.kind == "f" else ""
+        if mistake:
             return f"a Raw whose {name} is {mistake}"
     return ""
 
@@ -81,14 +82,16 @@ def _find_wrong_shape(raw: Raw) -> str:
 
 
 def _find_wrong_label(raw: Raw) -> str:
-    is_label = find_outside(least=0, most=raw.classes - 1)
-    is_token = find_outside(least=0, most=raw.vocabulary - 1)
+    find_wrong_class = find_outside(least=0, most=raw.classes - 1)
+    find_wrong_token = find_outside(least=0, most=raw.vocabulary - 1)
     for part, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):
-        has_labels = y.ndim == 1 and y.dtype == np.int64  # any others are targets
-        if has_labels and (mistake := is_label(y)):
-            return f"a Raw of {raw.classes} classes whose y_{part} is {mistake}"
-        if raw.vocabulary and (mistake := is_token(x)):
-            return f"a Raw of {raw.vocabulary} tokens whose x_{part} is {mistake}"
+        has_labels = y.ndim == 1 and y.dtype == np.int64  # other arrays are targets
+        wrong_class = find_wrong_class(y) if has_labels else ""
+        if wrong_class:
+            return f"a Raw of {raw.classes} classes whose y_{part} is {wrong_class}"
+        wrong_token = find_wrong_token(x) if raw.vocabulary else ""
+        if wrong_token:
+            return f"a Raw of {raw.vocabulary} tokens whose x_{part} is {wrong_token}"
     return ""
 
 
@@ -130,7 +133,8 @@ def find_wrong_split(
     """The mistake in the data that a partition has dealt to ``devices`` devices."""
     if len(data.shards) != devices:
         return f"{len(data.shards)} shards for {devices} devices"
-    if mistake := _find_wrong_shard(data.pool, range(devices), data.shards):
+    mistake = _find_wrong_shard(data.pool, range(devices), data.shards)
+    if mistake:
         return mistake
     truth: object = data.truth
     if truth is None:
@@ -163,7 +167,8 @@ def find_wrong_change(
                 f"a change of device {device} to version {version!r}, which replace_shard has "
                 "not returned"
             )
-        if mistake := _find_wrong_shard(data.pool, [device], [data.current(device)]):
+        mistake = _find_wrong_shard(data.pool, [device], [data.current(device)])
+        if mistake:
             return mistake
     return ""
 
@@ -175,7 +180,8 @@ def _find_wrong_shard(pool: Pool, devices: Iterable[int], shards: Sequence[objec
         if not len(shard.train):
             return f"no training sample for device {device}"
         for name, index in (("train", shard.train), ("test", shard.test)):
-            if mistake := _find_wrong_index(np.asarray(index), len(pool.y)):
+            mistake = _find_wrong_index(np.asarray(index), len(pool.y))
+            if mistake:
                 place = f"among the {name} indices of device {device}"
                 return f"{mistake} {place}, of a pool of {len(pool.y)} samples"
         if len(np.unique(shard.test)) < len(shard.test):

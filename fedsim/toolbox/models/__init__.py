@@ -1,1 +1,1 @@
-"""Models besides the basic ones: those of papers, of tokens, and by their card."""
+"""Further models: models of papers, models of tokens, and models by their card."""

@@ -149,7 +149,7 @@ class Counted(NamedTuple):
     flops: float
     filled: float
     """FLOPs with padded channels."""
-    moved: float
+    traffic: float
     """size of operands and results (bytes)."""
     name: str
     """torch's name of the operation."""
@@ -161,11 +161,11 @@ class Counted(NamedTuple):
     def columns(self) -> tuple[float, ...]:
         """The operation's row of ``Operations``."""
         arm_flops = self.flops / _ARM_SHARES.get(self.kind, 1.0)
-        arm_moved = self.moved * _ARM_PASSES.get(self.kind, 0.0)
+        arm_moved = self.traffic * _ARM_PASSES.get(self.kind, 0.0)
         return (
             self.filled,
-            self.moved,
-            self.moved * _PASSES.get(self.name, 0.0) + self.call,
+            self.traffic,
+            self.traffic * _PASSES.get(self.name, 0.0) + self.call,
             arm_flops,
             arm_moved,
         )
@@ -287,14 +287,16 @@ class Counting(TorchDispatchMode):
         call = self.call
         if name == "convolution":
             x, weight, _, stride, _, _, transposed, _, groups, *_ = args
-            flops, filled, moved = _count_convolution(x, weight, result, stride, transposed, groups)
+            flops, filled, traffic = _count_convolution(
+                x, weight, result, stride, transposed, groups
+            )
             kind = _kind_of_convolution(weight, groups)
         elif name == "convolution_backward":
             y, x, weight, _, stride, _, _, transposed, _, groups, output_mask, *_ = args
             # one convolution for the gradient of the samples, if any, and one for the weights'
             convolutions = sum(output_mask[:2])
             counts = _count_convolution(x, weight, y, stride, transposed, groups, backward=True)
-            flops, filled, moved = (convolutions * number for number in counts)
+            flops, filled, traffic = (convolutions * number for number in counts)
             kind = _kind_of_convolution(weight, groups) + "_backward"
         elif name.startswith("mkldnn_rnn_layer"):
             x, *weights = args[:3]
@@ -302,7 +304,7 @@ class Counting(TorchDispatchMode):
             numbers = sum(weight.numel() for weight in weights)
             flops = filled = passes * 2.0 * x.shape[0] * x.shape[1] * numbers
             kind = "matrix"
-            moved = _size((args, kwargs)) + _size(result)
+            traffic = _size((args, kwargs)) + _size(result)
             call = passes * x.shape[0] * _STEP
         else:
             count = flop_registry.get(func._overloadpacket)
@@ -311,11 +313,11 @@ class Counting(TorchDispatchMode):
             if count is not None:
                 flops = filled = float(count(*args, **kwargs, out_val=result))
                 kind = "matrix"
-            moved = 0
+            traffic = 0
             if not (func.is_view or "empty" in name or name == "_unsafe_view"):
-                moved = _size((args, kwargs)) + _size(result)
-        if flops or moved:
-            self.operations.append(Counted(flops, filled, float(moved), name, kind, call))
+                traffic = _size((args, kwargs)) + _size(result)
+        if flops or traffic:
+            self.operations.append(Counted(flops, filled, float(traffic), name, kind, call))
         return result
 
 

@@ -63,9 +63,11 @@ class Transformer(_OfTokens):
 
     kind: Literal["transformer"] = "transformer"
     hidden: int = Field(default=32, ge=4, le=100_000, multiple_of=4)
-    """numbers of a token, in four heads of attention; four times as many within a block."""
+    """width: numbers of a token, in four heads of attention. The dense layers within a block are
+    four times as wide.
+    """
     layers: int = Field(default=2, ge=1, le=1_000)
-    """blocks."""
+    """number of blocks."""
 
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
         from fedsim.toolbox.models.sequences import TransformerModule

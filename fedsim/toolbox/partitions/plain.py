@@ -131,15 +131,15 @@ class Dirichlet(Partition):
         edges[-1] = size
         return np.repeat(np.arange(devices), np.diff(edges, prepend=0))
 
-    def _fill_up(self, held: list[Index], generator: np.random.Generator) -> None:
-        """Move samples from the largest devices to those below the minimum, in place."""
-        sizes = np.array([len(index) for index in held])
+    def _fill_up(self, indices: list[Index], generator: np.random.Generator) -> None:
+        """Move samples from the largest devices to devices below the minimum, in place."""
+        sizes = np.array([len(index) for index in indices])
         for device in np.flatnonzero(sizes < self.minimum).tolist():
             while sizes[device] < self.minimum:
                 donor = int(sizes.argmax())
                 position = int(generator.integers(sizes[donor]))
-                held[device] = np.append(held[device], held[donor][position])
-                held[donor] = np.delete(held[donor], position)
+                indices[device] = np.append(indices[device], indices[donor][position])
+                indices[donor] = np.delete(indices[donor], position)
                 sizes[device] += 1
                 sizes[donor] -= 1
 

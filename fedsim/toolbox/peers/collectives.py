@@ -115,16 +115,17 @@ def collective(kind: str, nodes: int) -> Collective:
 class AllReduce:
     """Successive all-reduces of one group of nodes, which wait for one another.
 
-    A process that uses it cannot be saved.
+    A process that uses an ``AllReduce`` cannot be saved.
 
     Args:
-        world: where the messages move.
+        world: the world, in which the messages move.
         nodes: endpoints, by rank.
         size: bytes of the vector that each node holds (``"100 MB"``).
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
-        pieces: parts of the vector, each an all-reduce of its own, so that their hops overlap.
-        connections: messages of a pair under way at a time in each direction; others queue in
-            order.
+        pieces: number of parts of the vector; each part is a separate all-reduce, so that hops
+            overlap.
+        connections: most messages of a pair that move at a time in each direction; further
+            messages queue in order.
     """
 
     def __init__(

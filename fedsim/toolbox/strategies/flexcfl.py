@@ -31,7 +31,7 @@ from fedsim.world.steps import Computation
 class FlexCFLParams(PlainDeadline, MigratingParams):
     """Parameters of FlexCFL, in addition to ``MigratingParams``.
 
-    The defaults are those of its published experiments on MNIST.
+    The defaults are taken from the published experiments on MNIST.
     """
 
     instead: ClassVar[Mapping[str, str]] = {

@@ -143,11 +143,11 @@ class CutState(FedAvgState):
 
 
 class CutModels(FedAvg[CutParams]):
-    """FedAvg whose devices train smaller models within the global one, each of its size.
+    """FedAvg whose devices train smaller models, which are parts of the global model.
 
     A device trains the received numbers among zeros. In layers with ReLU between, and in adapters,
-    zeros have no gradient and add nothing, so that this is training the smaller model. Time, memory
-    and bytes are those of the smaller model.
+    zeros have no gradient and add nothing, so that the device trains the smaller model. Time,
+    memory and bytes are counted for the smaller model.
     """
 
     Client: ClassVar[type[SynchronousClient[Any]]] = CutClient

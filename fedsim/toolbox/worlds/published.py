@@ -162,21 +162,21 @@ def _phone(form: str, name: str, entry: object) -> Phone:
     """The recording of a phone from an entry of a file."""
     if not isinstance(entry, dict):
         raise ValueError(f"phone {shown(name)} is {shown(entry)}, no object")
-    needed = _FIELDS[form]
-    for field in needed:
+    required = _FIELDS[form]
+    for field in required:
         if field not in entry:
             raise ValueError(f"phone {shown(name)} has no {field!r}, which {form} have")
-    allowed = (*needed, *_LEFT_OUT.get(form, ()))
+    allowed = (*required, *_LEFT_OUT.get(form, ()))
     for field in entry:
         if field not in allowed:
             raise ValueError(
                 f"phone {shown(name)} has {shown(field)}, which nothing uses; {form} have "
-                f"{', '.join(needed)}{nearest(str(field), needed)}"
+                f"{', '.join(required)}{nearest(str(field), required)}"
             )
     if form == "fedsim's":
         return entry
     if form == "FLASH's timers":
-        start, end, ready, is_ok = (entry[field] for field in needed)
+        start, end, ready, is_ok = (entry[field] for field in required)
         return {"start": start, "end": end, "ready": ready, "ok": is_ok}
     if form == "FLASH's logs":
         return _phone_of_log(name, entry["messages"])
@@ -228,12 +228,12 @@ def fedscale_capacities(path: Path) -> list[tuple[Any, Any]]:
     content = read_plain_pickle(path)
     if not isinstance(content, dict) or not content:
         raise ValueError("it is no table of capacities by client")
-    needed = ("computation", "communication")
+    required = ("computation", "communication")
     rows = []
     for name, entry in content.items():
-        if not isinstance(entry, dict) or entry.keys() != {*needed}:
+        if not isinstance(entry, dict) or entry.keys() != {*required}:
             raise ValueError(
-                f"client {shown(name)} is {shown(entry)}; each has {' and '.join(needed)}, and "
+                f"client {shown(name)} is {shown(entry)}; each has {' and '.join(required)}, and "
                 "nothing else"
             )
         rows.append((entry["computation"], entry["communication"]))

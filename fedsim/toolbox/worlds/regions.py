@@ -109,7 +109,7 @@ class Fit(NamedTuple):
 
 
 class CloudFacts:
-    """Measured connections between regions, and rules for the others.
+    """Measured connections between regions, and rules for connections without a measurement.
 
     Attributes:
         sites: region -> city, part of the world, latitude and longitude (degrees).
