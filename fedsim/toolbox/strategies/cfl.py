@@ -12,6 +12,7 @@ from fedsim.common.arrays import Floats32
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import bipartition
 from fedsim.toolbox.clustering.similarity import cosine_matrix, length, most_alike, shown_pairs
@@ -54,7 +55,7 @@ def is_incongruent(mean_norm: float, max_norm: float, eps1: float, eps2: float) 
     return mean_norm < eps1 and max_norm >= eps2
 
 
-Entries = list[dict[str, Any]]  # of ``received``, in order of the devices' numbers
+Entries = list[Entry]  # of ``received``, in order of the devices' numbers
 
 
 class Pull(NamedTuple):
@@ -64,7 +65,7 @@ class Pull(NamedTuple):
     start: Ref
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Self:
+    def of(cls, entry: Entry) -> Self:
         """The update of an entry of ``received``."""
         return cls(entry["update"], entry["start"])
 

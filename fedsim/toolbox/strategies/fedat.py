@@ -15,7 +15,7 @@ from fedsim.federation import Client, Contents, Device, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousState
 from fedsim.strategies.base import StrategyParams
-from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Weighted
 from fedsim.strategies.state import state_of_slot
 from fedsim.toolbox.strategies.tiers import Tiered, TieredState
 
@@ -79,7 +79,7 @@ class FedATState(TieredState, AsynchronousState):
     """Model of each tier."""
     counts: list[int] = field(default_factory=list)
     """T_m, the number of updates of each tier's model."""
-    received: list[list[dict[str, Any]]] = field(default_factory=list)
+    received: list[list[Entry]] = field(default_factory=list)
     """Updates of each tier's open round."""
     tier_draws: list[int] = field(default_factory=list)
     """Number of rounds that each tier has opened."""

@@ -12,6 +12,7 @@ from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import KMedoids, canonical, k_medoids
 from fedsim.toolbox.clustering.comparison import (
@@ -200,7 +201,7 @@ class LCFL(Grouped[LCFLParams]):
         if received:
             state.global_model = await self.next_model(state.global_model, received, -1)
 
-    def center(self, entry: dict[str, Any]) -> Ref | None:
+    def center(self, entry: Entry) -> Ref | None:
         if self.state.clustered:
             return super().center(entry)
         return self.state.global_model

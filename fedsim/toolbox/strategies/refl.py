@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -12,7 +12,7 @@ from fedsim.common.spec import OnlyWith
 from fedsim.federation import TaskEnd
 from fedsim.learning.functions import weighted_sum
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
-from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
+from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Mean, changes
 from fedsim.strategies.parts.selection import SelectionSpec
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.selection.least import LeastAvailable
@@ -103,7 +103,7 @@ class REFLState(FedAvgState):
 
     late: dict[int, int] = field(default_factory=dict)
     """Tasks that go on after their round has closed, task -> round."""
-    stale: list[dict[str, Any]] = field(default_factory=list)
+    stale: list[Entry] = field(default_factory=list)
     """Updates of such tasks that have arrived in the open round, with their ``round``."""
 
 
@@ -160,7 +160,7 @@ class REFL(FedAvg[REFLParams]):
         counts = list[float]()
         if stale:
             counts = await self._stale_weights(fresh, stale, staleness)
-        rebased = list[dict[str, Any]]()
+        rebased = list[Entry]()
         for entry, count in zip(stale, counts, strict=True):
             # As if a late client had begun at the present model; not finite if the update is not.
             models = [model, entry["update"], entry["start"]]
@@ -169,7 +169,7 @@ class REFL(FedAvg[REFLParams]):
         entries = [*fresh, *rebased]
         state.model = await self.next_model(model, entries, staleness=[0] * len(fresh) + staleness)
 
-    def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
         """The aggregation's weights times ``stale_weights``, scaled to sum to 1."""
         usual = super().weights(entries)
         weights = [
@@ -180,7 +180,7 @@ class REFL(FedAvg[REFLParams]):
         return [weight / sum(weights) for weight in weights]
 
     async def _stale_weights(
-        self, fresh: list[dict[str, Any]], stale: list[dict[str, Any]], staleness: Sequence[int]
+        self, fresh: list[Entry], stale: list[Entry], staleness: Sequence[int]
     ) -> list[float]:
         params = self.params
         models = self.server.models
