@@ -63,7 +63,13 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
 def settings_kept(where: str) -> Iterator[None]:
     """Refuse code of a user's module that changes torch's settings for the whole process.
 
-    The settings are restored. ``where`` names the moment, for the message.
+    The settings are restored.
+
+    Args:
+        where: the moment in words, for the message.
+
+    Raises:
+        ScenarioError: the code has changed the number of threads or the default dtype.
     """
     threads = torch.get_num_threads()
     dtype = torch.get_default_dtype()
@@ -257,6 +263,9 @@ def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> fl
 
     Returns:
         The FLOPs of a step.
+
+    Raises:
+        ScenarioError: the module cannot take samples of this shape.
     """
     batch = example(2, shape, samples_dtype(module))  # a batch norm needs two for a variance
     for device in ("meta", "cpu"):

@@ -160,7 +160,12 @@ class FederatedData:
         self._versions = np.zeros(len(self.shards), dtype=np.int64)
 
     def shard(self, device: int, version: int = 0) -> Shard:
-        """A version of a device's shard; version 0 is the shard before any shift."""
+        """A version of a device's shard.
+
+        Args:
+            device: number of the device.
+            version: number of the version; 0 is the shard before any shift.
+        """
         shard = self._later[device, version] if version else self.shards[device]
         flips = device in self.flipping
         if shard.flips != flips:  # the shard came from another device by an exchange

@@ -30,10 +30,17 @@ WeightsList = list[NDArray[np.float32]]
 
 
 def clipped(change: NDArray[np.floating], clip: float) -> Floats:
-    """Shorten a change [d] to the length C = ``clip``: min(1, C / ||change||) change, float64."""
+    """Shorten a change to a length of at most C: min(1, C / ||change||) change, float64 [d].
+
+    Args:
+        change: the change, [d].
+        clip: C.
+    """
     exact = change.astype(np.float64)
     length = float(np.sqrt(exact @ exact))
-    return exact if length <= clip else exact * (clip / length)
+    if length <= clip:
+        return exact
+    return exact * (clip / length)
 
 
 @pure

@@ -89,29 +89,50 @@ class PeerHalf(Generic[P]):
         return cached
 
     def on_start(self, device: Peer) -> None:
-        """The device takes part for the first time; it has its initial model."""
+        """Called when the device, which has its initial model, takes part for the first time."""
         raise NotImplementedError
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """The training is over; ``update`` is None if it has no result."""
+        """Called at the end of a training.
+
+        Args:
+            device: the device that has trained.
+            update: the trained model; None if the training has no result.
+        """
         raise NotImplementedError
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        """A message has arrived."""
+        """Called when a message has arrived.
+
+        Args:
+            device: the receiver.
+            sender: number of the sender.
+            contents: the contents by name.
+        """
         raise NotImplementedError
 
     def on_lost(self, device: Peer, other: int) -> None:
-        """A message from or to another device was lost."""
+        """Called when a message was lost, at its sender and at its receiver.
+
+        Args:
+            device: the sender or the receiver.
+            other: number of the second device of the message.
+        """
 
     def on_timer(self, device: Peer) -> None:
-        """Its timer has gone off."""
+        """Called when the timer of the device has gone off."""
 
     def on_return(self, device: Peer) -> None:
-        """The device can be reached again; its work at the time when it disconnected is lost."""
+        """Called when the device can be reached again; its work before the absence is lost."""
         raise NotImplementedError
 
     def train(self, device: Peer, model: Ref) -> None:
-        """Train from a model; ``on_trained`` follows, at once if there are no epochs."""
+        """Train the device; ``on_trained`` follows, at once if ``local_epochs`` is 0.
+
+        Args:
+            device: the device.
+            model: the model from which the device trains.
+        """
         if self.params.local_epochs:
             device.train(model, device.state["round"])
         else:

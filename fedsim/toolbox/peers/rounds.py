@@ -160,7 +160,15 @@ class GraphHalf(PeerHalf[G]):
     """A device's half on a graph, which all devices know from a common seed."""
 
     def neighbours(self, device: Peer, number: int) -> Neighbours:
-        """The neighbours of each device in a round, ascending."""
+        """The neighbours of all devices in a round.
+
+        Args:
+            device: any device, for its random streams.
+            number: the round.
+
+        Returns:
+            The neighbours of each device, ascending.
+        """
         topology = self.params.topology
         devices = self.setting.devices
         count = 0 if topology.every is None else number // topology.every
@@ -188,11 +196,21 @@ class RoundHalf(PeerHalf[R]):
     """Whether a device sends its model and trains meanwhile; else it sends the trained model."""
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
-        """The devices to which a device sends in a round."""
+        """The devices to which a device sends in a round.
+
+        Args:
+            device: the sender.
+            number: the round.
+        """
         raise NotImplementedError
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
-        """The devices that send to a device in a round."""
+        """The devices that send to a device in a round.
+
+        Args:
+            device: the receiver.
+            number: the round.
+        """
         raise NotImplementedError
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
@@ -324,7 +342,10 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
     senders = receivers
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        """Metropolis-Hastings: 1 / (1 + the larger degree). The matrix is doubly stochastic."""
+        """The Metropolis-Hastings weight, 1 / (1 + the larger degree of both devices).
+
+        The matrix of all weights is doubly stochastic.
+        """
         neighbours = self.neighbours(device, number)
         return 1.0 / (1.0 + max(len(neighbours[device.number]), len(neighbours[sender])))
 
@@ -382,7 +403,7 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         return self._all(device, number)[0][device.number]
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
-        """The devices that have drawn this one, known from the common seed, as in EL-Oracle."""
+        """The devices that have drawn ``device``, by the common seed, as in EL-Oracle."""
         return self._all(device, number)[1][device.number]
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:

@@ -118,7 +118,16 @@ def in_turn(
 
 
 def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
-    """``size`` random clients out of all that are in a ``cluster`` [n], not -1."""
+    """Draw random clients that have a cluster.
+
+    Args:
+        cluster: cluster of each client, -1 without a cluster, int64 [n].
+        size: number of clients.
+        generator: the source of the draws.
+
+    Returns:
+        The clients, at most ``size``.
+    """
     shuffled = generator.permutation(len(cluster))
     return shuffled[cluster[shuffled] >= 0][:size]
 
@@ -205,7 +214,15 @@ class CataFedParams(CombiningParams):
 
 
 def most_splits(samples: int, smallest_part: int) -> int:
-    """beta = floor(log2(|D| / pi)), at least 0: how often |D| samples may be halved (Eq. 10)."""
+    """The number of times that samples may be halved, beta = floor(log2(|D| / pi)) (Eq. 10).
+
+    Args:
+        samples: |D|, the samples of a device.
+        smallest_part: pi, the least size of a part.
+
+    Returns:
+        beta, at least 0.
+    """
     return max(0, (samples // smallest_part).bit_length() - 1)
 
 

@@ -33,7 +33,15 @@ Thresholds = dict[str, float]
 def lengths(
     updates: Sequence[NDArray[np.floating]] | NDArray[np.floating], weights: Sequence[float]
 ) -> Lengths:
-    """Lengths of the mean of ``updates`` [k, d] with ``weights``, and of the longest update."""
+    """Compute the two lengths of a cluster.
+
+    Args:
+        updates: the updates of the cluster's clients, [k, d].
+        weights: the weight of each update.
+
+    Returns:
+        ``mean_norm`` and ``max_norm``.
+    """
     mean = np.zeros(len(updates[0]))
     for update, weight in zip(updates, weights, strict=True):
         mean += update * np.float64(weight / sum(weights))
@@ -47,7 +55,7 @@ def is_incongruent(mean_norm: float, max_norm: float, eps1: float, eps2: float) 
     Args:
         mean_norm: length of the cluster's mean update, below ``eps1`` if the cluster has converged
             (Algorithm 1, line 8).
-        max_norm: length of its longest update, at least ``eps2`` if its clients are incongruent
+        max_norm: length of the cluster's longest update, at least ``eps2`` if its clients are incongruent
             (Eq. 5).
         eps1: the limit of ``mean_norm``.
         eps2: the limit of ``max_norm``.

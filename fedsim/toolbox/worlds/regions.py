@@ -185,7 +185,11 @@ class CloudFacts:
         return figures
 
     def way_km(self, source: str, target: str) -> float:
-        """Length of the way between two regions along great circles (km), perhaps over a hub."""
+        """Length of the route between two regions along great circles (km).
+
+        From South America, and between Europe and East Asia, the route leads over a hub in North
+        America.
+        """
         parts = self._parts(source, target)
         from_south = "south-america" in parts and "north-america" not in parts and len(parts) > 1
         stops = [source, target]
@@ -207,8 +211,12 @@ class CloudFacts:
     def connection(self, source: str, target: str) -> Connection:
         """The connection from one region to another, as measured or by the rules.
 
-        Within a cloud the rate in the opposite direction holds, too. Between two clouds the window
-        of the receiver limits the rate.
+        Within a cloud a measured rate holds for the opposite direction, too. Between two clouds the
+        window of the receiver limits the rate.
+
+        Args:
+            source: the region of the sender.
+            target: the region of the receiver.
         """
         if (source, target) in self.measured:
             return self.measured[source, target]
