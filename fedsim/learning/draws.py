@@ -143,7 +143,7 @@ def global_states(device: torch.device | None = None) -> dict[str, object]:
     return states
 
 
-def moved_since(before: Mapping[str, object], device: torch.device | None = None) -> list[str]:
+def find_draws(before: Mapping[str, object], device: torch.device | None = None) -> list[str]:
     """Find the global generators from which code has drawn.
 
     Args:

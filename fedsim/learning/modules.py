@@ -44,7 +44,7 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
     factory = find(path, "model.factory", nn.Module, "torch.nn.Module", or_function=True)
     with settings_kept("when it makes the module"):
         try:
-            module = seeded(lambda: factory(**args), seed)
+            module = make_seeded(lambda: factory(**args), seed)
         except Exception as error:
             raise ScenarioError(
                 f"model.factory {path!r} failed with model.args = {dict(args)}: "
@@ -91,7 +91,7 @@ def settings_kept(where: str) -> Iterator[None]:
         )
 
 
-def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+def make_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module made while the process's global generators have a seed."""
     with generators_kept(seed):
         return make()
@@ -148,7 +148,7 @@ def _prepare(module: nn.Module) -> None:
                 setattr(part, hook.name, getattr(part, hook.name).detach())
 
 
-def copied(module: nn.Module) -> nn.Module:
+def copy_module(module: nn.Module) -> nn.Module:
     """Copy a module; ``ScenarioError`` if the module cannot be copied."""
     try:
         return copy.deepcopy(module)
@@ -270,7 +270,7 @@ def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> fl
     batch = example(2, shape, samples_dtype(module))  # a batch norm needs two for a variance
     for device in ("meta", "cpu"):
         try:
-            trial = copied(module).to(device).eval()
+            trial = copy_module(module).to(device).eval()
             with (
                 generators_kept(),
                 FlopCounterMode(display=False) as counter,
@@ -343,7 +343,7 @@ def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int 
         The module.
     """
     if lora is not None:
-        seeded(lambda: _adapt(module, lora), seed)
+        make_seeded(lambda: _adapt(module, lora), seed)
     if train is not None or lora is not None:
         _freeze(module, "*.lora_?" if train is None else train)
     return module

@@ -16,9 +16,9 @@ from fedsim.learning.objectives import (
     EvaluationMetric,
     Objective,
     SampleNumbers,
+    describe_targets,
     entropies,
     mean_of_samples,
-    told_targets,
 )
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class _Numbers(Objective):
         if pool.targets is None:
             raise self.misfit("labels")
         if not self._takes(pool.targets):
-            raise self.misfit(told_targets(pool.targets))
+            raise self.misfit(describe_targets(pool.targets))
         return replace(pool, targets=pool.targets.astype(np.float32))
 
     def _takes(self, targets: AnyArray) -> bool:

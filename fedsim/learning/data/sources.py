@@ -67,7 +67,7 @@ class Source(Spec):
         return shape, raw.classes
 
 
-def checked_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArray[np.int64]:
+def check_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArray[np.int64]:
     """Convert labels to int64; ``DataError`` for a label outside 0..classes-1.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.common.errors import FedsimError, SimulationError, nearest, place_of, shown
-from fedsim.learning.draws import global_states, moved_since
+from fedsim.learning.draws import find_draws, global_states
 from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
 from fedsim.learning.solvers.context import TrainingContext, rules
@@ -92,7 +92,7 @@ class ByTrainer(Reference):
             for name, rule in rules(descent, trained).items():
                 trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
             outcome = self._call_trainer(module.module, context)
-        generators = moved_since(before, self.device)
+        generators = find_draws(before, self.device)
         if generators:
             raise SimulationError(
                 f"{self._label} draws from the global generator of {' and of '.join(generators)}, "

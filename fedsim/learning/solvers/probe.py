@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import FedsimError, ScenarioError, place_of
 from fedsim.common.training import LastBatch
-from fedsim.learning.draws import generators_kept, global_states, moved_since
+from fedsim.learning.draws import find_draws, generators_kept, global_states
 from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.modules import settings_kept
 from fedsim.learning.objectives import Objective
@@ -109,11 +109,11 @@ def _run_user_code(work: Callable[[], R]) -> R:
 
 
 def _train(solver: Reference, module: ModuleCopy, solve: LocalSolve) -> Solved:
-    return _run_user_code(lambda: solver.trained(module, solve, _RULE))
+    return _run_user_code(lambda: solver.train(module, solve, _RULE))
 
 
 def _test(solver: Reference, weights: Weights, x: Tensor, module: ModuleCopy) -> Tensor:
-    return _run_user_code(lambda: solver.tested(module, weights, x))
+    return _run_user_code(lambda: solver.test(module, weights, x))
 
 
 def _refuse_draws(work: Callable[[], object]) -> None:
@@ -122,7 +122,7 @@ def _refuse_draws(work: Callable[[], object]) -> None:
         with generators_kept(number + 1):  # seeds that the module is unlikely to set itself
             before = global_states()
             work()
-            generators = moved_since(before)
+            generators = find_draws(before)
             if not generators:
                 return
     raise ScenarioError(draws_message(generators, _WHERE))
@@ -152,7 +152,7 @@ def _refuse_outputs(
             "from finite samples and weights"
         )
     copied_module = solver.watch.fresh()
-    losses = _run_user_code(lambda: solver.judged(copied_module, weights, outputs, targets))
+    losses = _run_user_code(lambda: solver.judge(copied_module, weights, outputs, targets))
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(y),):
         form: object = type(losses).__name__
         if isinstance(losses, Tensor):
@@ -268,7 +268,7 @@ def _failure_on_one(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -
     batches = shuffled(np.random.default_rng(0), 1, 1, 1)
     solve = LocalSolve(weights, x[:1], y[:1], batches)
     try:
-        solver.trained(solver.watch.fresh(), solve, _RULE)
+        solver.train(solver.watch.fresh(), solve, _RULE)
     except SingleSampleError as error:
         return error.part
     except Exception as error:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.common.errors import FedsimError, ScenarioError, SimulationError, place_of
-from fedsim.learning.draws import global_states, moved_since
+from fedsim.learning.draws import find_draws, global_states
 from fedsim.learning.entropy import entropy_watched
-from fedsim.learning.modules import copied, numbers
+from fedsim.learning.modules import copy_module, numbers
 from fedsim.learning.remains import Token, differences, remains
 
 R = TypeVar("R")
@@ -40,7 +40,7 @@ class ModuleCopy:
     """
 
     def __init__(self, template: nn.Module, *, is_watched: bool = False) -> None:
-        self.module = copied(template)
+        self.module = copy_module(template)
         flat = numbers(self.module)
         self.flat = flat
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
@@ -179,10 +179,10 @@ class Watch:
         """Carry out ``work``, and raise if it draws from global generators or from entropy."""
         before = global_states(self._device)
         with entropy_watched() as places:
-            result = plainly(lambda: work(module), where)
+            result = run_user_code(lambda: work(module), where)
         if places:
             raise SimulationError(entropy_message(places, where))
-        if moved_since(before, self._device):
+        if find_draws(before, self._device):
             self._refuse_draws(work, where)
         return result
 
@@ -190,8 +190,8 @@ class Watch:
         """Raise if the module draws from global generators, instead of another thread's code."""
         for _ in range(_TRIES):
             before = global_states(self._device)
-            plainly(lambda: work(self.fresh()), where)
-            generators = moved_since(before, self._device)
+            run_user_code(lambda: work(self.fresh()), where)
+            generators = find_draws(before, self._device)
             if not generators:
                 return
         raise SimulationError(draws_message(generators, where))
@@ -213,7 +213,7 @@ class Watch:
         if not new_changes:
             return
         memory = remains(module.module, module.flat, whole=True)
-        repeated = plainly(lambda: work(module), where)
+        repeated = run_user_code(lambda: work(module), where)
         second_changes = differences(memory, remains(module.module, module.flat, whole=True))
         if second_changes or not same(result, repeated):
             raise SimulationError(left_message(second_changes or new_changes, where))
@@ -221,10 +221,10 @@ class Watch:
 
 
 def _use(module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str) -> R:
-    return plainly(lambda: work(module), where)
+    return run_user_code(lambda: work(module), where)
 
 
-def plainly(work: Callable[[], R], where: str) -> R:
+def run_user_code(work: Callable[[], R], where: str) -> R:
     """Run code of a user's module.
 
     Args:

@@ -29,7 +29,7 @@ from fedsim.common.errors import FedsimError, ScenarioError
 from fedsim.common.model_cost import COLUMNS, ModelCost, Operations
 from fedsim.learning.architecture import Shape
 from fedsim.learning.draws import generators_kept
-from fedsim.learning.modules import copied, example, outputs_of, samples_dtype
+from fedsim.learning.modules import copy_module, example, outputs_of, samples_dtype
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.spec import Trainer, TrainingSpec
 
@@ -198,7 +198,7 @@ def _step(
     module: nn.Module, batch: Tensor, trainer: Trainer, device: str, objective: Objective
 ) -> _StepCounts:
     """Count the second step of a copy of the module; the first makes the optimiser's state."""
-    copied_module = copied(module).to(device).train()
+    copied_module = copy_module(module).to(device).train()
     x = batch.to(device)
     trained = {}
     for name, parameter in copied_module.named_parameters():

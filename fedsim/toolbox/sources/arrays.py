@@ -11,7 +11,7 @@ from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, nearest, shown
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
-from fedsim.learning.data.sources import checked_labels, every_fifth
+from fedsim.learning.data.sources import check_labels, every_fifth
 
 _MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
 _CHANNELS = (1, 3, 4)  # of images: grey, colours, colours with transparency
@@ -225,7 +225,7 @@ def _pair(
             raise DataError(
                 f"'{path}' has the label {y.max()}; allowed are 0 to {_MOST_CLASSES - 1}"
             )
-        return samples, checked_labels(path, y.astype(np.int64), _MOST_CLASSES)
+        return samples, check_labels(path, y.astype(np.int64), _MOST_CLASSES)
     with np.errstate(over="ignore"):
         targets = y.reshape(len(y), -1).astype(np.float32 if is_real else np.int64)
     if not np.isfinite(targets).all():

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedsim.common.errors import DataError, ScenarioError, nearest
 from fedsim.common.files import open_file, read_bytes, replacing, sought
 from fedsim.learning.data.federated import Raw, Samples
-from fedsim.learning.data.sources import Source, checked_labels
+from fedsim.learning.data.sources import Source, check_labels
 
 ByteArray = NDArray[np.uint8]
 
@@ -220,7 +220,7 @@ def _load_idx_pair(
             f"'{images_path}' has images of {images.shape[1]}x{images.shape[2]} pixels; "
             "28x28 are expected"
         )
-    return images[:, None], checked_labels(labels_path, labels, classes)
+    return images[:, None], check_labels(labels_path, labels, classes)
 
 
 class Emnist(PublishedImages):
@@ -300,7 +300,7 @@ def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
             "bytes are there"
         )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD)
-    return rows[:, 1:].reshape(-1, 3, 32, 32), checked_labels(path, rows[:, 0], 10)
+    return rows[:, 1:].reshape(-1, 3, 32, 32), check_labels(path, rows[:, 0], 10)
 
 
 def fetch(name: str, root: Path) -> Path:
