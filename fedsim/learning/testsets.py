@@ -1,7 +1,7 @@
 """Test samples, and the application of models to test samples.
 
-An image that several devices hold in the same orientation is computed once for all of the devices.
-A model always gets the images in the order of their numbers, in blocks. A result therefore does not
+An image that several devices hold in one orientation is computed once for all of these devices. A
+model always gets the images in the order of their numbers, in blocks. A result therefore does not
 depend on earlier tests.
 """
 

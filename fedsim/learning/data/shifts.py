@@ -187,7 +187,7 @@ class SwapAll(Shift):
 
     kind: Literal["swap-all"] = "swap-all"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
-    """of each pair, on each occasion."""
+    """probability that a pair swaps, on each occasion."""
 
     def apply(
         self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams

@@ -2,7 +2,7 @@
 
 A copy serves many devices in turn. Its flat model is loaded before each use, and nothing else may
 pass from device to device. If a use changes other memory of the module (``remains``), the copy is
-dropped. The use is then repeated with the same inputs. If the repetition gives another result, or
+dropped. The use is then repeated with equal inputs. If the repetition gives another result, or
 changes the memory again, the module is refused. Otherwise the memory is a cache, or a record of the
 last pass.
 """

@@ -188,8 +188,9 @@ class Mnist(_MnistFiles):
 
 
 class Fashion(_MnistFiles):
-    """60,000 + 10,000 garments of 28x28 pixels (Fashion-MNIST), from the IDX files in
-    ``fashion-mnist/``.
+    """Fashion-MNIST: 60,000 + 10,000 garments of 28x28 pixels, from IDX files.
+
+    The files are in ``fashion-mnist/``.
     """
 
     kind: Literal["fashion"] = "fashion"
@@ -224,8 +225,9 @@ def _load_idx_pair(
 
 
 class Emnist(PublishedImages):
-    """EMNIST ByClass (Cohen et al. 2017) from its IDX files in ``emnist/``: digits, capitals and
-    lower-case letters.
+    """EMNIST ByClass: digits, capitals and lower-case letters, from IDX files.
+
+    Source: Cohen et al. 2017. The files are in ``emnist/``.
     """
 
     kind: Literal["emnist"] = "emnist"

@@ -57,13 +57,13 @@ class Diurnal(AvailabilityModel):
     """The share of devices that are on is a sinusoid of the local hour.
 
     Each device draws a number every ``lasts``, and is on while the share is above the number.
-    With a long ``lasts`` a device is on at the same hours for days; with a short one it comes
-    and goes.
+    With a long ``lasts`` the hours at which a device is on stay for days. With a short ``lasts``
+    the device comes and goes.
 
     Attributes:
         most, least: the share that is on at the best and at the worst hour.
         peak: the best hour, local time (see ``population.calendar``).
-        lasts: how long a device keeps its number.
+        lasts: time for which a device keeps its number.
     """
 
     kind: Literal["diurnal"] = "diurnal"
@@ -344,10 +344,9 @@ def _trace_of(where: str, phone: Mapping[str, object]) -> tuple[float, Trace]:
 
 
 class Intervals(AvailabilityModel):
-    """On from ``start`` to ``end``: a CSV or Parquet file with a row an interval, and columns
-    ``device``, ``start``, ``end``.
+    """Devices are on in the intervals of a CSV or Parquet file.
 
-    Rows have any order. Other columns are refused, as a row that means off would be taken for one
+    The file has a row for each interval, and the columns ``device``, ``start`` and ``end``. Rows have any order. Other columns are refused, as a row that means off would be taken for one
     that means on. A device without a row is never on. All times of a file are of one form:
 
     - simulated times, such as ``90 s``, or bare numbers with ``unit``;
