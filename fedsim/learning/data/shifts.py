@@ -91,14 +91,14 @@ class Shift(Spec):
     """
 
     apart: ClassVar[bool] = False
-    """Whether the data of a device after an occasion do not depend on the other candidates."""
+    """Whether the data of a device after an occasion are independent of all other candidates."""
 
     kind: str
     at: Occasions = Occasions(every_rounds=1)
-    """when there is an occasion."""
+    """the occasions of the shift."""
     among: Literal["all", "selected"] = "all"
-    """the candidates: ``all`` devices that are there, or only those ``selected`` for a round
-    before (FlexCFL).
+    """the candidates: ``all`` available devices, or only devices that were ``selected`` for an
+    earlier round (FlexCFL).
     """
 
     def check(self, data: FederatedData) -> None:
