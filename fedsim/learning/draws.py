@@ -21,6 +21,9 @@ from fedsim.common.streams import generator_states, shared_generators
 
 _WORD = (1 << 63) - 1
 
+Operation = OpOverload[..., Any]
+"""An operation of torch, as a dispatch mode receives it."""
+
 
 class KeyedDraws(TorchDispatchMode):
     """A mode in which torch draws from a generator that ``seed`` sets.
@@ -51,7 +54,7 @@ class KeyedDraws(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: OpOverload,
+        func: Operation,
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -74,7 +77,7 @@ class KeyedDraws(TorchDispatchMode):
         return keyed(*args, **keyed_kwargs)
 
     def _call_without_generator(
-        self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+        self, func: Operation, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> object:
         """Call an operation that draws, but takes no generator or is composed of operations."""
         with self:
@@ -106,11 +109,11 @@ class KeyedDraws(TorchDispatchMode):
 
 
 @cache
-def _draws(func: OpOverload) -> bool:
+def _draws(func: Operation) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-def _with_generator(func: OpOverload) -> OpOverload | None:
+def _with_generator(func: Operation) -> Operation | None:
     """The overload of an operation that takes a generator; None without such an overload."""
     name = "generator"
     if func._overloadname != "default":
@@ -118,7 +121,7 @@ def _with_generator(func: OpOverload) -> OpOverload | None:
     packet = func._overloadpacket
     if name not in packet.overloads():
         return None
-    overload: OpOverload = getattr(packet, name)
+    overload: Operation = getattr(packet, name)
     return overload
 
 

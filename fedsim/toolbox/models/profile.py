@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -28,7 +27,7 @@ from torch.utils.flop_counter import flop_registry
 from fedsim.common.errors import FedsimError, ScenarioError
 from fedsim.common.model_cost import COLUMNS, ModelCost, Operations
 from fedsim.learning.architecture import Shape
-from fedsim.learning.draws import generators_kept
+from fedsim.learning.draws import Operation, generators_kept
 from fedsim.learning.modules import copy_module, example, outputs_of, samples_dtype
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.spec import Trainer, TrainingSpec
@@ -276,7 +275,7 @@ class Counting(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: OpOverload,
+        func: Operation,
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,

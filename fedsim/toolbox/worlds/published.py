@@ -56,7 +56,7 @@ class PlainUnpickler(pickle._Unpickler):
     raises ``KeyError`` or ``UnpicklingError``.
     """
 
-    dispatch: ClassVar[dict[int, Callable[[pickle._Unpickler], None]]] = {
+    dispatch: ClassVar[dict[int, Callable[[pickle.Unpickler], None]]] = {
         key[0]: pickle._Unpickler.dispatch[key[0]] for key in _PLAIN
     }
 
