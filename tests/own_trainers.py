@@ -61,6 +61,7 @@ class Wrong(Trainer):  # makes one mistake
             "nan": lambda: [value.fill_(float("nan")) for value in state.values()],
             "shape": lambda: state.update({name: state[name][:1]}),
             "few": lambda: state.pop(name),
+            "entropy": lambda: np.random.default_rng(),
             "random": random.random,
             "numpy": np.random.rand,
             "torch": lambda: torch.rand(1),

@@ -61,11 +61,11 @@ class LoRA(Spec):
     """
 
     rank: int = Field(ge=1, le=100_000)
-    """of every adapter."""
+    """rank of every adapter."""
     alpha: float = Field(default=16.0, gt=0.0, le=1e6)
     """factor of the adapter's product, divided by the rank."""
     where: Patterns = "*"
-    """names of the layers that get one; by default every ``torch.nn.Linear``."""
+    """names of the layers that get an adapter; by default every ``torch.nn.Linear``."""
 
 
 class Tensor(NamedTuple):

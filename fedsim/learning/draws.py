@@ -1,4 +1,4 @@
-"""Random numbers of users' modules: torch's draws are keyed by task and step, others are detected.
+"""Random numbers of users' modules: torch's draws are keyed by task and step, the rest detected.
 
 ``KeyedDraws`` intercepts torch's operations that draw, including operations within compiled layers
 such as the dropout of ``torch.nn.LSTM``. Each operation then draws from a generator of the calling
@@ -6,13 +6,14 @@ thread.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsim.common.errors import ScenarioError
@@ -20,8 +21,11 @@ from fedsim.common.streams import generator_states, shared_generators
 
 _WORD = (1 << 63) - 1
 
+Operation = OpOverload[..., Any]
+"""An operation of torch, as a dispatch mode receives it."""
 
-class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+
+class KeyedDraws(TorchDispatchMode):
     """A mode in which torch draws from a generator that ``seed`` sets.
 
     A draw in a backward pass raises ``ScenarioError``. Gradient checkpointing repeats the forward
@@ -32,7 +36,7 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.drawn = False
         self._key = 0
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -48,7 +52,13 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # nothing here is compiled, and a guard against it would make each operation slower
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Operation,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if not _draws(func):
             return func(*args, **kwargs)
@@ -66,10 +76,12 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         keyed_kwargs["generator"] = self._generator(_device(args, kwargs))
         return keyed(*args, **keyed_kwargs)
 
-    def _call_without_generator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call an operation that draws, and is composed of others or takes no generator."""
+    def _call_without_generator(
+        self, func: Operation, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> object:
+        """Call an operation that draws, but takes no generator or is composed of operations."""
         with self:
-            result = func.decompose(*args, **kwargs)
+            result: object = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
         device = self._generator(_device(args, kwargs)).device
@@ -97,18 +109,23 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @cache
-def _draws(func: Any) -> bool:
+def _draws(func: Operation) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-def _with_generator(func: Any) -> Any:
+def _with_generator(func: Operation) -> Operation | None:
     """The overload of an operation that takes a generator; None without such an overload."""
-    name = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
+    name = "generator"
+    if func._overloadname != "default":
+        name = f"{func._overloadname}_generator"
     packet = func._overloadpacket
-    return getattr(packet, name) if name in packet.overloads() else None
+    if name not in packet.overloads():
+        return None
+    overload: Operation = getattr(packet, name)
+    return overload
 
 
-def _device(args: Any, kwargs: Any) -> torch.device:
+def _device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device:
     """The device of an operation's result."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.device):
@@ -118,23 +135,26 @@ def _device(args: Any, kwargs: Any) -> torch.device:
     return torch.device("cpu")
 
 
-def global_states(device: torch.device | None = None) -> dict[str, Any]:
+def global_states(device: torch.device | None = None) -> dict[str, object]:
     """States of the process's global generators by name, as values that can be compared.
 
     The generator of CUDA is included if ``device`` is a CUDA device.
     """
-    states = generator_states()
+    states: dict[str, object] = generator_states()
     if device is not None and device.type == "cuda":
         states["torch.cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes()
     return states
 
 
-def moved_since(before: dict[str, Any], device: torch.device | None = None) -> list[str]:
-    """Names of the global generators from which code has drawn since ``before``.
+def find_draws(before: Mapping[str, object], device: torch.device | None = None) -> list[str]:
+    """Find the global generators from which code has drawn.
 
     Args:
         before: an earlier result of ``global_states``.
         device: the device given to ``global_states``.
+
+    Returns:
+        The names of the generators.
     """
     return [name for name, state in global_states(device).items() if state != before[name]]
 

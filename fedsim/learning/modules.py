@@ -45,7 +45,7 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
     factory = find(path, "model.factory", nn.Module, "torch.nn.Module", or_function=True)
     with settings_kept("when it makes the module"):
         try:
-            module = seeded(lambda: factory(**args), seed)
+            module = make_seeded(lambda: factory(**args), seed)
         except Exception as error:
             raise ScenarioError(
                 f"model.factory {path!r} failed with model.args = {dict(args)}: "
@@ -64,7 +64,13 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
 def settings_kept(where: str) -> Iterator[None]:
     """Refuse code of a user's module that changes torch's settings for the whole process.
 
-    The settings are restored. ``where`` names the moment, for the message.
+    The settings are restored.
+
+    Args:
+        where: the moment in words, for the message.
+
+    Raises:
+        ScenarioError: the code has changed the number of threads or the default dtype.
     """
     threads = torch.get_num_threads()
     dtype = torch.get_default_dtype()
@@ -86,7 +92,7 @@ def settings_kept(where: str) -> Iterator[None]:
         )
 
 
-def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+def make_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module made while the process's global generators have a seed."""
     with generators_kept(seed):
         return make()
@@ -143,7 +149,7 @@ def _prepare(module: nn.Module) -> None:
                 setattr(part, hook.name, getattr(part, hook.name).detach())
 
 
-def copied(module: nn.Module) -> nn.Module:
+def copy_module(module: nn.Module) -> nn.Module:
     """Copy a module; ``ScenarioError`` if the module cannot be copied."""
     try:
         return copy.deepcopy(module)
@@ -258,11 +264,14 @@ def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> fl
 
     Returns:
         The FLOPs of a step.
+
+    Raises:
+        ScenarioError: the module cannot take samples of this shape.
     """
     batch = example(2, shape, samples_dtype(module))  # a batch norm needs two for a variance
     for device in ("meta", "cpu"):
         try:
-            trial = copied(module).to(device).eval()
+            trial = copy_module(module).to(device).eval()
             with (
                 generators_kept(),
                 FlopCounterMode(display=False) as counter,
@@ -335,7 +344,7 @@ def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int 
         The module.
     """
     if lora is not None:
-        seeded(lambda: _adapt(module, lora), seed)
+        make_seeded(lambda: _adapt(module, lora), seed)
     if train is not None or lora is not None:
         _freeze(module, "*.lora_?" if train is None else train)
     return module
@@ -413,7 +422,7 @@ def _as_in_tests(part: nn.Module, args: object) -> None:
 
 
 def load(module: nn.Module, path: str, root: Path | None) -> None:
-    """Copy the arrays of ``model.file`` into the module's tensors with the same names.
+    """Copy the arrays of ``model.file`` into the module's tensors of these names.
 
     Args:
         module: the module, which is changed.

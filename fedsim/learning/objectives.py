@@ -87,13 +87,13 @@ def own_metric(path: str) -> EvaluationMetric:
     """
 
     def keep(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-        return one_a_sample(path, "objective.metrics", outputs, targets)[:, None]
+        return call_by_sample(path, "objective.metrics", outputs, targets)[:, None]
 
     more_is_better = getattr(_function(path, "objective.metrics"), "more_is_better", False)
     return EvaluationMetric(path.rpartition(":")[2], (), keep, mean_of_samples, more_is_better)
 
 
-def one_a_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "Tensor":
+def call_by_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "Tensor":
     """Call a user's function that gives one number for each sample.
 
     Args:
@@ -108,7 +108,8 @@ def one_a_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "
     Raises:
         ScenarioError: the function gives a tensor of another shape.
     """
-    result: Tensor = _function(path, key)(outputs, targets)
+    # copies, as the function may change its arguments in place, which are read afterwards
+    result: Tensor = _function(path, key)(outputs.clone(), targets.clone())
     if tuple(result.shape) != (len(targets),):
         raise ScenarioError(
             f"{key} has {path!r}, which gave {tuple(result.shape)} for {len(targets)} samples; "
@@ -215,7 +216,7 @@ class Objective(Spec):
             The losses, [n].
         """
         if self.loss is not None:
-            return one_a_sample(self.loss, "objective.loss", outputs, targets)
+            return call_by_sample(self.loss, "objective.loss", outputs, targets)
         counts = self.asked(targets).flatten(1)
         losses = self.each(outputs, targets, **options).flatten(1)
         return (losses * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1)
@@ -233,7 +234,7 @@ class Objective(Spec):
         return outputs.argmax(dim=-1)
 
 
-def told_targets(targets: AnyArray) -> str:
+def describe_targets(targets: AnyArray) -> str:
     """Describe targets in words, for messages."""
     return f"targets {targets.dtype} of shape {targets.shape}"
 
@@ -264,7 +265,7 @@ class Classification(Objective):
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
         if pool.targets is not None and (pool.targets.ndim > 1 or pool.targets.dtype != np.int64):
-            raise self.misfit(f"{told_targets(pool.targets)}{_labels_hint(pool.targets)}")
+            raise self.misfit(f"{describe_targets(pool.targets)}{_labels_hint(pool.targets)}")
         return pool
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsim.common.arrays import AnyArray
+
 # a tensor of more numbers is compared by its version alone, which torch raises at each change
 _SMALL = 1 << 12
 _ENDS = 50  # entries at each end of a long container that are compared, unless all are plain
@@ -41,8 +43,9 @@ _WRAPPERS = (
 _STRUCTURE = frozenset(vars(nn.Module()))  # "training" is set before each use
 _HOOKS = sorted(name for name in _STRUCTURE if name.endswith("hooks"))
 _NORMS = nn.modules.batchnorm._NormBase
+_COUNT = "num_batches_tracked"
 
-Token = Any
+Token = object
 """A value that stands for a piece of memory; two tokens are equal if the memory is equal."""
 
 
@@ -94,6 +97,16 @@ def clear_caches(module: nn.Module) -> list[str]:
     return list(caches)
 
 
+def counts_of_norms(module: nn.Module) -> list[str]:
+    """Names of the buffers ``num_batches_tracked`` of norms that are not torch's own."""
+    names = []
+    for name, part in module.named_modules():
+        is_counting = isinstance(part, _NORMS) and part.num_batches_tracked is not None
+        if is_counting and _user_classes(type(part)):
+            names.append(f"{name}.{_COUNT}" if name else _COUNT)
+    return names
+
+
 def differences(before: Mapping[str, Token], after: Mapping[str, Token]) -> list[str]:
     """Names under which two memories differ, or that only one memory has."""
     names = [*before, *(name for name in after if name not in before)]
@@ -101,14 +114,14 @@ def differences(before: Mapping[str, Token], after: Mapping[str, Token]) -> list
     return [name for name in names if before.get(name, missing) != after.get(name, missing)]
 
 
-def _attributes(part: nn.Module) -> Iterator[tuple[str, Any]]:
+def _attributes(part: nn.Module) -> Iterator[tuple[str, object]]:
     """The attributes of a part, its tensors and its hooks, by name."""
     for key, value in vars(part).items():
         if key not in _STRUCTURE:
             yield key, value
     for key, value in (*part._parameters.items(), *part._buffers.items()):
-        # a norm with a momentum uses its number of batches for no result
-        if not (key == "num_batches_tracked" and isinstance(part, _NORMS)):
+        # ``probe`` refuses norms whose results depend on this count
+        if not (key == _COUNT and isinstance(part, _NORMS)):
             yield key, value
     for key in _HOOKS:
         hooks = getattr(part, key, None)
@@ -125,8 +138,8 @@ class _Shared:
     """
 
     def __init__(self, classes: Iterable[type]) -> None:
-        self.values: dict[str, Any] = {}
-        self.caches: dict[str, Any] = {}
+        self.values: dict[str, object] = {}
+        self.caches: dict[str, functools._lru_cache_wrapper[Any]] = {}
         self._visited: set[int] = set()
         self._functions: list[types.FunctionType] = []
         self._classes = list(classes)
@@ -165,7 +178,7 @@ class _Shared:
             name = self._unused_name(f"{function.__module__}.{function.__qualname__}()")
             self.values[name] = function
 
-    def _follow_value(self, name: str, value: Any, names: list[str]) -> None:
+    def _follow_value(self, name: str, value: object, names: list[str]) -> None:
         """Collect a global; for a Python module, only its attributes of ``names``."""
         if value is None or isinstance(value, types.BuiltinFunctionType):
             return
@@ -182,11 +195,19 @@ class _Shared:
             self._classes += _followed_classes(type(value))
 
     def _follow_module(self, module: types.ModuleType, names: list[str]) -> None:
-        if _is_installed(module.__name__) or not self._visit(module, *names):
+        """Collect attributes of a module; of an installed one, only plain data (os.environ)."""
+        if not self._visit(module, *names):
             return
+        is_installed = _is_installed(module.__name__)
         for key in names:
-            if key in vars(module):
-                self._follow_value(f"{module.__name__}.{key}", vars(module)[key], names)
+            if key not in vars(module):
+                continue
+            name = f"{module.__name__}.{key}"
+            value = vars(module)[key]
+            if not is_installed:
+                self._follow_value(name, value, names)
+            elif _is_plain(value):
+                self.values[name] = value
 
     def _unused_name(self, name: str) -> str:
         """The name, with a number if another function made by the same lines has the name."""
@@ -197,7 +218,7 @@ class _Shared:
             number += 1
         return candidate
 
-    def _visit(self, value: Any, *names: str) -> bool:
+    def _visit(self, value: object, *names: str) -> bool:
         """Mark a value as visited; whether this is the first visit."""
         key = hash((id(value), *names))
         is_new = key not in self._visited
@@ -205,7 +226,7 @@ class _Shared:
         return is_new
 
 
-def _functions_of(value: Any) -> Iterator[types.FunctionType]:
+def _functions_of(value: object) -> Iterator[types.FunctionType]:
     """The Python functions behind an attribute: a method, a property, or a cached function."""
     if isinstance(value, types.FunctionType):
         yield value
@@ -215,6 +236,15 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
         inner = getattr(value, key, None)
         if isinstance(inner, types.FunctionType):
             yield inner
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is a number or text, or a container of numbers and texts."""
+    if isinstance(value, Mapping):
+        return _PLAIN.issuperset(map(type, value.values()))
+    if isinstance(value, list | set):
+        return _PLAIN.issuperset(map(type, value))
+    return type(value) in _PLAIN
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -234,6 +264,11 @@ def _user_classes(cls: type) -> list[type]:
 def _followed_classes(cls: type) -> list[type]:
     """A class and its bases, without classes of installed packages."""
     return [base for base in _user_classes(cls) if not _is_installed(base.__module__)]
+
+
+def is_of_user(module: str) -> bool:
+    """Whether a Python module is a user's own: not of Python, fedsim, or an installed package."""
+    return not _is_installed(module)
 
 
 def _is_outside(module: str) -> bool:
@@ -261,7 +296,7 @@ class _Reader:
         self._whole = whole
         self._visited: set[int] = set()
 
-    def token(self, value: Any, depth: int = 0) -> Token:
+    def token(self, value: object, depth: int = 0) -> Token:
         if value is None or isinstance(value, bool | int | str | bytes | type | types.ModuleType):
             return type(value), value
         if isinstance(value, float | complex):
@@ -277,7 +312,7 @@ class _Reader:
         self._visited.add(id(value))
         return self._read(value, depth + 1)
 
-    def _read(self, value: Any, depth: int) -> Token:
+    def _read(self, value: object, depth: int) -> Token:
         if isinstance(value, Mapping):
             return self._items(value, depth), self._of_object(value, depth)
         if isinstance(value, list | tuple | deque):
@@ -316,7 +351,7 @@ class _Reader:
         state = [function.__closure__, function.__defaults__, vars(function)]
         return function.__qualname__, self._entries(state, depth)
 
-    def _of_object(self, value: Any, depth: int) -> Token:
+    def _of_object(self, value: object, depth: int) -> Token:
         attributes = {}
         for cls in type(value).__mro__:
             for name in getattr(cls, "__slots__", ()):
@@ -325,14 +360,14 @@ class _Reader:
         attributes.update(getattr(value, "__dict__", {}))
         return type(value), self._items(attributes, depth)
 
-    def _of_array(self, array: np.ndarray[Any, Any], depth: int) -> Token:
+    def _of_array(self, array: AnyArray, depth: int) -> Token:
         if array.dtype.hasobject:
             return array.shape, self._entries(array.ravel().tolist(), depth + 1)
         digest = hashlib.blake2b(np.ascontiguousarray(array).tobytes()).digest()
         return array.shape, array.dtype.str, digest
 
-    def _items(self, values: Mapping[Any, Any], depth: int) -> Token:
-        entries: list[Any] = []
+    def _items(self, values: Mapping[Any, object], depth: int) -> Token:
+        entries: list[object] = []
         for item in list(values.items()):
             entries += item
         return self._entries(entries, depth)
@@ -357,7 +392,7 @@ def _of_tensor(tensor: Tensor, *, whole: bool) -> Token:
     return shape, tensor.dtype, plain.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _content(cell: types.CellType) -> Any:
+def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # the cell is empty

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedsim.common.registry import Registry, with_any_kind
-from fedsim.common.returns import find_outside, returns
+from fedsim.common.returns import find_outside, guard, returns
 from fedsim.common.spec import Spec
 from fedsim.common.training import Batching, LastBatch, Penalised
 from fedsim.common.units import PositiveSeconds
@@ -35,13 +35,13 @@ class Trainer(Spec):
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     """the learning rate of round r is lr lr_decay^r."""
     device: str = "cpu"
-    """where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning
+    """torch device of the computation: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning
     starts.
     """
     state: Literal["fresh", "kept", "sent"] = "fresh"
-    """of the trainer, such as moments. ``fresh``: none lasts; ``kept``: what there is stays on the
-    device between trainings; ``sent``: it comes with the model and goes with the update, and the
-    server takes the mean of states as of updates.
+    """state of the trainer, such as moments. ``fresh``: each training begins without a state;
+    ``kept``: the state stays on the device between trainings; ``sent``: the state comes with the
+    model and goes with the update, and the server averages states as it averages updates.
     """
     real_limit: PositiveSeconds = 3600.0
     """real time after which a local training ends the run with an error."""
@@ -168,6 +168,7 @@ class Trainer(Spec):
 
 
 def _unpickle(cls: type[Trainer], values: dict[str, Any]) -> Trainer:
+    guard(cls, TRAINERS.key)  # a worker process imports the author's module anew
     if cls.model_fields["kind"].default != values["kind"]:
         cls = with_any_kind(cls)
     return cls.model_validate(values)
@@ -195,10 +196,10 @@ class TrainingSpec(Trainer):
     biases: gradient 2 l2 W.
     """
     l2_on: Penalised = "kernels"
-    """``kernels``, or those of ``dense`` layers alone, as in FlexCFL's FEMNIST-CNN."""
+    """all ``kernels``, or the kernels of ``dense`` layers alone, as in FlexCFL's FEMNIST-CNN."""
     solver: Literal["fast", "reference"] = "fast"
-    """``fast``: the fastest way for the model; ``reference``: plain torch, with the same results
-    up to rounding.
+    """``fast``: the fastest solver for the model; ``reference``: plain torch, whose results are
+    equal up to rounding.
     """
     state: None = None  # type: ignore[assignment]
     real_limit: None = None  # type: ignore[assignment]

@@ -1,12 +1,12 @@
 """Test samples, and the application of models to test samples.
 
-An image that several devices hold in the same orientation is computed once for all of the devices.
-A model always gets the images in the order of their numbers, in blocks. A result therefore does not
+An image that several devices hold in one orientation is computed once for all of these devices. A
+model always gets the images in the order of their numbers, in blocks. A result therefore does not
 depend on earlier tests.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ class Block:
         self._parts = samples, device, numbers, keep
         self._images: Tensor | None = None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return Block, self._parts  # no image is sent to another process
 
     def __call__(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,10 @@ class Attack(Spec):
 
     kind: str
 
-    def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
-        """Return the update that a malicious device sends.
+    def update(
+        self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[object]
+    ) -> Ref:
+        """The update that a malicious device sends.
 
         Args:
             arithmetic: operations on models.
@@ -63,7 +65,7 @@ class Attack(Spec):
         draw = (device.number, count)
         update = self.update(arithmetic, honest, result.start, ("world/attack", *draw))
 
-        def attack(name: str, value: Any) -> Any:
+        def attack(name: str, value: object) -> object:
             if isinstance(value, Partial):
                 return replace(value, model=attack(name, value.model))
             if value is honest:
@@ -91,7 +93,9 @@ class _Along(Attack):
     sign: ClassVar[float] = 1.0
     factor: float = Field(gt=0.0, le=1e6)
 
-    def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
+    def update(
+        self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[object]
+    ) -> Ref:
         factor = self.sign * self.factor
         return arithmetic.apply(weighted_sum, [start, update], coefficients=[1.0 - factor, factor])
 
@@ -137,7 +141,9 @@ class Gaussian(Attack):
     deviation: float = Field(default=1.0, gt=0.0, le=1e6)
     """standard deviation of the noise."""
 
-    def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
+    def update(
+        self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[object]
+    ) -> Ref:
         return arithmetic.apply(
             noise_around, [start], deviation=self.deviation, stream=tuple(stream)
         )

@@ -1,7 +1,7 @@
 """Lossy codecs for changes or whole models, which send numbers in fewer bits, or fewer numbers."""
 
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ class Lossy(Codec):
             )
         return self
 
-    def constants(self, parameters: int) -> dict[str, Any]:
+    def constants(self, parameters: int) -> dict[str, object]:
         """Constant arguments of ``function`` for an array of ``parameters`` numbers."""
         return {}
 
@@ -209,9 +209,9 @@ class Bucketed(Lossy):
     """A codec that scales numbers, by 4 bytes for each bucket."""
 
     bucket: int | None = Field(default=None, ge=1)
-    """so many numbers in a row share a scale; None: all."""
+    """length of the runs of numbers that share a scale; None: one scale for all numbers."""
 
-    def constants(self, parameters: int) -> dict[str, Any]:
+    def constants(self, parameters: int) -> dict[str, object]:
         return {"bucket": self.bucket}
 
 
@@ -232,8 +232,8 @@ class QSGD(Bucketed):
     encoding" (NeurIPS 2017).
 
     The variance is at most omega ||v||^2, omega = min(n / s^2, sqrt(n) / s), over buckets of n
-    numbers (section 4, Lemma 3.1). A number takes ceil(log2(2 s + 1)) bits, where the paper's Elias
-    code has a length that depends on the values. With error feedback the receiver divides by 1 +
+    numbers (section 4, Lemma 3.1). A number takes ceil(log2(2 s + 1)) bits; the length of the paper's
+    Elias code depends on the values. With error feedback the receiver divides by 1 +
     omega, so that the residual does not grow from round to round (Beznosikov et al., "On biased
     compression for distributed learning", 2020).
     """
@@ -248,7 +248,7 @@ class QSGD(Bucketed):
         bits = (2 * self.levels).bit_length()
         return -(-parameters * bits // 8) + 4 * _buckets(parameters, self.bucket)
 
-    def constants(self, parameters: int) -> dict[str, Any]:
+    def constants(self, parameters: int) -> dict[str, object]:
         size = parameters if self.bucket is None else min(self.bucket, parameters)
         omega = min(size / self.levels**2, math.sqrt(size) / self.levels)
         scale = 1.0 / (1.0 + omega) if self.error_feedback else 1.0
@@ -346,13 +346,13 @@ class TopK(Sparse):
     function: ClassVar[Function] = largest_alone
     error_feedback: bool = True
 
-    def constants(self, parameters: int) -> dict[str, Any]:
+    def constants(self, parameters: int) -> dict[str, object]:
         return {"k": self.k(parameters)}
 
 
 @pure
 def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Generator) -> Floats32:
-    """Draw k positions; the entries there times ``scale``, and 0 for all other entries."""
+    """The entries at k drawn positions, times ``scale``, and 0 for all other entries."""
     seed = int(rng.integers(2**63))
     positions = np.sort(np.random.default_rng(seed).choice(len(models[0]), k, replace=False))
     return _at(models[0], positions) * np.float32(scale)
@@ -369,6 +369,7 @@ class RandomK(Sparse):
     kind: Literal["random-k"] = "random-k"
     function: ClassVar[Function] = drawn_alone
 
-    def constants(self, parameters: int) -> dict[str, Any]:
+    def constants(self, parameters: int) -> dict[str, object]:
         k = self.k(parameters)
-        return {"k": k, "scale": 1.0 if self.error_feedback else parameters / max(k, 1)}
+        scale = 1.0 if self.error_feedback else parameters / max(k, 1)
+        return {"k": k, "scale": scale}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.stop import MORE_IS_BETTER
 from fedsim.common.streams import Streams
 from fedsim.learning.architecture import Shape
@@ -15,9 +16,9 @@ from fedsim.learning.objectives import (
     EvaluationMetric,
     Objective,
     SampleNumbers,
+    describe_targets,
     entropies,
     mean_of_samples,
-    told_targets,
 )
 
 if TYPE_CHECKING:
@@ -114,28 +115,19 @@ have and some samples lack. A class counts as a label, against all other classes
 """
 
 
-class NextToken(Objective):
-    """Prediction of the next token at each token of a sequence, by softmax cross-entropy.
+class _Tokens(Objective):
+    """The base of objectives that predict tokens, by softmax cross-entropy."""
 
-    A sample has T + 1 tokens; the model receives the first T, and predicts the last T.
-    """
-
-    kind: Literal["next-token"] = "next-token"
     metrics: list[str] = Field(default=["perplexity"])
     needs: ClassVar[str] = "samples that are sequences of two tokens or more"
 
-    def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
+    def _vocabulary(self, shape: Shape) -> int:
+        """The vocabulary of samples of a shape; ``ScenarioError`` if they are no sequences."""
         if not isinstance(shape, TokenShape):
             raise self.misfit(f"numbers of shape {tuple(shape)}")
         if len(shape) != 1 or shape[0] < 2:
             raise self.misfit(f"tokens of shape {tuple(shape)}")
-        return TokenShape.of((shape[0] - 1,), shape.vocabulary, "next"), shape.vocabulary
-
-    def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        _, outputs = self.sizes(pool.shape, 0)
-        return replace(
-            pool, x=pool.x[:, :-1], targets=pool.x[:, 1:], outputs=outputs, answers="next"
-        )
+        return shape.vocabulary
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         return entropies(outputs.transpose(1, 2), targets, ignore_index=UNASKED, **options)
@@ -144,19 +136,38 @@ class NextToken(Objective):
         return targets != UNASKED
 
 
-class MaskedToken(NextToken):
+class NextToken(_Tokens):
+    """Prediction of the next token at each token of a sequence, by softmax cross-entropy.
+
+    A sample has T + 1 tokens; the model receives the first T, and predicts the last T.
+    """
+
+    kind: Literal["next-token"] = "next-token"
+
+    def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
+        vocabulary = self._vocabulary(shape)
+        return TokenShape.of((shape[0] - 1,), vocabulary, "next"), vocabulary
+
+    def fitted(self, pool: Pool, streams: Streams) -> Pool:
+        _, outputs = self.sizes(pool.shape, 0)
+        return replace(
+            pool, x=pool.x[:, :-1], targets=pool.x[:, 1:], outputs=outputs, answers="next"
+        )
+
+
+class MaskedToken(_Tokens):
     """Prediction of hidden tokens, which a token above the vocabulary replaces (Devlin 2019).
 
     The hidden tokens are drawn once, at least one a sample.
     """
 
-    kind: Literal["masked-token"] = "masked-token"  # type: ignore[assignment]
+    kind: Literal["masked-token"] = "masked-token"
     share: float = Field(default=0.15, gt=0.0, lt=1.0)
-    """of the tokens, hidden at random."""
+    """share of the tokens, which are hidden at random."""
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
-        _, vocabulary = super().sizes(shape, outputs)
-        return TokenShape.of(tuple(shape), vocabulary + 1, "each"), vocabulary + 1
+        tokens = self._vocabulary(shape) + 1
+        return TokenShape.of(tuple(shape), tokens, "each"), tokens
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
         _, tokens = self.sizes(pool.shape, 0)
@@ -169,23 +180,31 @@ class MaskedToken(NextToken):
         )
 
 
-class Regression(Objective):
-    """Numbers, by the squared error."""
+class _Numbers(Objective):
+    """The base of objectives whose targets are numbers, [n, k]."""
 
-    kind: Literal["regression"] = "regression"
-    metrics: list[str] = Field(default=["mse"])
-    needs: ClassVar[str] = "targets that are floats, [n] or [n, k]"
-    has_accuracy: ClassVar[bool] = False
     of_entropy: ClassVar[bool] = False
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
         if pool.targets is None:
             raise self.misfit("labels")
         if not self._takes(pool.targets):
-            raise self.misfit(told_targets(pool.targets))
+            raise self.misfit(describe_targets(pool.targets))
         return replace(pool, targets=pool.targets.astype(np.float32))
 
-    def _takes(self, targets: Any) -> bool:
+    def _takes(self, targets: AnyArray) -> bool:
+        raise NotImplementedError
+
+
+class Regression(_Numbers):
+    """Numbers, by the squared error."""
+
+    kind: Literal["regression"] = "regression"
+    metrics: list[str] = Field(default=["mse"])
+    needs: ClassVar[str] = "targets that are floats, [n] or [n, k]"
+    has_accuracy: ClassVar[bool] = False
+
+    def _takes(self, targets: AnyArray) -> bool:
         return targets.ndim == 2 and np.issubdtype(targets.dtype, np.floating)
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
@@ -195,18 +214,17 @@ class Regression(Objective):
         return outputs
 
 
-class MultiLabel(Regression):
+class MultiLabel(_Numbers):
     """Any number of C labels a sample, by binary cross-entropy.
 
     The labels whose output is above 0 are answered.
     """
 
-    kind: Literal["multi-label"] = "multi-label"  # type: ignore[assignment]
+    kind: Literal["multi-label"] = "multi-label"
     metrics: list[str] = Field(default=["f1"])
     needs: ClassVar[str] = "targets of 0 and 1, [n, C]"
-    has_accuracy: ClassVar[bool] = True
 
-    def _takes(self, targets: Any) -> bool:
+    def _takes(self, targets: AnyArray) -> bool:
         return targets.ndim == 2 and bool(np.isin(targets, (0, 1)).all())
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":

@@ -1,14 +1,15 @@
 """Work on Ray: processes on this machine, or on all machines of a cluster.
 
 Anybody who reaches the ports of a Ray cluster can run programs on it, because Ray's messages are
-pickles. So a cluster that is started here listens on the loopback interface alone, and asks every
-client for a token that only this process and its children have. A cluster of several machines
-belongs into a network of its own, with tokens.
+pickles. A cluster that is started here therefore listens on the loopback interface alone. It asks
+every client for a token, which only this process and its children have. A cluster of several
+machines belongs into a separate network, with tokens.
 
 Calls travel as parcels (pickles), which leave out two kinds of objects. A *placed* object (a
 trainer, a data set) is put into the cluster's store once, and unpickled once in each worker
-process. A big read-only array, such as a model's weights, is *shared*: its first call puts it into
-the store, where workers read it, and it is dropped when this process has freed it.
+process. A big read-only array, such as a model's weights, is *shared*. The first call with a shared
+array puts the array into the store, where workers read it. The store drops the array after this
+process has freed it.
 """
 
 import io
@@ -17,18 +18,19 @@ import pickle
 import secrets
 import socket
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import version
 from itertools import count
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import cloudpickle
 import numpy as np
 
 from fedsim.clock.executors import Executor, answer
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.imports import learn, places
 
@@ -42,122 +44,161 @@ _MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages with influen
 _numbers = count()
 
 
-ParcelReference = Any
-"""Name of a thing in the store: a ``ray.ObjectRef``."""
+class Stored(Protocol):
+    """The part of a ``ray.ObjectRef``, the name of an object in the store, that is used here."""
+
+    def future(self) -> "Future[bytes]": ...
 
 
 @dataclass
 class Parcel:
-    """A pickle, and the references by the numbers in it; of placed things, ``buffers`` has the
-    memory of their arrays.
-    """
+    """A pickle, and the references to the placed and shared objects that the pickle leaves out."""
 
     content: bytes = b""
+    """the pickle, in which an omitted object has a kind and a number."""
     buffers: list[pickle.PickleBuffer] = field(default_factory=list)
-    placed: list[ParcelReference] = field(default_factory=list)
-    shared: list[ParcelReference] = field(default_factory=list)
+    """memory of the arrays of a placed object."""
+    placed: list[Stored] = field(default_factory=list)
+    """references to placed objects, by their numbers in the pickle."""
+    shared: list[Stored] = field(default_factory=list)
+    """references to shared arrays, by their numbers in the pickle."""
 
 
 class Packer:
-    """Makes parcels; ``put`` puts a thing into the store and gives its reference."""
+    """Makes parcels.
 
-    def __init__(self, put: Callable[[Any], ParcelReference]) -> None:
+    Args:
+        put: puts an object into the store, and gives its reference.
+    """
+
+    def __init__(self, put: Callable[[object], Stored]) -> None:
         self._put = put
-        self._placed: dict[int, tuple[Any, ParcelReference]] = {}
-        self._shared: dict[int, tuple[weakref.ref[Any], ParcelReference]] = {}
+        self._placed: dict[int, tuple[object, Stored]] = {}
+        self._shared: dict[int, tuple[weakref.ref[AnyArray], Stored]] = {}
 
-    def place(self, thing: Any) -> None:
-        """Put ``thing`` into the store; from now on it goes into parcels by reference."""
+    def place(self, thing: object) -> None:
+        """Put an object into the store; later parcels have a reference to the object."""
         if id(thing) not in self._placed:
             self._placed[id(thing)] = (thing, self._put(self.pack(thing, apart=True)))
 
-    def pack(self, thing: Any, *, apart: bool = False) -> Parcel:
-        """A parcel with ``thing`` in it; with the memory of its arrays ``apart``."""
+    def pack(self, thing: object, *, apart: bool = False) -> Parcel:
+        """Pack an object.
+
+        Args:
+            thing: the object.
+            apart: store the memory of the object's arrays outside the pickle, in ``buffers``.
+
+        Returns:
+            The parcel.
+        """
         parcel = Parcel()
         memory = io.BytesIO()
-        pickler = cloudpickle.Pickler(
-            memory, protocol=5, buffer_callback=parcel.buffers.append if apart else None
-        )
+        buffer_callback = parcel.buffers.append if apart else None
+        pickler = cloudpickle.Pickler(memory, protocol=5, buffer_callback=buffer_callback)
         pickler.persistent_id = partial(self._number, parcel)
         pickler.dump(thing)
         parcel.content = memory.getvalue()
         return parcel
 
-    def _number(self, parcel: Parcel, thing: Any) -> tuple[str, int] | None:
-        """The kind of ``thing`` and the position of its reference in the parcel; None if
-        ``thing`` goes by value.
-        """
-        kind = "placed"
-        key = id(thing)
-        held, reference = self._placed.get(key, (None, None))
-        if (
-            type(thing) is np.ndarray
-            and not thing.flags.writeable
-            and thing.nbytes >= _SHARED_BYTES
-        ):
-            kind, (known, reference) = "shared", self._shared.get(key, (None, None))
-            if known is None or known() is not thing:
-                reference = self._put(thing)
-                self._shared[key] = (
-                    weakref.ref(thing, lambda _: self._shared.pop(key, None)),
-                    reference,
-                )
-        elif held is None or held is not thing:
+    def _number(self, parcel: Parcel, thing: object) -> tuple[str, int] | None:
+        """The kind of an object, and the number of its reference; None for an object by value."""
+        if _is_shared(thing):
+            return "shared", _position(self._share(thing), parcel.shared)
+        placed = self._placed.get(id(thing))
+        if placed is None or placed[0] is not thing:
             return None
-        references: list[ParcelReference] = getattr(parcel, kind)
-        if reference not in references:
-            references.append(reference)
-        return kind, references.index(reference)
+        return "placed", _position(placed[1], parcel.placed)
+
+    def _share(self, array: AnyArray) -> Stored:
+        """The reference of a shared array, which is put into the store at first."""
+        key = id(array)
+        entry = self._shared.get(key)
+        if entry is not None and entry[0]() is array:
+            return entry[1]
+        reference = self._put(array)
+        weak = weakref.ref(array, lambda _: self._shared.pop(key, None))
+        self._shared[key] = (weak, reference)
+        return reference
+
+
+def _is_shared(thing: object) -> TypeGuard[AnyArray]:
+    if type(thing) is not np.ndarray:
+        return False
+    return not thing.flags.writeable and thing.nbytes >= _SHARED_BYTES
+
+
+def _position(reference: Stored, references: list[Stored]) -> int:
+    """The position of a reference in a list, to which it is appended if it is missing."""
+    if reference not in references:
+        references.append(reference)
+    return references.index(reference)
 
 
 class Opener:
-    """Opens parcels in a worker and keeps placed objects there; ``fetch`` gets objects from the
-    store.
+    """Opens parcels in a worker process, and keeps the placed objects of earlier parcels.
+
+    Args:
+        fetch: gets objects from the store, in the order of their references.
     """
 
-    def __init__(self, fetch: Callable[[Sequence[ParcelReference]], Sequence[Any]]) -> None:
+    def __init__(self, fetch: Callable[[Sequence[Stored]], Sequence[Any]]) -> None:
         self._fetch = fetch
-        self._kept: dict[ParcelReference, Any] = {}
+        self._placed: dict[Stored, object] = {}
 
-    def open(self, parcel: Parcel, shared: Sequence[Any] | None = None) -> Any:
-        """The content of the parcel; ``shared`` are the shared arrays, if they have been fetched
-        already.
+    def open(self, parcel: Parcel, shared: Sequence[AnyArray] | None = None) -> Any:
+        """Open a parcel.
+
+        Args:
+            parcel: the parcel.
+            shared: the shared arrays, if they have been fetched already.
+
+        Returns:
+            The object in the parcel.
         """
         arrays = self._fetch(parcel.shared) if shared is None else shared
         for reference in parcel.placed:
-            if reference not in self._kept:
-                self._kept[reference] = self.open(*self._fetch([reference]))
-        things = {
-            "placed": [self._kept[reference] for reference in parcel.placed],
+            if reference not in self._placed:
+                self._placed[reference] = self.open(*self._fetch([reference]))
+        omitted: dict[str, Sequence[object]] = {
+            "placed": [self._placed[reference] for reference in parcel.placed],
             "shared": arrays,
         }
-        unpickler: Any = pickle.Unpickler(io.BytesIO(parcel.content), buffers=parcel.buffers)
-        unpickler.persistent_load = lambda number: things[number[0]][number[1]]
+        unpickler = _Unpickler(io.BytesIO(parcel.content), buffers=parcel.buffers)
+        unpickler.omitted = omitted
         return unpickler.load()
 
 
-class Ray(Executor):
-    """Runs each call as a Ray task. A worker or a node that is lost costs time only: its calls
-    are made again elsewhere.
+class _Unpickler(pickle.Unpickler):
+    omitted: Mapping[str, Sequence[object]]
 
-    The machine on which this runs holds what the others need; it must stay.
+    def persistent_load(self, number: tuple[str, int]) -> object:
+        kind, position = number
+        return self.omitted[kind][position]
+
+
+class Ray(Executor):
+    """Carries out each call as a Ray task, and repeats the calls of a lost worker or node.
+
+    The machine on which this executor runs holds the objects of the other nodes. It must not be
+    lost.
 
     Args:
-        address: ``HOST:PORT`` of a cluster of which this machine is a node, or ``auto`` for one
-            that was started here; None to start Ray on this machine alone, for as long as this
-            executor lives. A program that has called ``ray.init`` itself keeps its cluster.
-        workers: processes, where Ray is started here; by default one a core.
+        address: ``HOST:PORT`` of a cluster to which this machine belongs, or ``auto`` for a
+            cluster that was started on this machine; None to start Ray on this machine alone, for
+            the life of the executor. A program that has called ``ray.init`` keeps its cluster.
+        workers: number of processes if Ray is started here; None: the number of cores.
 
     Raises:
-        ScenarioError: Ray is not installed, or there is no cluster at ``address``.
+        ScenarioError: Ray is not installed, there is no cluster at ``address``, or the cluster has
+            no CPUs.
     """
 
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
         self._ray = _load(address)
         self._packer = Packer(self._ray.put)
-        self._open: dict[Future[Any], Any] = {}
-        self._ours = not self._ray.is_initialized()
-        if self._ours:
+        self._open: dict[Future[Any], Stored] = {}
+        self._owns_cluster = not self._ray.is_initialized()
+        if self._owns_cluster:
             self._start(address, workers)
         self.workers = int(self._ray.cluster_resources().get("CPU", 0))
         if not self.workers:
@@ -174,47 +215,51 @@ class Ray(Executor):
         )
 
     def _start(self, address: str | None, workers: int | None) -> None:
-        # For what it takes for a client's job Ray does not put the working directory before all
-        # else that workers search.
+        """Start Ray on this machine, or join the cluster at ``address``."""
+        # for a job of a client, Ray does not put the working directory first in a worker's path
         config = self._ray.job_config.JobConfig(_client_job=True)
-        quiet = {"log_to_driver": False, "logging_level": "error", "job_config": config}
+        options = {"log_to_driver": False, "logging_level": "error", "job_config": config}
         if address is None:
-            os.environ[_TOKEN] = _own_token()
-            # Ray then asks for tokens, and says so in its settings even if it has read them
-            os.environ.pop(_AUTH_MODE, None)
-            self._ray.init(
-                "local", num_cpus=workers or os.cpu_count(), include_dashboard=False, **quiet
-            )
-            host = self._ray.get_runtime_context().gcs_address.rpartition(":")[0]
-            if host == "127.0.0.1":
-                return
-            self._ray.shutdown()
-            raise ScenarioError(
-                f"Ray would listen on {host}, not on the loopback interface alone, because it "
-                "was imported before fedsim could "
-                f"say so; set {_LOOPBACK}=0 beforehand, or call ray.init yourself"
-            )
+            self._start_here(workers, options)
+        else:
+            self._join(address, options)
+
+    def _start_here(self, workers: int | None, options: Mapping[str, object]) -> None:
+        os.environ[_TOKEN] = _make_token()
+        # Ray then asks for tokens, and says so in its settings even if it has read them
+        os.environ.pop(_AUTH_MODE, None)
+        processes = workers or os.cpu_count()
+        self._ray.init("local", num_cpus=processes, include_dashboard=False, **options)
+        host = self._ray.get_runtime_context().gcs_address.rpartition(":")[0]
+        if host == "127.0.0.1":
+            return
+        self._ray.shutdown()
+        raise ScenarioError(
+            f"Ray would listen on {host}, not on the loopback interface alone, because it "
+            "was imported before fedsim could "
+            f"say so; set {_LOOPBACK}=0 beforehand, or call ray.init yourself"
+        )
+
+    def _join(self, address: str, options: Mapping[str, object]) -> None:
         _refuse_no_server(address)
         try:
-            self._ray.init(address, **quiet)
+            self._ray.init(address, **options)
         except (ConnectionError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
-            hint = (
-                ""
-                if os.environ.get(_AUTH_MODE)
-                else "; one that asks for a token needs RAY_AUTH_MODE=token here too"
-            )
+            hint = ""
+            if not os.environ.get(_AUTH_MODE):
+                hint = "; one that asks for a token needs RAY_AUTH_MODE=token here too"
             raise ScenarioError(
                 f"--address is {address!r}, where no Ray cluster could be joined: "
                 f"{_brief(error)}{hint}"
             ) from error
 
-    def place(self, thing: Any) -> None:
+    def place(self, thing: object) -> None:
         self._packer.place(thing)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         parcel = self._packer.pack((function, args))
         shared = parcel.shared
-        parcel.shared = []
+        parcel.shared = []  # Ray fetches the arguments of a task itself
         reference = self._call.remote(
             self._number, self._home, self._versions, places(), parcel, *shared
         )
@@ -224,6 +269,7 @@ class Ray(Executor):
         return future
 
     def _settle(self, future: "Future[Any]", answer: "Future[bytes]") -> None:
+        """Give the result of a call, or its error, to the caller's future."""
         self._open.pop(future, None)
         if not future.set_running_or_notify_cancel():
             return
@@ -234,7 +280,10 @@ class Ray(Executor):
             outcome = SimulationError(
                 f"a call could not be carried out on the Ray cluster: {_brief(error)}"
             )
-        (future.set_result if succeeded else future.set_exception)(outcome)
+        if succeeded:
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
 
     def close(self) -> None:
         open_calls = self._open
@@ -243,90 +292,116 @@ class Ray(Executor):
             future.cancel()
             self._ray.cancel(reference)
         self._packer = Packer(self._ray.put)
-        if self._ours:
+        if self._owns_cluster:
             self._ray.shutdown()
-        self._ours = False
+        self._owns_cluster = False
 
 
 _openers: dict[int, Opener] = {}
+"""The opener of a worker process, by the number of the executor."""
 
 
 def _carry_out(
     executor: int,
     home: str,
     versions: dict[str, str],
-    where: dict[str, str],
+    module_places: dict[str, str],
     parcel: Parcel,
-    *shared: Any,
+    *shared: AnyArray,
 ) -> bytes:
-    """Carry out the call in ``parcel``, for an executor with that number whose process is on the
-    node ``home``.
+    """Carry out the call in a parcel, in a worker process.
+
+    Args:
+        executor: number of the executor.
+        home: id of the node on which the executor runs.
+        versions: the executor's versions of packages, by name.
+        module_places: files of the user's modules, by name.
+        parcel: the function and its arguments.
+        *shared: the shared arrays of the parcel.
+
+    Returns:
+        The pickled answer; see ``fedsim.clock.executors.answer``.
     """
     import ray
 
-    def work() -> Any:
-        try:
-            return work_here()
-        except Exception as error:
-            if (node := node_beside(home)) and error.args and isinstance(error.args[0], str):
-                error.args = (
-                    f"{error.args[0]}{_missing_code(error)} (on the node {node})",
-                    *error.args[1:],
-                )
-            raise
-
-    def work_here() -> Any:
+    def call() -> object:
         if executor not in _openers:
-            for package, wanted in versions.items():
-                if (here := version(package)) != wanted:
-                    raise SimulationError(
-                        f"the worker on {socket.gethostname()!r} has {package} {here}, and "
-                        f"this run {wanted}: their "
-                        "results may differ; install the same on every node"
-                    )
+            _refuse_versions(versions)
             _openers.clear()
             _openers[executor] = Opener(ray.get)
-        learn(where)
+        learn(module_places)
         function, args = _openers[executor].open(parcel, shared)
-        return function(*args)
+        result: object = function(*args)
+        return result
 
-    return answer(work)
+    def call_with_node() -> object:
+        try:
+            return call()
+        except Exception as error:
+            node = node_beside(home)
+            if node and error.args and isinstance(error.args[0], str):
+                message = f"{error.args[0]}{_missing_code(error)} (on the node {node})"
+                error.args = (message, *error.args[1:])
+            raise
+
+    return answer(call_with_node)
+
+
+def _refuse_versions(versions: Mapping[str, str]) -> None:
+    """Raise if this node has other versions of packages than the executor."""
+    for package, expected in versions.items():
+        installed = version(package)
+        if installed != expected:
+            raise SimulationError(
+                f"the worker on {socket.gethostname()!r} has {package} {installed}, and "
+                f"this run {expected}: their "
+                "results may differ; install the same on every node"
+            )
 
 
 def node_beside(home: str) -> str:
-    """The node of this worker for people, if it is another than ``home``; else ``""``."""
+    """Describe the node of this worker: host name, address, and the begin of its id.
+
+    Args:
+        home: id of the executor's node.
+
+    Returns:
+        The description; "" on the executor's node.
+    """
     import ray
 
     node = ray.get_runtime_context().get_node_id()
-    return (
-        ""
-        if node == home
-        else f"{socket.gethostname()}, {ray.util.get_node_ip_address()}, {node[:8]}"
-    )
+    if node == home:
+        return ""
+    return f"{socket.gethostname()}, {ray.util.get_node_ip_address()}, {node[:8]}"
 
 
 def _missing_code(error: Exception) -> str:
+    """Advice for a node on which a user's module cannot be imported; "" for other errors."""
     is_missing = isinstance(error, ImportError) or "cannot be imported" in str(error)
-    return (
-        "; code of your own must be on every node, installed or at the same path"
-        if is_missing
-        else ""
-    )
+    if not is_missing:
+        return ""
+    return "; code of your own must be on every node, installed or at the same path"
 
 
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""When this is 0, Ray's servers listen on 127.0.0.1 alone; on Linux it is 1 otherwise.
+"""Variable of the environment that is read when Ray is imported.
 
-Read when Ray is imported.
+With 0, Ray's servers listen on 127.0.0.1 alone. On Linux the default is 1.
 """
 
 _AUTH_MODE = "RAY_AUTH_MODE"
 _TOKEN = "RAY_AUTH_TOKEN"
 
-_own_token = cache(lambda: secrets.token_hex(32))  # of child processes; Ray reads it once a process
+
+@cache
+def _make_token() -> str:
+    """The token for clients of Ray's servers; one per process, as Ray reads it once."""
+    return secrets.token_hex(32)
 
 
 def _load(address: str | None) -> Any:
+    """Import Ray; ``ScenarioError`` if Ray is missing or too old."""
     if address is None:
         os.environ.setdefault(_LOOPBACK, "0")
     try:
@@ -347,9 +422,7 @@ def _load(address: str | None) -> Any:
 
 
 def _refuse_no_server(address: str) -> None:
-    """Raise at once where no cluster can be, because nothing listens there: Ray itself would try
-    for minutes.
-    """
+    """Raise if nothing listens at the address; Ray itself would try for minutes."""
     if address == "auto":
         return
     host, colon, port = address.rpartition(":")

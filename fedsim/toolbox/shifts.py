@@ -30,7 +30,7 @@ class SwapPart(Shift):
 
     kind: Literal["swap-part"] = "swap-part"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
-    """of each pair, on each occasion."""
+    """probability that a pair exchanges, on each occasion."""
     quirk: bool = False
     """as in the published code: a pair that cannot exchange ends the occasion for all pairs
     after it.
@@ -136,10 +136,10 @@ class Incremental(Shift):
     shares: list[Annotated[float, Field(gt=0.0, le=1.0)]] = Field(
         default=[0.25, 0.5, 0.75, 1.0], min_length=1
     )
-    """of a device's training samples, in (0, 1], not falling."""
+    """shares of a device's training samples, in (0, 1], not falling."""
     as_published: bool = False
-    """as in the published code: each share is of what is released at that time, n/4, n/8, 3n/32
-    and 3n/32 by default.
+    """as in the published code: each share is a share of the samples that are released at that
+    time; by default n/4, n/8, 3n/32 and 3n/32 samples.
     """
 
     @field_validator("shares")
@@ -189,7 +189,7 @@ class LabelPermutation(Shift):
     apart: ClassVar[bool] = True
     kind: Literal["label-permutation"] = "label-permutation"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
-    """of each candidate, on each occasion."""
+    """probability that a candidate changes, on each occasion."""
 
     def check(self, data: FederatedData) -> None:
         if data.pool.targets is not None:
@@ -237,7 +237,7 @@ class Rotation(Shift):
     apart: ClassVar[bool] = True
     kind: Literal["rotation"] = "rotation"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
-    """of each candidate, on each occasion."""
+    """probability that a candidate changes, on each occasion."""
 
     def check(self, data: FederatedData) -> None:
         shape = data.pool.shape

@@ -279,3 +279,31 @@ def test_tokens_without_an_objective_are_classified(model: str) -> None:
         "stop": {"rounds": 1},
     }
     assert 0 <= run(sections)["accuracy"]["final"] <= 1
+
+
+def loss_in_place(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    losses = functional.cross_entropy(outputs, targets, reduction="none")
+    targets.fill_(0)
+    outputs.neg_()
+    return losses
+
+
+def loss_of_copies(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_a_function_may_change_its_arguments_in_place(tmp_path: Any) -> None:
+    """Neither the accuracy, nor another metric, nor a later test sees the change."""
+    hashes = set()
+    for name in ("loss_in_place", "loss_of_copies"):
+        objective = {
+            "kind": "classification",
+            "loss": f"{HERE}:{name}",
+            "metrics": [f"{HERE}:{name}", "f1"],
+        }
+        run_scenario = scenario(data={"source": "digits"}, objective=objective)
+        fedsim.run(run_scenario, tmp_path / name)
+        table = fedsim.load_run(tmp_path / name).rounds
+        table.columns = [column.replace(name, "own") for column in table.columns]
+        hashes.add(table.to_csv())
+    assert len(hashes) == 1

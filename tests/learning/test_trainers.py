@@ -2,9 +2,12 @@
 each refuses.
 """
 
+import pickle
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -268,6 +271,7 @@ def test_patterns_match_and_a_smoothed_loss_is_no_modules_own() -> None:
             "random",
             r"draws from the global generator of Python's random, .* seeded by context\.seed",
         ),
+        ("entropy", r"a generator that nobody seeds, at own_trainers\.py:\d+; .*context\.seed"),
         ("numpy", r"draws from the global generator of numpy\.random"),
         ("torch", r"draws from the global generator of torch"),
         ("gpu", r"failed on device 0 in round 2: .*own_trainers\.py, line \d+"),
@@ -337,6 +341,30 @@ def test_another_process_trains_to_the_same_bits(training: dict[str, Any]) -> No
     (here, *told), (there, *told_there) = found
     assert (here == there).all()
     assert told == told_there
+
+
+WRONG_RATE = """
+from fedsim.plugin import Trainer
+
+
+class WrongRate(Trainer):
+    def lr_in(self, round_number):
+        return "fast"
+"""
+
+
+def test_a_workers_copy_of_a_trainer_checks_what_hooks_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker process imports the author's file anew, without the checks of the driver."""
+    (tmp_path / "wrong_rate.py").write_text(WRONG_RATE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("FEDSIM_ALLOW_CODE", "wrong_rate")
+    kind = "wrong_rate:WrongRate"
+    pickled = pickle.dumps(TRAINERS.spec(kind).model_validate({"kind": kind}))
+    del sys.modules["wrong_rate"]
+    with pytest.raises(SimulationError, match=r"WrongRate\.lr_in .*returns 'fast'"):
+        pickle.loads(pickled).lr_in(0)
 
 
 def test_terms_of_a_strategy_are_refused_by_a_trainer_that_does_not_apply_them() -> None:

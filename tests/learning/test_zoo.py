@@ -84,6 +84,10 @@ def test_a_module_that_cannot_be_is_refused_by_name(name: str) -> None:
     assert states() == before
 
 
+def test_a_module_may_change_its_inputs_in_place() -> None:
+    assert outcome(core_of("in place"), (0, 1, 2)) == outcome(core_of("not in place"), (0, 1, 2))
+
+
 def test_ordinary_modules_keep_their_copies() -> None:
     """A module whose memory no training changes is copied once for each worker."""
     for name in ("unused", "nn.Dropout", "F.dropout", "ema", "lstm", "spectral norm", "tied"):
@@ -110,6 +114,10 @@ def test_a_loss_uses_the_tensors_that_are_trained() -> None:
 SURPRISES = {
     "late counter": (lambda self, h: self.steps.append(1) or h, "'steps'"),
     "late draws": (lambda self, h: h * random.random(), "Python's random"),
+    "late default_rng": (
+        lambda self, h: h * (1 + 0 * np.random.default_rng().random()),
+        "a generator that nobody seeds",
+    ),
     "late torch": (lambda self, h: torch.nn.functional.dropout(h), "generator of torch"),
 }
 
@@ -127,9 +135,9 @@ def test_what_only_some_samples_bring_about_is_refused_in_the_run(name: str) -> 
     _, device, _ = DATA.shards
     DATA.pool.x[device.train] += 1e4
     try:
-        # Python's generator is the process's: a training beside it on another thread may notice the
-        # draw first.
-        device_named = r"\d" if name == "late draws" else "1"
+        # a global generator is the process's: a training on another thread may notice the
+        # draw first
+        device_named = "1" if name in ("late counter", "late default_rng") else r"\d"
         with pytest.raises(FedsimError, match=rf"{SURPRISES[name][1]}.* device {device_named}"):
             outcome(core, (1, 0, 2))
     finally:

@@ -257,6 +257,39 @@ class LossByDraws(Base):
         return F.cross_entropy(outputs + torch.randn_like(outputs), y, reduction="none")
 
 
+class Standardised(Base):
+    """Standardises its samples, and divides the outputs of its loss; perhaps in place."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(1, keepdim=True)
+        return super().forward(x.sub_(mean).div_(2) if self.in_place else (x - mean) / 2)
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.in_place:
+            outputs = outputs.neg_()
+            y = y.neg_().add_(C_ - 1)
+        else:
+            outputs = -outputs
+            y = C_ - 1 - y
+        return F.cross_entropy(outputs, y, reduction="none")
+
+
+class CountingNorm(nn.BatchNorm1d):
+    """A batch norm that counts batches as torch's does, and uses the count for nothing."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        assert self.num_batches_tracked is not None
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        return F.batch_norm(
+            h, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1
+        )
+
+
 class Loss(Base):
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(outputs, y)
@@ -381,6 +414,9 @@ RUNS: dict[str, Any] = {
     "loss by a buffer": LossByBuffer,
     "loss by centres": LossByCentres,
     "loss by draws": LossByDraws,
+    "in place": lambda: Standardised(in_place=True),
+    "not in place": lambda: Standardised(in_place=False),
+    "counting norm": _norm(lambda: CountingNorm(8)),
     "cached table": made(lambda self, h: h + cached_table(len(h)), train=False),
     "frozen integers": made(
         None, lambda self: setattr(self, "n", nn.Parameter(torch.arange(3), requires_grad=False))

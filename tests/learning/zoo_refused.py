@@ -5,7 +5,9 @@ import functools
 import itertools
 import os
 import random
+import secrets
 import time
+import uuid
 from typing import Any
 
 import numpy as np
@@ -97,6 +99,38 @@ class Straight(torch.autograd.Function):
 
 class Settings:
     step = 0
+
+
+def _bump_environment(self: Any, h: Tensor) -> Tensor:
+    os.environ["ZOO_STEPS"] = str(int(os.environ.get("ZOO_STEPS", "0")) + 1)
+    return h
+
+
+def _bump_torch(self: Any, h: Tensor) -> Tensor:
+    torch.zoo_steps = getattr(torch, "zoo_steps", 0) + 1  # type: ignore[attr-defined]
+    return h
+
+
+class Renorm(nn.BatchNorm1d):
+    """Batch renormalisation (Ioffe, 2017), whose bounds grow after 60 batches."""
+
+    start = 60
+
+    def forward(self, h: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(h)
+        assert self.num_batches_tracked is not None
+        assert self.running_mean is not None
+        self.num_batches_tracked += 1
+        bound = max(0, int(self.num_batches_tracked) - self.start) / 10
+        shift = (h.detach().mean(0) - self.running_mean).clamp(-bound, bound)
+        with torch.no_grad():
+            self.running_mean.lerp_(h.mean(0), 0.1)
+        return h - h.mean(0) + shift
+
+
+class EarlyRenorm(Renorm):
+    start = 0
 
 
 def _bump_settings(self: Any, h: Tensor) -> Tensor:
@@ -193,6 +227,31 @@ REFUSED: dict[str, tuple[Any, str]] = {
         ),
         "other numbers",
     ),
+    # these draw in each step, and their draws have an effect once in a billion steps
+    "rare default_rng": (
+        made(lambda self, h: h * 2 if np.random.default_rng().random() < 1e-9 else h),
+        "a generator that nobody seeds .* zoo_refused.py:",
+    ),
+    "rare urandom": (
+        made(lambda self, h: h * 2 if os.urandom(4) == b"zoo!" else h),
+        "a generator that nobody seeds",
+    ),
+    "rare Random": (
+        made(lambda self, h: h * 2 if random.Random().random() < 1e-9 else h),
+        "a generator that nobody seeds",
+    ),
+    "rare secrets": (
+        made(lambda self, h: h * 2 if secrets.randbelow(1 << 30) == 1 else h),
+        "a generator that nobody seeds",
+    ),
+    "rare uuid": (
+        made(lambda self, h: h * 2 if uuid.uuid4().int % (1 << 30) == 1 else h, train=False),
+        "a generator that nobody seeds",
+    ),
+    "environment": (made(_bump_environment), "os.environ"),
+    "module of a package": (made(_bump_torch), "torch.zoo_steps"),
+    "renorm": (_norm(lambda: EarlyRenorm(8)), "'norm.num_batches_tracked'"),
+    "late renorm": (_norm(lambda: Renorm(8)), "'norm.num_batches_tracked'"),
     "own rng": (
         made(lambda self, h: h * self.rng.random(), _set("rng", lambda: np.random.default_rng(0))),
         "'rng'",

@@ -167,7 +167,7 @@ class FederatedData:
         self._versions = np.zeros(len(self.shards), dtype=np.int64)
 
     def shard(self, device: int, version: int = 0) -> Shard:
-        """Return a version of a device's shard.
+        """A version of a device's shard.
 
         Args:
             device: number of the device.

@@ -5,7 +5,7 @@ A function returns an empty text if there is no mistake.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,22 +15,35 @@ from fedsim.common.errors import shown
 from fedsim.common.returns import find_outside
 from fedsim.learning.data.federated import Dataset, FederatedData, Pool, Raw, Shard
 
+if TYPE_CHECKING:
+    from fedsim.learning.data.sources import Source
+
 # Of a source.
 
 
-def find_wrong_raw(raw: Raw, source: Any, root: Path | None) -> str:
-    """The mistake in what a source has loaded from ``root``."""
-    return (
-        _find_wrong_number(raw)
-        or _find_wrong_array(raw)
-        or _find_wrong_shape(raw)
-        or _find_wrong_label(raw)
-        or _find_wrong_column(raw)
-        or _find_contradiction(raw, source, root)
+def find_wrong_raw(raw: Raw, source: "Source", root: Path | None) -> str:
+    """The first mistake in the data that a source has loaded.
+
+    Args:
+        raw: the data.
+        source: the source.
+        root: the folder of data sets, from which the source has loaded.
+    """
+    checks = (
+        _find_wrong_number,
+        _find_wrong_array,
+        _find_wrong_shape,
+        _find_wrong_label,
+        _find_wrong_column,
     )
+    for find in checks:
+        mistake = find(raw)
+        if mistake:
+            return mistake
+    return _find_contradiction(raw, source, root)
 
 
-def find_wrong_sizes(sizes: tuple[tuple[int, ...], int], *_: Any, **__: Any) -> str:
+def find_wrong_sizes(sizes: tuple[tuple[int, ...], int], *_: object, **__: object) -> str:
     """The mistake in the shape of a sample and the number of classes."""
     shape, classes = sizes
     return shown(sizes) if min(*shape, classes) < 1 else ""
@@ -46,10 +59,11 @@ def _find_wrong_number(raw: Raw) -> str:
 
 def _find_wrong_array(raw: Raw) -> str:
     for name in ("x_train", "y_train", "x_test", "y_test"):
-        array: Any = getattr(raw, name)
+        array: object = getattr(raw, name)
         if not isinstance(array, np.ndarray) or not array.ndim or array.dtype.kind not in "biuf":
             return f"a Raw whose {name} is {shown(array)}"
-        if array.dtype.kind == "f" and (mistake := find_outside()(array)):
+        mistake = find_outside()(array) if array.dtype.kind == "f" else ""
+        if mistake:
             return f"a Raw whose {name} is {mistake}"
     return ""
 
@@ -68,14 +82,16 @@ def _find_wrong_shape(raw: Raw) -> str:
 
 
 def _find_wrong_label(raw: Raw) -> str:
-    is_label = find_outside(least=0, most=raw.classes - 1)
-    is_token = find_outside(least=0, most=raw.vocabulary - 1)
+    find_wrong_class = find_outside(least=0, most=raw.classes - 1)
+    find_wrong_token = find_outside(least=0, most=raw.vocabulary - 1)
     for part, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):
-        has_labels = y.ndim == 1 and y.dtype == np.int64  # any others are targets
-        if has_labels and (mistake := is_label(y)):
-            return f"a Raw of {raw.classes} classes whose y_{part} is {mistake}"
-        if raw.vocabulary and (mistake := is_token(x)):
-            return f"a Raw of {raw.vocabulary} tokens whose x_{part} is {mistake}"
+        has_labels = y.ndim == 1 and y.dtype == np.int64  # other arrays are targets
+        wrong_class = find_wrong_class(y) if has_labels else ""
+        if wrong_class:
+            return f"a Raw of {raw.classes} classes whose y_{part} is {wrong_class}"
+        wrong_token = find_wrong_token(x) if raw.vocabulary else ""
+        if wrong_token:
+            return f"a Raw of {raw.vocabulary} tokens whose x_{part} is {wrong_token}"
     return ""
 
 
@@ -88,7 +104,7 @@ def _find_wrong_column(raw: Raw) -> str:
     return ""
 
 
-def _find_contradiction(raw: Raw, source: Any, root: Path | None) -> str:
+def _find_contradiction(raw: Raw, source: "Source", root: Path | None) -> str:
     """Another shape or number of classes than the source declares without reading."""
     name = "known"
     declared = source.known
@@ -98,8 +114,10 @@ def _find_contradiction(raw: Raw, source: Any, root: Path | None) -> str:
     shape = tuple(raw.x_train.shape[1:])
     if declared is None or (tuple(declared[0]), declared[1]) == (shape, raw.classes):
         return ""
-    found = f"a Raw of samples of shape {shape} and {raw.classes} classes"
-    return f"{found}, but {name!r} says {tuple(declared[0])} and {declared[1]}"
+    return (
+        f"a Raw of samples of shape {shape} and {raw.classes} classes, but {name!r} says "
+        f"{tuple(declared[0])} and {declared[1]}"
+    )
 
 
 # Of a partition, or a shift of data.
@@ -107,56 +125,63 @@ def _find_contradiction(raw: Raw, source: Any, root: Path | None) -> str:
 
 def find_wrong_split(
     data: FederatedData,
-    partition: Any,
+    partition: object,
     dataset: Dataset,
     devices: int,
-    streams: Any,
+    streams: object,
 ) -> str:
-    """The mistake in the shards of so many devices."""
+    """The mistake in the data that a partition has dealt to ``devices`` devices."""
     if len(data.shards) != devices:
         return f"{len(data.shards)} shards for {devices} devices"
-    if mistake := _find_wrong_shard(data.pool, range(devices), data.shards):
+    mistake = _find_wrong_shard(data.pool, range(devices), data.shards)
+    if mistake:
         return mistake
-    truth: Any = data.truth
+    truth: object = data.truth
     if truth is None:
         return ""
-    is_array = isinstance(truth, np.ndarray) and truth.dtype.kind in "iu"
-    return "" if is_array and truth.shape == (devices,) else f"data whose 'truth' is {shown(truth)}"
+    if isinstance(truth, np.ndarray) and truth.dtype.kind in "iu" and truth.shape == (devices,):
+        return ""
+    return f"data whose 'truth' is {shown(truth)}"
 
 
 def find_wrong_change(
-    changes: Sequence[Any],
-    shift: Any,
+    changes: Sequence[object],
+    shift: object,
     data: FederatedData,
     occasion: int,
     candidates: NDArray[np.int64],
-    streams: Any,
+    streams: object,
 ) -> str:
-    """The mistake in the changes of a shift of data, which are made."""
-    left = {*candidates.tolist()}
+    """The mistake in the changes that a shift of data has made."""
+    unchanged = {*candidates.tolist()}
     for change in changes:
         device = getattr(change, "device", None)
         if device is None:
             return f"{shown(change)} among the changes"
-        if device not in left:
+        if device not in unchanged:
             return f"a change of device {device!r}, which is no candidate or has changed already"
-        left.remove(device)
-        if change.version != data.version(device):
-            version = f"version {change.version!r}, which replace_shard has not returned"
-            return f"a change of device {device} to {version}"
-        if mistake := _find_wrong_shard(data.pool, [device], [data.current(device)]):
+        unchanged.remove(device)
+        version = getattr(change, "version", None)
+        if version != data.version(device):
+            return (
+                f"a change of device {device} to version {version!r}, which replace_shard has "
+                "not returned"
+            )
+        mistake = _find_wrong_shard(data.pool, [device], [data.current(device)])
+        if mistake:
             return mistake
     return ""
 
 
-def _find_wrong_shard(pool: Pool, devices: Iterable[int], shards: Sequence[Any]) -> str:
+def _find_wrong_shard(pool: Pool, devices: Iterable[int], shards: Sequence[object]) -> str:
     for device, shard in zip(devices, shards, strict=True):
         if not isinstance(shard, Shard):
             return f"{shown(shard)} as the shard of device {device}"
         if not len(shard.train):
             return f"no training sample for device {device}"
         for name, index in (("train", shard.train), ("test", shard.test)):
-            if mistake := _find_wrong_index(np.asarray(index), len(pool.y)):
+            mistake = _find_wrong_index(np.asarray(index), len(pool.y))
+            if mistake:
                 place = f"among the {name} indices of device {device}"
                 return f"{mistake} {place}, of a pool of {len(pool.y)} samples"
         if len(np.unique(shard.test)) < len(shard.test):
@@ -175,5 +200,5 @@ def _find_wrong_index(index: AnyArray, end: int) -> str:
     """The first entry that is no whole number from 0 to ``end`` - 1."""
     if index.ndim != 1 or (len(index) and index.dtype.kind not in "iu"):
         return f"an array of {index.dtype} of shape {index.shape}"
-    others = index[(index < 0) | (index >= end)]
-    return str(others[0]) if len(others) else ""
+    is_outside = (index < 0) | (index >= end)
+    return str(index[is_outside][0]) if is_outside.any() else ""

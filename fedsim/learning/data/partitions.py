@@ -115,7 +115,16 @@ def federated(
 
 
 def require_devices(devices: int, most: int, why: str) -> None:
-    """Raise ``ScenarioError`` for more than ``most`` devices; ``why`` gives the reason."""
+    """Refuse a population that is too large for a partition.
+
+    Args:
+        devices: number of devices.
+        most: the largest number of devices.
+        why: the reason, for the message.
+
+    Raises:
+        ScenarioError: there are more than ``most`` devices.
+    """
     if devices > most:
         raise ScenarioError(
             f"population.devices is {devices}; {why}, so at most {max(most, 0)} are allowed"
@@ -123,7 +132,15 @@ def require_devices(devices: int, most: int, why: str) -> None:
 
 
 def require_classes(count: int, dataset: Dataset) -> None:
-    """Raise ``ScenarioError`` if the data set has fewer than ``count`` classes for a device."""
+    """Refuse a data set with too few classes.
+
+    Args:
+        count: number of classes of a device.
+        dataset: the data set.
+
+    Raises:
+        ScenarioError: the data set has fewer than ``count`` classes.
+    """
     most = dataset.pool.classes
     if count > most:
         raise ScenarioError(
@@ -133,7 +150,16 @@ def require_classes(count: int, dataset: Dataset) -> None:
 
 
 def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> list[Index]:
-    """Shuffle ``index`` and cut it into one part a device, of sizes that differ by at most one."""
+    """Shuffle pool indices, and cut them into parts whose sizes differ by at most one.
+
+    Args:
+        index: the indices, int32 [n].
+        devices: number of devices.
+        generator: the source of the permutation.
+
+    Returns:
+        The part of each device.
+    """
     return np.array_split(generator.permutation(index), devices)
 
 

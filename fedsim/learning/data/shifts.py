@@ -99,14 +99,14 @@ class Shift(Spec):
     """
 
     apart: ClassVar[bool] = False
-    """Whether the data of a device after an occasion do not depend on the other candidates."""
+    """Whether the data of a device after an occasion are independent of all other candidates."""
 
     kind: str
     at: Occasions = Occasions(every_rounds=1)
-    """when there is an occasion."""
+    """the occasions of the shift."""
     among: Literal["all", "selected"] = "all"
-    """the candidates: ``all`` devices that are there, or only those ``selected`` for a round
-    before (FlexCFL).
+    """the candidates: ``all`` available devices, or only devices that were ``selected`` for an
+    earlier round (FlexCFL).
     """
 
     def check(self, data: FederatedData) -> None:
@@ -198,7 +198,7 @@ class SwapAll(Shift):
 
     kind: Literal["swap-all"] = "swap-all"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
-    """of each pair, on each occasion."""
+    """probability that a pair swaps, on each occasion."""
 
     def apply(
         self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams

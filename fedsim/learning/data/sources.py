@@ -91,7 +91,7 @@ class Source(Spec):
         return shape, raw.classes
 
 
-def checked_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArray[np.int64]:
+def check_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArray[np.int64]:
     """Convert labels to int64; ``DataError`` for a label outside 0..classes-1.
 
     Args:
@@ -146,8 +146,9 @@ def _rows() -> NDArray[np.uint8]:
 
 
 class Synthetic(Spec):
-    """Samples drawn for each device (Li et al. 2020, section 5.1; constants from the authors'
-    code).
+    """Samples drawn for each device.
+
+    Source: Li et al. 2020, section 5.1, with the constants of the authors' code.
 
     Device k draws u ~ N(0, alpha) and B ~ N(0, beta); the entries of W and b ~ N(u, 1); x ~ N(v,
     Sigma) with v_j ~ N(B, 1) and Sigma_jj = j^-1.2; y = argmax(x W + b). Its partition is

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -40,25 +40,26 @@ class DataSpec(Spec):
     """``pixel`` scales bytes to [0, 1] (digits: 0..16) and leaves floats; ``standardise`` takes (x
     - mean) / (std + 0.001) of each pixel over the samples that the partition trains on. By default
     as published: ``standardise`` for ``power-law`` (over all samples) and ``ditto``, ``none`` for
-    ``synthetic``, ``pixel`` for the others.
+    ``synthetic``, ``pixel`` for all other partitions.
     """
     augmentation: Augmentation | Literal["none"] = "none"
     """distortion of training images.
 
-    By default that of ``Augmentation`` for ``class-bias``, ``none`` for the others.
+    By default the defaults of ``Augmentation`` for ``class-bias``, and ``none`` for all other
+    partitions.
     """
     column: str | None = None
     """an integer column of the source, such as the writer, that partitions and strategies take
     for labels; None: the labels.
     """
     pooled_from: int | None = Field(default=None, ge=1)
-    """deal to so many devices, then give all to the one device: the reference line of
-    centralised training; None: do not.
+    """number of devices among which the data are dealt, before one device gets all data: the
+    reference line of centralised training; None: no pooling.
     """
 
     @model_validator(mode="before")
     @classmethod
-    def _usual(cls, data: Any) -> Any:
+    def _usual(cls, data: object) -> object:
         if not isinstance(data, Mapping):
             return data
         if "partition" not in data and _kind(data.get("source")) == "synthetic":

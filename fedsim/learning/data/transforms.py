@@ -13,8 +13,9 @@ _BLOCK = 512  # samples warped at once: bounds the working memory, without influ
 
 
 class Augmentation(Spec):
-    """Random distortions of training images; the defaults are CATA-Fed's (Jeong and Kim 2022,
-    section 5.1).
+    """Random distortions of training images.
+
+    Source of the defaults: CATA-Fed (Jeong and Kim 2022, section 5.1).
     """
 
     max_degrees: float = Field(default=15.0, ge=0.0, le=180.0)

@@ -1,1 +1,1 @@
-"""Local SGD. ``reference`` defines the result in plain torch; the others compute it faster."""
+"""Solvers of local SGD: ``reference`` defines the result in plain torch, and ``dense`` is faster."""

@@ -190,7 +190,7 @@ class ParameterStep:
     def descend_product(self, left: Tensor, right: Tensor) -> None:
         """Take one step of a matrix along the gradient ``left`` @ ``right``.
 
-        The product is added in place, without another tensor.
+        The product is added in place, without a temporary tensor.
         """
         descent = self.descent
         weight = self.parameter

@@ -2,7 +2,7 @@
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.common.errors import FedsimError, SimulationError, nearest, place_of, shown
-from fedsim.learning.draws import global_states, moved_since
+from fedsim.learning.draws import find_draws, global_states
+from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
 from fedsim.learning.solvers.context import TrainingContext, rules
 from fedsim.learning.solvers.reference import Reference, flat_weights
@@ -60,16 +61,20 @@ class ByTrainer(Reference):
         module: the module.
         device: the torch device of the computation.
         trainer: the trainer.
-        **options: further options of ``Reference``.
+        losses: computes the loss of each sample, [n]; None for softmax cross-entropy.
 
     Raises:
         ScenarioError: the trainer cannot train the model.
     """
 
     def __init__(
-        self, module: nn.Module, device: torch.device, trainer: Trainer, **options: Any
+        self,
+        module: nn.Module,
+        device: torch.device,
+        trainer: Trainer,
+        losses: Callable[..., Tensor] | None = None,
     ) -> None:
-        super().__init__(module, device, **options)
+        super().__init__(module, device, losses=losses)
         self._trainer = trainer
         trainer.check_model(self._template, usual_loss=self.has_usual_loss)
 
@@ -80,16 +85,25 @@ class ByTrainer(Reference):
         device, number, _ = solve.task
         self._repeat_first(solve, descent, f"in the training of device {device} in round {number}")
         before = global_states(self.device)
-        with self.context(module, solve, descent) as (trained, context):
+        with (
+            self.context(module, solve, descent) as (trained, context),
+            entropy_watched() as places,
+        ):
             for name, rule in rules(descent, trained).items():
                 trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
             outcome = self._call_trainer(module.module, context)
-        generators = moved_since(before, self.device)
+        generators = find_draws(before, self.device)
         if generators:
             raise SimulationError(
                 f"{self._label} draws from the global generator of {' and of '.join(generators)}, "
                 "so that results would depend on the order "
                 "of the work; allowed is a generator of its own, seeded by context.seed"
+            )
+        if places:
+            raise SimulationError(
+                f"{self._label} draws from a generator that nobody seeds, at "
+                f"{', '.join(places[:5])}; allowed is a generator of its own, seeded by "
+                "context.seed"
             )
         solved = self._read_outcome(outcome, trained, context, solve.weights.dtype)
         for begin, end in descent.held:

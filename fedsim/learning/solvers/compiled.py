@@ -35,20 +35,20 @@ _njit: Any = partial(
 class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
     """Numba's cache of a function, with checksums, as numba itself would run damaged code."""
 
-    def _load_index(self) -> dict[Any, str]:
+    def _load_index(self) -> dict[object, str]:
         try:
             return dict(super()._load_index())
         except Exception:  # a damaged index raises many kinds of errors; numba makes a new one
             return {}
 
-    def _load_data(self, name: str) -> Any:
+    def _load_data(self, name: str) -> object:
         content = read_bytes(Path(self._data_path(name)))
         code = content[hashlib.sha256().digest_size :]
         if not content.startswith(hashlib.sha256(code).digest()):
             raise OSError(f"{name} is damaged")  # numba then compiles the function
         return pickle.loads(code)
 
-    def _save_data(self, name: str, data: Any) -> None:
+    def _save_data(self, name: str, data: object) -> None:
         code = self._dump(data)
         with self._open_for_write(self._data_path(name)) as file:
             file.write(hashlib.sha256(code).digest() + code)

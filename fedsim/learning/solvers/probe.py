@@ -17,11 +17,12 @@ from torch import Tensor
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import FedsimError, ScenarioError, place_of
 from fedsim.common.training import LastBatch
-from fedsim.learning.draws import generators_kept, global_states, moved_since
+from fedsim.learning.draws import find_draws, generators_kept, global_states
+from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.modules import settings_kept
 from fedsim.learning.objectives import Objective
 from fedsim.learning.refs import Weights
-from fedsim.learning.remains import Token, clear_caches, differences, remains
+from fedsim.learning.remains import Token, clear_caches, counts_of_norms, differences, remains
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
 from fedsim.learning.solvers.reference import (
     Reference,
@@ -31,7 +32,12 @@ from fedsim.learning.solvers.reference import (
     same_bits,
     same_results,
 )
-from fedsim.learning.solvers.watched import ModuleCopy, draws_message, left_message
+from fedsim.learning.solvers.watched import (
+    ModuleCopy,
+    draws_message,
+    entropy_message,
+    left_message,
+)
 
 SAMPLES = 16
 """Most samples of a trial."""
@@ -39,6 +45,7 @@ SAMPLES = 16
 _TRIES = 3  # after so many repetitions, other threads cannot be the cause of draws
 _WHERE = "in a trial on samples of the data"
 _RULE = Descent(lr=1e-3)
+_MANY_BATCHES = 1 << 24
 
 R = TypeVar("R")
 
@@ -64,7 +71,7 @@ def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> Non
     solver.watch.is_on = True
     solver.keyed = {"training": True, "testing": True}
     weights = flat_weights(list(solver.watch.fresh().flat.values()))
-    with settings_kept(_WHERE), generators_kept():
+    with settings_kept(_WHERE), generators_kept(), entropy_watched() as places:
         _refuse_draws(lambda: _test(solver, weights, x, _fresh(solver)))
         outputs = _test(solver, weights, x, _fresh(solver))
         _refuse_outputs(solver, objective, weights, outputs, y)
@@ -72,9 +79,12 @@ def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> Non
         first = _training(weights, x[0::2], y[0::2], key=0)
         second = _training(weights, x[1::2], y[1::2], key=1)
         _refuse_draws(lambda: _train(solver, _fresh(solver), first))
+        _refuse_use_of_counts(solver, first)
         harmless |= _replay_trainings(solver, first, second)
         _refuse_cached_draws(solver, first)
         solver.fails_on_one = _failure_on_one(solver, weights, x, y)
+    if places:
+        raise ScenarioError(entropy_message(places, _WHERE))
     solver.watch.harmless = harmless
     solver.keyed = dict(solver.drawn)
 
@@ -99,11 +109,11 @@ def _run_user_code(work: Callable[[], R]) -> R:
 
 
 def _train(solver: Reference, module: ModuleCopy, solve: LocalSolve) -> Solved:
-    return _run_user_code(lambda: solver.trained(module, solve, _RULE))
+    return _run_user_code(lambda: solver.train(module, solve, _RULE))
 
 
 def _test(solver: Reference, weights: Weights, x: Tensor, module: ModuleCopy) -> Tensor:
-    return _run_user_code(lambda: solver.tested(module, weights, x))
+    return _run_user_code(lambda: solver.test(module, weights, x))
 
 
 def _refuse_draws(work: Callable[[], object]) -> None:
@@ -112,7 +122,7 @@ def _refuse_draws(work: Callable[[], object]) -> None:
         with generators_kept(number + 1):  # seeds that the module is unlikely to set itself
             before = global_states()
             work()
-            generators = moved_since(before)
+            generators = find_draws(before)
             if not generators:
                 return
     raise ScenarioError(draws_message(generators, _WHERE))
@@ -142,7 +152,7 @@ def _refuse_outputs(
             "from finite samples and weights"
         )
     copied_module = solver.watch.fresh()
-    losses = _run_user_code(lambda: solver.judged(copied_module, weights, outputs, targets))
+    losses = _run_user_code(lambda: solver.judge(copied_module, weights, outputs, targets))
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(y),):
         form: object = type(losses).__name__
         if isinstance(losses, Tensor):
@@ -200,6 +210,23 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
     return set(changes)
 
 
+def _refuse_use_of_counts(solver: Reference, solve: LocalSolve) -> None:
+    """Raise if a result depends on the number of batches that a norm has ever seen.
+
+    ``num_batches_tracked`` counts the batches of all devices of a worker. torch's own norms use no
+    such count if they have a momentum. A user's norm may use the count, perhaps much later.
+    """
+    names = counts_of_norms(solver.watch.fresh().module)
+    if not names:
+        return
+    plain = _train(solver, _fresh(solver), solve)
+    for name in names:
+        module = _fresh(solver)
+        module.module.get_buffer(name).fill_(_MANY_BATCHES)
+        if not same_results(plain, _train(solver, module, solve)):
+            raise ScenarioError(left_message([name], _WHERE))
+
+
 def _refuse_cached_draws(solver: Reference, solve: LocalSolve) -> None:
     """Raise if a cache (``functools.lru_cache``) keeps draws of another training."""
     module = solver.watch.fresh()
@@ -241,7 +268,7 @@ def _failure_on_one(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -
     batches = shuffled(np.random.default_rng(0), 1, 1, 1)
     solve = LocalSolve(weights, x[:1], y[:1], batches)
     try:
-        solver.trained(solver.watch.fresh(), solve, _RULE)
+        solver.train(solver.watch.fresh(), solve, _RULE)
     except SingleSampleError as error:
         return error.part
     except Exception as error:

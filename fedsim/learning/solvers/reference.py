@@ -18,7 +18,7 @@ from fedsim.learning.draws import KeyedDraws
 from fedsim.learning.modules import (
     as_real,
     as_tensor_like,
-    copied,
+    copy_module,
     numbers,
     outputs_of,
     real_shape,
@@ -34,7 +34,7 @@ from fedsim.learning.solvers.context import (
     rules,
 )
 from fedsim.learning.solvers.dropout import step_key, with_keyed_dropout
-from fedsim.learning.solvers.watched import ModuleCopy, Watch, plainly
+from fedsim.learning.solvers.watched import ModuleCopy, Watch, run_user_code
 
 # numbers in the samples of one forward pass: activations then stay in the cache
 _APPLIED_AT_ONCE = 1 << 16
@@ -73,7 +73,7 @@ class Reference(Solver):
         self._samples_dtype = dtype or samples_dtype(module)
         self.keyed = {"training": False, "testing": False}
         self.drawn = {"training": False, "testing": False}
-        self._template = with_keyed_dropout(copied(module)).to(device, dtype)
+        self._template = with_keyed_dropout(copy_module(module)).to(device, dtype)
         for name, part in self._template.named_modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm):
                 part.register_forward_pre_hook(partial(_refuse_single, name))
@@ -115,7 +115,7 @@ class Reference(Solver):
             return super().tested_losses(weights, outputs, y)
 
         def judge(module: ModuleCopy) -> Tensor:
-            return self.judged(module, weights, outputs, y)
+            return self.judge(module, weights, outputs, y)
 
         return self.watch.use(judge, same_bits, "in the loss of a test", trains=False)
 
@@ -130,7 +130,7 @@ class Reference(Solver):
             losses.append(self.tested_losses(*model))
         return torch.cat(losses)
 
-    def judged(
+    def judge(
         self, copied_module: ModuleCopy, weights: Weights, outputs: Tensor, y: Tensor
     ) -> Tensor:
         """The loss of each sample of a test, [n], by a copy of the module, without gradients.
@@ -144,15 +144,16 @@ class Reference(Solver):
         with torch.no_grad(), self._testing(copied_module, weights) as draws:
             if draws is not None:
                 draws.seed(_LOSS_KEY)
-            return self.losses_of(copied_module, outputs.clone(), y)
+            # a module may change its inputs in place, and others read them later
+            return self.losses_of(copied_module, outputs.clone(), y.clone())
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         def test(module: ModuleCopy) -> Tensor:
-            return self.tested(module, weights, x)
+            return self.test(module, weights, x)
 
         return self.watch.use(test, same_bits, "in a test", trains=False)
 
-    def tested(self, module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
+    def test(self, module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
         """The outputs of a copy of the module for samples.
 
         Args:
@@ -167,7 +168,7 @@ class Reference(Solver):
 
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         def train(module: ModuleCopy) -> Solved:
-            return self.trained(module, solve, descent)
+            return self.train(module, solve, descent)
 
         device, number, _ = solve.task
         where = f"in the training of device {device} in round {number}"
@@ -181,12 +182,12 @@ class Reference(Solver):
         begin = first_steps(solve, _REPEATED_STEPS)
 
         def train() -> Solved:
-            return self.trained(self.watch.fresh(), begin, descent)
+            return self.train(self.watch.fresh(), begin, descent)
 
-        if not same_results(plainly(train, where), plainly(train, where)):
+        if not same_results(run_user_code(train, where), run_user_code(train, where)):
             raise SimulationError(repeats_message(where))
 
-    def trained(self, copied_module: ModuleCopy, solve: LocalSolve, descent: Descent) -> Solved:
+    def train(self, copied_module: ModuleCopy, solve: LocalSolve, descent: Descent) -> Solved:
         """Train a copy of the module.
 
         Args:
@@ -270,6 +271,8 @@ class Reference(Solver):
                 if draws is not None:
                     draws.seed(step_key(_TEST_KEY, number))
                 samples = self._laid_out(self._on_device(piece))
+                if self.watch.is_on:  # a user's module may change its inputs in place
+                    samples = samples.clone()
                 outputs.append(outputs_of(module, samples))
         return torch.cat(outputs)
 
@@ -339,7 +342,7 @@ class SingleSampleError(ScenarioError):
         )
         self.part = part
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.part,)
 
 

@@ -2,21 +2,22 @@
 
 A copy serves many devices in turn. Its flat model is loaded before each use, and nothing else may
 pass from device to device. If a use changes other memory of the module (``remains``), the copy is
-dropped. The use is then repeated with the same inputs. If the repetition gives another result, or
+dropped. The use is then repeated with equal inputs. If the repetition gives another result, or
 changes the memory again, the module is refused. Otherwise the memory is a cache, or a record of the
 last pass.
 """
 
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedsim.common.errors import FedsimError, ScenarioError, SimulationError, place_of
-from fedsim.learning.draws import global_states, moved_since
-from fedsim.learning.modules import copied, numbers
+from fedsim.learning.draws import find_draws, global_states
+from fedsim.learning.entropy import entropy_watched
+from fedsim.learning.modules import copy_module, numbers
 from fedsim.learning.remains import Token, differences, remains
 
 R = TypeVar("R")
@@ -39,7 +40,7 @@ class ModuleCopy:
     """
 
     def __init__(self, template: nn.Module, *, is_watched: bool = False) -> None:
-        self.module = copied(template)
+        self.module = copy_module(template)
         flat = numbers(self.module)
         self.flat = flat
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
@@ -111,12 +112,12 @@ class Watch:
         self.is_on = False
         self.harmless: set[str] = set()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = dict(vars(self))
         state["_threads"] = None
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         vars(self).update(state, _threads=threading.local())
 
     def fresh(self) -> ModuleCopy:
@@ -166,20 +167,31 @@ class Watch:
         is_due = is_power_of_two or (trains and (uses < _EVERY or uses % _EVERY == 0))
         checks_memory = self.is_on and (is_due or bool(self.harmless))
         checks_draws = self.is_on and (is_due or trains)
-        before = global_states(self._device) if checks_draws else {}
-        result = plainly(lambda: work(module), where)
-        if checks_draws and moved_since(before, self._device):
-            self._refuse_draws(work, where)
+        carry_out = self._use_without_draws if checks_draws else _use
+        result = carry_out(module, work, where)
         if checks_memory:
             self._check_memory(module, work, result, same, where)
+        return result
+
+    def _use_without_draws(
+        self, module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str
+    ) -> R:
+        """Carry out ``work``, and raise if it draws from global generators or from entropy."""
+        before = global_states(self._device)
+        with entropy_watched() as places:
+            result = run_user_code(lambda: work(module), where)
+        if places:
+            raise SimulationError(entropy_message(places, where))
+        if find_draws(before, self._device):
+            self._refuse_draws(work, where)
         return result
 
     def _refuse_draws(self, work: Callable[[ModuleCopy], R], where: str) -> None:
         """Raise if the module draws from global generators, instead of another thread's code."""
         for _ in range(_TRIES):
             before = global_states(self._device)
-            plainly(lambda: work(self.fresh()), where)
-            generators = moved_since(before, self._device)
+            run_user_code(lambda: work(self.fresh()), where)
+            generators = find_draws(before, self._device)
             if not generators:
                 return
         raise SimulationError(draws_message(generators, where))
@@ -201,14 +213,18 @@ class Watch:
         if not new_changes:
             return
         memory = remains(module.module, module.flat, whole=True)
-        repeated = plainly(lambda: work(module), where)
+        repeated = run_user_code(lambda: work(module), where)
         second_changes = differences(memory, remains(module.module, module.flat, whole=True))
         if second_changes or not same(result, repeated):
             raise SimulationError(left_message(second_changes or new_changes, where))
         self.harmless.update(new_changes)
 
 
-def plainly(work: Callable[[], R], where: str) -> R:
+def _use(module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str) -> R:
+    return run_user_code(lambda: work(module), where)
+
+
+def run_user_code(work: Callable[[], R], where: str) -> R:
     """Run code of a user's module.
 
     Args:
@@ -248,4 +264,13 @@ def draws_message(names: list[str], where: str) -> str:
         "would depend on the order of the work; allowed are torch's draws in forward, which "
         "are keyed by device and step: "
         "torch.nn.functional.dropout, torch.rand and others"
+    )
+
+
+def entropy_message(places: list[str], where: str) -> str:
+    """The message for draws from the operating system's entropy, at these places of the code."""
+    return (
+        f"the module of model.factory draws from a generator that nobody seeds {where}, at "
+        f"{', '.join(places[:5])}: numpy.random.default_rng(), random.Random() or os.urandom, "
+        "say; allowed are torch's draws in forward, which are keyed by device and step"
     )

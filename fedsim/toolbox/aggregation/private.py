@@ -30,10 +30,17 @@ WeightsList = list[NDArray[np.float32]]
 
 
 def clipped(change: NDArray[np.floating], clip: float) -> Floats:
-    """Shorten a change [d] to the length C = ``clip``: min(1, C / ||change||) change, float64."""
+    """Shorten a change to a length of at most C: min(1, C / ||change||) change, float64 [d].
+
+    Args:
+        change: the change, [d].
+        clip: C.
+    """
     exact = change.astype(np.float64)
     length = float(np.sqrt(exact @ exact))
-    return exact if length <= clip else exact * (clip / length)
+    if length <= clip:
+        return exact
+    return exact * (clip / length)
 
 
 @pure
@@ -123,15 +130,23 @@ def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: Gene
 
 
 @lru_cache(maxsize=256)
-def _divergence(noise: float, share: float) -> tuple[Any, Any]:
-    """Orders, and the Renyi divergence at each of a round that draws ``share`` of the devices."""
+def _divergence(noise: float, share: float) -> tuple[Sequence[float], Sequence[float]]:
+    """The Renyi divergence of a round that draws a share of the devices, in orders.
+
+    Args:
+        noise: standard deviation of the noise, over the greatest length of an update.
+        share: share of the devices.
+
+    Returns:
+        The orders, and the divergence in each order.
+    """
     import dp_accounting as dp
     from absl import logging
     from dp_accounting.rdp import RdpAccountant
 
     accountant = RdpAccountant()
     verbosity = logging.get_verbosity()
-    # it warns of each order that it leaves out, which is harmless
+    # the accountant warns of each order that it leaves out, which is harmless
     logging.set_verbosity(logging.ERROR)
     accountant.compose(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise)))
     logging.set_verbosity(verbosity)
@@ -139,13 +154,16 @@ def _divergence(noise: float, share: float) -> tuple[Any, Any]:
 
 
 def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "rdp") -> float:
-    """Epsilon of all rounds.
+    """Compute epsilon of all rounds.
 
     Args:
         noise: the standard deviation of the noise, over the greatest length of an update.
         draws: the number of rounds with each (clients drawn, devices).
         delta: the probability with which epsilon may be exceeded.
         accountant: ``rdp`` (Renyi divergence) or ``pld`` (privacy loss distribution).
+
+    Returns:
+        Epsilon of (epsilon, ``delta``)-differential privacy.
     """
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
     from dp_accounting.rdp import compute_epsilon
@@ -158,20 +176,22 @@ def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "
                 noise, sampling_prob=clients / devices, value_discretization_interval=1e-3
             )
             losses.append(loss if rounds == 1 else loss.self_compose(rounds))
-        return float(reduce(type(losses[0]).compose, losses).get_epsilon_for_delta(delta))
-    orders: Any = None
+        composed = reduce(type(losses[0]).compose, losses)
+        return float(composed.get_epsilon_for_delta(delta))
+    orders: Sequence[float] = ()
     divergences = []
     for (clients, devices), rounds in sorted(draws.items()):
-        its_orders, divergence = _divergence(noise, clients / devices)
-        orders = its_orders if orders is None else orders
+        orders, divergence = _divergence(noise, clients / devices)
         divergences.append(np.multiply(rounds, divergence))
     total = np.sum(divergences, axis=0)
     return float(compute_epsilon(orders, total, delta)[0])
 
 
 class AdaptiveClip(Spec):
-    """C follows a quantile of the lengths of changes: C <- C exp(-lr (b - quantile)), b the
-    share not longer than C.
+    """A bound C that follows a quantile of the lengths of changes.
+
+    C <- C exp(-lr (b - quantile)). b is the share of changes that are not longer than C (Andrew et
+    al., "Differentially private learning with adaptive clipping", 2021).
     """
 
     quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
@@ -193,41 +213,44 @@ class PrivateState(State):
 
 
 class Private(Aggregation):
-    """The mean of changes clipped to the L2 length C, with noise: w + (sum clip(u_i - w_i) +
-    N(0, (z C)^2)) / n.
+    """The mean of changes clipped to the L2 length C, with Gaussian noise.
 
-    All updates weigh the same. The server clips changes and adds the noise once to the sum
-    (``central``), or each client clips its change and adds N(0, (z C)^2) to it before it answers
-    (``local``). With adaptive clipping the count of short changes has its own noise; that of the
-    sum grows to (z^-2 - (2 sigma_b)^-2)^(-1/2) times C, so that both together cost z (Theorem 1). A
-    client that disconnects changes neither central noise nor epsilon, and makes the step shorter.
-    With local noise n is the number of updates that came; each is protected by its own noise alone.
+    The result is w + (sum clip(u_i - w_i) + N(0, (z C)^2)) / n, with equal weights. With
+    ``central`` noise the server clips changes, and adds the noise once to the sum. With ``local``
+    noise each client clips its change, and adds N(0, (z C)^2) to the change before it answers. n is
+    then the number of received updates, and each update is protected by its own noise alone.
 
-    Each record of a round has the epsilon spent until then, between a run and one in which the
-    updates of one device are 0, of the aggregates alone, without other contents of answers (group,
-    number of samples). Groups are disjoint, so a round is one release for each device, even without
-    updates. If all clients of a round are drawn uniformly from available ones, each takes part with
-    probability q, their share (the paper's Poisson sampling approximates draws of exactly K); in
-    all other rounds, and with local noise, q is 1. Strategies that use updates or losses before
-    clipping refuse the account.
+    With adaptive clipping the count of short changes has separate noise. The standard deviation of
+    the sum's noise grows to (z^-2 - (2 sigma_b)^-2)^(-1/2) C, so that both together cost z (Theorem
+    1). A client that disconnects changes neither central noise nor epsilon, and makes the step
+    shorter.
+
+    Each record of a round has the epsilon spent until then. Epsilon compares the run with a run in
+    which the updates of one device are 0. It holds for the aggregates alone, without further
+    contents of answers (group, number of samples). Groups are disjoint, so that a round is one
+    release for each device, even without updates. If all clients of a round are drawn uniformly
+    from available clients, each takes part with probability q, the share of clients that are drawn.
+    The paper's Poisson sampling then approximates draws of exactly K clients. In all other rounds,
+    and with local noise, q is 1. Strategies that use updates or losses before clipping refuse the
+    account.
     """
 
     protection: ClassVar[Protection | None] = "private"
     uses_weights: ClassVar[bool] = False
     kind: Literal["private"] = "private"
     clip: float = Field(default=1.0, gt=0.0, le=1e12)
-    """C; the first one where it adapts."""
+    """C; with ``adaptive`` the initial C."""
     noise: float = Field(default=1.0, ge=0.0, le=1e6)
     """z, the noise multiplier. 0: changes are clipped, and nothing is private."""
     where: Literal["central", "local"] = "central"
-    """where noise is added."""
+    """the place at which noise is added."""
     adaptive: AdaptiveClip | None = None
-    """how C adapts; None: it does not. With central noise alone."""
+    """the adaptation of C, with central noise only; None: C is fixed."""
     divide_by: int | None = Field(default=None, ge=1)
     """n.
 
-    None: the wanted updates of a round, of all groups; with local noise, and at edge servers, the
-    received ones.
+    None: the number of updates that a round asks for, of all groups; with local noise, and at edge
+    servers, the number of received updates.
     """
     account: bool = True
     """whether epsilon is computed (needs the package dp-accounting)."""
@@ -236,7 +259,7 @@ class Private(Aggregation):
     for .1 s a round.
     """
     delta: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """of the recorded (epsilon, delta); None: devices^-1.1, as in the paper."""
+    """delta of the recorded (epsilon, delta); None: devices^-1.1, as in the paper."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -262,10 +285,11 @@ class Private(Aggregation):
 
     @property
     def looks_at_each(self) -> str | None:
-        why = (
+        if self.where == "local":
+            return None
+        return (
             "the aggregation 'private' has the server clip each update; allowed is where = 'local'"
         )
-        return why if self.where == "central" else None
 
     def why_not(self, codec: Codec) -> str | None:
         if self.where == "local" and codec.lengthens:
@@ -279,14 +303,16 @@ class Private(Aggregation):
         return self.account and self.noise > 0
 
     def for_rounds_of(self, updates: int) -> Aggregation:
-        """With central noise n is fixed before the answers, whose number would be private, too."""
-        fixed = self.divide_by is None and self.where == "central"
-        return self.model_copy(update={"divide_by": updates}) if fixed else self
+        if self.divide_by is not None or self.where == "local":
+            return self
+        # n is fixed before the answers, as the number of answers is private, too
+        return self.model_copy(update={"divide_by": updates})
 
     @property
     def noise_of_sum(self) -> float:
-        """The noise multiplier of the sum of changes; greater than z where the count of short
-        ones costs something too.
+        """The noise multiplier of the sum of changes.
+
+        The multiplier is greater than z if the count of short changes has a cost, too.
         """
         if self.adaptive is None or not self.noise:
             return self.noise
@@ -310,10 +336,10 @@ class Private(Aggregation):
         weights: Sequence[float],
         otherwise: Ref,
     ) -> Ref:
-        central = self.where == "central"
+        is_central = self.where == "central"
         moves = changes(server, entries)
         clips = [] if state.clip is None else [state.clip]
-        release = entries[0]["task"]  # names the draws: it is in one aggregation only
+        release = entries[0]["task"]  # names the draws; a task is in one aggregation only
         if self.adaptive is not None:
             state.clip = server.models.apply(
                 adapted_clip,
@@ -329,9 +355,9 @@ class Private(Aggregation):
         return server.models.apply(
             private_mean,
             [otherwise, *clips, *moves],
-            noise=self.noise_of_sum if central else 0.0,
+            noise=self.noise_of_sum if is_central else 0.0,
             divide_by=self.divide_by,
-            clip=self.clip if central else None,
+            clip=self.clip if is_central else None,
             adapted=bool(clips),
             otherwise=otherwise,
             leave_out=True,

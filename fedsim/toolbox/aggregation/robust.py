@@ -6,7 +6,7 @@ Sample counts are ignored, since a malicious client could report any.
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +71,7 @@ class Robust(Aggregation):
     def combine(
         self,
         server: Server,
-        state: Any,
+        state: object,
         entries: Sequence[Entry],
         weights: Sequence[float],
         otherwise: Ref,
@@ -116,8 +116,9 @@ def trimmed_mean(models: Models, share: float) -> NDArray[np.floating]:
 class TrimmedMean(Robust):
     """The mean of each coordinate without its smallest and its largest values.
 
-    Source: as for ``Median``, option II. A cohort of which ``share`` is less than one update is
-    refused. Where fewer come, one is cut off at either end, of one or two updates none.
+    Source: Yin et al. (see ``Median``), option II. A scenario is refused if ``share`` of a cohort
+    is less than one update. If fewer updates arrive, one update is cut off at either end. One or
+    two updates are not cut.
     """
 
     kind: Literal["trimmed-mean"] = "trimmed-mean"
@@ -165,7 +166,7 @@ def scores(distances: Floats, malicious: int) -> Floats:
 class _ByDistance(Robust):
     """Selection of updates by their distances.
 
-    With fewer updates than ``least`` the model stays: none could be trusted.
+    With fewer updates than ``least`` the model stays, as no update could be trusted.
     """
 
     by_coordinate: ClassVar[bool] = False
@@ -178,16 +179,18 @@ class _ByDistance(Robust):
     """f, malicious updates that are tolerated."""
 
     def tolerated(self, updates: int) -> int:
-        """f, or the most for which n updates are enough; 0 where they never are."""
+        """f, or the largest number for which n updates are enough, at least 0."""
         a, b = self.least
         return max(0, min(self.malicious, (updates - b) // a))
 
     def taken(self, models: Models) -> list[int]:
         """Positions of the selected finite updates, at least one."""
         f = self.tolerated(len(models))
-        # of equals the first
+        # a stable sort prefers the first of equal scores
         order = np.argsort(scores(squared_distances(models), f), kind="stable")
-        return order[: 1 if self.one else len(models) - f].tolist()  # type: ignore[no-any-return]
+        count = 1 if self.one else len(models) - f
+        positions: list[int] = order[:count].tolist()
+        return positions
 
     async def weigh(
         self, server: Server, entries: Sequence[Entry], weights: Sequence[float]
@@ -212,7 +215,7 @@ class _ByDistance(Robust):
     def combine(
         self,
         server: Server,
-        state: Any,
+        state: object,
         entries: Sequence[Entry],
         weights: Sequence[float],
         otherwise: Ref,
@@ -261,7 +264,7 @@ class MultiKrum(_ByDistance):
 def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
     """The mean of each coordinate of the selected updates over n - 4 f values, float64 [d].
 
-    They are the values nearest to the coordinate's median.
+    The values are the nearest to the coordinate's median.
     """
     rule = Bulyan(malicious=malicious)
     selected = [models[place] for place in rule.taken(models)]

@@ -53,7 +53,7 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
     """
     from sklearn.cluster import KMeans as Lloyd
     from sklearn.exceptions import ConvergenceWarning
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped, unused-ignore]
+    from threadpoolctl import threadpool_limits
 
     rows = np.ascontiguousarray(features, dtype=np.float64)
     distinct = _distinct(rows, groups)
@@ -103,9 +103,9 @@ FirstMedoids = Literal["build", "heuristic", "k-medoids++"]
 def k_medoids(
     distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator
 ) -> Labels:
-    """Cluster by k-medoids: alternate between nearest medoids and best medoids until none changes.
+    """Cluster by k-medoids: alternate between nearest and best medoids until no medoid changes.
 
-    Ties go to the smaller number, but a medoid stays one unless another is better.
+    Ties go to the smaller number, but a medoid is only replaced by a better one.
 
     Args:
         distance: distances [n, n], which need not be a metric.
@@ -122,12 +122,11 @@ def k_medoids(
     medoids = _first_medoids(distance, groups, start, generator)
     labels = _nearest(distance, medoids)
     for _ in range(300):
-        best = np.array(
-            [
-                _best(distance, np.flatnonzero(labels == group), medoids[group])
-                for group in range(groups)
-            ]
-        )
+        best_medoids = []
+        for group in range(groups):
+            members = np.flatnonzero(labels == group)
+            best_medoids.append(_best(distance, members, medoids[group]))
+        best = np.array(best_medoids)
         if np.array_equal(best, medoids):
             break
         medoids = best
@@ -334,11 +333,11 @@ class Hierarchical(Clusterer):
 
 
 class Dbscan(Clusterer):
-    """DBSCAN (Ester et al., 1996) as in LCFL's published code. Noise is a separate cluster.
+    """DBSCAN (Ester et al., 1996) as in LCFL's published code. Noise forms a separate cluster.
 
-    Five neighbours, itself included, make a device's neighbourhood dense. The radius is the
-    percentile 100 / (groups - 1) of all distances: so wide that ``groups`` should exceed the number
-    of clusters looked for.
+    A neighbourhood is dense if it has at least five devices, including the device itself. The
+    radius is the percentile 100 / (groups - 1) of all distances. The radius is so wide that
+    ``groups`` should exceed the expected number of clusters.
     """
 
     kind: Literal["dbscan"] = "dbscan"

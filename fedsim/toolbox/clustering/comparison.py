@@ -1,4 +1,4 @@
-"""ModelComparison of devices by their finite losses, models or updates."""
+"""Comparison of devices by their finite losses, models or updates."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -28,8 +28,8 @@ def by_losses(
 ) -> ModelComparison:
     """Compare devices by the losses of their models on each other's data.
 
-    Leaves out devices with a non-finite loss of their own model on their own data, then those
-    whose model has a non-finite loss on any data.
+    Leaves out devices with a non-finite loss of their own model on their own data. Then leaves out
+    devices whose model has a non-finite loss on any data.
 
     Args:
         losses: L_i(w_j), float64 [n, n]: data of device i a row, model of device j a column.
@@ -44,11 +44,11 @@ def by_losses(
 
 
 def by_rows(rows: Sequence[Rows], measure: Callable[[Rows], Matrix]) -> ModelComparison:
-    """Compare devices by models or updates; non-finite ones are left out.
+    """Compare devices by models or updates, without non-finite models or updates.
 
     Args:
         rows: a model or an update [d] of each device.
-        measure: distances [n, n] of n such rows [n, d].
+        measure: computes the distances [n, n] of n rows [n, d].
     """
     positions = [position for position, row in enumerate(rows) if np.isfinite(row).all()]
     if not positions:

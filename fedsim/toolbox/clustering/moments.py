@@ -71,18 +71,18 @@ class PreTraining(WhenShifted):
 
     kind: Literal["pre-training"] = "pre-training"
     devices: int = Field(default=20, ge=1)
-    """alpha: as many times ``groups`` devices are pre-trained, or all if there are fewer."""
+    """alpha; alpha x ``groups`` devices are pre-trained, at most all devices."""
     steps: Annotated[Iterations | None, OnlyWith("epochs", values=(None,))] = None
     """SGD steps of a pre-training.
 
     By default 50 (the published code of FlexCFL); or it is counted in ``epochs``.
     """
     epochs: Epochs | None = None
-    """passes over its data of a pre-training; as the paper has it, ``local_epochs``."""
+    """passes of a device over its data in a pre-training; in the paper ``local_epochs``."""
     newcomers: Literal["arrival", "selection", "random"] = "arrival"
-    """a device without a group joins the one whose direction is most like its own, as soon as it
-    arrives (``arrival``) or when it is first selected (``selection``); or one at random then
-    (``random``, the ablation RAC).
+    """a device without a group joins the group whose direction is most similar to the device's
+    direction: on its arrival (``arrival``), or at its first selection (``selection``). With
+    ``random`` it joins a random group at its first selection (the ablation RAC).
     """
 
 

@@ -130,9 +130,13 @@ def madc(similarity: Matrix) -> Matrix:
 
 
 def row_distances(rows: RowVectors, metric: str = "euclidean") -> Matrix:
-    """Distances of all pairs of ``rows`` [n, d] by a ``metric`` of SciPy, float64 [n, n].
+    """Distances of all pairs of rows, float64 [n, n].
 
     The Euclidean distance is LCFL's DiffNorm.
+
+    Args:
+        rows: the rows, [n, d].
+        metric: a metric of ``scipy.spatial.distance.pdist``.
     """
     from scipy.spatial.distance import pdist, squareform
 
@@ -168,9 +172,17 @@ MOST_SHOWN = 200  # devices of which every pair is recorded
 
 def rounded(figures: NDArray[np.floating]) -> list[Any]:
     """An array as nested lists, to six digits after the point."""
-    return np.round(figures, 6).tolist()  # type: ignore[no-any-return]
+    nested: list[Any] = np.round(figures, 6).tolist()
+    return nested
 
 
 def shown_pairs(name: str, matrix: NDArray[np.floating]) -> dict[str, list[list[float]]]:
-    """A field of a record with ``matrix`` [n, n]; none for more than ``MOST_SHOWN`` devices."""
-    return {name: rounded(matrix)} if len(matrix) <= MOST_SHOWN else {}
+    """The field of a record for a matrix, which is left out for more than ``MOST_SHOWN`` devices.
+
+    Args:
+        name: name of the field.
+        matrix: figures of pairs of devices, [n, n].
+    """
+    if len(matrix) > MOST_SHOWN:
+        return {}
+    return {name: rounded(matrix)}

@@ -1,1 +1,1 @@
-"""Further models: of papers, of tokens, and by their card."""
+"""Further models: models of papers, models of tokens, and models by their card."""

@@ -31,16 +31,16 @@ class ModelCard(PartedModel):
     params: int = Field(ge=1, le=10**14)
     """numbers of the model."""
     layers: int = Field(ge=1, le=10_000)
-    """layers like one another."""
+    """number of equal layers."""
     dense: dict[str, Annotated[list[Width], Field(min_length=2, max_length=2)]] = Field(
         min_length=1
     )
-    """dense layers of each of them: name -> inputs and outputs.
+    """dense layers of each layer: name -> inputs and outputs.
 
-    Adapters are beside these (``model.lora``).
+    Adapters (``model.lora``) are further layers.
     """
     tokens: int = Field(ge=1, le=10**9)
-    """of a sample."""
+    """number of tokens of a sample."""
 
     @model_validator(mode="after")
     def _adapters(self) -> Self:

@@ -14,7 +14,7 @@ kernels; ``_ARM_SHARES`` and ``_ARM_PASSES`` have their speeds by kind of operat
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,8 @@ from torch.utils.flop_counter import flop_registry
 from fedsim.common.errors import FedsimError, ScenarioError
 from fedsim.common.model_cost import COLUMNS, ModelCost, Operations
 from fedsim.learning.architecture import Shape
-from fedsim.learning.draws import generators_kept
-from fedsim.learning.modules import copied, example, outputs_of, samples_dtype
+from fedsim.learning.draws import Operation, generators_kept
+from fedsim.learning.modules import copy_module, example, outputs_of, samples_dtype
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.spec import Trainer, TrainingSpec
 
@@ -148,7 +148,7 @@ class Counted(NamedTuple):
     flops: float
     filled: float
     """FLOPs with padded channels."""
-    moved: float
+    traffic: float
     """size of operands and results (bytes)."""
     name: str
     """torch's name of the operation."""
@@ -160,11 +160,11 @@ class Counted(NamedTuple):
     def columns(self) -> tuple[float, ...]:
         """The operation's row of ``Operations``."""
         arm_flops = self.flops / _ARM_SHARES.get(self.kind, 1.0)
-        arm_moved = self.moved * _ARM_PASSES.get(self.kind, 0.0)
+        arm_moved = self.traffic * _ARM_PASSES.get(self.kind, 0.0)
         return (
             self.filled,
-            self.moved,
-            self.moved * _PASSES.get(self.name, 0.0) + self.call,
+            self.traffic,
+            self.traffic * _PASSES.get(self.name, 0.0) + self.call,
             arm_flops,
             arm_moved,
         )
@@ -197,16 +197,14 @@ def _step(
     module: nn.Module, batch: Tensor, trainer: Trainer, device: str, objective: Objective
 ) -> _StepCounts:
     """Count the second step of a copy of the module; the first makes the optimiser's state."""
-    copied_module = copied(module).to(device).train()
+    copied_module = copy_module(module).to(device).train()
     x = batch.to(device)
     trained = {}
     for name, parameter in copied_module.named_parameters():
         if parameter.requires_grad:
             trained[name] = parameter
     optimiser = trainer.torch_optimiser(trained, 0.1)
-    losses: Callable[..., Any] = objective.losses
-    if hasattr(copied_module, "loss"):
-        losses = copied_module.loss  # type: ignore[assignment]
+    losses: Callable[..., Tensor] = getattr(copied_module, "loss", objective.losses)
     weights = {parameter.untyped_storage()._cdata for parameter in copied_module.parameters()}
     call = _CALL if any(map(_is_unfused, copied_module.modules())) else 0.0
     saved: dict[int, int] = {}
@@ -251,7 +249,7 @@ def _is_unfused(part: nn.Module) -> bool:
     return isinstance(part, nn.RNNBase | nn.RNNCellBase) and not isinstance(part, nn.LSTM)
 
 
-def _size(tree: Any) -> int:
+def _size(tree: object) -> int:
     """Size of all tensors in nested lists, tuples and dicts (bytes)."""
     size = 0
     for leaf in tree_leaves(tree):
@@ -260,7 +258,7 @@ def _size(tree: Any) -> int:
     return size
 
 
-class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Counting(TorchDispatchMode):
     """A mode that counts the FLOPs and bytes of each operation.
 
     Args:
@@ -271,25 +269,33 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, call: float = 0.0) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.call = call
         self.operations = list[Counted]()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Operation,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._overloadpacket.__name__
         call = self.call
         if name == "convolution":
             x, weight, _, stride, _, _, transposed, _, groups, *_ = args
-            flops, filled, moved = _count_convolution(x, weight, result, stride, transposed, groups)
+            flops, filled, traffic = _count_convolution(
+                x, weight, result, stride, transposed, groups
+            )
             kind = _kind_of_convolution(weight, groups)
         elif name == "convolution_backward":
             y, x, weight, _, stride, _, _, transposed, _, groups, output_mask, *_ = args
             # one convolution for the gradient of the samples, if any, and one for the weights'
             convolutions = sum(output_mask[:2])
             counts = _count_convolution(x, weight, y, stride, transposed, groups, backward=True)
-            flops, filled, moved = (convolutions * number for number in counts)
+            flops, filled, traffic = (convolutions * number for number in counts)
             kind = _kind_of_convolution(weight, groups) + "_backward"
         elif name.startswith("mkldnn_rnn_layer"):
             x, *weights = args[:3]
@@ -297,7 +303,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             numbers = sum(weight.numel() for weight in weights)
             flops = filled = passes * 2.0 * x.shape[0] * x.shape[1] * numbers
             kind = "matrix"
-            moved = _size((args, kwargs)) + _size(result)
+            traffic = _size((args, kwargs)) + _size(result)
             call = passes * x.shape[0] * _STEP
         else:
             count = flop_registry.get(func._overloadpacket)
@@ -306,18 +312,18 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if count is not None:
                 flops = filled = float(count(*args, **kwargs, out_val=result))
                 kind = "matrix"
-            moved = 0
+            traffic = 0
             if not (func.is_view or "empty" in name or name == "_unsafe_view"):
-                moved = _size((args, kwargs)) + _size(result)
-        if flops or moved:
-            self.operations.append(Counted(flops, filled, float(moved), name, kind, call))
+                traffic = _size((args, kwargs)) + _size(result)
+        if flops or traffic:
+            self.operations.append(Counted(flops, filled, float(traffic), name, kind, call))
         return result
 
 
 def _count_convolution(
-    x: Any,
-    weight: Any,
-    y: Any,
+    x: Tensor,
+    weight: Tensor,
+    y: Tensor,
     stride: Sequence[int],
     transposed: bool,
     groups: int,

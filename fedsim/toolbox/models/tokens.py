@@ -18,7 +18,7 @@ class _OfTokens(TorchModel):
     is_tried: ClassVar[bool] = False
 
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        from fedsim.learning.modules import seeded
+        from fedsim.learning.modules import make_seeded
 
         if not isinstance(shape, TokenShape) or len(shape) != 1:
             unit = "tokens" if isinstance(shape, TokenShape) else "numbers"
@@ -26,7 +26,7 @@ class _OfTokens(TorchModel):
                 f"model.kind is {self.kind!r}, which takes sequences of tokens, and samples "
                 f"are of shape {tuple(shape)} {unit}"
             )
-        return seeded(lambda: self.made(shape, classes), seed)
+        return make_seeded(lambda: self.made(shape, classes), seed)
 
     @abstractmethod
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
@@ -63,9 +63,11 @@ class Transformer(_OfTokens):
 
     kind: Literal["transformer"] = "transformer"
     hidden: int = Field(default=32, ge=4, le=100_000, multiple_of=4)
-    """numbers of a token, in four heads of attention; four times as many within a block."""
+    """width: numbers of a token, in four heads of attention. The dense layers within a block are
+    four times as wide.
+    """
     layers: int = Field(default=2, ge=1, le=1_000)
-    """blocks."""
+    """number of blocks."""
 
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
         from fedsim.toolbox.models.sequences import TransformerModule

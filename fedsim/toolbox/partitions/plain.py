@@ -131,15 +131,15 @@ class Dirichlet(Partition):
         edges[-1] = size
         return np.repeat(np.arange(devices), np.diff(edges, prepend=0))
 
-    def _fill_up(self, held: list[Index], generator: np.random.Generator) -> None:
-        """Move samples from the largest devices to those below the minimum, in place."""
-        sizes = np.array([len(index) for index in held])
+    def _fill_up(self, indices: list[Index], generator: np.random.Generator) -> None:
+        """Move samples from the largest devices to devices below the minimum, in place."""
+        sizes = np.array([len(index) for index in indices])
         for device in np.flatnonzero(sizes < self.minimum).tolist():
             while sizes[device] < self.minimum:
                 donor = int(sizes.argmax())
                 position = int(generator.integers(sizes[donor]))
-                held[device] = np.append(held[device], held[donor][position])
-                held[donor] = np.delete(held[donor], position)
+                indices[device] = np.append(indices[device], indices[donor][position])
+                indices[donor] = np.delete(indices[donor], position)
                 sizes[device] += 1
                 sizes[donor] -= 1
 
@@ -207,7 +207,7 @@ def _read_entries(path: Path) -> list[dict[str, Any]]:
     return [_entry(path, name, content[name]) for name in names]
 
 
-def _entry(path: Path, name: str, entry: Any) -> dict[str, Any]:
+def _entry(path: Path, name: str, entry: object) -> dict[str, Any]:
     parts = {"train": entry} if isinstance(entry, list) else entry
     if not isinstance(parts, dict) or "train" not in parts:
         raise DataError(
@@ -224,7 +224,7 @@ def _entry(path: Path, name: str, entry: Any) -> dict[str, Any]:
     return parts
 
 
-def _index(path: Path, label: str, entry: Any, samples: Index) -> Index:
+def _index(path: Path, label: str, entry: object, samples: Index) -> Index:
     """The pool indices of a list of positions within ``samples``."""
     try:
         numbers: AnyArray = np.asarray(entry)

@@ -31,8 +31,8 @@ class PowerLaw(Partition):
     """Device u holds lognormal amounts of the classes u, u+1, ... (mod C), as in FedProx.
 
     Training and test samples are pooled. Each device first gets 5 samples of each of its classes,
-    in file order; the rest of each class is shared out in proportions lognormal(0, 2), without
-    requests beyond its end. A tenth of each device's samples is held back for testing. MNIST and
+    in file order. The rest of each class is dealt in proportions lognormal(0, 2), without requests
+    beyond the end of the class. A tenth of each device's samples is held back for testing. MNIST and
     1,000 devices give FedProx's data (about 69,050 samples; mean 69, median 24, least 10); other
     ``classes_per_device`` give Table I of FlexCFL. Devices with the same classes are a true group.
     Source: Li et al. 2020, and the code of FedProx.
@@ -65,9 +65,15 @@ class PowerLaw(Partition):
         return hold_out_tenths(dataset, _deal(parts, labels, amounts, "skip"), streams, truth)
 
     def _extras(self, labels: Ints, available: Ints, generator: np.random.Generator) -> Ints:
-        """Divide the ``available`` samples of each class [C] among the devices, at random.
+        """Divide the samples of each class among the devices, at random.
 
-        Returns the numbers of samples of the classes ``labels``, both int64 [devices, slots].
+        Args:
+            labels: the classes of each device, int64 [devices, slots].
+            available: number of samples of each class, int64 [C].
+            generator: the source of the proportions.
+
+        Returns:
+            The number of samples of each of ``labels``, int64 [devices, slots].
         """
         devices, slots = labels.shape
         classes = len(available)
@@ -90,9 +96,9 @@ class Femnist(Partition):
 
     kind: Literal["femnist"] = "femnist"
     overlap: bool = True
-    """as published, where an inverted test makes every device take the *first* images of a class,
-    so that devices share images and train on others' test images; published accuracies need it.
-    False: each image is on one device.
+    """as in the published code, in which an inverted test makes every device take the *first*
+    images of a class. Devices then share images, and train on test images of further devices.
+    Published accuracies need the overlap. False: each image is on one device.
     """
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
@@ -261,8 +267,8 @@ class ClassImbalance(Partition):
 
     Middle classes thus dominate globally. The majority class, counted from 1, is Normal(5, 10)
     (mean and variance) rounded, redrawn outside 1..C. B whole numbers uniform in 0..``largest``,
-    not all 0, are drawn. The largest is the amount of the majority class; the others are amounts of
-    random other classes. A training image is on two devices only if its class is used up (MNIST
+    not all 0, are drawn. The largest is the amount of the majority class; the rest are amounts of
+    random further classes. A training image is on two devices only if its class is used up (MNIST
     nearly suffices for B = 10). The published (balanced) test set is dealt evenly. With one class a
     device, the devices of a class are a true group.
     """

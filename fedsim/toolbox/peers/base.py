@@ -42,7 +42,7 @@ class PeerParams(StrategyParams):
     deadline: PositiveSeconds | None = None
     """longest wait of a trained device for messages (s).
 
-    None: no limit, refused where devices come and go.
+    None: no limit, which is refused if devices come and go.
     """
 
     def check_population(self, population: PopulationSpec) -> None:
@@ -85,7 +85,8 @@ class PeerHalf(Generic[P]):
             if len(self._draws) >= 8:
                 self._draws.pop(next(iter(self._draws)))
             self._draws[number] = draw()
-        return self._draws[number]  # type: ignore[no-any-return]
+        cached: T = self._draws[number]
+        return cached
 
     def on_start(self, device: Peer) -> None:
         """Called when the device takes part for the first time; it has its initial model.
@@ -203,11 +204,10 @@ class Peers(Strategy[P]):
         """Whether every reachable device that takes part has finished the run's open round."""
         number = self.state.round
         rounds = self.state.rounds
-        waits = any(
-            finished == number and self.server.peer(device).online
-            for device, finished in rounds.items()
-        )
-        return not waits and bool(max(rounds.values(), default=0) > number)
+        unfinished = [device for device, finished in rounds.items() if finished == number]
+        if any(self.server.peer(device).online for device in unfinished):
+            return False
+        return max(rounds.values(), default=0) > number
 
     async def on_start(self) -> None:
         self.server.begin_round(0)
@@ -230,7 +230,8 @@ class Peers(Strategy[P]):
                 "aggregate", round=message.round, tasks=[message.task], weights=[1.0], staleness=[0]
             )
             self.state.updates.append((update, message["samples"], message["start"], device))
-        await self._call(device, "on_return" if message.outcome == "lost" else "on_trained", update)
+        handler = "on_return" if message.outcome == "lost" else "on_trained"
+        await self._call(device, handler, update)
 
     async def on_peer_message(self, message: PeerMessage) -> None:
         source = message.source
@@ -244,8 +245,8 @@ class Peers(Strategy[P]):
     async def on_timer(self, name: str) -> None:
         await self._call(int(name.partition("/")[2]), "on_timer")
 
-    async def _call(self, number: int, handler: str, *arguments: Any) -> None:
-        """Let a device's half act, now or when it returns, and finish the rounds that are over."""
+    async def _call(self, number: int, handler: str, *arguments: object) -> None:
+        """Let a device's half act, now or at its return, and finish the rounds that are over."""
         if self.state.over:
             return
         device = self.server.peer(number)
@@ -254,7 +255,7 @@ class Peers(Strategy[P]):
         while changed and not self.state.over and self.is_over():
             await self._finish_round()
 
-    def _act(self, device: Peer, handler: str, *arguments: Any) -> None:
+    def _act(self, device: Peer, handler: str, *arguments: object) -> None:
         """Call a handler of the device's half, if the device can act on it now."""
         state = self.state
         number = device.number
@@ -302,10 +303,9 @@ class Peers(Strategy[P]):
         number = state.round
         models = self.models()
         figures = await server.models.agreement(number, [model for model, _ in models.values()])
-        updates = [
-            Measured(update, float(samples), start, None, device)
-            for update, samples, start, device in state.updates
-        ]
+        updates = []
+        for update, samples, start, device in state.updates:
+            updates.append(Measured(update, float(samples), start, None, device))
         state.over = not await server.finish_round(number, models, updates=updates, **figures)
         state.updates = []
         state.round = number + 1
@@ -313,7 +313,7 @@ class Peers(Strategy[P]):
             server.begin_round(number + 1)
 
     def models(self) -> ModelAssignment:
-        return {
-            f"device/{device}": (model, [device])
-            for device, model in sorted(self.state.own.items())
-        }
+        models = {}
+        for device, model in sorted(self.state.own.items()):
+            models[f"device/{device}"] = (model, [device])
+        return models

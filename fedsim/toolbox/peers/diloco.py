@@ -32,17 +32,17 @@ class DiLoCoParams(PeerParams):
     outer_lr: float = Field(default=0.7, gt=0.0, le=1e6)
     """the outer learning rate."""
     outer_momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
-    """of the outer Nesterov momentum; 0: none."""
+    """factor of the outer Nesterov momentum; 0: no momentum."""
     fragments: int = Field(default=1, ge=1, le=10_000)
-    """the model is cut into so many parts of equal size, and each synchronisation is of one of
-    them, in turn.
+    """number of parts of equal size into which the model is cut. Each synchronisation averages one
+    part, in turn.
     """
     overlap: bool = False
-    """whether an all-reduce goes on while devices train, and its result is taken at the next
+    """whether devices train during an all-reduce, whose result is used at the next
     synchronisation.
     """
     mixing: Annotated[float, Field(ge=0.0, lt=1.0), OnlyWith("overlap")] = 0.5
-    """share of its own, further trained fragment that a device keeps then."""
+    """share of a device's further trained fragment in its mix with the result."""
 
     def check(self, devices: int) -> None:
         if devices < 2:
@@ -139,15 +139,15 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         change = device.mix([(state["model"], 1.0), (state["outer"], -1.0)], otherwise=zero)
         places = self._places(number)
         part = Partial(change, device.zero(), places) if places else change
-        written, size = device.written(part)
-        state |= {"reducing": number, "step": 0, "known": {device.number: written}, "bytes": size}
+        encoded, size = device.written(part)
+        state |= {"reducing": number, "step": 0, "known": {device.number: encoded}, "bytes": size}
         self._reduce(device)
         if self._goes_on(number):
             self._next(device)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        of_number = device.state["inbox"].setdefault(contents["number"], {})
-        of_number.setdefault(sender, []).append(contents["known"])
+        senders = device.state["inbox"].setdefault(contents["number"], {})
+        senders.setdefault(sender, []).append(contents["known"])
         self._reduce(device)
 
     def _reduce(self, device: Peer) -> None:
@@ -230,14 +230,15 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
 
 
 class DiLoCo(Peers[DiLoCoParams]):
-    """Douillard et al. 2023 (DiLoCo), Algorithm 1; with fragments and ``overlap`` Douillard et
-    al. 2025 (Streaming DiLoCo).
+    """DiLoCo: many local steps, then an outer Nesterov step along the mean change.
 
-    Each device makes H SGD steps. An all-reduce then averages their changes (d / fragments
-    parameters, ``part``, encoded by ``messages.up``, exactly summed) for an outer Nesterov step: v
-    <- m v + change; x <- x + lr (change + m v). With one fragment and no overlap all begin from x
-    again. A round of the run is a synchronisation. The inner optimiser is SGD, where the papers
-    have AdamW.
+    Source: Douillard et al. 2023 (DiLoCo), Algorithm 1; with fragments and ``overlap`` Douillard et
+    al. 2025 (Streaming DiLoCo). The inner optimiser is SGD; the papers have AdamW.
+
+    Each device makes H SGD steps. An all-reduce then averages the changes of all devices (d /
+    fragments parameters, ``part``, encoded by ``messages.up``, exactly summed) for an outer
+    Nesterov step: v <- m v + change; x <- x + lr (change + m v). With one fragment and no overlap
+    all devices begin from x again. A round of the run is a synchronisation.
     """
 
     Params: ClassVar[type[DiLoCoParams]] = DiLoCoParams
@@ -254,8 +255,9 @@ class LocalSGDParams(DiLoCoParams):
 
 
 class LocalSGD(DiLoCo):
-    """Stich 2019 (local SGD): after H SGD steps an all-reduce (d parameters, ``part``) gives all
-    devices their models' mean.
+    """Local SGD: after H SGD steps all devices take the mean of their models.
+
+    Source: Stich 2019. The mean is computed by an all-reduce (d parameters, ``part``).
     """
 
     Params = LocalSGDParams

@@ -1,146 +1,19 @@
 """D-PSGD, epidemic learning and gossip: devices train, and average their models with peers'."""
 
-import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, TypeVar
 
-import networkx
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from fedsim.common.errors import ScenarioError, nearest
-from fedsim.common.spec import Spec
+from fedsim.common.errors import ScenarioError
 from fedsim.federation import Contents, Header, Peer
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
-
-_SHORT = {"ring": "cycle_graph", "random-regular": "random_regular_graph", "torus": "grid_2d_graph"}
-_USUAL: Mapping[str, Mapping[str, Any]] = {
-    "random_regular_graph": {"d": 3},
-    "grid_2d_graph": {"periodic": True},
-}
-# arguments of networkx that say nothing of the graph
-_NOT_OURS = ("seed", "create_using", "backend", "backend_kwargs")
-_POWERS: Mapping[str, Callable[[float, float], float]] = {
-    "hypercube_graph": lambda n, _: n * math.log(2),
-    "dorogovtsev_goltsev_mendes_graph": lambda n, _: n * math.log(3),
-    "sudoku_graph": lambda n, _: 4 * math.log(max(n, 1)),
-    "navigable_small_world_graph": lambda n, dim: dim * math.log(max(n, 1)),
-    "mycielski_graph": lambda n, _: n * math.log(2),
-}
-"""Generators with many more nodes than ``n``: the logarithm of their number by ``n`` and
-``dim``.
-"""
+from fedsim.toolbox.peers.topology import Topology
 
 Neighbours = tuple[tuple[int, ...], ...]
 R = TypeVar("R", bound=PeerParams)
 G = TypeVar("G", bound="GraphParams")
-
-
-class Topology(Spec):
-    """The graph of the devices: each sends to its neighbours."""
-
-    kind: str = "ring"
-    """``ring``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or a generator of undirected
-    graphs in networkx by its name, such as ``complete``, ``star``, ``erdos_renyi`` or
-    ``hypercube``.
-    """
-    parameters: dict[str, int | float | bool] = Field(default={})
-    """arguments of the generator by name, but for the number of nodes, that of the devices."""
-    every: int | None = Field(default=None, ge=1)
-    """rounds after which a graph with random edges is drawn again; None: it stays."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare(cls, data: Any) -> Any:
-        return {"kind": data} if isinstance(data, str) else data
-
-    @model_validator(mode="after")
-    def _is_known(self) -> Self:
-        takes = inspect.signature(self._generator()).parameters
-        if self.every is not None and "seed" not in takes:
-            raise ValueError(
-                f"'every' is {self.every}, which counts only with a graph that is drawn, such as "
-                f"'random-regular' or 'erdos_renyi'; {self.kind!r} is always the same"
-            )
-        return self
-
-    def _generator(self) -> Any:
-        """The function of networkx that makes the graph."""
-        stem = _SHORT.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph")
-        generator = getattr(networkx.generators, f"{stem}_graph", None)
-        if callable(generator):
-            return generator
-        functions = [name for name in dir(networkx.generators) if name.endswith("_graph")]
-        kinds = [name.removesuffix("_graph") for name in functions]
-        more = f"complete, star and other generators of networkx{nearest(self.kind, kinds)}"
-        raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, {more}")
-
-    def _check_parameters(self, takes: Sequence[str], devices: int) -> None:
-        """Refuse unknown arguments, and too many nodes, by a ``ScenarioError``."""
-        allowed = [name for name in takes if name not in _NOT_OURS]
-        key = "strategy.topology.parameters"
-        for name, value in self.parameters.items():
-            if name not in allowed:
-                names = ", ".join(allowed) or "none"
-                hint = nearest(name, allowed)
-                raise ScenarioError(
-                    f"{key} has {name!r}; allowed with {self.kind!r} are {names}{hint}"
-                )
-            if isinstance(value, int) and abs(value) > devices:
-                raise ScenarioError(
-                    f"{key} has {name} = {value}; allowed are at most {devices}, the number of "
-                    "devices"
-                )
-        name = self._generator().__name__
-        if name == "duplication_divergence_graph" and self.parameters.get("p") == 0:
-            raise ScenarioError(
-                f"{key} has p = 0, with which networkx never ends; allowed is a probability above 0"
-            )
-        size = self.parameters.get("n", devices)
-        dimensions = self.parameters.get("dim", 2)
-        if name in _POWERS and _POWERS[name](size, dimensions) > math.log(4 * devices):
-            raise ScenarioError(
-                f"{key}: with n = {size} {self.kind!r} has more than {devices} nodes, one a device"
-            )
-
-    def graph(self, devices: int, seed: int) -> "networkx.Graph[int]":
-        """Make the graph.
-
-        Args:
-            devices: the number of nodes.
-            seed: of a graph with random edges.
-
-        Returns:
-            An undirected graph without self-loops, with nodes from 0.
-
-        Raises:
-            ScenarioError: the generator refuses the arguments, or makes another graph.
-        """
-        generator = self._generator()
-        takes = inspect.signature(generator).parameters
-        self._check_parameters([*takes], devices)
-        arguments = {**_USUAL.get(generator.__name__, {}), **self.parameters}
-        if "seed" in takes:
-            arguments["seed"] = seed
-        if "n" in takes and "n" not in arguments:
-            arguments["n"] = devices - 1 if generator.__name__ == "star_graph" else devices
-        try:
-            graph = generator(**arguments)
-            graph = networkx.convert_node_labels_to_integers(graph, ordering="sorted")
-        except Exception as error:  # whatever another library says to a user's arguments
-            why = f"networkx says {type(error).__name__}: {error}"
-            raise ScenarioError(
-                f"strategy.topology.kind is {self.kind!r} with {self.parameters}: {why}"
-            ) from None
-        if graph.is_directed() or len(graph) != devices:
-            direction = "a directed" if graph.is_directed() else "an undirected"
-            raise ScenarioError(
-                f"strategy.topology.kind is {self.kind!r}, {direction} graph of "
-                f"{len(graph)} nodes; allowed is an undirected one of {devices}"
-            )
-        graph.remove_edges_from(list(networkx.selfloop_edges(graph)))
-        return graph
 
 
 class GraphParams(PeerParams):
@@ -157,7 +30,15 @@ class GraphHalf(PeerHalf[G]):
     """A device's half on a graph, which all devices know from a common seed."""
 
     def neighbours(self, device: Peer, number: int) -> Neighbours:
-        """The neighbours of each device in a round, ascending."""
+        """The neighbours of all devices in a round.
+
+        Args:
+            device: any device, for its random streams.
+            number: the round.
+
+        Returns:
+            The neighbours of each device, ascending.
+        """
         topology = self.params.topology
         devices = self.setting.devices
         count = 0 if topology.every is None else number // topology.every
@@ -185,11 +66,21 @@ class RoundHalf(PeerHalf[R]):
     """Whether a device sends its model and trains meanwhile; else it sends the trained model."""
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
-        """The devices to which a device sends in a round."""
+        """The devices to which a device sends in a round.
+
+        Args:
+            device: the sender.
+            number: the round.
+        """
         raise NotImplementedError
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
-        """The devices that send to a device in a round."""
+        """The devices that send to a device in a round.
+
+        Args:
+            device: the receiver.
+            number: the round.
+        """
         raise NotImplementedError
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
@@ -264,10 +155,8 @@ class RoundHalf(PeerHalf[R]):
         if state["late"]:
             return False
         done = {*received, *state["lost"]}
-        return any(
-            sender not in done and state["newest"].get(sender, 0) <= number
-            for sender in self.senders(device, number)
-        )
+        missing = [sender for sender in self.senders(device, number) if sender not in done]
+        return any(state["newest"].get(sender, 0) <= number for sender in missing)
 
     def _average_if_complete(self, device: Peer) -> None:
         """Average the models of the round and begin the next one, unless the device waits."""
@@ -285,10 +174,9 @@ class RoundHalf(PeerHalf[R]):
         """The average of the device's and the received models, plus a change not sent yet."""
         state = device.state
         update = state["update"]
-        weights = {
-            sender: self.weight(device, number, sender, len(received))
-            for sender in sorted(received)
-        }
+        weights = {}
+        for sender in sorted(received):
+            weights[sender] = self.weight(device, number, sender, len(received))
         parts = [(state["sent"], 1.0 - sum(weights.values()))]
         parts += [(received[sender], weight) for sender, weight in weights.items()]
         model = device.mix(parts, otherwise=state["sent"])
@@ -324,7 +212,10 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
     senders = receivers
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        """Metropolis-Hastings: 1 / (1 + the larger degree). The matrix is doubly stochastic."""
+        """The Metropolis-Hastings weight, 1 / (1 + the larger degree of both devices).
+
+        The matrix of all weights is doubly stochastic.
+        """
         neighbours = self.neighbours(device, number)
         return 1.0 / (1.0 + max(len(neighbours[device.number]), len(neighbours[sender])))
 
@@ -356,7 +247,7 @@ class EpidemicParams(PeerParams):
 
 
 class EpidemicHalf(RoundHalf[EpidemicParams]):
-    """Trains, sends to s other devices, and takes the mean of its own and the received models."""
+    """Trains, sends to s devices, and takes the mean of its own and the received models."""
 
     def _all(self, device: Peer, number: int) -> tuple[list[list[int]], list[list[int]]]:
         """The receivers and the senders of every device in a round, ascending."""
@@ -364,17 +255,15 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         def draw() -> tuple[list[list[int]], list[list[int]]]:
             rng = device.rng("epidemic", number)
             devices = self.setting.devices
-            draws = [
-                rng.choice(devices - 1, self.params.sample_size, replace=False)
-                for _ in range(devices)
-            ]
-            # a draw counts the devices without the sender
-            receivers = [
-                sorted((draw + (draw >= sender)).tolist()) for sender, draw in enumerate(draws)
-            ]
+            size = self.params.sample_size
+            receivers: list[list[int]] = []
             senders: list[list[int]] = [[] for _ in range(devices)]
-            for sender, its_receivers in enumerate(receivers):
-                for receiver in its_receivers:
+            for sender in range(devices):
+                draw = rng.choice(devices - 1, size, replace=False)
+                draw += draw >= sender  # a draw counts the devices without the sender
+                receivers.append(sorted(draw.tolist()))
+            for sender, devices_of_sender in enumerate(receivers):
+                for receiver in devices_of_sender:
                     senders[receiver].append(sender)
             return receivers, senders
 
@@ -384,7 +273,7 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         return self._all(device, number)[0][device.number]
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
-        """The devices that have drawn this one, known from the common seed, as in EL-Oracle."""
+        """The devices that have drawn ``device``, by the common seed, as in EL-Oracle."""
         return self._all(device, number)[1][device.number]
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
@@ -392,11 +281,13 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
 
 
 class Epidemic(Peers[EpidemicParams]):
-    """De Vos et al. 2023 (Epidemic Learning), Algorithm 1, EL-Local's draws, from a common seed:
-    senders are known.
+    """Epidemic Learning: each device sends its model to s random devices in each round.
 
-    In each round a device trains, sends the result to s others that it draws (d parameters each,
-    ``model``), and takes the mean of its own model and the received ones.
+    Source: De Vos et al. 2023, Algorithm 1, with the draws of EL-Local. The draws come from a
+    common seed, so that each device knows its senders.
+
+    In each round a device trains, sends the result to s devices that it draws (d parameters each,
+    ``model``), and takes the mean of its own model and the received models.
     """
 
     Params = EpidemicParams
@@ -412,11 +303,11 @@ class GossipParams(GraphParams):
 class GossipHalf(GraphHalf[GossipParams]):
     """Trains, averages with one neighbour, and again.
 
-    A device that waits for an answer lets devices of higher numbers that ask it wait, too, and
-    declines requests of lower numbers. So no cycle of devices waits for one another.
+    A device that waits for an answer declines requests of devices with lower numbers. Devices with
+    higher numbers wait for its answer. No cycle of devices can therefore wait for one another.
 
-    State: ``from``, the model from which it trains; ``partner``, the device asked, or None;
-    ``asking``, waiting devices and their models.
+    State: ``from``, the model from which the device trains; ``partner``, the number of the device
+    that it has asked, or None; ``asking``, waiting devices and their models.
     """
 
     def on_start(self, device: Peer) -> None:
@@ -468,9 +359,9 @@ class GossipHalf(GraphHalf[GossipParams]):
         self._average(device, model)
 
     @staticmethod
-    def _average(device: Peer, other: Ref) -> None:
-        own = device.state["model"]
-        device.state["model"] = device.mix([(own, 0.5), (other, 0.5)], otherwise=own)
+    def _average(device: Peer, received: Ref) -> None:
+        model = device.state["model"]
+        device.state["model"] = device.mix([(model, 0.5), (received, 0.5)], otherwise=model)
 
     def _next(self, device: Peer) -> None:
         device.cancel_timer()
@@ -481,13 +372,15 @@ class GossipHalf(GraphHalf[GossipParams]):
 
 
 class Gossip(Peers[GossipParams]):
-    """Lian et al. 2018 (AD-PSGD), Algorithm 1, with local epochs in place of one gradient.
+    """Gossip: a trained device averages its model with one random neighbour.
 
-    A trained device sends its model to one neighbour, drawn at random (d parameters, ``ask``),
-    which sends its own back (``answer``, d parameters); both then have the mean, so that the sum of
+    Source: Lian et al. 2018 (AD-PSGD), Algorithm 1, with local epochs in place of one gradient.
+
+    A trained device sends its model to one neighbour, drawn at random (d parameters, ``ask``), which
+    sends its own model back (``answer``, d parameters). Both then have the mean, so that the sum of
     all models does not change. A neighbour that waits for an answer itself answers later, or sends
-    ``declined`` (4 bytes). The change by training is added to a model that others may have averaged
-    meanwhile. A round of the run has as many steps as there are devices.
+    ``declined`` (4 bytes). The change by training is added to a model that may have been averaged
+    meanwhile. A round of the run has one step for each device.
     """
 
     Params = GossipParams

@@ -8,7 +8,7 @@ from fedsim.strategies.parts.selection import Among
 
 
 def available_devices(server: Server, among: Among) -> list[int]:
-    """The online, idle devices, of all or of those in ``among``."""
+    """The online, idle devices among ``among``, or among all devices if ``among`` is None."""
     if among is None:
         return server.clients.online()
     return [device for device in among if server.clients.idle(device)]
@@ -19,7 +19,8 @@ def draw_weighted(
 ) -> list[int]:
     """Draw places without replacement, with probabilities proportional to ``weights``.
 
-    The drawn places have the first arrivals of Poisson processes with these rates.
+    Each place has a Poisson process with its weight as rate. The result is the places of the first
+    arrivals.
 
     Args:
         weights: the weight of each place, [n].

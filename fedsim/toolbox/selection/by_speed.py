@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,9 @@ from fedsim.toolbox.selection import available_devices
 
 
 class BySpeed(Selection):
-    """Candidates answer with their times to receive a model, to train for a round, and to send a
-    model (s): 12 bytes.
+    """The base of selections in which candidates answer with their times (12 bytes).
+
+    The times are the times to receive a model, to train for a round, and to send a model (s).
     """
 
     def question(self, models: Sequence[Ref]) -> Contents:
@@ -35,56 +36,58 @@ class BySpeed(Selection):
 
 
 class FedCS(BySpeed):
-    """As many clients as are expected to finish by a deadline, chosen greedily.
+    """The most clients that are expected to finish by a deadline, selected greedily.
 
     Source: Nishio and Yonetani, "Client selection for federated learning with heterogeneous
     resources" (ICC 2019), Protocol 2 and Algorithm 3. Candidates drawn at random send their times
     (12 bytes; ``resources``). The candidate that lengthens the expected round least is then added,
-    again and again, while the round stays within ``time``, up to the wanted number. As in the paper
-    the model goes to all at once (the slowest download counts), all train side by side, and updates
-    are sent one after another. The times know nothing of jitter, outages and shared links, so a
-    round may take longer.
+    again and again, while the round stays within ``time``, up to the number of clients of a round.
+    As in the paper the model goes to all clients at once (the slowest download counts), all train
+    at the same time, and updates are sent one after another. The times omit jitter, outages and
+    shared links, so that a round may take longer.
     """
 
     kind: Literal["fedcs"] = "fedcs"
     time: PositiveSeconds
     """T_round (s), from the last answer on."""
     candidates: int = Field(default=20, ge=1)
-    """how many devices are asked; at least as many as are wanted."""
+    """number of devices that are asked; at least the number of clients of a round."""
     patience: PositiveSeconds | None = None
-    """candidates that have not answered by then (s) are not chosen; None: the round waits for
-    all.
-    """
+    """time (s) after which candidates without an answer are left out; None: all are awaited."""
 
     def select(
-        self, server: Server, state: Any, count: int, ids: Ids, among: Among = None
+        self, server: Server, state: object, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
         return server.clients.sample(max(self.candidates, count), "select", *ids, among=among)
 
-    async def choose(self, server: Server, state: Any, count: int, answers: Answers) -> list[int]:
+    async def choose(
+        self, server: Server, state: object, count: int, answers: Answers
+    ) -> list[int]:
         times = {device: tuple(answer["resources"]) for device, answer in answers.items()}
         return self.greedy(count, times)
 
     def greedy(self, count: int, times: Mapping[int, tuple[float, float, float]]) -> list[int]:
-        """At most ``count`` devices that are expected to finish by ``time``, in the order in
-        which they were added.
+        """Select devices that are expected to finish by ``time``.
 
-        ``times``: device -> time to receive a model, to train, and to send a model (s).
+        Args:
+            count: most devices.
+            times: each candidate's time to receive a model, to train, and to send a model (s).
+
+        Returns:
+            The devices, in the order in which they were added.
         """
         candidates = dict(times)
-        cohort = list[int]()
-        # when the last of the cohort has the model, and the time from then to the last update
-        received = 0.0
-        sent = 0.0
+        cohort: list[int] = []
+        downloads_s = 0.0  # until the last device of the cohort has the model
+        uploads_s = 0.0  # from then until the last update
         while candidates and len(cohort) < count:
-            ends = {
-                device: (max(received, down), max(sent, training) + up)
-                for device, (down, training, up) in candidates.items()
-            }
+            ends = {}
+            for device, (down, training, up) in candidates.items():
+                ends[device] = (max(downloads_s, down), max(uploads_s, training) + up)
             best = min(ends, key=lambda device: sum(ends[device]))
             del candidates[best]
             if sum(ends[best]) <= self.time:
-                received, sent = ends[best]
+                downloads_s, uploads_s = ends[best]
                 cohort.append(best)
         return cohort
 
@@ -104,21 +107,21 @@ class FLANPState(State):
 
 
 class FLANP(BySpeed):
-    """The fastest clients, twice as many in each stage, up to as many as a round may ask.
+    """The fastest clients, whose number doubles in each stage.
 
     Source: Reisizadeh, Tziotis, Hassani, Mokhtari and Pedarsani, "Straggler-resilient federated
-    learning" (2022), Algorithm 1 (rules from memory): a stage of n clients is over when the squared
-    norm of the gradient of their loss is at most 2 mu V, V = c / (n s) being the statistical
-    accuracy of their n s samples; the next one goes on from its model with 2 n. So the model is
-    nearly trained when the slow ones join. Here 2 mu c is ``accuracy``, and the gradient is
-    estimated from the updates: the mean, weighted by samples, of (received model - update) /
-    (learning rate x steps), which for a single step without momentum is the gradient itself. The
-    paper's solver within a stage is FedGATE; here it is the strategy.
+    learning" (2022), Algorithm 1 (rules from memory). A stage of n clients is over when the squared
+    norm of the gradient of their loss is at most 2 mu V. V = c / (n s) is the statistical accuracy
+    of their n s samples. The next stage continues with 2 n clients, so that the model is nearly
+    trained when slow clients join. Here 2 mu c is ``accuracy``. The gradient is estimated from the
+    updates, as the mean, weighted by samples, of (received model - update) / (learning rate x
+    steps). For a single step without momentum the estimate is the gradient itself. The paper's
+    solver within a stage is FedGATE; here it is the strategy.
 
-    Each client reports its times once (12 bytes; ``resources``). A stage's clients are the n
-    fastest available ones, and at most ``clients_per_round`` (all devices, in the paper). In
-    strategies with groups all models together make the gradient. Without learning a stage is one
-    round. Each stage is a record, ``stage``.
+    Each client reports its times once (12 bytes; ``resources``). The clients of a stage are the n
+    fastest available clients, at most ``clients_per_round`` (all devices, in the paper). In
+    strategies with groups the gradient is made from all models together. Without learning a stage
+    is one round. Each stage is a record, ``stage``.
     """
 
     kind: Literal["flanp"] = "flanp"

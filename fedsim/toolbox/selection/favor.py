@@ -103,18 +103,18 @@ class FAVOR(Selection):
     least_exploration: float = Field(default=0.05, ge=0.0, le=1.0)
     """the least epsilon."""
     memory: int = Field(default=1000, ge=1, le=1_000_000)
-    """actions that are remembered."""
+    """number of the last actions that the agent remembers."""
     batch: int = Field(default=32, ge=1, le=10_000)
     """actions in a step of the agent."""
     steps: int = Field(default=8, ge=1, le=10_000)
-    """of the agent after each round."""
+    """number of the agent's steps after each round."""
     lr: float = Field(default=1e-3, gt=0.0, le=1.0)
-    """learning rate of these steps."""
+    """learning rate of the agent."""
     refresh: int = Field(default=5, ge=1, le=100_000)
-    """rounds after which the older agent becomes as the agent is."""
+    """rounds after which the older agent is replaced by the present agent."""
     patience: PositiveSeconds | None = None
-    """a device that is not profiled by then (s) is profiled again in the next round; None: the
-    round waits for all.
+    """time (s) after which the round no longer waits for profiles; a device without a profile is
+    profiled again in the next round. None: the round waits for all devices.
     """
 
     @property
@@ -304,8 +304,17 @@ def agent_size(inputs: int, hidden: int, actions: int) -> int:
 def new_agent(
     models: list[Floats32], inputs: int, hidden: int, actions: int, rng: np.random.Generator
 ) -> Floats:
-    """An agent with weights uniform within 1 / sqrt(inputs of the layer); ``models`` are not
-    used.
+    """Draw a new agent, with weights uniform within 1 / sqrt(inputs of the layer).
+
+    Args:
+        models: not used.
+        inputs: size of a state.
+        hidden: units of the hidden layer.
+        actions: number of actions.
+        rng: the source of the weights.
+
+    Returns:
+        The weights, the moments and the number of steps of Adam.
     """
     first = rng.uniform(-1, 1, hidden * (inputs + 1)) / math.sqrt(inputs)
     second = rng.uniform(-1, 1, actions * (hidden + 1)) / math.sqrt(hidden)
@@ -335,7 +344,7 @@ def _tensors(arrays: list[Floats32]) -> "list[Tensor]":
 
 @pure
 def state_values(models: list[Floats32], hidden: int, actions: int) -> Floats32:
-    """Q-values [actions] of one state; ``models``: the agent and the state."""
+    """Q-values of a state, [actions]; ``models`` are the agent and the state."""
     agent, state = _tensors(models)
     parameters = agent[: weights(len(state), hidden, actions)]
     values: Floats32 = q_values(parameters, state[None], hidden, actions)[0].numpy()
@@ -352,9 +361,22 @@ def trained_agent(
     chosen: list[int],
     rewards: list[float],
 ) -> Floats32:
-    """The agent after a step of Adam on the mean squared error of some actions.
+    """Train an agent by a step of Adam on the mean squared error of some actions.
 
-    ``models``: the agent, the older one, then the states before each action and those after each.
+    Source: double Q-learning (van Hasselt et al., 2016), as in FAVOR.
+
+    Args:
+        models: the agent, the older agent, the states before each action, and the states after
+            each action.
+        hidden: units of the hidden layer.
+        actions: number of actions.
+        discount: gamma.
+        lr: learning rate of Adam.
+        chosen: the actions.
+        rewards: the reward of each action.
+
+    Returns:
+        The trained agent.
     """
     import torch
 
@@ -377,9 +399,8 @@ def trained_agent(
     steps = float(agent[-1]) + 1
     scale = (second / (1 - 0.999**steps)).sqrt() + 1e-8
     step = lr * (first / (1 - 0.9**steps)) / scale
-    after: Floats32 = torch.cat(
-        [parameters.detach() - step, first, second, torch.tensor([steps])]
-    ).numpy()
+    parts = [parameters.detach() - step, first, second, torch.tensor([steps])]
+    after: Floats32 = torch.cat(parts).numpy()
     return after
 
 
@@ -401,8 +422,10 @@ def principal_axes(models: list[Floats32], count: int) -> Floats:
 
 @pure
 def along(models: list[Floats32]) -> Floats:
-    """The place of each model along each axis; the first of ``models`` is from
-    ``principal_axes``.
+    """The place of each model along each axis, [models x axes].
+
+    Args:
+        models: the result of ``principal_axes``, and then the models.
     """
     mean, *axes = models[0].reshape(-1, len(models[1])).astype(np.float64)
     places = (np.array(models[1:]) - mean) @ np.array(axes).T

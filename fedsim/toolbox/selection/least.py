@@ -1,4 +1,4 @@
-"""Selections by how often a client was asked, or was there."""
+"""Selections of the clients that were asked, or were available, least often."""
 
 from dataclasses import dataclass, field
 from heapq import nsmallest
@@ -34,11 +34,11 @@ class LeastAsked(Selection):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
-        asked = state.asked
+        counts = state.asked
         available = server.clients.sample(server.devices, "select", *ids, among=among)
-        devices = nsmallest(count, available, lambda device: asked.get(device, 0))
+        devices = nsmallest(count, available, lambda device: counts.get(device, 0))
         for device in devices:
-            asked[device] = asked.get(device, 0) + 1
+            counts[device] = counts.get(device, 0) + 1
         return devices
 
 
@@ -55,13 +55,12 @@ class LeastAvailableState(State):
 
 
 class LeastAvailable(Selection):
-    """The least available clients come first, ties at random: rare ones are used while they are
-    available.
+    """The least available clients come first, ties at random.
 
     Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023),
-    section 4.1. There a device forecasts its availability in a round's time; here the server counts
-    the share of rounds, since the device was first available, in which it was available or at work.
-    Looks at every device: O(population).
+    section 4.1. In the paper a device forecasts its availability in a round's time. Here the server
+    counts the share of rounds in which a device was available or at work, since its first
+    availability. Looks at every device: O(population).
     """
 
     kind: Literal["least-available"] = "least-available"

@@ -66,20 +66,23 @@ class Oort(Selection):
 
     with the last factor only if D > T.
 
-    (1 - epsilon) of the cohort are drawn, with probabilities proportional to Util, from the clients
-    whose Util is at least ``cutoff`` times that of the last of the best. The others have never
-    reported: first clients never asked, at random, then late ones, by their time. epsilon is 0.9 in
+    A share of 1 - epsilon of the cohort are clients that have reported. Let U_k be the k-th highest
+    Util, k being their number. They are drawn with probabilities proportional to Util from the
+    clients whose Util is at least ``cutoff`` U_k. The rest of the cohort has never reported: first
+    clients that were never asked, at random, then late clients, by their time. epsilon is 0.9 in
     the first round, and falls by 2 % a round to ``least_exploration``. A client that was asked ten
-    times is asked only if no other is there. The pacer: T begins at ``pacer_step`` and grows by it
-    in each round in which the utility of the last ``window`` rounds is less than that of the
-    ``window`` rounds before. With ``pacer = "published-code"`` T is a percentile of the times D of
-    all clients that have reported: first the 30th, and after each ``window`` rounds 5 more where
-    the utility of the window is within 10 % of that before, and 5 less where it differs by five
-    times and more; from 100 on no client is too slow.
+    times is asked again only if no further client is available.
 
-    The time of a late client is its D, but no report. Clients that the strategy has chosen by
-    itself (in a sweep) count for nothing. Without learning all losses are 1. Without rounds R
-    counts the draws of clients, and the pacer versions.
+    The pacer sets T. With ``pacer = "paper"``, T begins at ``pacer_step``. T grows by
+    ``pacer_step`` in each round in which the last ``window`` rounds have less utility than the
+    ``window`` rounds before. With ``pacer = "published-code"``, T is a percentile of the times D of
+    all clients that have reported, first the 30th. After each ``window`` rounds the percentile
+    grows by 5 if the utilities of this and the previous window differ by at most 10 %, and falls by
+    5 if they differ by a factor of five or more. From 100 on no client is too slow.
+
+    The time of a late client counts as its D, but not as a report. Clients that the strategy has
+    selected without this selection (in a sweep) do not count. Without learning all losses are 1.
+    Without rounds R counts the draws of clients, and the pacer counts versions.
 
     Attributes:
         pacer_step: Delta (s); the published code has none.
@@ -88,7 +91,7 @@ class Oort(Selection):
         cutoff: c.
         clip: the quantile at which utilities are cut.
         scale: ``unit``: the clipped U are first scaled to 0 to 1, as in the published code, so
-            that the bonus for long absence has weight beside them.
+            that the bonus for a long absence has weight against them.
     """
 
     kind: Literal["oort"] = "oort"
@@ -225,7 +228,7 @@ class Oort(Selection):
         """The percentile of T after a round, by the published code's pacer.
 
         Args:
-            history: the utilities of earlier rounds; this round's is added.
+            history: the utilities of earlier rounds, to which ``harvest`` is appended.
             harvest: the utility of the round.
             before: the percentile before the round.
         """
@@ -246,7 +249,7 @@ class Oort(Selection):
         """T (s) after a round, by the paper's pacer.
 
         Args:
-            history: the utilities of earlier rounds; this round's is added.
+            history: the utilities of earlier rounds, to which ``harvest`` is appended.
             harvest: the utility of the round.
             preferred: T before the round (s).
         """
@@ -256,7 +259,9 @@ class Oort(Selection):
             return preferred
         earlier = sum(history[: self.window])
         recent = sum(history[self.window :])
-        return preferred + (self.pacer_step or 0.0) if earlier > recent else preferred
+        if earlier <= recent:
+            return preferred
+        return preferred + (self.pacer_step or 0.0)
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         if result.trained is None:

@@ -41,32 +41,34 @@ class PowerOfChoiceState(State):
 
 
 class PowerOfChoice(Selection):
-    """Of d candidates, drawn without replacement with probabilities proportional to their
-    samples, those with the highest loss.
+    """The candidates with the highest loss, of d candidates that are drawn by samples.
 
     Source: Cho, Wang and Joshi, "Towards understanding biased client selection" (AISTATS 2022),
-    section 3, pi_pow-d. Each candidate receives the present model (d parameters; ``loss-query``),
-    tests it on its own training data, which takes a forward pass over them, and answers with its
-    loss (4 bytes; ``loss``). In a strategy with groups it is asked about its group's model, without
-    a group about all of them, and the least loss counts. With ``samples`` it estimates the loss on
-    so many samples, drawn anew each time (section 5, pi_cpow-d). With ``losses = "reported"``
-    (section 5, pi_rpow-d) nobody is asked: the loss of the last local epoch counts that a client
-    has sent with its update (4 bytes), infinity for one that never did.
+    section 3, pi_pow-d. Candidates are drawn without replacement, with probabilities proportional
+    to their samples. Each candidate receives the present model (d parameters; ``loss-query``),
+    tests the model on its training data, which takes a forward pass, and answers with its loss (4
+    bytes; ``loss``). In a strategy with groups a candidate tests the model of its group. A
+    candidate without a group tests all models, and the least loss counts.
 
-    Sample counts are those sent with updates; a client that has sent none counts as the mean of the
-    others. Without learning the candidates drawn first are taken. Looks at every available
+    With ``samples`` a candidate estimates the loss on a new draw of ``samples`` samples (section 5,
+    pi_cpow-d). With ``losses = "reported"`` (section 5, pi_rpow-d) no candidate is asked. Then the
+    loss of the last local epoch counts, which a client sends with its update (4 bytes). The loss of
+    a client without an update is infinite.
+
+    Sample counts are sent with updates. The mean count stands in for a client without an update.
+    Without learning the candidates that were drawn first are selected. Looks at every available
     device: O(population).
     """
 
     kind: Literal["power-of-choice"] = "power-of-choice"
     candidates: int = Field(default=20, ge=1)
-    """d; at least as many as are wanted are drawn."""
+    """d; at least the number of clients that a round asks for are drawn."""
     losses: Literal["asked", "reported"] = "asked"
     """whether candidates are asked for their losses, or report them with updates."""
     samples: Annotated[int | None, Field(ge=1), OnlyWith("losses", values=("asked",))] = None
-    """b, on which a candidate tests the model; None: on all that it has."""
+    """b, the number of samples on which a candidate tests the model; None: all its samples."""
     patience: Annotated[PositiveSeconds | None, OnlyWith("losses", values=("asked",))] = None
-    """candidates who have not answered by then (s) are not chosen; None: all are waited for."""
+    """time (s) after which candidates without an answer are left out; None: all are awaited."""
 
     @property
     def asks(self) -> bool:
@@ -133,7 +135,7 @@ class PowerOfChoice(Selection):
         return {"loss": Lazy("losses", result.tested)}
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        contents: dict[str, Any] = {"trained-on": Header(result.samples)}
+        contents: dict[str, object] = {"trained-on": Header(result.samples)}
         if not self.asks and result.trained is not None:
             contents["training-loss"] = Lazy("loss", result.trained)
         return contents

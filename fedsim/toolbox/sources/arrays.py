@@ -11,7 +11,7 @@ from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, nearest, shown
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
-from fedsim.learning.data.sources import checked_labels, every_fifth
+from fedsim.learning.data.sources import check_labels, every_fifth
 
 _MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
 _CHANNELS = (1, 3, 4)  # of images: grey, colours, colours with transparency
@@ -51,8 +51,10 @@ def raw_of(path: Path, arrays: NamedArrays, meaning: Meaning) -> Raw:
     split = sorted(name for name in arrays if _is_part(name))
     whole = [name for name in ("x", "y") if name in arrays]
     if split and whole:
-        both = f"it has {', '.join(whole)}, and {', '.join(split)} too"
-        raise DataError(f"'{path}': {both}; allowed are {_NEEDS}, not both")
+        raise DataError(
+            f"'{path}': it has {', '.join(whole)}, and {', '.join(split)} too; allowed are "
+            f"{_NEEDS}, not both"
+        )
     if whole:
         x, y = _pair(path, arrays, "", meaning)
         columns = _columns(path, arrays, ("",), {"": len(x)})
@@ -155,7 +157,9 @@ def _columns(
     Returns:
         The columns by name, int64 [n], all parts one after the other.
     """
-    roles = [f"{name}{part}" for part in parts for name in "xy"]
+    roles: list[str] = []
+    for part in parts:
+        roles += [f"x{part}", f"y{part}"]
     columns: NamedArrays = {}
     for name, array in arrays.items():
         if name in roles:
@@ -221,7 +225,7 @@ def _pair(
             raise DataError(
                 f"'{path}' has the label {y.max()}; allowed are 0 to {_MOST_CLASSES - 1}"
             )
-        return samples, checked_labels(path, y.astype(np.int64), _MOST_CLASSES)
+        return samples, check_labels(path, y.astype(np.int64), _MOST_CLASSES)
     with np.errstate(over="ignore"):
         targets = y.reshape(len(y), -1).astype(np.float32 if is_real else np.int64)
     if not np.isfinite(targets).all():

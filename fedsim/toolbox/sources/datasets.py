@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -87,7 +87,7 @@ class MapDataset(Source):
         return surplus(raw.columns, self.columns, column)
 
 
-def _read(make: Callable[[], Any], where: str) -> NamedArrays:
+def _read(make: Callable[[], object], where: str) -> NamedArrays:
     """Stack the items of a Dataset by key; ``DataError`` if an item depends on more than its index.
 
     Args:
@@ -123,7 +123,7 @@ def _read(make: Callable[[], Any], where: str) -> NamedArrays:
 
 
 def _require_own_seed(
-    make: Callable[[], Any], where: str, generators: list[str], after: dict[str, bytes]
+    make: Callable[[], object], where: str, generators: list[str], after: dict[str, bytes]
 ) -> None:
     """Refuse a Dataset that draws from a shared generator without seeding the generator.
 
@@ -139,11 +139,20 @@ def _require_own_seed(
         raise DataError(f"{where}, which draws from {' and '.join(unseeded)}; {_INSTEAD}")
 
 
-def _make_dataset(make: Callable[[], Any], where: str) -> Any:
+class _MapStyle(Protocol):
+    """A map-style Dataset of torch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
+def _make_dataset(make: Callable[[], object], where: str) -> _MapStyle:
+    """Make a Dataset; ``DataError`` if that fails, or if it is not map-style."""
     from torch.utils.data import IterableDataset
 
     try:
-        dataset = make()
+        dataset: Any = make()
     except Exception as error:
         why = f"{type(error).__name__}: {error}{place_of(error)}"
         raise DataError(f"{where}, which cannot be made: {why}") from error
@@ -158,10 +167,11 @@ def _make_dataset(make: Callable[[], Any], where: str) -> Any:
         raise DataError(
             f"{where}, a {name} without a length; allowed is a map-style Dataset with __len__"
         )
-    return dataset
+    made: _MapStyle = dataset
+    return made
 
 
-def _items(dataset: Any, places: Iterable[int], where: str) -> Iterator[Item]:
+def _items(dataset: _MapStyle, places: Iterable[int], where: str) -> Iterator[Item]:
     for place in places:
         try:
             item = dataset[place]
@@ -171,18 +181,18 @@ def _items(dataset: Any, places: Iterable[int], where: str) -> Iterator[Item]:
         yield _entries(item, f"{where}, whose item {place}")
 
 
-def _entries(item: Any, whose: str) -> Item:
+def _entries(item: object, owner: str) -> Item:
     """The parts of an item as arrays."""
     if isinstance(item, list | tuple) and len(item) == 2:
         item = dict(zip("xy", item, strict=True))
     if not isinstance(item, Mapping):
         count = f" of {len(item)}" if isinstance(item, list | tuple) else ""
         allowed = "allowed are (sample, target) and mappings with x, y and perhaps columns"
-        raise DataError(f"{whose} is a {type(item).__name__}{count}; {allowed}")
-    return {str(key): _array(value, f"{whose} has {key!r}") for key, value in item.items()}
+        raise DataError(f"{owner} is a {type(item).__name__}{count}; {allowed}")
+    return {str(key): _array(value, f"{owner} has {key!r}") for key, value in item.items()}
 
 
-def _array(value: Any, label: str) -> AnyArray:
+def _array(value: object, label: str) -> AnyArray:
     import torch
 
     try:
@@ -238,8 +248,9 @@ def _require_same(
 
 def _has_form_of(array: AnyArray, first: AnyArray) -> bool:
     """Whether two arrays have one shape, and are both text or both not."""
-    both_or_none_text = (array.dtype.kind in "US") == (first.dtype.kind in "US")
-    return array.shape == first.shape and both_or_none_text
+    is_text = array.dtype.kind in "US"
+    is_first_text = first.dtype.kind in "US"
+    return array.shape == first.shape and is_text == is_first_text
 
 
 def _is_same(first: AnyArray, repeated: AnyArray | None) -> bool:

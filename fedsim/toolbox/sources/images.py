@@ -1,9 +1,8 @@
-"""MNIST, Fashion-MNIST, EMNIST and CIFAR-10: their files, read with every length checked,
-downloaded and written.
+"""Files of MNIST, Fashion-MNIST, EMNIST and CIFAR-10: reading, writing and downloading.
 
-IDX (http://yann.lecun.com/exdb/mnist/): two zero bytes, the type (8: unsigned byte), the number of
-dimensions, each as a big-endian uint32, then the values. CIFAR-10, binary: rows of a label byte and
-3,072 pixel bytes.
+An IDX file (http://yann.lecun.com/exdb/mnist/) has two zero bytes, the type (8: unsigned byte), the
+number of dimensions, each dimension as a big-endian uint32, and the values. A binary file of
+CIFAR-10 has records of a label byte and 3,072 pixel bytes. Readers check every length.
 """
 
 import gzip
@@ -14,7 +13,7 @@ import zlib
 from io import BufferedIOBase
 from pathlib import Path
 from shlex import quote
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from fedsim.common.errors import DataError, ScenarioError, nearest
 from fedsim.common.files import open_file, read_bytes, replacing, sought
 from fedsim.learning.data.federated import Raw, Samples
-from fedsim.learning.data.sources import Source, checked_labels
+from fedsim.learning.data.sources import Source, check_labels
 
 ByteArray = NDArray[np.uint8]
 
@@ -37,8 +36,17 @@ _J = 45
 
 
 def read_idx(path: Path, dimensions: int) -> ByteArray:
-    """The array of an IDX file of unsigned bytes, plain or gzip; ``DataError`` for any other
-    file.
+    """Read an IDX file of unsigned bytes, plain or gzip.
+
+    Args:
+        path: the file.
+        dimensions: number of dimensions that the array must have.
+
+    Returns:
+        The array, uint8.
+
+    Raises:
+        DataError: the file cannot be read, or is no such file.
     """
     try:
         with open_file(path) as file:
@@ -57,8 +65,10 @@ def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
     size = 4 + 4 * dimensions
     header = file.read(size)
     if header[:4] != magic:
-        found = f"it begins with {header[:4].hex()}, not {magic.hex()}"
-        raise DataError(f"'{path}' is no IDX file of {dimensions} dimensions: {found}")
+        raise DataError(
+            f"'{path}' is no IDX file of {dimensions} dimensions: it begins with "
+            f"{header[:4].hex()}, not {magic.hex()}"
+        )
     shape = struct.unpack(f">{dimensions}I", header[4:].ljust(size - 4, b"\0"))
     expected = math.prod(shape)
     if expected > _MOST_PIXELS:
@@ -69,40 +79,51 @@ def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
     length = len(header) + len(content)
     if length != size + expected:
         present = "more" if length > size + expected else str(length)
-        wanted = f"by its header {size + expected} bytes are expected"
-        raise DataError(f"'{path}' is truncated or too long: {wanted}, {present} are there")
+        raise DataError(
+            f"'{path}' is truncated or too long: by its header {size + expected} bytes are "
+            f"expected, {present} are there"
+        )
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
 def write_idx(path: Path, array: ByteArray) -> None:
-    """Write ``array`` as IDX, packed if the name ends in ``.gz``."""
-    header = bytes([0, 0, _UNSIGNED_BYTE, array.ndim]) + struct.pack(
-        f">{array.ndim}I", *array.shape
-    )
-    content = header + np.ascontiguousarray(array).tobytes()
-    with replacing(path) as beside:
-        beside.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    """Write an array as an IDX file, packed by gzip if the name ends in ``.gz``.
+
+    Args:
+        path: the file.
+        array: the array, uint8 of any shape.
+    """
+    magic = bytes([0, 0, _UNSIGNED_BYTE, array.ndim])
+    shape = struct.pack(f">{array.ndim}I", *array.shape)
+    content = magic + shape + np.ascontiguousarray(array).tobytes()
+    if path.suffix == ".gz":
+        content = gzip.compress(content, mtime=0)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
 
 
 class PublishedImages(Source):
     """Images in files of a published format."""
 
-    # sought as other files are; the first that has all files is read
     folders: ClassVar[tuple[str, ...]]
+    """Folders that may hold the files; the first one with all files is read."""
     files: ClassVar[tuple[str, ...]]
-    packed: ClassVar[bool] = True  # files may end in ``.gz``
-    # the name of version 1 at OpenML; empty where it has to be downloaded by hand
+    """Names of the files."""
+    packed: ClassVar[bool] = True
+    """Whether the names of files may end in ``.gz``."""
     openml: ClassVar[str] = ""
+    """Name of the data set, version 1, at OpenML; "" for one that is downloaded by hand."""
     train_size: ClassVar[int] = 60_000
+    """Number of training images, which come before the test images at OpenML."""
 
-    def _found(self, root: Path | None) -> list[Path]:
+    def _find_files(self, root: Path | None) -> list[Path]:
+        """The files of the first folder that has all of them; ``DataError`` without one."""
         folders = [sought(name, root) for name in self.folders]
         for folder in folders:
-            found = [
-                path for name in self.files if (path := self._present(folder, name)) is not None
-            ]
-            if len(found) == len(self.files):
-                return found
+            candidates = [self._find_file(folder, name) for name in self.files]
+            files = [path for path in candidates if path is not None]
+            if len(files) == len(self.files):
+                return files
         fetch = f"or run `fedsim data fetch {self.kind} --root {quote(str(folders[0].parent))}`"
         raise DataError(
             f"data.source is '{self.kind}', whose files are missing: "
@@ -110,77 +131,103 @@ class PublishedImages(Source):
         )
 
     @classmethod
-    def _present(cls, folder: Path, name: str) -> Path | None:
-        candidates = [folder / name, *([folder / f"{name}.gz"] if cls.packed else [])]
-        return next((path for path in candidates if path.is_file()), None)
+    def _find_file(cls, folder: Path, name: str) -> Path | None:
+        """The file of a name, plain or packed."""
+        plain = folder / name
+        packed = folder / f"{name}.gz"
+        if plain.is_file():
+            return plain
+        if cls.packed and packed.is_file():
+            return packed
+        return None
 
     @classmethod
     def advice(cls, folder: Path) -> str:
-        """The files that a folder lacks."""
-        lacking = [name for name in cls.files if cls._present(folder, name) is None]
-        return f"put {', '.join(lacking)}{' (plain or .gz)' if cls.packed else ''} into '{folder}'"
+        """The advice to put the missing files into a folder."""
+        missing = [name for name in cls.files if cls._find_file(folder, name) is None]
+        forms = " (plain or .gz)" if cls.packed else ""
+        return f"put {', '.join(missing)}{forms} into '{folder}'"
 
     @classmethod
     def write(cls, folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
-        """Write images [n, c, h, w] and labels [n], ``train_size`` for training first, as files
-        of the format.
+        """Write images and labels as files of the format.
+
+        Args:
+            folder: the folder of the files.
+            x: the images, uint8 [n, channels, height, width], training images first.
+            y: the labels, uint8 [n].
+            train_size: number of training images.
         """
         parts = (x[:train_size, 0], y[:train_size], x[train_size:, 0], y[train_size:])
         for name, array in zip(cls.files, parts, strict=True):
             write_idx(folder / f"{name}.gz", array)
 
 
-class Mnist(PublishedImages):
-    """60,000 + 10,000 hand-written digits of 28x28 pixels, from the IDX files in ``mnist/``."""
+class _MnistFiles(PublishedImages):
+    """The base of data sets in four files with the names and shapes of MNIST's."""
 
-    kind: Literal["mnist"] = "mnist"
+    kind: str
     known = (1, 28, 28), 10
-    folders = ("mnist",)
     files = (
         "train-images-idx3-ubyte",
         "train-labels-idx1-ubyte",
         "t10k-images-idx3-ubyte",
         "t10k-labels-idx1-ubyte",
     )
-    openml = "mnist_784"
 
     def load(self, root: Path | None) -> Raw:
-        return _load_idx(self.kind, self._found(root), classes=10)
+        return _load_idx(self.kind, self._find_files(root), classes=10)
 
 
-class Fashion(Mnist):
-    """60,000 + 10,000 garments of 28x28 pixels (Fashion-MNIST), from the IDX files in
-    ``fashion-mnist/``.
+class Mnist(_MnistFiles):
+    """60,000 + 10,000 hand-written digits of 28x28 pixels, from the IDX files in ``mnist/``."""
+
+    kind: Literal["mnist"] = "mnist"
+    folders = ("mnist",)
+    openml = "mnist_784"
+
+
+class Fashion(_MnistFiles):
+    """Fashion-MNIST: 60,000 + 10,000 garments of 28x28 pixels, from IDX files.
+
+    The files are in ``fashion-mnist/``.
     """
 
-    kind: Literal["fashion"] = "fashion"  # type: ignore[assignment]
+    kind: Literal["fashion"] = "fashion"
     folders = ("fashion-mnist",)
     openml = "Fashion-MNIST"
 
 
 def _load_idx(name: str, files: list[Path], classes: int) -> Raw:
-    parts: list[Any] = []
-    for images_path, labels_path in (files[:2], files[2:]):
-        images = read_idx(images_path, 3)
-        labels = read_idx(labels_path, 1)
-        if len(images) != len(labels):
-            raise DataError(
-                f"'{images_path}' has {len(images)} images, but '{labels_path}' has "
-                f"{len(labels)} labels"
-            )
-        if images.shape[1:] != (28, 28):
-            raise DataError(
-                f"'{images_path}' has images of {images.shape[1]}x{images.shape[2]} pixels; "
-                "28x28 are expected"
-            )
-        parts += [images[:, None], checked_labels(labels_path, labels, classes)]
-    x_train, y_train, x_test, y_test = parts
+    """Read the IDX files of training images, training labels, test images and test labels."""
+    x_train, y_train = _load_idx_pair(files[0], files[1], classes)
+    x_test, y_test = _load_idx_pair(files[2], files[3], classes)
     return Raw(name, x_train, y_train, x_test, y_test, classes)
 
 
+def _load_idx_pair(
+    images_path: Path, labels_path: Path, classes: int
+) -> tuple[ByteArray, NDArray[np.int64]]:
+    """Images, uint8 [n, 1, 28, 28], and their labels, int64 [n]."""
+    images = read_idx(images_path, 3)
+    labels = read_idx(labels_path, 1)
+    if len(images) != len(labels):
+        raise DataError(
+            f"'{images_path}' has {len(images)} images, but '{labels_path}' has "
+            f"{len(labels)} labels"
+        )
+    if images.shape[1:] != (28, 28):
+        raise DataError(
+            f"'{images_path}' has images of {images.shape[1]}x{images.shape[2]} pixels; "
+            "28x28 are expected"
+        )
+    return images[:, None], check_labels(labels_path, labels, classes)
+
+
 class Emnist(PublishedImages):
-    """EMNIST ByClass (Cohen et al. 2017) from its IDX files in ``emnist/``: digits, capitals and
-    lower-case letters.
+    """EMNIST ByClass: digits, capitals and lower-case letters, from IDX files.
+
+    Source: Cohen et al. 2017. The files are in ``emnist/``.
     """
 
     kind: Literal["emnist"] = "emnist"
@@ -189,28 +236,30 @@ class Emnist(PublishedImages):
     become 0-9).
     """
     folders = ("emnist", "emnist/gzip")
-    files = tuple(
-        f"emnist-byclass-{part}-{what}"
-        for part in ("train", "test")
-        for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
+    files = (
+        "emnist-byclass-train-images-idx3-ubyte",
+        "emnist-byclass-train-labels-idx1-ubyte",
+        "emnist-byclass-test-images-idx3-ubyte",
+        "emnist-byclass-test-labels-idx1-ubyte",
     )
 
     def load(self, root: Path | None) -> Raw:
-        raw = _load_idx("emnist", self._found(root), _EMNIST_CLASSES)
+        raw = _load_idx("emnist", self._find_files(root), _EMNIST_CLASSES)
         train = self._upright(raw.x_train, raw.y_train)
         test = self._upright(raw.x_test, raw.y_test)
         return Raw("emnist", *train, *test, self.shape_and_classes(root)[1])
 
     def _upright(self, x: Samples, y: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
-        """The wanted characters, upright: the published files hold them transposed."""
+        """The characters of ``letters``, turned upright; the files hold them transposed."""
         if self.letters == "a-j":
-            wanted = (y >= _A) & (y <= _J)
-            x = x[wanted]
-            y = y[wanted] - _A
+            is_letter = (y >= _A) & (y <= _J)
+            x = x[is_letter]
+            y = y[is_letter] - _A
         return np.ascontiguousarray(x.swapaxes(2, 3), dtype=np.uint8), y
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
-        return (1, 28, 28), _EMNIST_CLASSES if self.letters == "all" else _J - _A + 1
+        classes = _EMNIST_CLASSES if self.letters == "all" else _J - _A + 1
+        return (1, 28, 28), classes
 
 
 class Cifar10(PublishedImages):
@@ -225,22 +274,21 @@ class Cifar10(PublishedImages):
     train_size = 50_000
 
     def load(self, root: Path | None) -> Raw:
-        batches = [_read_batch(path) for path in self._found(root)]
-        x_train, y_train = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
-        return Raw("cifar10", x_train, y_train, *batches[-1], classes=10)
+        batches = [_read_batch(path) for path in self._find_files(root)]
+        x_train = np.concatenate([images for images, _ in batches[:-1]])
+        y_train = np.concatenate([labels for _, labels in batches[:-1]])
+        x_test, y_test = batches[-1]
+        return Raw("cifar10", x_train, y_train, x_test, y_test, classes=10)
 
     @classmethod
     def write(cls, folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
-        cuts = np.linspace(0, train_size, len(cls.files)).astype(int)[1:]
-        for name, images, labels in zip(
-            cls.files, np.split(x, cuts), np.split(y, cuts), strict=True
-        ):
-            with replacing(folder / name) as beside:
-                beside.write_bytes(
-                    np.concatenate(
-                        [labels[:, None], images.reshape(len(images), -1)], axis=1
-                    ).tobytes()
-                )
+        ends = np.linspace(0, train_size, len(cls.files)).astype(int)[1:]
+        batches = zip(cls.files, np.split(x, ends), np.split(y, ends), strict=True)
+        for name, images, labels in batches:
+            pixels = images.reshape(len(images), -1)
+            records = np.concatenate([labels[:, None], pixels], axis=1)
+            with replacing(folder / name) as temporary:
+                temporary.write_bytes(records.tobytes())
 
 
 def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
@@ -254,15 +302,22 @@ def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
             "bytes are there"
         )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD)
-    return rows[:, 1:].reshape(-1, 3, 32, 32), checked_labels(path, rows[:, 0], 10)
+    return rows[:, 1:].reshape(-1, 3, 32, 32), check_labels(path, rows[:, 0], 10)
 
 
 def fetch(name: str, root: Path) -> Path:
-    """Download a data set from OpenML into its folder under ``root``, in its published format;
-    returns that folder.
+    """Download a data set from OpenML, and write it in its published format.
 
-    ``ScenarioError``: unknown name; ``DataError``: the download fails; the message says which
-    files to put where instead.
+    Args:
+        name: name of the data set.
+        root: the folder of data sets.
+
+    Returns:
+        The folder of the files, under ``root``.
+
+    Raises:
+        ScenarioError: the name is unknown.
+        DataError: the download fails; the message names the files that are missing instead.
     """
     from sklearn.datasets import fetch_openml
 
@@ -286,13 +341,13 @@ def fetch(name: str, root: Path) -> Path:
         )
     try:
         with warnings.catch_warnings(action="ignore"):  # of each retry; the error says the outcome
-            bunch: Any = fetch_openml(
+            bunch = fetch_openml(
                 source.openml, version=1, as_frame=False, parser="auto", cache=False
             )
     except Exception as error:  # whatever a network can do
-        why = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         raise DataError(
-            f"{name} cannot be downloaded from OpenML ({why}); instead, {source.advice(folder)}"
+            f"{name} cannot be downloaded from OpenML ({reason}); instead, {source.advice(folder)}"
         ) from None
     shape, _ = source(kind=name).shape_and_classes(root)
     if bunch.data.shape[1:] != (math.prod(shape),):
@@ -301,8 +356,7 @@ def fetch(name: str, root: Path) -> Path:
             f"{math.prod(shape)} bytes"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    # floats, and texts
-    images = bunch.data.reshape(-1, *shape)
-    labels = bunch.target
-    source.write(folder, images.astype(np.uint8), labels.astype(np.uint8), source.train_size)
+    images = bunch.data.reshape(-1, *shape).astype(np.uint8)  # OpenML sends floats
+    labels = bunch.target.astype(np.uint8)  # OpenML sends texts
+    source.write(folder, images, labels, source.train_size)
     return folder

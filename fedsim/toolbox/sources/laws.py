@@ -62,19 +62,20 @@ def _speech(block: str) -> tuple[str, str]:
     first, newline, lines = block.lstrip().partition("\n")
     speaker = first.removesuffix(":")
     is_named = newline and speaker and speaker != first and ":" not in speaker
-    return (speaker, lines) if is_named else ("", block)
+    if not is_named:
+        return "", block
+    return speaker, lines
 
 
 class LinearLaw(Source):
-    """A linear law with noise: y = x W + b + e, with W, b ~ N(0, 1), e ~ N(0, noise^2) and x ~
-    N(c, 1).
+    """A linear law with noise, y = x W + b + e.
 
-    No model has an expected test error below noise^2. The column ``group`` has the group of each
-    sample, whose centre is c ~ N(0, 1). Every fifth sample is a test sample. All draws are the same
-    in every scenario.
+    W, b ~ N(0, 1), e ~ N(0, noise^2) and x ~ N(c, 1). No model has an expected test error below
+    noise^2. The column ``group`` has the group of each sample, whose centre is c ~ N(0, 1). Every
+    fifth sample is a test sample. The draws do not depend on the scenario.
 
     Attributes:
-        samples, features: number of samples, and of numbers of each.
+        samples, features: number of samples, and number of features of a sample.
         noise: standard deviation of e.
         groups: number of centres, to which samples belong in turn.
     """

@@ -216,10 +216,11 @@ def _read_column(folder: Path, name: str, chunks: Any) -> AnyArray:
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             allowed += " (datasets' class_encode_column numbers words)"
         raise DataError(f"'{folder}': {named} is of type {column.type}; allowed are {allowed}")
-    return column.to_numpy(zero_copy_only=False).reshape(shape)  # type: ignore[no-any-return]
+    array: AnyArray = column.to_numpy(zero_copy_only=False).reshape(shape)
+    return array
 
 
-def _holds_lists(kind: Any) -> bool:
+def _holds_lists(kind: object) -> bool:
     import pyarrow as pa
 
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -89,7 +89,9 @@ def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Genera
         waiting: A of each client, int64 [n]: the rounds since it was last selected.
         generator: for ties.
     """
-    groups: list[Ints] = [group for block in blocks for group in block]
+    groups: list[Ints] = []
+    for block in blocks:
+        groups += list(block)
     if not groups:
         return np.empty(0, dtype=np.int64)
     priorities = np.array([waiting[group].sum() for group in groups])
@@ -116,7 +118,16 @@ def in_turn(
 
 
 def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
-    """``size`` random clients out of all that are in a ``cluster`` [n], not -1."""
+    """Draw random clients that have a cluster.
+
+    Args:
+        cluster: cluster of each client, -1 without a cluster, int64 [n].
+        size: number of clients.
+        generator: the source of the draws.
+
+    Returns:
+        The clients, at most ``size``.
+    """
     shuffled = generator.permutation(len(cluster))
     return shuffled[cluster[shuffled] >= 0][:size]
 
@@ -151,11 +162,11 @@ class CataFedParams(CombiningParams):
     by the letter).
     """
     size_reports: Literal["largest", "all"] = "largest"
-    """after a split the size of the ``largest`` part is reported, or those of ``all`` 2^u
+    """after a split the size of the ``largest`` part is reported, or the sizes of ``all`` 2^u parts
     (Algorithm 2, by the letter).
     """
     smallest_part: int = Field(default=100, ge=1)
-    """pi, samples; no part becomes smaller (but for rounding)."""
+    """pi, the least size of a part (samples), before rounding."""
     straggler_upload: Literal["model", "flag"] = "model"
     """a slow straggler sends the unchanged ``model`` with its flag, as in the paper, or the
     ``flag`` alone.
@@ -203,7 +214,15 @@ class CataFedParams(CombiningParams):
 
 
 def most_splits(samples: int, smallest_part: int) -> int:
-    """beta = floor(log2(|D| / pi)), at least 0: how often |D| samples may be halved (Eq. 10)."""
+    """The number of times that samples may be halved, beta = floor(log2(|D| / pi)) (Eq. 10).
+
+    Args:
+        samples: |D|, the samples of a device.
+        smallest_part: pi, the least size of a part.
+
+    Returns:
+        beta, at least 0.
+    """
     return max(0, (samples // smallest_part).bit_length() - 1)
 
 
@@ -260,7 +279,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         if result.update is not None:
             return {"update": result.update, "control": 1, "samples": Header(result.samples)}
         device.state.pop("upload_s", None)
-        contents: dict[str, Any] = {}
+        contents: dict[str, object] = {}
         if params.straggler_upload == "model":
             contents["unchanged-model"] = instruction["model"]
         contents["control"] = 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ from fedsim.common.arrays import Floats32
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import bipartition
 from fedsim.toolbox.clustering.similarity import cosine_matrix, length, most_alike, shown_pairs
@@ -31,7 +33,15 @@ Thresholds = dict[str, float]
 def lengths(
     updates: Sequence[NDArray[np.floating]] | NDArray[np.floating], weights: Sequence[float]
 ) -> Lengths:
-    """Lengths of the mean of ``updates`` [k, d] with ``weights``, and of the longest update."""
+    """Compute the two lengths of a cluster.
+
+    Args:
+        updates: the updates of the cluster's clients, [k, d].
+        weights: the weight of each update.
+
+    Returns:
+        ``mean_norm`` and ``max_norm``.
+    """
     mean = np.zeros(len(updates[0]))
     for update, weight in zip(updates, weights, strict=True):
         mean += update * np.float64(weight / sum(weights))
@@ -45,7 +55,7 @@ def is_incongruent(mean_norm: float, max_norm: float, eps1: float, eps2: float) 
     Args:
         mean_norm: length of the cluster's mean update, below ``eps1`` if the cluster has converged
             (Algorithm 1, line 8).
-        max_norm: length of its longest update, at least ``eps2`` if its clients are incongruent
+        max_norm: length of the cluster's longest update, at least ``eps2`` if its clients are incongruent
             (Eq. 5).
         eps1: the limit of ``mean_norm``.
         eps2: the limit of ``max_norm``.
@@ -53,7 +63,7 @@ def is_incongruent(mean_norm: float, max_norm: float, eps1: float, eps2: float) 
     return mean_norm < eps1 and max_norm >= eps2
 
 
-Entries = list[dict[str, Any]]  # of ``received``, in order of the devices' numbers
+Entries = list[Entry]  # of ``received``, in order of the devices' numbers
 
 
 class Pull(NamedTuple):
@@ -63,19 +73,19 @@ class Pull(NamedTuple):
     start: Ref
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Self:
+    def of(cls, entry: Entry) -> Self:
         """The update of an entry of ``received``."""
         return cls(entry["update"], entry["start"])
 
 
 class Cluster(NamedTuple):
-    """A cluster with the round's finite updates.
+    """A cluster with its finite updates of the round.
 
     Attributes:
         group: number of the cluster.
         entries: the entries of the updates.
         updates: the updates, float32 [d] each.
-        lengths: their lengths.
+        lengths: the lengths of the updates.
     """
 
     group: int
@@ -223,7 +233,8 @@ class CFL(Grouped[CFLParams]):
             return [] if schedule is None else self._random_cut()
         clusters = await self._clusters()
         if state.scale is None and clusters:
-            norms = [length(update) for cluster in clusters for update in cluster.updates]
+            updates = chain.from_iterable(cluster.updates for cluster in clusters)
+            norms = [length(update) for update in updates]
             state.scale = sum(norms) / len(norms)
         thresholds = self._thresholds()
         for cluster in clusters:
@@ -422,11 +433,11 @@ class CFL(Grouped[CFLParams]):
 
     async def _changes(self, pulls: Sequence[Pull]) -> list[Floats32]:
         """The updates, float32 [d] each."""
-        weights = await self.server.models.values([ref for pull in pulls for ref in pull])
+        refs = list(chain.from_iterable(pulls))
+        weights = await self.server.models.values(refs)
+        pairs = zip(weights[::2], weights[1::2], strict=True)
         with np.errstate(invalid="ignore"):  # of a device that has diverged
-            return [
-                trained - start for trained, start in zip(weights[::2], weights[1::2], strict=True)
-            ]
+            return [trained - start for trained, start in pairs]
 
     # Clients without a cluster
 

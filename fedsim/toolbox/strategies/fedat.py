@@ -15,7 +15,7 @@ from fedsim.federation import Client, Contents, Device, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousState
 from fedsim.strategies.base import StrategyParams
-from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Weighted
 from fedsim.strategies.state import state_of_slot
 from fedsim.toolbox.strategies.tiers import Tiered, TieredState
 
@@ -28,9 +28,9 @@ class FedATParams(StrategyParams):
     )
     kind: Literal["fedat"] = "fedat"
     tiers: int = Field(default=5, ge=1, le=10_000)
-    """M, the number of tiers; each has the same number of devices."""
+    """M, the number of tiers, which have equal numbers of devices."""
     clients_per_round: int = Field(default=10, ge=1)
-    """clients that a tier selects in its round (all available ones, if there are fewer)."""
+    """number of clients that a tier selects in its round, at most all available clients."""
     local_epochs: Epochs = 1
     """E, passes of a client over its data."""
     mu: float = Field(default=0.4, ge=0.0, le=1e6)
@@ -79,7 +79,7 @@ class FedATState(TieredState, AsynchronousState):
     """Model of each tier."""
     counts: list[int] = field(default_factory=list)
     """T_m, the number of updates of each tier's model."""
-    received: list[list[dict[str, Any]]] = field(default_factory=list)
+    received: list[list[Entry]] = field(default_factory=list)
     """Updates of each tier's open round."""
     tier_draws: list[int] = field(default_factory=list)
     """Number of rounds that each tier has opened."""
@@ -99,8 +99,9 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     the server measures its latency. The tiers are equal numbers of devices, from the fastest to the
     slowest. Each tier has its own rounds: random clients receive the global model (d), train, and
     send their update (d). The mean of the updates becomes the tier's model. The global model
-    becomes the mean of all tiers' models with the weights T_(M+1-m) / T, where T_m is the number of
-    updates of tier m and T their sum. Before its first update a tier's model is the initial one.
+    becomes the mean of all tiers' models with the weights T_(M+1-m) / T. T_m is the number of
+    updates of tier m, and T the sum of all T_m. Before its first update a tier has the initial
+    model.
     Each update of a tier makes a version. Devices that are away at first, and newcomers, are
     profiled when they are available, and join the tier of their latency.
     """
@@ -135,7 +136,8 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             server.look_again("begin", self.params.retry, at_least=tiers)
             return
         server.cancel_timer("begin")
-        latencies = [figure for device in devices if (figure := state.figures[device]) is not None]
+        figures = [state.figures[device] for device in devices]
+        latencies = [figure for figure in figures if figure is not None]
         parts = np.array_split(sorted(latencies), tiers)
         # the highest latency of each tier but the last (s)
         state.cuts = [float(part[-1]) for part in parts[:-1]]

@@ -9,6 +9,7 @@ from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedprox import FedProx, FedProxClient, FedProxParams
+from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.round_params import RoundParams
 
 
@@ -85,7 +86,7 @@ class FedNova(FedProx):
             )
 
     async def next_model(
-        self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any
+        self, model: Ref, entries: list[Entry], slot: int = 0, **record: Any
     ) -> Ref:
         assert isinstance(self.params, FedNovaParams)
         pull = self.params.mu * self.setting.lr_in(self.state.round)

@@ -31,7 +31,7 @@ from fedsim.world.steps import Computation
 class FlexCFLParams(PlainDeadline, MigratingParams):
     """Parameters of FlexCFL, in addition to ``MigratingParams``.
 
-    The defaults come from its published experiments on MNIST.
+    The defaults are taken from the published experiments on MNIST.
     """
 
     instead: ClassVar[Mapping[str, str]] = {
@@ -330,7 +330,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         count = len(updates)
         groups = self.params.groups
         server.compute("products", count, server.setting.parameters)
-        record: dict[str, Any] = {"measure": self.params.measure}
+        record: dict[str, object] = {"measure": self.params.measure}
         if self.params.measure == "madc":
             server.compute("absolute differences", count)
             similarity = pairs.cosine_matrix(updates)

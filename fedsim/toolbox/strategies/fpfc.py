@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from itertools import combinations
+from typing import ClassVar, Literal, Self
 
 import networkx as nx
 import numpy as np
@@ -15,6 +16,7 @@ from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 from fedsim.toolbox.clustering.similarity import length
@@ -39,8 +41,8 @@ class FPFCParams(SynchronousParams):
     """devices whose difference theta is at most this long are in one group."""
     layers: Literal["all", "last"] = "all"
     """distances are between whole models (``all``), or between their last layers (``last``, an
-    option of the authors' code): then the whole difference of two models shrinks as that of the
-    last layer.
+    option of the authors' code). With ``last`` the whole difference of two models shrinks by the
+    factor of the last layer.
     """
 
     @model_validator(mode="after")
@@ -58,7 +60,8 @@ class FPFCClient(SynchronousClient[FPFCParams]):
     """
 
     def _last(self, device: Device, instruction: Instruction) -> Ref:
-        return device.state.get("model", instruction["model"])  # type: ignore[no-any-return]
+        model: Ref = device.state.get("model", instruction["model"])
+        return model
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         start = self._last(device, instruction)
@@ -140,7 +143,7 @@ class FPFC(Synchronous[FPFCParams]):
         )
         return {"model": center}
 
-    def entry(self, message: TaskEnd) -> dict[str, Any]:
+    def entry(self, message: TaskEnd) -> Entry:
         start = self.state.own.get(message.device, message.asked["model"])
         return super().entry(message) | {"start": start}
 
@@ -156,7 +159,7 @@ class FPFC(Synchronous[FPFCParams]):
         self._regroup()
         self._average_groups()
 
-    def _store(self, received: Sequence[dict[str, Any]]) -> None:
+    def _store(self, received: Sequence[Entry]) -> None:
         for entry in received:
             device = entry["device"]
             model = self.server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
@@ -165,8 +168,7 @@ class FPFC(Synchronous[FPFCParams]):
 
     def _changed_pairs(self, updated: set[int]) -> list[DevicePair]:
         devices = sorted(self.state.own)
-        pairs = [(i, j) for i in devices for j in devices if i < j]
-        return [pair for pair in pairs if not updated.isdisjoint(pair)]
+        return [pair for pair in combinations(devices, 2) if not updated.isdisjoint(pair)]
 
     def _fuse(self, changed: Sequence[DevicePair]) -> None:
         """theta and v of the pairs of which a model has changed."""
@@ -229,7 +231,7 @@ class FPFC(Synchronous[FPFCParams]):
     def group_of(self, device: int) -> int | None:
         return self.state.group.get(device)
 
-    def center(self, entry: dict[str, Any]) -> Ref:
+    def center(self, entry: Entry) -> Ref:
         group = self.state.group[entry["device"]]
         return self.state.models[group]
 

@@ -12,6 +12,7 @@ from fedsim.common.registry import Registry
 from fedsim.federation import Contents, Device, Header, Instruction, Server, TaskEnd
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 from fedsim.toolbox.clustering.moments import EachRound, ShiftTest, WhenShifted
@@ -76,7 +77,7 @@ class GroupedState(SynchronousState):
     models: list[Ref] = field(default_factory=list)
     """Models of the groups."""
     group: list[int] = field(default_factory=list)
-    """Group of each device, -1 for none."""
+    """Group of each device; -1 without a group."""
     asked: list[bool] = field(default_factory=list)
     """Whether each device was ever asked in a round."""
     preparing: dict[int, tuple[int, bool]] = field(default_factory=dict)
@@ -165,7 +166,7 @@ class Grouped(Synchronous[G]):
         group = self.state.group[device]
         return None if group < 0 else group
 
-    async def choices(self, entries: Sequence[dict[str, Any]], purpose: str) -> list[int]:
+    async def choices(self, entries: Sequence[Entry], purpose: str) -> list[int]:
         """The group that each device has chosen, its content ``id``; random without learning.
 
         Args:
@@ -220,8 +221,9 @@ class Grouped(Synchronous[G]):
             return []
         if self.state.round * count >= self.server.devices:
             return []
-        asked = self.state.asked
-        return [device for device in self.server.clients.online() if not asked[device]][:count]
+        was_asked = self.state.asked
+        online = self.server.clients.online()
+        return [device for device in online if not was_asked[device]][:count]
 
     def _ask(self, device: int, continues: bool = False) -> None:
         """Ask a device for its next job in the round: its preparation, or the training.
@@ -249,7 +251,7 @@ class Grouped(Synchronous[G]):
                 models[group] = await self.next_model(models[group], entries, group, group=group)
         await self.after_aggregation()
 
-    def center(self, entry: dict[str, Any]) -> Ref | None:
+    def center(self, entry: Entry) -> Ref | None:
         group = entry["group"]
         return None if group is None else self.state.models[group]
 

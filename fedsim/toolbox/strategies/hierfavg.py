@@ -9,7 +9,7 @@ from fedsim.common.training import Training
 from fedsim.federation import Carried, Device, Instruction, TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
-from fedsim.strategies.parts.aggregation import Weighted
+from fedsim.strategies.parts.aggregation import Entry, Weighted
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.round_params import CombiningParams, SelectingParams
 from fedsim.strategies.state import State, state_of_slot
@@ -88,8 +88,8 @@ class EdgeRound(State):
     model: Ref = field(init=False)
     start: Ref = field(init=False)
     open: list[int] = field(default_factory=list)
-    updates: list[dict[str, Any]] = field(default_factory=list)
-    last: list[dict[str, Any]] = field(default_factory=list)
+    updates: list[Entry] = field(default_factory=list)
+    last: list[Entry] = field(default_factory=list)
     tasks: list[int] = field(default_factory=list)
     is_lost: bool = False
 
@@ -100,7 +100,7 @@ class HierFAVGState(FedAvgState):
 
     edges: dict[int, EdgeRound] = field(default_factory=dict)
     """Edge servers that have not finished the open round."""
-    arrived: list[dict[str, Any]] = field(default_factory=list)
+    arrived: list[Entry] = field(default_factory=list)
     """Models of edge servers that the server has received in the round."""
     valid: int = 0
     """Number of clients whose last task of the round brought an update."""

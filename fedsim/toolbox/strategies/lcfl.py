@@ -12,6 +12,7 @@ from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import KMedoids, canonical, k_medoids
 from fedsim.toolbox.clustering.comparison import (
@@ -133,21 +134,23 @@ class LCFL(Grouped[LCFLParams]):
     Source: Gu et al., "Novel clustered federated learning based on local loss" (2024), Algorithm
     1 and Eq. 2; the rounds of FedAvg before the clustering as in its published experiments.
 
-    Warm-up: rounds of FedAvg, in which w_i is the last model that device i sent; available devices
-    that were never drawn train once after them (d parameters each way). Or each device receives the
-    initial model (d parameters; nothing if it draws its own), trains, and sends w_i (d parameters).
+    Warm-up: with rounds of FedAvg, w_i is the last model that device i sent. Available devices that
+    were never drawn train once after these rounds (d parameters each way). With local training,
+    each device receives the initial model (d parameters; nothing if it draws a model), trains, and
+    sends w_i (d parameters).
 
-    Exchange: each of the M devices with a w_i receives the others' ((M - 1) d parameters), computes
-    the objective L_i, with ``training.l2``, of all M on its training data, and sends |L_i(w_j) -
-    L_i(w_i)| for each (M - 1 scalars of 4 bytes; for ``loss-gap`` L_i(w_j), M scalars). The
-    distance of two devices is the sum of both figures (Eq. 2). Other measures need no exchange.
-    For ``grad-cos`` each device sends the model one step of length 1 on all of its data from w_i,
-    for ``last-batch-cos`` the gradient that its training of w_i left behind (d parameters).
+    Exchange: each of the M devices with a w_i receives the models of the M - 1 further devices ((M
+    - 1) d parameters). It computes the objective L_i of all M models on its training data, with
+    ``training.l2``, and sends |L_i(w_j) - L_i(w_i)| for each model (M - 1 scalars of 4 bytes; for
+    ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of both figures (Eq.
+    2). Other measures need no exchange. For ``grad-cos`` each device sends the model after one step
+    of length 1 from w_i on all of its data. For ``last-batch-cos`` each device sends the gradient
+    of the last step of its training of w_i (d parameters).
 
-    Then the compared devices are clustered once, and each cluster runs FedAvg by itself. The run
-    ends if fewer than ``groups`` devices could be compared. Once all clusters' models differ,
-    devices without a cluster and newcomers receive them (k d parameters), test them on their
-    training data, join the best and send its number (4 bytes).
+    Then the compared devices are clustered once, and each cluster runs FedAvg separately. The run
+    ends if fewer than ``groups`` devices could be compared. Once the models of all clusters differ,
+    devices without a cluster and newcomers receive the models (k d parameters), test them on their
+    training data, join the cluster of the best model, and send its number (4 bytes).
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams
@@ -198,7 +201,7 @@ class LCFL(Grouped[LCFLParams]):
         if received:
             state.global_model = await self.next_model(state.global_model, received, -1)
 
-    def center(self, entry: dict[str, Any]) -> Ref | None:
+    def center(self, entry: Entry) -> Ref | None:
         if self.state.clustered:
             return super().center(entry)
         return self.state.global_model

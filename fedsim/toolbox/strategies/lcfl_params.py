@@ -24,7 +24,7 @@ class AverageLinkage(Hierarchical):
 
 
 class LCFLParams(PlainDeadline, ClusteredParams):
-    """Parameters of LCFL. The defaults come from its published code on Rotated MNIST.
+    """Parameters of LCFL, with the defaults of its published code on Rotated MNIST.
 
     Attributes:
         groups: k, the number of clusters.

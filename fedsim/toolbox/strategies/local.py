@@ -1,13 +1,14 @@
 """Local: every device trains by itself, and nothing is sent."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, TaskEnd
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.round_params import SelectingParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 
@@ -52,11 +53,11 @@ class LocalState(SynchronousState):
 
 
 class Local(Synchronous[LocalParams]):
-    """Every device trains its own model with the same local schedule; nothing is ever sent.
+    """Every device trains a personal model, and no byte is ever sent.
 
-    All devices begin with the same initial model. In a round each device trains for
-    ``local_epochs``. The score is the mean of the devices' accuracies, each of its own model on its
-    own test samples. Late and lost devices keep their models.
+    All devices begin with one initial model. In a round each device trains for ``local_epochs``.
+    The score is the mean over the devices of a personal model's accuracy on the device's test
+    samples. Late and lost devices keep their models.
     """
 
     Params = LocalParams
@@ -77,7 +78,7 @@ class Local(Synchronous[LocalParams]):
     def contents(self, device: int) -> Contents:
         return {}
 
-    def entry(self, message: TaskEnd) -> dict[str, Any]:
+    def entry(self, message: TaskEnd) -> Entry:
         return super().entry(message) | {"start": self.state.own[message.device]}
 
     async def aggregate(self) -> None:
@@ -89,7 +90,7 @@ class Local(Synchronous[LocalParams]):
         if received:
             self.record_aggregate(received, [1.0] * len(received))
 
-    def center(self, entry: dict[str, Any]) -> None:
+    def center(self, entry: Entry) -> None:
         """None: there is no common model."""
 
     def models(self) -> ModelAssignment:

@@ -100,7 +100,7 @@ class PFedMe(Personal[PFedMeParams]):
     mean of all w_R. Only the clients of a round compute; in the paper all clients compute, and some
     are sampled.
 
-    Sends what FedAvg sends. Batches are SGD's, in its order. A client's last theta is its
+    Sends what FedAvg sends. Batches are drawn as for SGD. A client's last theta is its
     personal model.
     """
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -12,7 +12,7 @@ from fedsim.common.spec import OnlyWith
 from fedsim.federation import TaskEnd
 from fedsim.learning.functions import weighted_sum
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
-from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
+from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Mean, changes
 from fedsim.strategies.parts.selection import SelectionSpec
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.selection.least import LeastAvailable
@@ -28,7 +28,7 @@ class REFLParams(AggregatingParams):
     beta: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(
         default=0.35, ge=0.0, le=1.0
     )
-    """weight of a stale update's deviation beside its staleness."""
+    """weight of a stale update's deviation, against its staleness."""
     stale_weights: Literal["boosted", "equal"] = "boosted"
     """``boosted``: as in the paper; ``equal``: the weight of a fresh update."""
     boost_scale: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(
@@ -63,17 +63,22 @@ def stale_weights(
 ) -> list[float]:
     """Weights of stale updates, relative to 1 for a fresh update (section 4.2).
 
-    (1 - beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale), where Lambda = ||f - (s +
-    n f) / (n + 1)||^2 / ||f||^2 is how far a stale update s would move the mean f of n fresh
-    updates, and Lambda_max is the round's largest; 1 / (tau + 1) without f.
+    The weight is (1 - beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale). Lambda =
+    ||f - (s + n f) / (n + 1)||^2 / ||f||^2 is the relative distance by which a stale update s moves
+    the mean f of n fresh updates. Lambda_max is the largest Lambda of the round. Without f the
+    weight is 1 / (tau + 1).
 
     Args:
         staleness: tau of each stale update, rounds since it was begun.
-        beta: weight of a stale update's deviation beside its staleness.
-        fresh: f, as difference from the model of the round, float64 [d]; None: there is none.
+        beta: weight of a stale update's deviation, against its staleness.
+        fresh: f, as difference from the model of the round, float64 [d]; None without fresh
+            updates.
         stale: s of each stale update, as difference from the model with which it began, [d].
         count: n.
         scale: divisor of the exponential; 1 in the paper.
+
+    Returns:
+        The weight of each stale update.
     """
     damped = [1 / (tau + 1) for tau in staleness]
     norm = 0.0 if fresh is None else float(fresh @ fresh)
@@ -98,7 +103,7 @@ class REFLState(FedAvgState):
 
     late: dict[int, int] = field(default_factory=dict)
     """Tasks that go on after their round has closed, task -> round."""
-    stale: list[dict[str, Any]] = field(default_factory=list)
+    stale: list[Entry] = field(default_factory=list)
     """Updates of such tasks that have arrived in the open round, with their ``round``."""
 
 
@@ -112,9 +117,9 @@ class REFL(FedAvg[REFLParams]):
     Sends what FedAvg sends. A round closes at its deadline, or with ``over_selection`` after K
     updates. Clients that have not finished by then go on (``late``), and their updates go into the
     round in which they arrive (``stale``). A stale update moves the present model by its difference
-    from the model with which it began. It counts ``stale_weights`` beside 1 for a fresh update; all
-    weights are then scaled to sum to 1. Without learning there is nothing to compare, and it counts
-    1 / (tau + 1). A round's ``valid`` are its updates in time, its ``disconnected`` the clients
+    from the model with which it began. Its weight is ``stale_weights``; a fresh update has weight 1. All weights are
+    then scaled to sum to 1. Without learning, updates cannot be compared, and a stale update has
+    weight 1 / (tau + 1). A round's ``valid`` are its updates in time, its ``disconnected`` the clients
     lost before it closed.
     """
 
@@ -155,7 +160,7 @@ class REFL(FedAvg[REFLParams]):
         counts = list[float]()
         if stale:
             counts = await self._stale_weights(fresh, stale, staleness)
-        rebased = list[dict[str, Any]]()
+        rebased = list[Entry]()
         for entry, count in zip(stale, counts, strict=True):
             # As if a late client had begun at the present model; not finite if the update is not.
             models = [model, entry["update"], entry["start"]]
@@ -164,7 +169,7 @@ class REFL(FedAvg[REFLParams]):
         entries = [*fresh, *rebased]
         state.model = await self.next_model(model, entries, staleness=[0] * len(fresh) + staleness)
 
-    def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
         """The aggregation's weights times ``stale_weights``, scaled to sum to 1."""
         usual = super().weights(entries)
         weights = [
@@ -175,7 +180,7 @@ class REFL(FedAvg[REFLParams]):
         return [weight / sum(weights) for weight in weights]
 
     async def _stale_weights(
-        self, fresh: list[dict[str, Any]], stale: list[dict[str, Any]], staleness: Sequence[int]
+        self, fresh: list[Entry], stale: list[Entry], staleness: Sequence[int]
     ) -> list[float]:
         params = self.params
         models = self.server.models

@@ -27,10 +27,10 @@ def class_imbalance(counts: Ints, samples: int | None = None) -> Floats:
 
 
 def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
-    """I_C of each cluster, float64 [N]: the largest I_k of its members, less the others' samples.
+    """I_C of each cluster, float64 [N]: the largest I_k of a member, less the samples of the rest.
 
-    Steps 1 and 2 after Eq. 17. At least 1 sample: with I_k from a device's number of samples it
-    could become negative.
+    Steps 1 and 2 after Eq. 17. I_C is at least 1 sample, as it could become negative if I_k is
+    computed from a device's number of samples.
 
     Args:
         imbalance: I_k of each device, float64 [n].
@@ -61,11 +61,11 @@ def optimal_weights(shares: Floats) -> Floats:
     """The weights whose mixture of clusters is nearest to equal class shares, float64 [N].
 
     The paper's benchmark "Optimal": the minimiser of ||B p - 1/M||^2 over p >= 0 with sum 1
-    (Theorem 1, Q1); of several, the one of least norm.
+    (Theorem 1, Q1). Of several minimisers the result is the minimiser of least norm.
 
-    With C = B - 1/M, min ||C u||^2 + (sum u - 1)^2 over u >= 0 has the same answer but for its
-    length. A slight pull towards 0 finds the clusters that the shortest answer has; least squares
-    then find the answer among these.
+    With C = B - 1/M, the minimiser of ||C u||^2 + (sum u - 1)^2 over u >= 0 is a multiple of p. A
+    slight pull towards 0 finds the clusters of the shortest minimiser. Least squares then find the
+    minimiser among these clusters.
 
     Args:
         shares: B, the clusters' class shares, float64 [M, N].

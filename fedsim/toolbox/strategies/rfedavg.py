@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -13,6 +13,7 @@ from fedsim.common.spec import OnlyWith
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
+from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
@@ -103,14 +104,14 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
             return {"size-report": result.samples}
         if "control" in instruction.contents:
             device.state["total"] = instruction["control"]
-        control: list[Any] = [result.samples]
+        control: list[object] = [result.samples]
         if params.weights == "rfedavg":
             total = device.state["total"] if params.uses_total else None
             control.append(float(class_imbalance(device.label_counts[None], total)[0]))
         if params.uses_loss and result.update is not None:
             control.append(Lazy("loss", result.update))
         labels: list[int] = device.label_counts.tolist()
-        contents: dict[str, Any] = {"update": result.update, "control": control}
+        contents: dict[str, object] = {"update": result.update, "control": control}
         if params.weights == "optimal":
             contents["class-counts"] = labels
         # for the record of the classes' balance alone
@@ -218,7 +219,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self.state.cluster = {}
 
     def contents(self, device: int) -> Contents:
-        contents: dict[str, Any] = {"model": self.state.model}
+        contents: dict[str, object] = {"model": self.state.model}
         if self.params.uses_total and self.state.informed[device] != self.state.total:
             contents["control"] = self.state.total
         return contents
@@ -265,7 +266,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self.state.model = self.advance(before, mean)
         self.record_aggregate(received, weights)
 
-    async def _weights(self, received: list[dict[str, Any]]) -> list[float]:
+    async def _weights(self, received: list[Entry]) -> list[float]:
         """The weight of each update: p_n times its share of its cluster's samples (Eq. 4).
 
         0 if the update is left out.
@@ -295,7 +296,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             weights[places] = share * (sizes[cluster] / sizes[cluster].sum())
         return [float(weight) for weight in weights]
 
-    async def _gradients(self, received: list[dict[str, Any]]) -> tuple[list[int], Floats32 | None]:
+    async def _gradients(self, received: list[Entry]) -> tuple[list[int], Floats32 | None]:
         """Positions in ``received`` of the updates that count, and their changes of the model.
 
         The changes are float32 [n, d], negative multiples of the gradients; None without learning.
@@ -330,7 +331,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
                 return None
 
     async def _cluster(
-        self, entries: list[dict[str, Any]], gradients: Floats32 | None
+        self, entries: list[Entry], gradients: Floats32 | None
     ) -> tuple[Clusters, float | None]:
         """Clusters, as positions in ``entries``, and the threshold of CCS if there is one.
 
@@ -382,7 +383,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             case int() as count:
                 return count
 
-    async def _threshold(self, entries: list[dict[str, Any]]) -> float:
+    async def _threshold(self, entries: list[Entry]) -> float:
         """eps_t, the cosine above which gradients are alike now (Eq. 7).
 
         An unknown loss counts as the last known one.

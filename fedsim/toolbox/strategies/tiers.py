@@ -39,9 +39,9 @@ class Tiered(Strategy[P]):
     """A server half that puts each device into a tier after its meeting.
 
     The meeting of a device is its first task, a report or a whole training. When all reachable
-    devices have been met, ``begin`` is called with those that have a figure. It sets ``cuts``, puts
-    these devices into their tiers (``_sort_in``), and starts the training. Later devices are put
-    into the same tiers.
+    devices have been met, ``begin`` is called with the devices that have a figure. ``begin`` sets
+    ``cuts``, puts these devices into their tiers (``_sort_in``), and starts the training. Later
+    devices are put into the existing tiers.
     """
 
     state: TieredState

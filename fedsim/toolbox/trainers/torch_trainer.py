@@ -6,6 +6,7 @@ torch is imported on demand, because reading most scenarios does not need torch.
 import inspect
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -28,9 +29,9 @@ class LearningRateSchedule(Spec):
     """A schedule of ``torch.optim.lr_scheduler``, which starts from ``training.lr``."""
 
     name: str
-    """its class, such as ``CosineAnnealingLR``."""
+    """class of the schedule, such as ``CosineAnnealingLR``."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """its arguments.
+    """arguments of the class.
 
     ``T_max`` and ``total_steps`` are by default the length of the local training.
     """
@@ -73,9 +74,9 @@ class ParameterGroup(Spec):
     """Parameters with special arguments of the optimiser, such as no weight decay."""
 
     match: list[str] = Field(min_length=1)
-    """patterns of their names in the model, such as ``*.bias``."""
+    """patterns of the parameters' names in the model, such as ``*.bias``."""
     args: dict[str, Any]
-    """arguments of the optimiser for them."""
+    """arguments of the optimiser for these parameters."""
 
 
 class TorchTrainer(Trainer):
@@ -90,11 +91,11 @@ class TorchTrainer(Trainer):
     optimiser: str = "SGD"
     """a class of ``torch.optim``, such as ``AdamW``."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """its arguments; the learning rate is ``training.lr``."""
+    """arguments of the optimiser; the learning rate is ``training.lr``."""
     groups: list[ParameterGroup] = Field(default_factory=list)
     """parameters with other arguments; each belongs to the first group that matches its name."""
     schedule: LearningRateSchedule | None = None
-    """how the learning rate changes; None: by ``lr_decay`` alone."""
+    """schedule of the learning rate; None: ``lr_decay`` alone."""
     clip_norm: float | None = Field(default=None, gt=0.0, le=1e9)
     """the gradient of all parameters is scaled down to this norm."""
     clip_value: float | None = Field(default=None, gt=0.0, le=1e9)
@@ -102,7 +103,7 @@ class TorchTrainer(Trainer):
     accumulate: int = Field(default=1, ge=1, le=1_000_000)
     """batches whose gradients make one step."""
     label_smoothing: float = Field(default=0.0, ge=0.0, le=1.0)
-    """of the cross-entropy."""
+    """label smoothing of the cross-entropy."""
 
     applies_terms: ClassVar[bool] = True
 
@@ -174,7 +175,9 @@ class TorchTrainer(Trainer):
         for name, parameter in parameters.items():
             parts[self._group_of(name)]["params"].append(parameter)
         groups = [part for part in parts if part["params"]]
-        return getattr(torch.optim, self.optimiser)(groups, lr=lr, **self.args)  # type: ignore[no-any-return]
+        optimiser_class = getattr(torch.optim, self.optimiser)
+        optimiser: torch.optim.Optimizer = optimiser_class(groups, lr=lr, **self.args)
+        return optimiser
 
     def _group_of(self, name: str) -> int:
         """The first group that matches a parameter's name; -1 without such a group."""
@@ -278,7 +281,7 @@ def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tu
     return shares
 
 
-def _classes(module: Any, base: type) -> dict[str, type]:
+def _classes(module: ModuleType, base: type) -> dict[str, type]:
     """The public subclasses of a base in a module, by name, sorted."""
     classes = {}
     for name, value in sorted(vars(module).items()):
@@ -289,7 +292,7 @@ def _classes(module: Any, base: type) -> dict[str, type]:
 
 
 def _refuse_unknown(
-    key: str, name: str, key_of_args: str, args: Mapping[str, Any], classes: Mapping[str, type]
+    key: str, name: str, key_of_args: str, args: Mapping[str, object], classes: Mapping[str, type]
 ) -> None:
     if name not in classes:
         raise ValueError(

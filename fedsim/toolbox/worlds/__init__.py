@@ -1,3 +1,1 @@
-"""Kinds of the world's parts: availability by day and as recorded, regions of clouds, hospitals,
-heat.
-"""
+"""Kinds of the world's parts, such as availability by day, regions of clouds, or heat."""

@@ -1,10 +1,8 @@
-"""Devices that come and go by day and night, as phones did that FLASH recorded, or as a table of
-the user's says.
-"""
+"""Availability of devices: by day and night, by FLASH's recordings of phones, or by a table."""
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, time
 from pathlib import Path
@@ -47,24 +45,25 @@ def _time_of_day(text: str) -> str:
     return text
 
 
-TimeText = Annotated[
-    str,
-    AfterValidator(_time_of_day),
-    BeforeValidator(lambda v: v.isoformat() if isinstance(v, time) else v),
-]
+def _as_text(value: object) -> object:
+    """The text of a time of day, which TOML may give as a time."""
+    return value.isoformat() if isinstance(value, time) else value
+
+
+TimeText = Annotated[str, AfterValidator(_time_of_day), BeforeValidator(_as_text)]
 
 
 class Diurnal(AvailabilityModel):
     """The share of devices that are on is a sinusoid of the local hour.
 
     Each device draws a number every ``lasts``, and is on while the share is above the number.
-    With a long ``lasts`` a device is on at the same hours for days; with a short one it comes
-    and goes.
+    With a long ``lasts`` the hours at which a device is on stay for days. With a short ``lasts``
+    the device comes and goes.
 
     Attributes:
         most, least: the share that is on at the best and at the worst hour.
         peak: the best hour, local time (see ``population.calendar``).
-        lasts: how long a device keeps its number.
+        lasts: time for which a device keeps its number.
     """
 
     kind: Literal["diurnal"] = "diurnal"
@@ -88,8 +87,14 @@ class Diurnal(AvailabilityModel):
 
 
 class Tides(Availability):
-    """The paths of ``Diurnal``; ``peak``: a time at which each device's share is highest (s),
-    float64 [devices].
+    """The availability of the kind ``Diurnal``.
+
+    Args:
+        streams: the random streams of the run.
+        least: the share that is on at the worst hour.
+        most: the share that is on at the best hour.
+        peak: a time at which each device's share is highest (s), float64 [devices].
+        lasts: time for which a device keeps its number (s).
     """
 
     def __init__(
@@ -100,26 +105,27 @@ class Tides(Availability):
         self._swing = (most - least) / 2
         self._peak = peak
         self._lasts = on_grid(lasts)
-        # the phase that each device was last found in, as a cache
-        self._found: dict[int, Span] = {}
+        self._last_spans: dict[int, Span] = {}  # the latest of each device, as a cache
 
     def span(self, device: int, time: float) -> Span:
-        last = self._found.get(device)
+        last = self._last_spans.get(device)
         if last is not None and last.start <= time < last.end:
             return last
-        on, start, end = self._stretch(device, time)
+        is_on, start, end = self._stretch(device, time)
         while end < math.inf:
-            other, _, beyond = self._stretch(device, end)
-            if other != on:
+            is_on_next, _, next_end = self._stretch(device, end)
+            if is_on_next != is_on:
                 break
-            end = beyond
+            end = next_end
         while start > 0:
-            other, before, _ = self._stretch(device, start - max(TICK_S, math.ulp(start)))
-            if other != on:
+            moment_before = start - max(TICK_S, math.ulp(start))
+            is_on_before, start_before, _ = self._stretch(device, moment_before)
+            if is_on_before != is_on:
                 break
-            start = before
-        self._found[device] = found = Span(on, max(0.0, start), end)
-        return found
+            start = start_before
+        span = Span(is_on, max(0.0, start), end)
+        self._last_spans[device] = span
+        return span
 
     def on(self, devices: Ints, time: float) -> Flags:
         first = self._streams.uniforms("world/availability/first", devices)
@@ -133,28 +139,27 @@ class Tides(Availability):
         return on
 
     def _half_window(self, draw: float) -> float:
-        """Time before and after a peak while the share is above ``draw`` (s): half a day for
-        always, 0 for never.
+        """Time before and after a peak during which the share is above ``draw`` (s).
+
+        The time is half a day if the share is always above ``draw``, and 0 if it never is.
         """
         if self._swing == 0.0:
             return DAY_S / 2 if draw < self._middle else 0.0
         height = (draw - self._middle) / self._swing
-        return (
-            0.0
-            if height >= 1
-            else DAY_S / 2
-            if height <= -1
-            else on_grid(math.acos(height) * DAY_S / (2 * math.pi))
-        )
+        if height >= 1:
+            return 0.0
+        if height <= -1:
+            return DAY_S / 2
+        return on_grid(math.acos(height) * DAY_S / (2 * math.pi))
 
     def _stretch(self, device: int, time: float) -> tuple[bool, float, float]:
-        """Whether ``device`` is on at ``time``, and the begin and end (s) of a part of its piece
-        with that state.
+        """A part, around a time, of the piece of time in which a device keeps its number.
+
+        Returns:
+            Whether the device is on in the part, and the begin and end of the part (s).
         """
-        into = (
-            round(self._streams.uniform("world/availability/first", device) * self._lasts / TICK_S)
-            * TICK_S
-        )
+        first = self._streams.uniform("world/availability/first", device)
+        into = round(first * self._lasts / TICK_S) * TICK_S
         piece = (time + into) // self._lasts
         start = piece * self._lasts - into
         end = (piece + 1) * self._lasts - into
@@ -170,18 +175,33 @@ class Tides(Availability):
         return True, max(start, nearest - half), min(end, nearest + half)
 
 
-_FORMS = {float: "simulated times", time: "times of day", datetime: "dates"}
+TimeForm = type[float] | type[time] | type[datetime]
+"""The form of a file's times: simulated times, times of day, or dates."""
+
+_FORMS: dict[TimeForm, str] = {
+    float: "simulated times",
+    time: "times of day",
+    datetime: "dates",
+}
 
 Trace = tuple[float, list[float]]
-"""A period (s), infinity without repetition, and change times in [0, period]: on at even
-positions, off at odd ones.
+"""A period (s) and the times of changes in [0, period].
+
+The device goes on at even positions of the list, and off at odd ones. The period is infinite
+without repetition.
 """
 OnInterval = tuple[float, float, int]
-"""From when to when (s) a device is on, and the row of the table that says so."""
+"""An interval in which a device is on: its begin and end (s), and its row in the table."""
 
 
 def append_on(changes: list[float], begin: float, end: float) -> None:
-    """Append an interval, on from ``begin`` to ``end`` (s); one that touches the last joins it."""
+    """Append an interval to the changes of a trace, which the last interval joins if they touch.
+
+    Args:
+        changes: the changes (s), which are changed.
+        begin: begin of the interval in which the device is on (s).
+        end: end of the interval (s).
+    """
     if begin < end and changes and changes[-1] == begin:
         changes[-1] = end
     elif begin < end:
@@ -189,8 +209,12 @@ def append_on(changes: list[float], begin: float, end: float) -> None:
 
 
 class Traces(Availability):
-    """Recorded phases: each device follows its ``assigned`` trace over and over, ``ahead`` (s)
-    into it at time 0; [devices].
+    """Recorded phases, which each device follows over and over.
+
+    Args:
+        traces: the traces.
+        assigned: position in ``traces`` of each device's trace, [devices].
+        ahead: time in a device's trace at simulated time 0 (s), [devices]; None: 0 for all.
     """
 
     def __init__(
@@ -209,15 +233,16 @@ class Traces(Availability):
         position = bisect_right(changes, offset)
         start = changes[position - 1] if position else 0.0
         end = changes[position] if position < len(changes) else period
-        on = position % 2 == 1
-        if on and end == period and changes[0] == 0.0:  # the phase goes on in the next lap
+        is_on = position % 2 == 1
+        if is_on and end == period and changes[0] == 0.0:  # the phase goes on in the next lap
             end = period + changes[1]
-        return Span(on, max(0.0, lap + start), lap + end)
+        return Span(is_on, max(0.0, lap + start), lap + end)
 
     def next_on(self, device: int, time: float) -> float:
-        return (
-            super().next_on(device, time) if self._traces[self._assigned[device]][1] else math.inf
-        )
+        _, changes = self._traces[self._assigned[device]]
+        if not changes:
+            return math.inf
+        return super().next_on(device, time)
 
 
 class Flash(AvailabilityModel):
@@ -238,10 +263,13 @@ class Flash(AvailabilityModel):
         self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
     ) -> Traces:
         traces = read_flash(sought(self.file, root))
-        drawn = streams.generator("world/availability").integers(len(traces), size=devices).tolist()
-        started = zip(calendar.day_s().tolist(), [traces[trace] for trace in drawn], strict=True)
-        ahead = [(now - start) % period for now, (start, (period, _)) in started]
-        return Traces([trace for _, trace in traces], drawn, ahead)
+        generator = streams.generator("world/availability")
+        assigned: list[int] = generator.integers(len(traces), size=devices).tolist()
+        ahead = []
+        for day_s, number in zip(calendar.day_s().tolist(), assigned, strict=True):
+            start, (period, _) = traces[number]
+            ahead.append((day_s - start) % period)
+        return Traces([trace for _, trace in traces], assigned, ahead)
 
 
 RecordedTime = Annotated[float, Field(ge=-CLOCK_END_S, le=CLOCK_END_S, strict=True)]
@@ -255,7 +283,17 @@ class _Recorded(BaseModel):
 
 
 def read_flash(path: Path) -> list[tuple[float, Trace]]:
-    """Each usable trace of a FLASH file, and when it starts (s)."""
+    """Read the usable traces of a file of phones.
+
+    Args:
+        path: the file; see ``Flash.file``.
+
+    Returns:
+        The start of each usable trace (s), and the trace.
+
+    Raises:
+        DataError: the file cannot be read, or holds no usable trace.
+    """
     where = f"population.availability: {str(path)!r}"
     try:
         form, phones = recorded_phones(path)
@@ -271,26 +309,28 @@ def read_flash(path: Path) -> list[tuple[float, Trace]]:
             f"{where} holds no trace that can be used ('ok': true); it is of the form {form}"
         )
     note(f"{str(path)!r}: of the form {form}, {len(usable)} of {len(phones)} phones can be used")
-    return [
-        _trace_of(f"population.availability: trace {name!r} of {str(path)!r}", entry)
-        for name, entry in usable.items()
-    ]
+    traces = []
+    for name, phone in usable.items():
+        traces.append(_trace_of(f"population.availability: trace {name!r} of {str(path)!r}", phone))
+    return traces
 
 
-def _trace_of(where: str, entry: dict[str, object]) -> tuple[float, Trace]:
+def _trace_of(where: str, phone: Mapping[str, object]) -> tuple[float, Trace]:
+    """The start of a phone's recording (s), and its trace; ``where`` is for messages."""
     try:
-        recorded = _Recorded.model_validate(entry)
+        recorded = _Recorded.model_validate(phone)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise DataError(
             f"{where} has holes: {'.'.join(map(str, problem['loc']))}: {in_words(problem)}"
         ) from None
-    last = start = on_grid(recorded.start)
+    start = on_grid(recorded.start)
     end = on_grid(recorded.end)
-    changes = list[float]()
-    for position, (begin, finish) in enumerate(
-        tuple(map(on_grid, pair)) for pair in recorded.ready
-    ):
+    changes: list[float] = []
+    last = start
+    for position, interval in enumerate(recorded.ready):
+        begin = on_grid(interval[0])
+        finish = on_grid(interval[1])
         if not last <= begin <= finish <= end:
             raise DataError(
                 f"{where} has holes: interval {position} [{begin:g}, {finish:g}] is out of "
@@ -304,11 +344,11 @@ def _trace_of(where: str, entry: dict[str, object]) -> tuple[float, Trace]:
 
 
 class Intervals(AvailabilityModel):
-    """On from ``start`` to ``end``: a CSV or Parquet file with a row an interval, and columns
-    ``device``, ``start``, ``end``.
+    """Devices are on in the intervals of a CSV or Parquet file.
 
-    Rows have any order. Other columns are refused: a row that means off would be taken for one
-    that means on. A device without a row is never on. All times of a file are of one form:
+    The file has a row for each interval, and the columns ``device``, ``start`` and ``end``. Rows
+    have any order. Other columns are refused, as a row that means off would be taken for one that
+    means on. A device without a row is never on. All times of a file are of one form:
 
     - simulated times, such as ``90 s``, or bare numbers with ``unit``;
     - times of day, such as ``22:00`` to ``06:30``, every day, in the device's time zone
@@ -323,7 +363,7 @@ class Intervals(AvailabilityModel):
     ``$FEDSIM_DATA``.
     """
     unit: str | None = None
-    """of times that are bare numbers."""
+    """unit of times that are bare numbers."""
     drawn: bool = False
     """whether each device follows a device of the file, of any name, that is drawn at random."""
 
@@ -344,31 +384,29 @@ class Intervals(AvailabilityModel):
                 "population.availability.drawn is true, but dates are of devices that are "
                 "known; give false"
             )
-        intervals: dict[Any, list[OnInterval]] = {}
+        intervals: dict[object, list[OnInterval]] = {}
         for row, owner in enumerate(owners):
-            intervals.setdefault(owner, []).extend(
-                self._pieces(table, row, start[row], end[row], owner, calendar)
-            )
+            pieces = self._pieces(table, row, start[row], end[row], owner, calendar)
+            intervals.setdefault(owner, []).extend(pieces)
         period = DAY_S if form is time else math.inf
-        traces = {
-            owner: _trace(table, sorted(pieces), period) for owner, pieces in intervals.items()
-        }
-        kept = [*traces.values(), (period, [])]
+        traces = [_trace(table, sorted(pieces), period) for pieces in intervals.values()]
         if self.drawn:
-            assigned = (
-                streams.generator("world/availability").integers(len(traces), size=devices).tolist()
-            )
+            generator = streams.generator("world/availability")
+            assigned = generator.integers(len(traces), size=devices).tolist()
         else:
-            places = {owner: place for place, owner in enumerate(traces)}
-            assigned = [places.get(device, len(traces)) for device in range(devices)]
-        return Traces(kept, assigned, calendar.day_s().tolist() if form is time else None)
+            never_on = len(traces)
+            places = {owner: place for place, owner in enumerate(intervals)}
+            assigned = [places.get(device, never_on) for device in range(devices)]
+        traces.append((period, []))
+        ahead = calendar.day_s().tolist() if form is time else None
+        return Traces(traces, assigned, ahead)
 
-    def _times(self, table: DeviceTable) -> tuple[list[Any], list[Any], Any]:
+    def _times(self, table: DeviceTable) -> tuple[list[Any], list[Any], TimeForm]:
+        """The columns ``start`` and ``end``, and the form of their times."""
         form = _form(table.cells["start"][0])
         columns = []
         for name in ("start", "end"):
-            cells = table.cells[name]
-            for row, cell in enumerate(cells):
+            for row, cell in enumerate(table.cells[name]):
                 if cell is not None and _form(cell) is not form:
                     raise table.wrong(
                         row,
@@ -379,25 +417,20 @@ class Intervals(AvailabilityModel):
         return columns[0], columns[1], form
 
     def _pieces(
-        self, table: DeviceTable, row: int, start: Any, end: Any, owner: Any, calendar: Calendar
+        self,
+        table: DeviceTable,
+        row: int,
+        start: Any,
+        end: Any,
+        owner: Any,
+        calendar: Calendar,
     ) -> list[OnInterval]:
-        """An interval in seconds, on the clock's grid; one over midnight as two."""
+        """An interval of a row in seconds, on the clock's grid; one over midnight as two."""
         if isinstance(start, time):
-            # which ends at 00:00 again
-            begin = seconds_of_day(start)
-            finish = seconds_of_day(end) or DAY_S
-            if begin == finish:
-                raise table.wrong(
-                    row,
-                    "end",
-                    "that is when it starts; allowed are other times (00:00 to 00:00 is a "
-                    "whole day)",
-                )
-            if begin > finish:
-                return [(0.0, finish, row), (begin, DAY_S, row)]
-            return [(begin, finish, row)]
+            return _daily_pieces(table, row, seconds_of_day(start), seconds_of_day(end))
         if isinstance(start, datetime):
-            begin, finish = (calendar.simulated_s(instant, owner) for instant in (start, end))
+            begin = calendar.simulated_s(start, owner)
+            finish = calendar.simulated_s(end, owner)
         else:
             begin = on_grid(start)
             finish = on_grid(end)
@@ -407,10 +440,27 @@ class Intervals(AvailabilityModel):
                 "end",
                 f"that is before its start, {table.cells['start'][row]}; allowed are later times",
             )
-        return [(max(0.0, begin), min(finish, CLOCK_END_S), row)] if finish > 0 else []
+        if finish <= 0:
+            return []
+        return [(max(0.0, begin), min(finish, CLOCK_END_S), row)]
+
+
+def _daily_pieces(table: DeviceTable, row: int, begin: float, finish: float) -> list[OnInterval]:
+    """The pieces of a daily interval from ``begin`` to ``finish`` (s of the day)."""
+    finish = finish or DAY_S  # an interval may end at 00:00 of the next day
+    if begin == finish:
+        raise table.wrong(
+            row,
+            "end",
+            "that is when it starts; allowed are other times (00:00 to 00:00 is a whole day)",
+        )
+    if begin > finish:
+        return [(0.0, finish, row), (begin, DAY_S, row)]
+    return [(begin, finish, row)]
 
 
 def _trace(table: DeviceTable, pieces: list[OnInterval], period: float) -> Trace:
+    """The trace of a device's sorted intervals, which must not overlap."""
     changes: list[float] = []
     last_end = -math.inf
     last_row = 0
@@ -427,11 +477,16 @@ def _trace(table: DeviceTable, pieces: list[OnInterval], period: float) -> Trace
     return period, changes
 
 
-def _form(cell: Any) -> Any:
-    if isinstance(cell, datetime | time):
-        return datetime if isinstance(cell, datetime) else time
+def _form(cell: object) -> TimeForm:
+    """The form of a table's cell."""
+    if isinstance(cell, datetime):
+        return datetime
+    if isinstance(cell, time):
+        return time
+    if not isinstance(cell, str) or ":" not in cell:
+        return float  # a text such as "12" is a simulated time without its unit
     for form in (time, datetime):
-        with suppress(ValueError, TypeError):
+        with suppress(ValueError):
             form.fromisoformat(cell)
-            return form if ":" in cell else float  # "12" is a simulated time that lacks its unit
+            return form
     return float

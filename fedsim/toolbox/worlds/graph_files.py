@@ -1,10 +1,11 @@
-"""Graphs from node-link JSON: capacities and latencies of edges; an attribute without a meaning
-here is refused by name.
+"""Graphs from node-link JSON, with capacities and latencies of edges.
+
+An attribute without a use is refused by name.
 """
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -32,31 +33,42 @@ LABELS = (
 """Attributes of nodes, edges and graphs that are for people and pictures, and change nothing."""
 
 PLACES = ("pos", "x", "y", "z", "lat", "lon", "latitude", "longitude", "city", "country")
-"""Attributes of nodes that likewise change nothing: edges say themselves how long they take."""
+"""Attributes of nodes that change nothing; a latency is an attribute of an edge."""
 
 _TOP = ("directed", "multigraph", "graph", "nodes", "edges", "links")
 _FORM = "is not node-link JSON: 'nodes' with 'id', 'edges' with 'source' and 'target'"
 _USED = ("capacity", "latency")
-_MEANT = {
-    **dict.fromkeys(
-        ("bandwidth", "bw", "rate", "speed", "throughput", "datarate", "data_rate"), "capacity"
-    ),
-    **dict.fromkeys(("delay", "lat", "propagation_delay", "prop_delay"), "latency"),
+_SYNONYMS = {
+    "bandwidth": "capacity",
+    "bw": "capacity",
+    "rate": "capacity",
+    "speed": "capacity",
+    "throughput": "capacity",
+    "datarate": "capacity",
+    "data_rate": "capacity",
+    "delay": "latency",
+    "lat": "latency",
+    "propagation_delay": "latency",
+    "prop_delay": "latency",
 }
-_WHY = {
+_REASONS = {
     "weight": "routes have the fewest hops, whatever the weights; leave it out",
     "cost": "routes have the fewest hops, whatever the costs; leave it out",
-    "loss": 'no link loses packets; network.protocol = "tcp" has the usual effects of headers and slow '
-    ""
-    "start",
+    "loss": 'no link loses packets; network.protocol = "tcp" has the usual effects of headers and '
+    "slow start",
     "jitter": "latencies of links are constant; a process of the world can change rates",
     "rtt": "a round trip is twice the 'latency', which is one way",
 }
 
 
 def read_graph(path: Path) -> "networkx.Graph[str]":
-    """The graph of a node-link file, each edge with ``capacity`` (bytes/s) and ``latency`` (s, 0
-    by default).
+    """Read the graph of a node-link file.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The graph; each edge has ``capacity`` (bytes/s) and ``latency`` (s, by default 0).
 
     Raises:
         ScenarioError: the file is missing or malformed, or has an attribute that nothing uses.
@@ -77,13 +89,12 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
     except (KeyError, TypeError, AttributeError):
         raise ScenarioError(f"{where} {_FORM}") from None
     _check_top(where, data)
-    graph: networkx.Graph[str] = (
-        networkx.DiGraph() if data.get("directed", False) else networkx.Graph()
-    )
+    is_directed = data.get("directed", False)
+    graph: networkx.Graph[str] = networkx.DiGraph() if is_directed else networkx.Graph()
     for node, attributes in nodes:
         if node in graph:
             raise ScenarioError(f"{where}: the node {node!r} is there twice; give each once")
-        _refuse_others(f"{where}: the node {node!r}", attributes, ("id",), LABELS + PLACES)
+        _refuse_unused(f"{where}: the node {node!r}", attributes, ("id",), LABELS + PLACES)
         graph.add_node(node)
     for tail, head, attributes in ends:
         edge = f"{where}: the edge {tail!r} - {head!r}"
@@ -104,45 +115,53 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
     return graph
 
 
-def _check_top(where: str, data: Mapping[str, Any]) -> None:
+def _check_top(where: str, data: Mapping[str, object]) -> None:
+    """Refuse wrong values and unused keys at the top of a file."""
     if "edges" in data and "links" in data:
         raise ScenarioError(f"{where} has 'edges' and 'links'; allowed is one of them")
     for key in ("directed", "multigraph"):
         if not isinstance(data.get(key, False), bool):
             raise ScenarioError(f"{where}: {key!r} is {shown(data[key])}; it must be true or false")
-    _refuse_others(where, data, _TOP, ())
+    _refuse_unused(where, data, _TOP, ())
     graph = data.get("graph", {})
     if not isinstance(graph, Mapping):
         raise ScenarioError(f"{where}: 'graph' is {shown(graph)}; it must be an object of labels")
-    _refuse_others(f"{where}: 'graph'", graph, (), LABELS)
+    _refuse_unused(f"{where}: 'graph'", graph, (), LABELS)
 
 
-def _refuse_others(
-    whose: str, attributes: Mapping[str, Any], used: Iterable[str], harmless: Iterable[str]
+def _refuse_unused(
+    owner: str, attributes: Mapping[str, object], used: Iterable[str], labels: Iterable[str]
 ) -> None:
-    """Refuse an attribute that is neither used nor a label."""
-    known = [*used, *harmless]
+    """Refuse an attribute that is neither used nor a label.
+
+    Args:
+        owner: the node, edge or file, for messages.
+        attributes: the attributes by name.
+        used: names of attributes with a use.
+        labels: names of attributes for people.
+    """
+    allowed = [*used, *labels]
     for name in attributes:
-        if name not in known:
-            hint = nearest(name, known)
-            uses = f"used are {', '.join(used)}" if used else "none is used"
-            labels = f", and labels are {', '.join(harmless)}" if harmless else ""
+        if name in allowed:
+            continue
+        uses = f"used are {', '.join(used)}" if used else "none is used"
+        more = f", and labels are {', '.join(labels)}" if labels else ""
+        raise ScenarioError(
+            f"{owner} has {shown(name)}, which nothing uses; {uses}{more}{nearest(name, allowed)}"
+        )
+
+
+def _link(edge: str, attributes: Mapping[str, object]) -> dict[str, float]:
+    """The capacity (bytes/s) and latency (s) of an edge; ``edge`` names the edge in messages."""
+    for name in attributes:
+        is_latency = name == "delay" and "latency" not in attributes
+        if name in _SYNONYMS and not is_latency:
             raise ScenarioError(
-                f"{whose} has {shown(name)}, which nothing uses; {uses}{labels}{hint}"
+                f"{edge} has {name!r}, which nothing uses; name it {_SYNONYMS[name]!r}"
             )
-
-
-def _link(edge: str, attributes: Mapping[str, Any]) -> dict[str, float]:
-    """The capacity (bytes/s) and latency (s) of an edge."""
-    for name in attributes:
-        if name in _MEANT:
-            other = _MEANT[name]
-            if other == "latency" and other not in attributes and name == "delay":
-                continue
-            raise ScenarioError(f"{edge} has {name!r}, which nothing uses; name it {other!r}")
-        if name in _WHY:
-            raise ScenarioError(f"{edge} has {name!r}, which nothing uses: {_WHY[name]}")
-    _refuse_others(edge, attributes, ("source", "target", "key", *_USED), (*LABELS, "delay"))
+        if name in _REASONS:
+            raise ScenarioError(f"{edge} has {name!r}, which nothing uses: {_REASONS[name]}")
+    _refuse_unused(edge, attributes, ("source", "target", "key", *_USED), (*LABELS, "delay"))
     if attributes.get("capacity") is None:
         raise ScenarioError(f"{edge} has no 'capacity', such as '1 Gbit/s'")
     latency = attributes.get("latency", attributes.get("delay", "0 s"))
@@ -152,7 +171,8 @@ def _link(edge: str, attributes: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _quantity(edge: str, name: str, quantity: Any, text: Any) -> float:
+def _quantity(edge: str, name: str, quantity: object, text: object) -> float:
+    """Convert a quantity with a unit to a number; ``quantity`` is its annotated type."""
     try:
         return TypeAdapter[float](quantity).validate_python(text)
     except ValidationError as error:

@@ -1,11 +1,11 @@
-"""Networks of shared links between nodes: a tree of cells, or any graph, on which routes have
-the fewest hops.
+"""Networks of shared links between nodes: a tree of cells, or any graph.
+
+Routes have the fewest hops.
 """
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from fedsim.common.files import sought
 from fedsim.common.spec import Spec
 from fedsim.common.units import LinkRate, Seconds
 from fedsim.toolbox.worlds.graph_files import read_graph
+from fedsim.toolbox.worlds.graph_walks import Walks
 from fedsim.world.columns import ALL
 from fedsim.world.network.endpoints import SERVER, in_ticks
 from fedsim.world.network.flows import Network
@@ -31,23 +32,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EdgeServers:
-    """Edge servers at ``nodes``: links (bytes/s), ``latency`` to the server (s), and each
-    place's in ``of``, int64 [places].
-    """
+    """The edge servers of a network."""
 
     nodes: Sequence[Hashable]
+    """the node of each edge server."""
     receive: float
+    """capacity of the link to an edge server (bytes/s)."""
     send: float
+    """capacity of the link from an edge server (bytes/s)."""
     latency: float
+    """latency between an edge server and the server (s)."""
     of: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """position in ``nodes`` of each place's edge server, int64 [places]."""
 
 
 class Graph(Network):
-    """Endpoints at nodes, device i at place i mod their number; ``path`` gives the shared links
-    between two nodes.
+    """A network whose endpoints are at the nodes of a graph.
 
-    ``delay_s`` gives the latency of the way between two nodes (s), paid beside the endpoints'
-    own; None: no way has one.
+    Args:
+        simulation: the simulation.
+        down: rate of each device's access link down (bytes/s), float64 [devices].
+        up: rate of each device's access link up (bytes/s), float64 [devices].
+        latency: latency of each device's access link (s), float64 [devices].
+        links: capacity of each shared link (bytes/s) by name.
+        path: gives the names of the shared links between two nodes.
+        places: the nodes of devices; device i is at place i mod their number.
+        server: the node of the server.
+        transport: the protocol of transfers.
+        edges: the edge servers; None: no edge servers.
+        hosts: the nodes of further hosts.
+        delay_s: gives the latency of the route between two nodes (s), which is added to the
+            latency of the endpoints; None: routes have no latency.
     """
 
     def __init__(
@@ -57,124 +72,141 @@ class Graph(Network):
         up: Floats,
         latency: Floats,
         links: Mapping[str, float],
-        path: Callable[[Any, Any], Sequence[str]],
+        path: Callable[[Any, Any], Sequence[str]],  # of the graph's own kind of nodes
         places: Sequence[Hashable],
         server: Hashable = SERVER,
         transport: Transport = PLAIN,
         edges: EdgeServers | None = None,
         hosts: Sequence[Hashable] = (),
-        delay_s: Callable[[Any, Any], float] | None = None,
+        delay_s: Callable[[Hashable, Hashable], float] | None = None,
     ) -> None:
         self._path = path
         self._places = places
         self._server = server
         self._edges = edges
         self._delay_s = delay_s
-        self._others = [*(() if edges is None else edges.nodes), *hosts]
+        self._further_nodes: list[Hashable] = [*hosts]
         self.repeats = len(places)
         self.has_layout = edges is not None
-        kept: dict[str, Any] = {"hosts": [str(node) for node in hosts]}
+        all_links = dict(links)
+        edge_latency = None
+        edge_of_devices = None
         if edges is not None:
-            own = {"receive": edges.receive, "send": edges.send}
-            links = {
-                **links,
-                **{
-                    f"edge {edge} {way}": own[way]
-                    for edge in range(len(edges.nodes))
-                    for way in own
-                },
-            }
-            kept["edge_latency"] = np.full(len(edges.nodes), edges.latency)
-            kept["edges"] = edges.of[np.arange(len(down)) % len(places)]
-        super().__init__(simulation, links, down, up, latency, transport, **kept)
+            self._further_nodes = [*edges.nodes, *hosts]
+            for edge in range(len(edges.nodes)):
+                all_links[f"edge {edge} receive"] = edges.receive
+                all_links[f"edge {edge} send"] = edges.send
+            edge_latency = np.full(len(edges.nodes), edges.latency)
+            edge_of_devices = edges.of[np.arange(len(down)) % len(places)]
+        super().__init__(
+            simulation,
+            all_links,
+            down,
+            up,
+            latency,
+            transport,
+            edge_latency=edge_latency,
+            edges=edge_of_devices,
+            hosts=[str(node) for node in hosts],
+        )
         if delay_s is not None:
-            whole = (
-                self._own_latency
-                if edges is None
-                else self._own_latency + self._edge_latency[self.edges]
-            )
-            self.latencies = in_ticks(whole + self._delays(whole, lambda place: SERVER))
+            latencies = self._own_latency
+            if edges is not None:
+                latencies = latencies + self._edge_latency[self.edges]
+            delays = self._delays(len(latencies), lambda place: SERVER)
+            self.latencies = in_ticks(latencies + delays)
 
-    def _delays(self, column: Floats, end: Callable[[int], int]) -> Floats:
-        """Latency of the way between each device's place and an endpoint (s), float64 as long as
-        ``column``.
+    def _delays(self, devices: int, end: Callable[[int], int]) -> Floats:
+        """Latency of the route between each device and an endpoint (s), float64 [devices].
+
+        Args:
+            devices: number of devices.
+            end: gives the endpoint for a place.
         """
-        delays = np.array([self._way_s(place, end(place)) for place in range(len(self._places))])
-        return delays[np.arange(len(column)) % len(delays)]
+        delays = [self._route_s(place, end(place)) for place in range(len(self._places))]
+        return np.array(delays)[np.arange(devices) % len(delays)]
 
     def near_latencies(self, devices: slice = ALL) -> Floats:
         if self._delay_s is None or self._edges is None:
             return super().near_latencies(devices)
-        of = self._edges.of
-        delays = self._delays(self._own_latency, lambda place: self.devices + of.item(place))
+        edge_of = self._edges.of
+        delays = self._delays(
+            len(self._own_latency), lambda place: self.devices + edge_of.item(place)
+        )
         return in_ticks((self._own_latency + delays)[devices])
 
-    def _way_s(self, source: int, destination: int) -> float:
-        """Latency of the links between two endpoints (s)."""
-        return (
-            0.0
-            if self._delay_s is None
-            else self._delay_s(self._node(source), self._node(destination))
-        )
+    def _route_s(self, source: int, destination: int) -> float:
+        """Latency of the route between the nodes of two endpoints (s)."""
+        if self._delay_s is None:
+            return 0.0
+        return self._delay_s(self._node(source), self._node(destination))
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
-        return super()._exact_latency_s(source, destination) + self._way_s(source, destination)
+        return super()._exact_latency_s(source, destination) + self._route_s(source, destination)
 
     def layout(self) -> dict[str, Any] | None:
-        """Layout of a graph, or of a tree with edge servers: ``links``, name -> capacity (bytes/s,
-        None if infinite), and ``routes`` by direction, the links between each place and the server.
-        ``edges`` has, where there are edge servers, ``of`` (each place's), ``latency``, and the
-        routes ``below`` (place, edge server) and ``above`` (edge server, server). ``delays``, where
-        links have latencies, has those of the ways to the server of ``places`` and ``edges`` (s).
+        """Layout of a graph, or of a tree with edge servers, as JSON.
+
+        Returns:
+            ``links``: the capacity of each link (bytes/s; null if infinite) by name.
+            ``routes``: the links between each place and the server, by direction. ``edges``, if
+            there are edge servers: ``of`` (the edge server of each place), ``latency`` (s), and the
+            routes ``below`` (between a place and its edge server) and ``above`` (between an edge
+            server and the server). ``delays``, if links have latencies: the latencies of the routes
+            to the server (s), from ``places`` and from ``edges``.
         """
         if not self.has_layout:
             return None
-
-        def routes(pairs: Iterable[tuple[int, int]]) -> dict[str, list[list[str]]]:
-            down_and_up = [(self.route(far, near), self.route(near, far)) for near, far in pairs]
-            return {"down": [down for down, _ in down_and_up], "up": [up for _, up in down_and_up]}
-
-        finite = {
-            name: None if math.isinf(capacity) else capacity
-            for name, capacity in self.links.items()
-        }
+        places = range(len(self._places))
+        capacities: dict[str, float | None] = {}
+        for name, capacity in self.links.items():
+            capacities[name] = None if math.isinf(capacity) else capacity
         layout: dict[str, Any] = {
-            "links": finite,
-            "routes": routes((place, SERVER) for place in range(len(self._places))),
+            "links": capacities,
+            "routes": self._routes((place, SERVER) for place in places),
         }
+        edge_servers = range(self.devices, self.devices + len(self._edge_latency))
         if self._edges is not None:
-            of = self._edges.of.tolist()
-            below = routes((place, self.devices + edge) for place, edge in enumerate(of))
-            above = routes((self.devices + edge, SERVER) for edge in range(len(self._edges.nodes)))
+            edge_of: list[int] = self._edges.of.tolist()
+            below = [(place, self.devices + edge) for place, edge in enumerate(edge_of)]
             layout["edges"] = {
-                "of": of,
+                "of": edge_of,
                 "latency": self._edges.latency,
-                "below": below,
-                "above": above,
+                "below": self._routes(below),
+                "above": self._routes((edge_server, SERVER) for edge_server in edge_servers),
             }
         if self._delay_s is not None:
-            servers = range(self.devices, self.devices + len(self._edge_latency))
-            ends = {"places": range(len(self._places)), "edges": servers}
             layout["delays"] = {
-                name: [self._way_s(each, SERVER) for each in numbers]
-                for name, numbers in ends.items()
+                "places": [self._route_s(place, SERVER) for place in places],
+                "edges": [self._route_s(edge_server, SERVER) for edge_server in edge_servers],
             }
         return layout
 
+    def _routes(self, pairs: Iterable[tuple[int, int]]) -> dict[str, list[list[str]]]:
+        """Links of the routes between pairs of endpoints (far, near), by direction."""
+        down = []
+        up = []
+        for far, near in pairs:
+            down.append(self.route(near, far))
+            up.append(self.route(far, near))
+        return {"down": down, "up": up}
+
     def route(self, source: int, destination: int) -> list[str]:
-        found = list(self._path(self._node(source), self._node(destination)))
+        links = list(self._path(self._node(source), self._node(destination)))
         sender = self.edge_at(source)
         receiver = self.edge_at(destination)
-        return (
-            [f"edge {sender} send"] * (sender is not None)
-            + found
-            + [f"edge {receiver} receive"] * (receiver is not None)
-        )
+        if sender is not None:
+            links.insert(0, f"edge {sender} send")
+        if receiver is not None:
+            links.append(f"edge {receiver} receive")
+        return links
 
     def _node(self, endpoint: int) -> Hashable:
         if endpoint >= self.devices:
-            return self._others[endpoint - self.devices]
-        return self._server if endpoint == SERVER else self._places[endpoint % len(self._places)]
+            return self._further_nodes[endpoint - self.devices]
+        if endpoint == SERVER:
+            return self._server
+        return self._places[endpoint % len(self._places)]
 
     def devices_at(self, place: int) -> list[int]:
         if not 0 <= place < len(self._places):
@@ -210,30 +242,50 @@ def between(
     edges: EdgeServers | None = None,
     hosts: Sequence[Hashable] = (),
 ) -> Graph:
-    """The network of a networkx graph; ``attach`` has the nodes of the places.
+    """The network of a networkx graph.
 
     Each edge has a ``capacity`` (bytes/s), and perhaps a ``latency`` (s). Latencies add up along
-    a route.
+    a route. An undirected edge carries its capacity in each direction at the same time.
 
-    Routes have the fewest hops; among equals a route to or from the server takes the nodes that
-    come first by name, seen from the server. If one of two other nodes lies on the other's way to
-    or from the server, their route is that part of the way. Otherwise it is found as if the node
-    that comes first by name were the server. An undirected edge carries its capacity each way at
-    the same time. ``SimulationError``: no way between a node and the server or its edge server, or
-    one whose latency differs from that of the way back.
+    Routes have the fewest hops. Among equal routes, a route to or from the server takes the nodes
+    that come first by name, seen from the server. If a node lies on the route between the server
+    and a second node, the route between these two nodes is a part of that route. Otherwise the
+    route between two nodes is found as if the first of them by name were the server.
+
+    Args:
+        simulation: the simulation.
+        down: rate of each device's access link down (bytes/s), float64 [devices].
+        up: rate of each device's access link up (bytes/s), float64 [devices].
+        latency: latency of each device's access link (s), float64 [devices].
+        graph: the graph.
+        server: the node of the server.
+        attach: the nodes of devices; device i is at node i mod their number.
+        transport: the protocol of transfers.
+        edges: the edge servers, without ``of``; None: no edge servers.
+        hosts: the nodes of further hosts.
+
+    Returns:
+        The network.
+
+    Raises:
+        SimulationError: a node has no route to or from the server or its edge server, or the
+            latencies of the two directions differ.
     """
-    walks = _Walks(graph, server)
-    links = {
-        f"{tail} -> {head}": data["capacity"] for tail, head, data in walks.graph.edges(data=True)
-    }
+    walks = Walks(graph, server)
+    links = {}
+    for tail, head, data in walks.graph.edges(data=True):
+        links[f"{tail} -> {head}"] = data["capacity"]
     for node in (*attach, *hosts):
         walks.between(server, node)
         walks.between(node, server)
-    built = None if edges is None else replace(edges, of=walks.edges_of(edges.nodes, attach))
+    ends = [*attach, *hosts]
+    if edges is not None:
+        edges = replace(edges, of=walks.edges_of(edges.nodes, attach))
+        ends += edges.nodes
     delay_s = walks.delay_s if walks.has_delays else None
     if delay_s is not None:
-        for node in (*attach, *hosts, *([] if edges is None else edges.nodes)):
-            _refuse_other_way_back(delay_s, server, node)
+        for node in ends:
+            _refuse_unequal_latencies(delay_s, server, node)
     network = Graph(
         simulation,
         down,
@@ -244,7 +296,7 @@ def between(
         attach,
         server,
         transport,
-        built,
+        edges,
         hosts,
         delay_s,
     )
@@ -252,97 +304,26 @@ def between(
     return network
 
 
-def _refuse_other_way_back(
-    delay_s: Callable[[Any, Any], float], server: Hashable, node: Hashable
+def _refuse_unequal_latencies(
+    delay_s: Callable[[Hashable, Hashable], float], server: Hashable, node: Hashable
 ) -> None:
-    there_s = delay_s(server, node)
-    back_s = delay_s(node, server)
-    if there_s != back_s:
-        ways = (
-            f"from the server {server!r} to node {node!r} links take {there_s:g} s, and back "
-            f"{back_s:g} s"
+    down_s = delay_s(server, node)
+    up_s = delay_s(node, server)
+    if down_s != up_s:
+        raise SimulationError(
+            f"from the server {server!r} to node {node!r} links take {down_s:g} s, and back "
+            f"{up_s:g} s; allowed are the same latencies both ways"
         )
-        raise SimulationError(f"{ways}; allowed are the same latencies both ways")
-
-
-class _Walks:
-    """The shortest walks of a graph; ``server`` comes before all other nodes."""
-
-    def __init__(self, graph: "networkx.Graph[Any]", server: Hashable) -> None:
-        self.graph = graph.to_directed()
-        self._server = server
-        self._steps: dict[tuple[Hashable, bool], dict[Hashable, Hashable]] = {}
-        self.has_delays = any(data.get("latency") for _, _, data in graph.edges(data=True))
-
-    def delay_s(self, tail: Hashable, head: Hashable) -> float:
-        """Latency of the route between two nodes (s): the sum of its links' latencies."""
-        return math.fsum(
-            self.graph.edges[link].get("latency", 0.0)
-            for link in pairwise(self.between(tail, head))
-        )
-
-    def links(self, tail: Hashable, head: Hashable) -> list[str]:
-        return [f"{one} -> {next_}" for one, next_ in pairwise(self.between(tail, head))]
-
-    def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:
-        """Nodes of the route, both ends included."""
-        up = self._walk(self._server, tail, is_from=False)
-        down = self._walk(self._server, head, is_from=True)
-        if head in up:
-            return up[: up.index(head) + 1]
-        if tail in down:
-            return down[down.index(tail) :]
-        comes_first = str(tail) <= str(head)
-        return self._walk(*((tail, head) if comes_first else (head, tail)), is_from=comes_first)
-
-    def _walk(self, root: Hashable, node: Hashable, *, is_from: bool) -> list[Hashable]:
-        """Nodes from the root of the search to ``node``, or from ``node`` to the root."""
-        import networkx
-
-        if (root, is_from) not in self._steps:
-            graph = self.graph if is_from else self.graph.reverse(copy=False)
-            found = networkx.bfs_predecessors(
-                graph, root, sort_neighbors=lambda nodes: sorted(nodes, key=str)
-            )
-            self._steps[root, is_from] = dict(found)
-        steps = self._steps[root, is_from]
-        walk = [node]
-        while node != root:
-            if node not in steps:
-                way = "from" if is_from else "to"
-                raise SimulationError(
-                    f"the network has no way {way} the server {root!r} for node {node!r}"
-                )
-            node = steps[node]
-            walk.append(node)
-        return walk[::-1] if is_from else walk
-
-    def edges_of(self, nodes: Sequence[Hashable], places: Sequence[Hashable]) -> Ints:
-        """The edge server of each place; int64 [places]."""
-        of = []
-        server = self._server
-        for place in places:
-            found = next((node for node in self.between(place, server)[:-1] if node in nodes), None)
-            if found is None:
-                raise SimulationError(
-                    f"no edge server is on the way from node {place!r} to the server {server!r}"
-                )
-            if found not in self.between(server, place):
-                raise SimulationError(
-                    f"the way from the server {server!r} to node {place!r} misses its edge "
-                    f"server {found!r}"
-                )
-            of.append(nodes.index(found))
-        return np.array(of, dtype=np.int64)
 
 
 class EdgeNodesSpec(EdgeLinks):
-    """Edge servers at nodes of a graph; that of a device is the first on the way from it to the
-    server.
+    """Edge servers at nodes of a graph.
+
+    A device uses the first edge server on its route to the server.
     """
 
     nodes: list[str] | None = Field(default=None, min_length=1)
-    """their nodes; None: each node to which devices are attached."""
+    """nodes of the edge servers; None: each node to which devices are attached."""
 
 
 class GraphSpec(NetworkModel):
@@ -386,13 +367,13 @@ class GraphSpec(NetworkModel):
         root: Path | None,
     ) -> Network:
         graph = read_graph(sought(self.file, root))
-        named = {
+        nodes_of_keys = {
             "server": [self.server],
             "attach": self.attach,
             "edge.nodes": self.edge_nodes,
             "hosts": self.hosts,
         }
-        for key, nodes in named.items():
+        for key, nodes in nodes_of_keys.items():
             for place, node in enumerate(nodes):
                 if node not in graph:
                     where = key if key == "server" else f"{key}.{place}"
@@ -401,11 +382,9 @@ class GraphSpec(NetworkModel):
                         f"{self.file!r}{nearest(node, graph)}"
                     )
         edge = self.edge
-        edges = (
-            None
-            if edge is None
-            else EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
-        )
+        edges = None
+        if edge is not None:
+            edges = EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
         try:
             return between(
                 simulation, *columns, graph, self.server, self.attach, transport, edges, self.hosts
@@ -439,18 +418,15 @@ class TreeSpec(NetworkModel):
         root: Path | None,
     ) -> Network:
         cells = range(self.cells)
-        own = self.edge
         links = {"server down": self.server.down, "server up": self.server.up}
-        links |= {
-            f"cell {cell} {way}": getattr(self.cell, way)
-            for cell in cells
-            for way in ("down", "up")
-        }
-        edges = (
-            None
-            if own is None
-            else EdgeServers(cells, own.receive, own.send, own.latency, np.arange(self.cells))
-        )
+        for cell in cells:
+            links[f"cell {cell} down"] = self.cell.down
+            links[f"cell {cell} up"] = self.cell.up
+        edge = self.edge
+        edges = None
+        if edge is not None:
+            of = np.arange(self.cells)
+            edges = EdgeServers(cells, edge.receive, edge.send, edge.latency, of)
         return Graph(simulation, *columns, links, _between_cells, cells, SERVER, transport, edges)
 
 

@@ -96,14 +96,14 @@ class PoissonArrivals(Turnover):
 class ExponentialStays(Turnover):
     """A device stays for an exponential time from its arrival.
 
-    In a world with a larger share, the same devices leave, and more.
+    The devices that leave in a world also leave in a world with a larger share.
     """
 
     kind: Literal["exponential"] = "exponential"
     mean_stay: PositiveSeconds
-    """of those that leave."""
+    """mean stay of the devices that leave."""
     share: float = Field(default=1.0, gt=0.0, le=1.0)
-    """of the devices that ever leave."""
+    """share of the devices that ever leave."""
 
     def draw(
         self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None

@@ -1,9 +1,9 @@
 """Processes of the world: outages of links and edge servers, upload slots, throttling by heat."""
 
 import math
-from collections.abc import Generator
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import simpy
 from pydantic import Field, model_validator
@@ -26,13 +26,13 @@ class Outage(Process):
     lasts: PositiveSeconds
     """length of an outage."""
     random: bool = True
-    """whether these are means of exponential times, or constant."""
+    """whether ``every`` and ``lasts`` are means of exponential times; else constant times."""
 
     def fail(self, world: World) -> list[Hold]:
         """Begin an outage; the returned holds end with the outage."""
         raise NotImplementedError
 
-    def run(self, world: World) -> Generator[Any, Any, Any]:
+    def run(self, world: World) -> ProcessGenerator:
         state = world.state
         if not state:
             state["outages"] = 0
@@ -64,11 +64,11 @@ class LinkOutage(Outage):
 
     kind: Literal["link-outage"] = "link-outage"
     link: str
-    """its name: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``, or ``a ->
+    """name of the link: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``, or ``a ->
     b`` of a graph.
     """
     rate: Annotated[BytesPerSecond, Field(ge=0)] = 0.0
-    """rate of the link meanwhile."""
+    """rate of the link during an outage."""
 
     def check(self, world: World) -> None:
         world.rate(self.link)
@@ -82,7 +82,7 @@ class EdgeOutage(Outage):
 
     kind: Literal["edge-outage"] = "edge-outage"
     edge: int = Field(ge=0)
-    """its number."""
+    """number of the edge server."""
     work: Literal["wasted", "waits"] = "wasted"
     """``wasted``: the edge server loses its state, and its devices' tasks end.
 
@@ -108,7 +108,7 @@ class UploadSlots(Process):
     kind: Literal["upload-slots"] = "upload-slots"
     slots: int = Field(ge=1)
 
-    def run(self, world: World) -> Generator[Any, Any, Any]:
+    def run(self, world: World) -> ProcessGenerator:
         world.queue("up", simpy.Resource(world.env, self.slots))
         yield world.env.event()
 
@@ -128,7 +128,7 @@ class Heat(Process):
 
     kind: Literal["heat"] = "heat"
     devices: list[int] | None = None
-    """those that get warm; None: all."""
+    """the devices that get warm; None: all."""
     factor: float = Field(default=0.5, gt=0.0, lt=1.0)
     """speed of a slow device, relative to its own."""
     warms: PositiveSeconds = 180.0
@@ -149,8 +149,8 @@ class Heat(Process):
         for device in self.devices or ():
             world.device(device)
 
-    def run(self, world: World) -> Generator[Any, Any, Any]:
-        turns: dict[int, simpy.Event] = {}
+    def run(self, world: World) -> ProcessGenerator:
+        turns: dict[int, simpy.Event] = {}  # succeed when a device begins or ends to compute
         computing: dict[int, bool] = {}
 
         def receive(record: Record) -> None:
@@ -162,7 +162,8 @@ class Heat(Process):
                     turns[device].succeed()
 
         world.simulation.listen(receive, kinds=("step-start", "step-end"))
-        for device in range(world.devices) if self.devices is None else self.devices:
+        devices = range(world.devices) if self.devices is None else self.devices
+        for device in devices:
             world.env.process(self._life(world, device, turns, computing))
         yield world.env.event()
 
@@ -174,25 +175,30 @@ class Heat(Process):
         )
         hold = world.slow(device, self.factor) if state["slow"] else None
         while True:
-            turn = turns[device] = world.env.event()
-            target, crosses = self._course(state)
-            yield turn if crosses == math.inf else turn | world.until(crosses)
-            state["heat"] = target + (float(state["heat"]) - target) * math.exp(
-                (state["since"] - world.now) / self.warms
-            )
+            turn = world.env.event()
+            turns[device] = turn
+            target, crossing = self._course(state)
+            if crossing == math.inf:
+                yield turn
+            else:
+                yield turn | world.until(crossing)
+            decay = math.exp((state["since"] - world.now) / self.warms)
+            state["heat"] = target + (float(state["heat"]) - target) * decay
             state["since"] = world.now
             if turn.triggered:
                 state["computes"] = computing[device]
             elif hold is None:
-                state |= {"slow": True, "heat": self.slow_at}
+                state["slow"] = True
+                state["heat"] = self.slow_at
                 hold = world.slow(device, self.factor)
             else:
-                state |= {"slow": False, "heat": self.fast_at}
+                state["slow"] = False
+                state["heat"] = self.fast_at
                 hold.end()
                 hold = None
 
-    def _course(self, state: dict[str, Any]) -> tuple[float, float]:
-        """The heat towards which a device goes, and the time (s) at which it crosses a bound."""
+    def _course(self, state: Mapping[str, float]) -> tuple[float, float]:
+        """The heat towards which a device goes, and the time (s) at which its heat is at a bound."""
         target = 0.0
         if state["computes"]:
             target = self.factor if state["slow"] else 1.0

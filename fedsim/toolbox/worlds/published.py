@@ -1,20 +1,21 @@
-"""Files of phones as FedScale and FLASH publish them: pickles of plain values, and logs of
-states in JSON.
+"""Files of phones as FedScale and FLASH publish them: pickles of plain values, and JSON.
 
-FedScale (github.com/SymbioticLab/FedScale, benchmark/dataset/data/device_info):
-``client_device_capacity`` has of each client ``computation`` (ms of inference a sample) and
-``communication`` (kbit/s); ``client_behave_trace`` has times ``active`` and ``inactive`` (s), in
-turn, and ``finish_time``, after which they repeat. FLASH (github.com/PKU-Chengxu/FLASH,
-models/timer.py): ``state_traces.json`` has of each phone ``messages``, a line for each change of
-its state; ``cached_timers.json`` has the intervals in which it is ready.
+FedScale (github.com/SymbioticLab/FedScale, benchmark/dataset/data/device_info) has two pickles.
+``client_device_capacity`` has each client's ``computation`` (ms of inference a sample) and
+``communication`` (kbit/s). ``client_behave_trace`` has each client's times ``active`` and
+``inactive`` (s), in turn, and ``finish_time``, after which the times repeat.
+
+FLASH (github.com/PKU-Chengxu/FLASH, models/timer.py) has two JSON files. ``state_traces.json`` has
+each phone's ``messages``, a line for each change of state. ``cached_timers.json`` has the intervals
+in which each phone is ready.
 """
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from fedsim.common.errors import nearest, shown
 from fedsim.common.files import read_keyed_json, regular
@@ -31,62 +32,70 @@ _PLAIN = (
     *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET),
 )
 _START = datetime(2020, 1, 1)  # a midnight, so that times keep their time of day  # noqa: DTZ001
-_READY = {"battery_charged_on": ("charged", True), "battery_charged_off": ("charged", False)}
-_READY |= {
+_STATES = {
+    "battery_charged_on": ("charged", True),
+    "battery_charged_off": ("charged", False),
     "screen_lock": ("locked", True),
     "screen_unlock": ("locked", False),
     "wifi": ("wifi", True),
+    "unknow": ("wifi", False),
+    "unknown": ("wifi", False),
+    "2g": ("wifi", False),
+    "3g": ("wifi", False),
+    "4g": ("wifi", False),
+    "5g": ("wifi", False),
 }
-_READY |= dict.fromkeys(("unknow", "unknown", "2g", "3g", "4g", "5g"), ("wifi", False))
-_OTHERS = ("screen_on", "screen_off")
+"""The words of a FLASH log that change a condition of readiness -> the condition, and its value."""
+_UNUSED_STATES = ("screen_on", "screen_off")
 
 
 class PlainUnpickler(pickle._Unpickler):
-    """Reads dicts, lists, tuples, texts and numbers; any other operation of a pickle raises
-    ``UnpicklingError``.
+    """Python's unpickler, reduced to dicts, lists, tuples, texts and numbers.
 
-    Python's own implementation, whose table of operations is cut down to those: none of these
-    imports or calls anything.
+    None of the remaining operations imports or calls anything. Any other operation of a pickle
+    raises ``KeyError`` or ``UnpicklingError``.
     """
 
-    dispatch: ClassVar[dict[int, Any]] = {
+    dispatch: ClassVar[dict[int, Callable[[pickle.Unpickler], None]]] = {
         key[0]: pickle._Unpickler.dispatch[key[0]] for key in _PLAIN
     }
 
-    def find_class(self, module_name: str, global_name: str) -> Any:
+    def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise pickle.UnpicklingError("it names a class")
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: object) -> NoReturn:
         raise pickle.UnpicklingError("it names an object elsewhere")
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether a file begins as a pickle does."""
+    """Whether the first byte of a file is the first byte of a pickle."""
     with regular(path).open("rb") as file:
         return file.read(1) == _PICKLE
 
 
 def read_plain_pickle(path: Path) -> Any:
-    """The plain values in a pickle; raises ``OSError`` or ``ValueError``, and never runs code of
-    the file.
+    """Read the plain values in a pickle, without running code of the file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is damaged, or holds other values.
     """
-    # which gives no more than there is
+    # a length in a damaged pickle may be huge, and BytesIO gives no more than its bytes
     unpickler = PlainUnpickler(BytesIO(regular(path).read_bytes()))
     try:
         return unpickler.load()
     except KeyError:
-        more = (
+        raise ValueError(
             "it holds more than dicts, lists, texts and plain numbers (numpy's, classes or calls), "
-            "which are not read"
-        )
-        raise ValueError(f"{more}; save float(value) of each number") from None
+            "which are not read; save float(value) of each number"
+        ) from None
     except Exception as error:  # an unpickler raises many kinds for damaged files
         raise ValueError(f"it is no whole pickle of plain values: {error}") from None
 
 
-Phone = dict[str, Any]
-"""The recording of a phone: ``start``, ``end``, intervals ``ready`` (s), and ``ok``, whether it
-can be used.
+Phone = Mapping[str, object]
+"""The recording of a phone: ``start``, ``end`` and intervals ``ready`` (s), and whether it is
+``ok``, which means usable.
 """
 
 _FIELDS = {
@@ -95,7 +104,7 @@ _FIELDS = {
     "FLASH's logs": ("messages",),
     "FedScale's": ("active", "inactive", "finish_time"),
 }
-"""The fields of an entry that are needed, by the form of the file."""
+"""The necessary fields of an entry, by the form of the file."""
 
 _ABOUT_PHONES = (
     "guid",
@@ -112,96 +121,119 @@ _LEFT_OUT = {
     "FLASH's logs": (*_ABOUT_PHONES, "kb_time_zone"),
     "FedScale's": ("duration", "model"),
 }
-"""Fields that are about the phone, or follow from the others."""
+"""Fields that describe the phone, or follow from the necessary fields, by the form of the file."""
 
 
 def recorded_phones(path: Path) -> tuple[str, dict[str, Phone]]:
-    """The form of a file of phones, and each phone by its name.
+    """Read a file of phones.
+
+    Args:
+        path: the file, a pickle or JSON.
+
+    Returns:
+        The form of the file, and each phone by its name.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it has none of the forms, or a field that nothing uses.
+        ValueError: the file has none of the forms, or a field that nothing uses.
     """
     content = read_plain_pickle(path) if is_pickle(path) else read_keyed_json(path)
     if not isinstance(content, dict) or not content:
         raise ValueError("it is no table of traces by phone")
-    first = next(iter(content.values()))
-    named = first if isinstance(first, dict) else {}
-    forms = [form for form, fields in _FIELDS.items() if {*fields} <= named.keys()]
-    if not forms:
-        known = "; ".join(f"{form} have {', '.join(fields)}" for form, fields in _FIELDS.items())
-        has = shown(", ".join(map(str, named)) or first)
-        raise ValueError(f"it is no table of traces by phone: the first has {has}; {known}")
-    form = forms[0]
-    return form, {str(name): _phone(form, str(name), entry) for name, entry in content.items()}
+    form = _form_of(next(iter(content.values())))
+    phones = {}
+    for name, entry in content.items():
+        phones[str(name)] = _phone(form, str(name), entry)
+    return form, phones
 
 
-def _phone(form: str, name: str, entry: Any) -> Phone:
+def _form_of(first: object) -> str:
+    """The form of a file, by its first entry."""
+    names = list(first) if isinstance(first, dict) else []
+    for form, fields in _FIELDS.items():
+        if {*fields} <= {*names}:
+            return form
+    forms = "; ".join(f"{form} have {', '.join(fields)}" for form, fields in _FIELDS.items())
+    contents = shown(", ".join(map(str, names)) or first)
+    raise ValueError(f"it is no table of traces by phone: the first has {contents}; {forms}")
+
+
+def _phone(form: str, name: str, entry: object) -> Phone:
+    """The recording of a phone from an entry of a file."""
     if not isinstance(entry, dict):
         raise ValueError(f"phone {shown(name)} is {shown(entry)}, no object")
-    needed = _FIELDS[form]
-    for field in needed:
+    required = _FIELDS[form]
+    for field in required:
         if field not in entry:
             raise ValueError(f"phone {shown(name)} has no {field!r}, which {form} have")
+    allowed = (*required, *_LEFT_OUT.get(form, ()))
     for field in entry:
-        if field not in needed and field not in _LEFT_OUT.get(form, ()):
-            known = f"{form} have {', '.join(needed)}{nearest(str(field), needed)}"
-            raise ValueError(f"phone {shown(name)} has {shown(field)}, which nothing uses; {known}")
+        if field not in allowed:
+            raise ValueError(
+                f"phone {shown(name)} has {shown(field)}, which nothing uses; {form} have "
+                f"{', '.join(required)}{nearest(str(field), required)}"
+            )
     if form == "fedsim's":
         return entry
     if form == "FLASH's timers":
-        start, end, ready, is_ok = (entry[field] for field in needed)
+        start, end, ready, is_ok = (entry[field] for field in required)
         return {"start": start, "end": end, "ready": ready, "ok": is_ok}
-    return _of_log(name, entry) if form == "FLASH's logs" else _of_fedscale(name, entry)
+    if form == "FLASH's logs":
+        return _phone_of_log(name, entry["messages"])
+    return _phone_of_fedscale(name, entry)
 
 
-def _of_log(name: str, entry: Mapping[str, Any]) -> Phone:
-    if not isinstance(entry["messages"], str):
-        raise ValueError(f"phone {shown(name)}: 'messages' is {shown(entry['messages'])}, no text")
+def _phone_of_log(name: str, messages: object) -> Phone:
+    if not isinstance(messages, str):
+        raise ValueError(f"phone {shown(name)}: 'messages' is {shown(messages)}, no text")
     try:
-        found = ready_intervals(entry["messages"])
+        recording = ready_intervals(messages)
     except ValueError as error:
         raise ValueError(f"phone {shown(name)}: {error}") from None
-    if found is None:
+    if recording is None:
         return {"ok": False}
-    start, end, ready = found
+    start, end, ready = recording
     return {"start": start, "end": end, "ready": ready, "ok": True}
 
 
-def _of_fedscale(name: str, entry: Mapping[str, Any]) -> Phone:
+def _phone_of_fedscale(name: str, entry: Mapping[str, object]) -> Phone:
     active = entry["active"]
     inactive = entry["inactive"]
-    if not (
-        isinstance(active, list) and isinstance(inactive, list) and len(active) == len(inactive)
-    ):
+    are_lists = isinstance(active, list) and isinstance(inactive, list)
+    if not are_lists or len(active) != len(inactive):
         raise ValueError(
             f"phone {shown(name)}: 'active' and 'inactive' are not lists of the same length"
         )
     return {
         "start": 0.0,
         "end": entry["finish_time"],
-        "ready": [*zip(active, inactive, strict=True)],
+        "ready": list(zip(active, inactive, strict=True)),
         "ok": bool(active),
     }
 
 
 def fedscale_capacities(path: Path) -> list[tuple[Any, Any]]:
-    """``computation`` (ms a sample) and ``communication`` (kbit/s) of each client of FedScale's
-    pickle.
+    """Read the capacities of FedScale's clients.
+
+    Args:
+        path: the pickle.
+
+    Returns:
+        ``computation`` (ms a sample) and ``communication`` (kbit/s) of each client, unchecked.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it has another form.
+        ValueError: the file has another form.
     """
     content = read_plain_pickle(path)
     if not isinstance(content, dict) or not content:
         raise ValueError("it is no table of capacities by client")
-    needed = ("computation", "communication")
+    required = ("computation", "communication")
     rows = []
     for name, entry in content.items():
-        if not isinstance(entry, dict) or entry.keys() != {*needed}:
+        if not isinstance(entry, dict) or entry.keys() != {*required}:
             raise ValueError(
-                f"client {shown(name)} is {shown(entry)}; each has {' and '.join(needed)}, and "
+                f"client {shown(name)} is {shown(entry)}; each has {' and '.join(required)}, and "
                 "nothing else"
             )
         rows.append((entry["computation"], entry["communication"]))
@@ -209,45 +241,58 @@ def fedscale_capacities(path: Path) -> list[tuple[Any, Any]]:
 
 
 def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, float]]] | None:
-    """First and last time of a FLASH log (s), and intervals of idle, charging and on Wi-Fi,
-    merged; None of a damaged one.
+    """Read a FLASH log.
 
-    Idle is locked, as in FLASH. A phone that is ready at the end of its log is so until its last
-    change. ``ValueError``: a state is unknown.
+    A phone is ready while it is idle, charging and on Wi-Fi. Idle means locked, as in FLASH. A
+    phone that is ready at the end of its log is ready until its last change only.
+
+    Args:
+        messages: the log, a line with time and state for each change.
+
+    Returns:
+        The first and the last time of the log (s), and the intervals in which the phone is ready,
+        merged; None for a damaged log.
+
+    Raises:
+        ValueError: a state is unknown.
     """
-    state = {"charged": False, "locked": False, "wifi": False}
+    conditions = {"charged": False, "locked": False, "wifi": False}
     times: list[float] = []
     ready: list[tuple[float, float]] = []
-    since: float | None = None
+    ready_since: float | None = None
     for line in filter(None, map(str.strip, messages.splitlines())):
         text, tab, word = line.partition("\t")
         try:
-            time_s = (datetime.strptime(text.strip(), "%Y-%m-%d %H:%M:%S") - _START).total_seconds()  # noqa: DTZ007
+            moment = datetime.strptime(text.strip(), "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007
         except ValueError:
             return None
+        time_s = (moment - _START).total_seconds()
         times.append(time_s)
-        word = word.strip().lower()
-        if word in _READY:
-            name, value = _READY[word]
-            state[name] = value
-        elif word not in _OTHERS and not (tab and word.endswith("%")):
-            raise ValueError(f"it has the unknown state {word[:40]!r}")
-        is_ready = all(state.values())
-        if is_ready and since is None:
-            since = time_s
-        if not is_ready and since is not None:
-            ready.append((since, time_s))
-            since = None
+        state = word.strip().lower()
+        is_charge = bool(tab) and state.endswith("%")
+        if state in _STATES:
+            condition, value = _STATES[state]
+            conditions[condition] = value
+        elif state not in _UNUSED_STATES and not is_charge:
+            raise ValueError(f"it has the unknown state {state[:40]!r}")
+        is_ready = all(conditions.values())
+        if is_ready and ready_since is None:
+            ready_since = time_s
+        if not is_ready and ready_since is not None:
+            ready.append((ready_since, time_s))
+            ready_since = None
     if not ready or int(times[-1] - times[0]) == 0:
         return None
     return times[0], times[-1], _merged(sorted(ready))
 
 
 def _merged(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Sorted intervals, after the union of intervals that overlap or touch."""
     merged = [intervals[0]]
     for start, end in intervals[1:]:
-        if start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        last_start, last_end = merged[-1]
+        if start <= last_end:
+            merged[-1] = (last_start, max(end, last_end))
         else:
             merged.append((start, end))
     return merged

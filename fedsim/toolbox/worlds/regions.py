@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import combinations, pairwise, permutations
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
@@ -109,7 +109,7 @@ class Fit(NamedTuple):
 
 
 class CloudFacts:
-    """Measured connections between regions, and rules for the others.
+    """Measured connections between regions, and rules for connections without a measurement.
 
     Attributes:
         sites: region -> city, part of the world, latitude and longitude (degrees).
@@ -185,7 +185,11 @@ class CloudFacts:
         return figures
 
     def way_km(self, source: str, target: str) -> float:
-        """Length of the way between two regions along great circles (km), perhaps over a hub."""
+        """Length of the route between two regions along great circles (km).
+
+        From South America, and between Europe and East Asia, the route leads over a hub in North
+        America.
+        """
         parts = self._parts(source, target)
         from_south = "south-america" in parts and "north-america" not in parts and len(parts) > 1
         stops = [source, target]
@@ -207,8 +211,12 @@ class CloudFacts:
     def connection(self, source: str, target: str) -> Connection:
         """The connection from one region to another, as measured or by the rules.
 
-        Within a cloud the rate in the opposite direction holds, too. Between two clouds the window
-        of the receiver limits the rate.
+        Within a cloud a measured rate holds for the opposite direction, too. Between two clouds the
+        window of the receiver limits the rate.
+
+        Args:
+            source: the region of the sender.
+            target: the region of the receiver.
         """
         if (source, target) in self.measured:
             return self.measured[source, target]
@@ -389,7 +397,7 @@ class RegionsSpec(NetworkModel):
 
     @field_validator("of", "server_in")
     @classmethod
-    def _known(cls, value: Any, info: ValidationInfo) -> Any:
+    def _known(cls, value: object, info: ValidationInfo) -> object:
         sites = cloud_facts().sites
         for name in (
             [] if info.data.get("file") else [value] if isinstance(value, str) else value or []

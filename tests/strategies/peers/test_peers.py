@@ -21,7 +21,7 @@ from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.training import Training
 from fedsim.running.runner import Job
 from fedsim.testing import ScenarioTables, StrategyContract, assert_sound, quiet_world
-from fedsim.toolbox.peers.rounds import Topology
+from fedsim.toolbox.peers.topology import Topology
 
 Models = np.ndarray[Any, Any]
 SLOW = {"kind": "star", "device": {"up": "100 kB/s", "latency": "10 ms"}}

@@ -1,0 +1,113 @@
+"""Draws of a user's code from the operating system's entropy, which no seed can repeat.
+
+``numpy.random.default_rng()``, ``random.Random()`` without a seed, ``secrets``, ``uuid.uuid4`` and
+``os.urandom`` all draw from this entropy. A repetition of a few steps finds such a draw only if the
+drawn number changes a result. ``entropy_watched`` finds the draw itself, however rare its effect.
+"""
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import ClassVar
+
+from fedsim.learning.remains import is_of_user
+
+_GENERATORS = ("numpy", "random", "secrets", "uuid")  # modules that draw for their caller
+
+_lock = threading.Lock()
+_thread = threading.local()
+_urandom = os.urandom
+_seed = random.Random.seed
+
+
+@contextmanager
+def entropy_watched() -> Iterator[list[str]]:
+    """Watch the draws from entropy by a user's code in the calling thread.
+
+    Draws by Python's library and by installed packages, such as the name of a temporary file, do
+    not count.
+
+    Yields:
+        The places of the draws so far, such as ``nets.py:12``.
+    """
+    places: list[str] = []
+    outer = getattr(_thread, "places", None)
+    _thread.places = places
+    _begin()
+    try:
+        yield places
+    finally:
+        _end()
+        _thread.places = outer
+
+
+def _begin() -> None:
+    """Replace the sources of entropy while any thread watches."""
+    with _lock:
+        _Sources.watches += 1
+        if _Sources.watches > 1:
+            return
+        for owner, name, watched in _SOURCES:
+            _Sources.plain.append(getattr(owner, name))
+            setattr(owner, name, watched)
+
+
+def _end() -> None:
+    with _lock:
+        _Sources.watches -= 1
+        if _Sources.watches > 0:
+            return
+        for (owner, name, watched), plain in zip(_SOURCES, _Sources.plain, strict=True):
+            if vars(owner)[name] is watched:  # nobody else has replaced the source meanwhile
+                setattr(owner, name, plain)
+        _Sources.plain.clear()
+
+
+def _watched_urandom(size: int, /) -> bytes:
+    _record(sys._getframe(1))
+    return _urandom(size)
+
+
+def _watched_seed(
+    generator: random.Random,
+    a: int | float | str | bytes | bytearray | None = None,
+    version: int = 2,
+) -> None:
+    if a is None:
+        _record(sys._getframe(1))
+    _seed(generator, a, version)
+
+
+_SOURCES = (
+    (os, "urandom", _watched_urandom),
+    (random, "_urandom", _watched_urandom),
+    (random.Random, "seed", _watched_seed),
+)
+
+
+class _Sources:
+    """The state of the replaced sources, of all threads."""
+
+    watches: ClassVar[int] = 0
+    plain: ClassVar[list[object]] = []
+
+
+def _record(frame: FrameType | None) -> None:
+    """Record a draw if the code that asked for the draw is a user's."""
+    places: list[str] | None = getattr(_thread, "places", None)
+    while frame is not None and _module_of(frame).partition(".")[0] in _GENERATORS:
+        frame = frame.f_back
+    if places is None or frame is None or not is_of_user(_module_of(frame)):
+        return
+    place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    if place not in places:
+        places.append(place)
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

@@ -1,0 +1,137 @@
+"""Graphs of devices without a server, by the generators of networkx."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import networkx
+from pydantic import Field, model_validator
+
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.spec import Spec
+
+_SHORT = {"ring": "cycle_graph", "random-regular": "random_regular_graph", "torus": "grid_2d_graph"}
+_USUAL: Mapping[str, Mapping[str, object]] = {
+    "random_regular_graph": {"d": 3},
+    "grid_2d_graph": {"periodic": True},
+}
+# arguments of generators that do not determine the graph
+_NOT_OURS = ("seed", "create_using", "backend", "backend_kwargs")
+_POWERS: Mapping[str, Callable[[float, float], float]] = {
+    "hypercube_graph": lambda n, _: n * math.log(2),
+    "dorogovtsev_goltsev_mendes_graph": lambda n, _: n * math.log(3),
+    "sudoku_graph": lambda n, _: 4 * math.log(max(n, 1)),
+    "navigable_small_world_graph": lambda n, dim: dim * math.log(max(n, 1)),
+    "mycielski_graph": lambda n, _: n * math.log(2),
+}
+"""Generators with many more nodes than ``n`` -> the logarithm of the number by ``n`` and ``dim``."""
+
+
+class Topology(Spec):
+    """The graph of the devices, in which each device sends to its neighbours."""
+
+    kind: str = "ring"
+    """``ring``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or a generator of undirected
+    graphs in networkx by its name, such as ``complete``, ``star``, ``erdos_renyi`` or
+    ``hypercube``.
+    """
+    parameters: dict[str, int | float | bool] = Field(default={})
+    """arguments of the generator by name, without the number of nodes, which is the number of
+    devices.
+    """
+    every: int | None = Field(default=None, ge=1)
+    """rounds after which a graph with random edges is drawn again; None: the graph stays."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, data: object) -> object:
+        return {"kind": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        takes = inspect.signature(self._generator()).parameters
+        if self.every is not None and "seed" not in takes:
+            raise ValueError(
+                f"'every' is {self.every}, which counts only with a graph that is drawn, such as "
+                f"'random-regular' or 'erdos_renyi'; {self.kind!r} is always the same"
+            )
+        return self
+
+    def _generator(self) -> "Callable[..., networkx.Graph[Any]]":
+        """The function of networkx that makes the graph."""
+        stem = _SHORT.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph")
+        generator = getattr(networkx.generators, f"{stem}_graph", None)
+        if callable(generator):
+            make_graph: Callable[..., networkx.Graph[Any]] = generator
+            return make_graph
+        functions = [name for name in dir(networkx.generators) if name.endswith("_graph")]
+        kinds = [name.removesuffix("_graph") for name in functions]
+        more = f"complete, star and other generators of networkx{nearest(self.kind, kinds)}"
+        raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, {more}")
+
+    def _check_parameters(self, takes: Sequence[str], devices: int) -> None:
+        """Refuse arguments that are unknown, or give too many nodes, by a ``ScenarioError``."""
+        allowed = [name for name in takes if name not in _NOT_OURS]
+        key = "strategy.topology.parameters"
+        for name, value in self.parameters.items():
+            if name not in allowed:
+                names = ", ".join(allowed) or "none"
+                hint = nearest(name, allowed)
+                raise ScenarioError(
+                    f"{key} has {name!r}; allowed with {self.kind!r} are {names}{hint}"
+                )
+            if isinstance(value, int) and abs(value) > devices:
+                raise ScenarioError(
+                    f"{key} has {name} = {value}; allowed are at most {devices}, the number of "
+                    "devices"
+                )
+        name = self._generator().__name__
+        if name == "duplication_divergence_graph" and self.parameters.get("p") == 0:
+            raise ScenarioError(
+                f"{key} has p = 0, with which networkx never ends; allowed is a probability above 0"
+            )
+        size = self.parameters.get("n", devices)
+        dimensions = self.parameters.get("dim", 2)
+        if name in _POWERS and _POWERS[name](size, dimensions) > math.log(4 * devices):
+            raise ScenarioError(
+                f"{key}: with n = {size} {self.kind!r} has more than {devices} nodes, one a device"
+            )
+
+    def graph(self, devices: int, seed: int) -> "networkx.Graph[int]":
+        """Make the graph.
+
+        Args:
+            devices: the number of nodes.
+            seed: seed of a graph with random edges.
+
+        Returns:
+            An undirected graph without self-loops, with nodes from 0.
+
+        Raises:
+            ScenarioError: the generator refuses the arguments, or makes another graph.
+        """
+        generator = self._generator()
+        takes = inspect.signature(generator).parameters
+        self._check_parameters([*takes], devices)
+        arguments = {**_USUAL.get(generator.__name__, {}), **self.parameters}
+        if "seed" in takes:
+            arguments["seed"] = seed
+        if "n" in takes and "n" not in arguments:
+            arguments["n"] = devices - 1 if generator.__name__ == "star_graph" else devices
+        try:
+            graph = generator(**arguments)
+            graph = networkx.convert_node_labels_to_integers(graph, ordering="sorted")
+        except Exception as error:  # whatever another library says to a user's arguments
+            raise ScenarioError(
+                f"strategy.topology.kind is {self.kind!r} with {self.parameters}: networkx says "
+                f"{type(error).__name__}: {error}"
+            ) from None
+        if graph.is_directed() or len(graph) != devices:
+            direction = "a directed" if graph.is_directed() else "an undirected"
+            raise ScenarioError(
+                f"strategy.topology.kind is {self.kind!r}, {direction} graph of "
+                f"{len(graph)} nodes; allowed is an undirected one of {devices}"
+            )
+        graph.remove_edges_from(list(networkx.selfloop_edges(graph)))
+        return graph

@@ -1,0 +1,96 @@
+"""Routes between the nodes of a graph, with the fewest hops."""
+
+import math
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsim.common.arrays import Ints
+from fedsim.common.errors import SimulationError
+
+if TYPE_CHECKING:
+    import networkx
+
+
+class Walks:
+    """The routes of a graph; see ``graphs.between`` for the choice among equal routes.
+
+    Args:
+        graph: the graph, whose edges may have a ``latency`` (s).
+        server: the node of the server.
+
+    Attributes:
+        graph: the graph as a directed graph.
+        has_delays: whether any edge has a latency.
+    """
+
+    def __init__(self, graph: "networkx.Graph[Any]", server: Hashable) -> None:
+        self.graph = graph.to_directed()
+        self._server = server
+        self._steps: dict[tuple[Hashable, bool], dict[Hashable, Hashable]] = {}
+        self.has_delays = any(data.get("latency") for _, _, data in graph.edges(data=True))
+
+    def delay_s(self, tail: Hashable, head: Hashable) -> float:
+        """Latency of the route between two nodes (s): the sum of the links' latencies."""
+        links = pairwise(self.between(tail, head))
+        return math.fsum(self.graph.edges[link].get("latency", 0.0) for link in links)
+
+    def links(self, tail: Hashable, head: Hashable) -> list[str]:
+        """Names of the links of the route between two nodes."""
+        return [f"{start} -> {end}" for start, end in pairwise(self.between(tail, head))]
+
+    def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:
+        """Nodes of the route between two nodes, both ends included."""
+        up = self._walk(self._server, tail, is_from=False)
+        down = self._walk(self._server, head, is_from=True)
+        if head in up:
+            return up[: up.index(head) + 1]
+        if tail in down:
+            return down[down.index(tail) :]
+        if str(tail) <= str(head):
+            return self._walk(tail, head, is_from=True)
+        return self._walk(head, tail, is_from=False)
+
+    def _walk(self, root: Hashable, node: Hashable, *, is_from: bool) -> list[Hashable]:
+        """Nodes from the root of the search to ``node``, or from ``node`` to the root."""
+        import networkx
+
+        if (root, is_from) not in self._steps:
+            graph = self.graph if is_from else self.graph.reverse(copy=False)
+            predecessors = networkx.bfs_predecessors(
+                graph, root, sort_neighbors=lambda nodes: sorted(nodes, key=str)
+            )
+            self._steps[root, is_from] = dict(predecessors)
+        steps = self._steps[root, is_from]
+        walk = [node]
+        while node != root:
+            if node not in steps:
+                direction = "from" if is_from else "to"
+                raise SimulationError(
+                    f"the network has no way {direction} the server {root!r} for node {node!r}"
+                )
+            node = steps[node]
+            walk.append(node)
+        return walk[::-1] if is_from else walk
+
+    def edges_of(self, nodes: Sequence[Hashable], places: Sequence[Hashable]) -> Ints:
+        """Position in ``nodes`` of each place's edge server, int64 [places]."""
+        return np.array([nodes.index(self._edge_of(nodes, place)) for place in places], np.int64)
+
+    def _edge_of(self, nodes: Sequence[Hashable], place: Hashable) -> Hashable:
+        """The first node of an edge server on the route from a place to the server."""
+        server = self._server
+        on_route = [node for node in self.between(place, server)[:-1] if node in nodes]
+        if not on_route:
+            raise SimulationError(
+                f"no edge server is on the way from node {place!r} to the server {server!r}"
+            )
+        edge_server = on_route[0]
+        if edge_server not in self.between(server, place):
+            raise SimulationError(
+                f"the way from the server {server!r} to node {place!r} misses its edge "
+                f"server {edge_server!r}"
+            )
+        return edge_server
