@@ -61,7 +61,16 @@ from fedsim.running.signals import interrupted_once
 @QUIET
 @one_message
 def study_command(
-    study: str, out: Path, changes: Any, only: Any, dry_run: bool, quiet: bool, **settings: Any
+    study: str,
+    out: Path,
+    executor: str,
+    workers: int | None,
+    address: str | None,
+    changes: tuple[str, ...],
+    only: tuple[str, ...],
+    dry_run: bool,
+    quiet: bool,
+    **settings: Any,
 ) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on
     where it was left.
@@ -76,9 +85,6 @@ def study_command(
     from fedsim.lab.study.pool import StudyProgress
     from fedsim.lab.terminal import Console
 
-    executor = settings.pop("executor")
-    workers = settings.pop("workers")
-    address = settings.pop("address")
     if dry_run and quiet:
         raise ScenarioError(
             "--quiet prints nothing, but --dry-run only prints; give one of the two"
@@ -132,7 +138,11 @@ def study_command(
 @ALLOW_CODE
 @one_message
 def bench_command(
-    strategies: tuple[str, ...], out: Path | None, changes: Any, keep: Path | None, **settings: Any
+    strategies: tuple[str, ...],
+    out: Path | None,
+    changes: tuple[str, ...],
+    keep: Path | None,
+    **settings: Any,
 ) -> None:
     """Run strategies in six frozen worlds, and place them on the kept board.
 

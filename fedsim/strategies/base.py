@@ -9,14 +9,14 @@ from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
-from fedsim.federation import Carried, Client, PeerMessage, RunInfo, Server, TaskEnd
+from fedsim.federation import Carried, Client, Contents, PeerMessage, RunInfo, Server, TaskEnd
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.architecture import Tensor
 from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
 from fedsim.strategies.parts.keeping import KeepingClient, Split
 from fedsim.strategies.parts.secure import SecureClient
 from fedsim.strategies.parts.selection import Selection, SelectionClient
-from fedsim.strategies.state import new_state
+from fedsim.strategies.state import PartState, new_state
 from fedsim.world.population import DeadlineBase, PopulationSpec
 
 
@@ -172,7 +172,11 @@ class StrategyParams(Spec):
         return []
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """The known end of a run, for the display of the time left."""
+        """The known end of a run, for the display of the time left.
+
+        Args:
+            stop: ``[stop]`` of the scenario.
+        """
         return stop
 
     @property
@@ -235,13 +239,13 @@ class Strategy(Generic[P]):
     Params: ClassVar[type[StrategyParams]] = StrategyParams
     """The class of its keys."""
 
-    Client: ClassVar[type[Client[Any]]] = Client
+    Client: ClassVar[type[ClientHalf]] = Client
     """The class of its client half."""
 
-    State: ClassVar[type[Any]] = dict
+    State: ClassVar[type[PartState]] = dict
     """The class of its memory: a plain dict, or a subclass of ``State``."""
 
-    state: Any
+    state: PartState
 
     score: Literal["pooled", "device-mean"] = "pooled"
     """The definition of accuracy: over all test samples, or the mean of devices' accuracies.
@@ -260,7 +264,9 @@ class Strategy(Generic[P]):
         if selection and selection.talks:
             client = SelectionClient(client, selection)
         secure = getattr(params, "secure_aggregation", None)
-        return client if secure is None else SecureClient(client, secure)
+        if secure is not None:
+            client = SecureClient(client, secure)
+        return client
 
     def __init__(self, params: P, server: Server) -> None:
         self.params = params
@@ -269,7 +275,7 @@ class Strategy(Generic[P]):
         self.setting = server.setting
         self.state = self.State()
 
-    def remembered(self, part: str) -> Any:
+    def remembered(self, part: str) -> PartState:
         """Memory of a part, kept in ``state`` under the part's name and created at its first use.
 
         Args:
@@ -317,7 +323,7 @@ class Strategy(Generic[P]):
     async def on_arrival(self, device: int) -> None:
         """A newcomer can be reached for the first time; from now on it may be drawn."""
 
-    async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
+    async def on_shift(self, device: int, contents: Contents) -> None:
         """The message of a device whose data have changed (``Client.on_shift``) has arrived."""
 
     def models(self) -> ModelAssignment:
@@ -335,7 +341,7 @@ class Strategy(Generic[P]):
         """Why it has measured no accuracy, if it is a strategy that measures accuracy itself."""
         return None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Entries for ``summary.json``: ``algorithm``, and the lines ``notes`` and ``warnings``.
 
         The lines are shown to the user.

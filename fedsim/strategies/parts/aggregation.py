@@ -12,6 +12,7 @@ from fedsim.common.spec import Spec
 from fedsim.federation import Device, Server
 from fedsim.federation.codecs import Codec
 from fedsim.learning.refs import Ref
+from fedsim.strategies.state import PartState
 
 _HERE = "fedsim.strategies.parts.aggregation"
 _TOOLS = "fedsim.toolbox.aggregation"
@@ -45,9 +46,8 @@ AGGREGATIONS = Registry(
     key="strategy.aggregation",
 )
 
-# an update that came: ``task``, ``device``, ``group``, ``update``, ``samples``, ``start``,
-# ``contents``
-Entry = dict[str, Any]
+Entry = Mapping[str, Any]
+"""An update that the server has received, with the fields of ``Update`` as keys."""
 Protection = Literal["private", "robust"]
 Draws = Mapping[tuple[int, int], int]  # (clients drawn, devices from which) -> how many rounds
 
@@ -66,7 +66,7 @@ def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
 
 def _find_wrong_weight(
     weights: Sequence[float],
-    aggregation: Any,
+    aggregation: object,
     entries: Sequence[Entry],
 ) -> str:
     numbers = np.asarray(weights)
@@ -77,7 +77,7 @@ def _find_wrong_weight(
 
 def _find_wrong_weighing(
     weighed: Sequence[float],
-    aggregation: Any,
+    aggregation: object,
     server: Server,
     entries: Sequence[Entry],
     weights: Sequence[float],
@@ -85,7 +85,7 @@ def _find_wrong_weighing(
     return _find_wrong_weight(weighed, aggregation, entries)
 
 
-def _find_wrong_parts(parts: Sequence[Any], *_: Any, **__: Any) -> str:
+def _find_wrong_parts(parts: Sequence[object], *_: object, **__: object) -> str:
     for part in parts:
         is_pair = isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], Ref)
         if not is_pair or find_outside()(part[1]):
@@ -107,7 +107,7 @@ class Aggregation(Spec):
 
     kind: str
 
-    State: ClassVar[type[Any]] = dict
+    State: ClassVar[type[PartState]] = dict
     """Class of its memory of one model: a plain dict, or a subclass of ``State``."""
 
     @property
@@ -159,7 +159,7 @@ class Aggregation(Spec):
     def combine(
         self,
         server: Server,
-        state: Any,
+        state: PartState,
         entries: Sequence[Entry],
         weights: Sequence[float],
         otherwise: Ref,

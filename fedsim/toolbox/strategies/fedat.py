@@ -13,10 +13,11 @@ from fedsim.common.training import Training
 from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, TaskEnd
 from fedsim.learning.refs import Ref
-from fedsim.strategies.asynchronous import Asynchronous, AsynchronousState
+from fedsim.strategies.asynchronous import Asynchronous, AsynchronousState, OpenTask
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.state import state_of_slot
+from fedsim.strategies.updates import AsynchronousUpdate
 from fedsim.toolbox.strategies.tiers import Tiered, TieredState
 
 
@@ -79,7 +80,7 @@ class FedATState(TieredState, AsynchronousState):
     """Model of each tier."""
     counts: list[int] = field(default_factory=list)
     """T_m, the number of updates of each tier's model."""
-    received: list[list[dict[str, Any]]] = field(default_factory=list)
+    received: list[list[AsynchronousUpdate]] = field(default_factory=list)
     """Updates of each tier's open round."""
     tier_draws: list[int] = field(default_factory=list)
     """Number of rounds that each tier has opened."""
@@ -159,7 +160,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         )
         for device in cohort:
             task = self.server.ask(device, {"model": model}, round=version, group=tier)
-            state.open[task] = {"version": version, "model": model, "tier": tier}
+            state.open[task] = OpenTask(version, model) | {"tier": tier}
         state.tier_draws[tier] += 1
         if not self._is_busy(tier):
             self.server.look_again(f"tier/{tier}", self.params.retry)
@@ -185,8 +186,8 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         task = state.open.pop(message.task)
         tier = task["tier"]
         if message.outcome == "done":
-            entry = self.entry(message, task["model"])
-            entry |= {"start": task["model"], "version": task["version"]}
+            entry = self.entry(message, task.model)
+            entry |= {"start": task.model, "version": task.version}
             entry |= {"contents": dict(message.contents)}
             state.received[tier].append(entry)
         if state.over or self._is_busy(tier):

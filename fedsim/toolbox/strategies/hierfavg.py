@@ -14,6 +14,7 @@ from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.round_params import CombiningParams, SelectingParams
 from fedsim.strategies.state import State, state_of_slot
 from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.strategies.updates import Update
 
 
 class HierFAVGParams(SelectingParams, CombiningParams):
@@ -88,8 +89,8 @@ class EdgeRound(State):
     model: Ref = field(init=False)
     start: Ref = field(init=False)
     open: list[int] = field(default_factory=list)
-    updates: list[dict[str, Any]] = field(default_factory=list)
-    last: list[dict[str, Any]] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    last: list[Update] = field(default_factory=list)
     tasks: list[int] = field(default_factory=list)
     is_lost: bool = False
 
