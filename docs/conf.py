@@ -1,4 +1,4 @@
-"""Sphinx's configuration: ``python -m sphinx -W docs build/docs`` builds the docs (docs/README.md)."""
+"""Configuration of Sphinx: ``python -m sphinx -W docs build/docs`` (see docs/README.md)."""
 
 import re
 import sys

@@ -134,7 +134,11 @@ def _place(module: ModuleType) -> str:
 
 
 def _generators() -> States:
-    return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()  # noqa: NPY002
+    return (
+        random.getstate(),
+        np.random.get_state(legacy=False),  # noqa: NPY002
+        torch.default_generator.get_state(),
+    )
 
 
 def _set_generators(states: States) -> None:

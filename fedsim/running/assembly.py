@@ -238,7 +238,7 @@ class Run:
         self._shape_and_classes = learning.shape_and_classes
 
     def _rooflines(self, capacity: Capacity) -> Rooflines | None:
-        """Roofline model of training times for the scenario's model; None without kinds of devices."""
+        """Roofline model of the model's training times; None without kinds of devices."""
         if capacity.which is None or self.scenario.strategy.brings_learning:
             return None
         model = self.scenario.model

@@ -23,7 +23,7 @@ from fedsim.world.population import DeadlineBase, PopulationSpec
 class StrategyParams(Spec):
     """``[strategy]``: the keys of a strategy. Each strategy has a subclass as ``Params``.
 
-    Checks raise ``ScenarioError``. A few keys mean the same in every strategy that has them:
+    Checks raise ``ScenarioError``. A few keys have one meaning in all strategies:
     ``local_epochs`` is read by ``Client.training`` and by selections, ``selection``
     (``SelectionSpec``) by ``client_half``, ``aggregation`` (``AggregationSpec``), ``server``
     (``ServerOptimiserSpec``) and ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by
@@ -33,22 +33,22 @@ class StrategyParams(Spec):
     kind: str
 
     at_edges: ClassVar[bool] = False
-    """Whether it needs edge servers in the network."""
+    """Whether the strategy needs edge servers in the network."""
 
     serverless: ClassVar[bool] = False
     """Whether devices send to each other, without a server (``Peers``)."""
 
     brings_learning: ClassVar[bool] = False
-    """Whether it brings its models and data; sections about learning are refused."""
+    """Whether the strategy brings its models and data; sections about learning are refused."""
 
     needs_labels: ClassVar[bool] = False
-    """Whether it uses ``Device.label_counts``; refused for data without labels."""
+    """Whether the strategy uses ``Device.label_counts``; refused for data without labels."""
 
     plain_down: ClassVar[bool] = False
-    """Whether it sends no model down that a codec could encode."""
+    """Whether the strategy sends no model down that a codec could encode."""
 
     sends_models: ClassVar[bool] = True
-    """Whether it sends models, so that codecs have something to encode."""
+    """Whether the strategy sends models, so that codecs have something to encode."""
 
     mixes_states: ClassVar[bool] = False
     """Whether a model is just the mean of a round's updates; not inherited.
@@ -74,13 +74,27 @@ class StrategyParams(Spec):
         return False
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Whether each tensor never leaves a device, [tensors]; by default as the scenario says."""
+        """Whether each tensor never leaves a device; by default according to the scenario.
+
+        Args:
+            tensors: the tensors of the model, in order.
+
+        Returns:
+            A value for each tensor.
+        """
         return [tensor.kept for tensor in tensors]
 
     def split_of(self, setting: RunInfo) -> Split | None:
-        """Ranges of a flat model that are sent, and that stay on the devices; None: all are sent.
+        """Ranges of a flat model that are sent, and that stay on the devices.
 
-        Refuses to send nothing.
+        Args:
+            setting: facts of the run.
+
+        Returns:
+            The split; None if all tensors are sent.
+
+        Raises:
+            ScenarioError: nothing would be sent.
         """
         if self.kept_by == "scenario" and setting.keeps:
             key = "model.keep or model.send is given"
@@ -99,23 +113,32 @@ class StrategyParams(Spec):
         return None
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Why an aggregation with this protection does not protect all answers; None if it does.
+        """Why an aggregation with a protection does not protect all answers; None if it does.
 
-        The aggregation is then refused.
+        With a reason the aggregation is refused.
+
+        Args:
+            protection: ``private`` or ``robust``.
         """
-        return self.beside if protection == "private" else None
+        if protection == "private":
+            return self.beside
+        return None
 
     @property
     def selected_by(self) -> Selection | None:
-        """None: the strategy selects by itself."""
+        """The client selection; None if the strategy selects by itself."""
         selection = getattr(self, "selection", None)
-        return selection if isinstance(selection, Selection) else None
+        if isinstance(selection, Selection):
+            return selection
+        return None
 
     @property
     def counts_steps(self) -> str | None:
-        """Why steps must be those of SGD, each lr along a gradient; None: any trainer will do."""
+        """Why each step of a training must be lr along a gradient; None: any trainer will do."""
         selection = self.selected_by
-        return selection.counts_steps if selection else None
+        if selection is None:
+            return None
+        return selection.counts_steps
 
     @property
     def unaccounted(self) -> str | None:
@@ -130,7 +153,7 @@ class StrategyParams(Spec):
 
     @property
     def aggregations(self) -> dict[str, Aggregation]:
-        """Its aggregations, by their keys."""
+        """The aggregations of the strategy, by their keys."""
         return {key: value for key, value in self if isinstance(value, Aggregation)}
 
     @model_validator(mode="after")
@@ -139,22 +162,26 @@ class StrategyParams(Spec):
         if aggregation is None:
             return self
         protection = aggregation.protection
-        unprotected = None if protection is None else self.unprotected(protection)
-        if protection is not None and unprotected:
-            raise ValueError(
-                f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but "
-                f"{unprotected}; allowed are 'weighted' and 'mean'"
-            )
-        unaccounted = self.unaccounted if aggregation.accounts else None
-        if unaccounted:
-            raise ValueError(f"'aggregation.account' is true, but {unaccounted}; allowed is false")
+        if protection is not None:
+            unprotected = self.unprotected(protection)
+            if unprotected:
+                raise ValueError(
+                    f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but "
+                    f"{unprotected}; allowed are 'weighted' and 'mean'"
+                )
+        if aggregation.accounts:
+            unaccounted = self.unaccounted
+            if unaccounted:
+                raise ValueError(
+                    f"'aggregation.account' is true, but {unaccounted}; allowed is false"
+                )
         return self
 
     @property
     def needs_accuracy(self) -> str | None:
-        """The key that needs accuracies, as "key is value"; None if there is none.
+        """The key that needs accuracies, as "key is value"; None if no key does.
 
-        Such a key is refused with an objective that has no accuracy.
+        The key is refused with an objective that has no accuracy.
         """
         selection = self.selected_by
         if selection and selection.needs_accuracy:
@@ -225,25 +252,25 @@ class Strategy(Generic[P]):
     """The server half of a federated learning algorithm.
 
     A subclass has ``on_start``, ``on_task_end`` and ``models``, keeps its memory in ``state`` and
-    acts through ``server`` alone. It calls ``Server.begin_round`` and ``Server.finish_round`` once
-    for each round, and asks devices in between.
+    acts through ``server`` alone. The subclass calls ``Server.begin_round`` and
+    ``Server.finish_round`` once for each round, and asks devices in between.
 
     Attributes:
         params: the keys of the scenario, a ``Params``.
-        server: all that it can see and do, a ``Server``.
+        server: all that the strategy can see and do, a ``Server``.
         setting: facts of the run, a ``RunInfo``.
-        state: its memory, a ``State``: JSON-able values and refs, saved with a run. Any other
-            attribute is lost when it resumes.
+        state: the strategy's memory, a ``State``: JSON-able values and refs, saved with a run. All
+            other attributes are lost when the run resumes.
     """
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
-    """The class of its keys."""
+    """The class of the strategy's keys."""
 
     Client: ClassVar[type[ClientHalf]] = Client
-    """The class of its client half."""
+    """The class of the strategy's client half."""
 
     State: ClassVar[type[PartState]] = dict
-    """The class of its memory: a plain dict, or a subclass of ``State``."""
+    """The class of the strategy's memory: a plain dict, or a subclass of ``State``."""
 
     state: PartState
 
@@ -255,7 +282,16 @@ class Strategy(Generic[P]):
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
-        """Its ``Client``, with the jobs of kept tensors, selection and secure aggregation."""
+        """Make the client half: ``Client``, with the jobs of the strategy's parts.
+
+        Args:
+            params: the keys of the scenario.
+            setting: facts of the run.
+
+        Returns:
+            The client half, which keeps tensors, answers a selection's questions and takes part in
+            secure aggregation, if the scenario has them.
+        """
         client = cls.Client(params, setting)
         split = params.split_of(setting)
         if split is not None:
@@ -276,7 +312,7 @@ class Strategy(Generic[P]):
         self.state = self.State()
 
     def remembered(self, part: str) -> PartState:
-        """Memory of a part, kept in ``state`` under the part's name and created at its first use.
+        """Memory of a part, stored in ``state`` under the part's name and created at its first use.
 
         Args:
             part: the part's key in ``params``, such as ``selection``, or any other name.
@@ -338,7 +374,7 @@ class Strategy(Generic[P]):
         return {}
 
     def why_no_accuracy(self) -> str | None:
-        """Why it has measured no accuracy, if it is a strategy that measures accuracy itself."""
+        """Why a strategy that measures accuracy itself has measured none; by default None."""
         return None
 
     def facts(self) -> dict[str, object]:

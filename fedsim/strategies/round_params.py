@@ -179,7 +179,8 @@ class SynchronousParams(SelectingParams):
         if self.over_selection > 1 and self.asked_per_round > devices:
             raise ScenarioError(
                 f"strategy.clients_per_round is {self.clients_per_round}, with over_selection "
-                f"{self.over_selection:g} asks {self.asked_per_round}, more than the population's {devices} devices; "
+                f"{self.over_selection:g} asks {self.asked_per_round}, more than the population's "
+                f"{devices} devices; "
                 f"allowed are both where their product is at most {devices}"
             )
         super().check(devices)

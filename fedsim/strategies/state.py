@@ -78,7 +78,7 @@ def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartStat
 
 
 def state_classes() -> dict[str, type[Entries]]:
-    """The loaded classes of memories and of their entries, by the name under which they are saved."""
+    """The loaded classes of memories and their entries, by the name under which they are saved."""
     classes: dict[str, type[Entries]] = {}
     bases = list(Entries.__subclasses__())
     while bases:

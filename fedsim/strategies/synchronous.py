@@ -79,7 +79,7 @@ class Synchronous(Strategy[S]):
     ``on_start`` makes the first model, and then awaits ``super().on_start()``, which opens round 0.
 
     An algorithm with a memory derives its ``State`` from ``SynchronousState``, or adds entries by
-    key; the loop's fields are in the same ``state``, so other names are needed.
+    key. The loop's fields are in the same ``state``, so the algorithm's need other names.
     """
 
     Client: ClassVar[type[Client[Any]]] = SynchronousClient
@@ -108,6 +108,9 @@ class Synchronous(Strategy[S]):
             count: the wanted number of clients.
             ids: further numbers of the random stream, if a round selects several times.
             among: the devices to select from; None for all.
+
+        Returns:
+            Devices of the cohort, candidates included.
         """
         state = self.state
         selection = self._selection
@@ -125,11 +128,15 @@ class Synchronous(Strategy[S]):
         """The round's cohort is known, and its data have shifted; no client has been asked yet."""
 
     def contents(self, device: int) -> Contents:
-        """Message to a device of the cohort; the default client half trains from ``model``."""
+        """Message to a device of the cohort; the default client half trains from ``model``.
+
+        Args:
+            device: number of the device.
+        """
         raise NotImplementedError
 
     def entry(self, message: TaskEnd) -> Update:
-        """An update as aggregations take it.
+        """Make an update of an answer, for the aggregation.
 
         Args:
             message: the end of the task that brought the update.
@@ -147,13 +154,20 @@ class Synchronous(Strategy[S]):
     async def aggregate(self) -> None:
         """Update the models by the round's ``received`` updates.
 
-        It calls ``next_model``, or mixes models and calls ``record_aggregate``. Called once a
-        round when all its tasks have ended, also if no update came.
+        An implementation calls ``next_model``, or mixes models and calls ``record_aggregate``. The
+        hook is called once a round when all tasks have ended, also if no update came.
         """
         raise NotImplementedError
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """The weight of each update; by default from the aggregation. The weights sum to 1."""
+        """The weight of each update, by default from the aggregation.
+
+        Args:
+            entries: the updates; at least one.
+
+        Returns:
+            Weights that sum to 1.
+        """
         return _aggregation_of(self).weights(entries)
 
     async def next_model(
@@ -167,8 +181,11 @@ class Synchronous(Strategy[S]):
         Args:
             model: the present model.
             entries: the updates, such as ``state["received"]``; at least one.
-            slot: number of the model whose memory the two parts use, where there are several.
+            slot: number of the model whose memory the two parts use, if there are several models.
             record: further fields of the record.
+
+        Returns:
+            The next model [d].
         """
         aggregation = _aggregation_of(self)
         updates = self.params.cohort_size(self.server.devices)
@@ -182,7 +199,16 @@ class Synchronous(Strategy[S]):
         return self.advance(model, combined, slot)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-        """The server optimiser's step from ``model`` to ``aggregated``; without one all the way."""
+        """Compute the server optimiser's step; without an optimiser ``aggregated`` is returned.
+
+        Args:
+            model: the present model [d].
+            aggregated: the aggregated update [d].
+            group: number of the model whose memory the optimiser uses.
+
+        Returns:
+            The next model [d].
+        """
         if self._optimiser is None:
             return aggregated
         memory = state_of_slot(self.state.server, group, self._optimiser)
@@ -206,7 +232,11 @@ class Synchronous(Strategy[S]):
         )
 
     def center(self, entry: Update) -> Ref | None:
-        """The model that an aggregated update went into, if there is one."""
+        """The model that an update has been aggregated into; None if there is none.
+
+        Args:
+            entry: the update.
+        """
         raise NotImplementedError
 
     @property
@@ -233,7 +263,7 @@ class Synchronous(Strategy[S]):
         return self.models()
 
     def _passed_over(self, device: int) -> None:
-        """A candidate of the round was not chosen."""
+        """Hook: a candidate of the round is not in the cohort."""
 
     def _samples(self, message: TaskEnd) -> int:
         """The samples behind the update, as the client reports them."""
@@ -254,7 +284,7 @@ class Synchronous(Strategy[S]):
         }
 
     def _wait(self) -> None:
-        """No client is available: look again later, with ``_open_round``."""
+        """Open the round again later, as no client is available."""
         self.server.look_again("retry", self.params.retry)
 
     async def on_start(self) -> None:
@@ -344,7 +374,7 @@ class Synchronous(Strategy[S]):
     def _start(
         self, device: int, contents: Contents, job: str = "train", *, continues: bool = False
     ) -> int:
-        """Begin a task that the round waits for; its number."""
+        """Begin a task that the round waits for, and return its number."""
         number = self.state.round
         group = self.group_of(device)
         task = self.server.ask(

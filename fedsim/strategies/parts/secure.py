@@ -248,7 +248,7 @@ class SecurePhases:
         return self._costs.receives("secure-shares", self._neighbours(device, "secure-unmask"))
 
     def ended(self, message: TaskEnd) -> None:
-        """Receive the end of a task of the phase. The last one ends the phase, by timer ``phase``."""
+        """Receive the end of a task. The last one ends the phase, by timer ``phase``."""
         state = self._state
         device = state.open.pop(message.task)
         if message.outcome == "done":

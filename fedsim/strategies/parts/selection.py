@@ -50,7 +50,7 @@ SELECTIONS = Registry(
 )
 
 Ids = tuple[int, ...]
-"""Numbers that name a random stream: the round (or draw) from 0, and more for further selections."""
+"""Numbers that name a random stream: the round (or draw) from 0, and more if it selects again."""
 Among = list[int] | None
 """Devices to choose from; None for all."""
 Answers = Mapping[int, Contents]
