@@ -128,9 +128,12 @@ class Asynchronous(Strategy[A]):
         return AsynchronousUpdate(
             task=message.task,
             device=message.device,
-            base=base,
+            group=message.group,
+            contents=message.contents,
             update=message["update"],
             samples=message["samples"],
+            start=base,
+            base=base,
         )
 
     async def on_start(self) -> None:

@@ -25,7 +25,7 @@ from fedsim.strategies.parts.secure import PHASES, SecurePhases
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.parts.server import ServerOptimiser
 from fedsim.strategies.round_params import RoundParams
-from fedsim.strategies.round_state import SynchronousState
+from fedsim.strategies.round_state import SynchronousState as SynchronousState
 from fedsim.strategies.state import new_state, state_of_slot
 from fedsim.strategies.updates import Update
 
@@ -171,7 +171,7 @@ class Synchronous(Strategy[S]):
         return _aggregation_of(self).weights(entries)
 
     async def next_model(
-        self, model: Ref, entries: Sequence[Entry], slot: int = 0, **record: Any
+        self, model: Ref, entries: list[Entry], slot: int = 0, **record: Any
     ) -> Ref:
         """Compute the next model by the scenario's aggregation and server optimiser.
 

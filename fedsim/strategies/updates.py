@@ -46,22 +46,11 @@ class Update(Entries):
 
 
 @dataclass
-class AsynchronousUpdate(Entries):
-    """An update in a strategy without rounds.
+class AsynchronousUpdate(Update):
+    """An update in a strategy without rounds."""
 
-    Its fields can be read by key too, and a strategy may add entries by key.
-    """
-
-    task: int
-    """Number of the task that brought the update."""
-    device: int
-    """The device."""
     base: Ref
-    """The model from which the update was trained."""
-    update: Ref
-    """The trained model."""
-    samples: int
-    """Number of samples behind the update."""
+    """The model from which the update was trained, which is ``start``, too."""
     weight: float = field(init=False)
     """Weight of the update in a version."""
     staleness: int = field(init=False)

@@ -1,7 +1,7 @@
 """Aggregations, which combine the updates of a cohort or group: the base, and the means."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from fedsim.federation import Device, Server
 from fedsim.federation.codecs import Codec
 from fedsim.learning.refs import Ref
 from fedsim.strategies.state import PartState
+from fedsim.strategies.updates import Update
 
 _HERE = "fedsim.strategies.parts.aggregation"
 _TOOLS = "fedsim.toolbox.aggregation"
@@ -46,8 +47,8 @@ AGGREGATIONS = Registry(
     key="strategy.aggregation",
 )
 
-Entry = Mapping[str, Any]
-"""An update that the server has received, with the fields of ``Update`` as keys."""
+Entry = Update
+"""An update that the server has received; a plain dict with its fields as keys works as well."""
 Protection = Literal["private", "robust"]
 Draws = Mapping[tuple[int, int], int]  # (clients drawn, devices from which) -> how many rounds
 
@@ -87,10 +88,17 @@ def _find_wrong_weighing(
 
 def _find_wrong_parts(parts: Sequence[object], *_: object, **__: object) -> str:
     for part in parts:
-        is_pair = isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], Ref)
-        if not is_pair or find_outside()(part[1]):
+        if not _is_part(part):
             return f"{shown(part)} as a part"
     return ""
+
+
+def _is_part(part: object) -> bool:
+    """Whether an object is a pair of a model and a finite factor."""
+    if not isinstance(part, tuple) or len(part) != 2:
+        return False
+    model, factor = part
+    return isinstance(model, Ref) and not find_outside()(factor)
 
 
 class Aggregation(Spec):

@@ -17,7 +17,6 @@ from fedsim.strategies.asynchronous import Asynchronous, AsynchronousState, Open
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.state import state_of_slot
-from fedsim.strategies.updates import AsynchronousUpdate
 from fedsim.toolbox.strategies.tiers import Tiered, TieredState
 
 
@@ -80,7 +79,7 @@ class FedATState(TieredState, AsynchronousState):
     """Model of each tier."""
     counts: list[int] = field(default_factory=list)
     """T_m, the number of updates of each tier's model."""
-    received: list[list[AsynchronousUpdate]] = field(default_factory=list)
+    received: list[list[dict[str, Any]]] = field(default_factory=list)
     """Updates of each tier's open round."""
     tier_draws: list[int] = field(default_factory=list)
     """Number of rounds that each tier has opened."""
@@ -187,8 +186,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         tier = task["tier"]
         if message.outcome == "done":
             entry = self.entry(message, task.model)
-            entry |= {"start": task.model, "version": task.version}
-            entry |= {"contents": dict(message.contents)}
+            entry["version"] = task.version
             state.received[tier].append(entry)
         if state.over or self._is_busy(tier):
             return

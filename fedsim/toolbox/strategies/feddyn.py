@@ -1,6 +1,5 @@
 """FedDyn: local objectives whose optima become the global optimum (Acar et al., 2021)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +9,7 @@ from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
-from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Mean, changes
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
 from fedsim.strategies.parts.mean_of_states import mean_after_changes
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
@@ -85,7 +84,7 @@ class FedDyn(FedAvg[FedDynParams]):
         await super().on_start()
 
     async def next_model(
-        self, model: Ref, entries: Sequence[Entry], slot: int = 0, **record: Any
+        self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any
     ) -> Ref:
         state = self.state
         state.moved = await mean_after_changes(

@@ -1,6 +1,5 @@
 """FedNova: updates count by direction, not by their numbers of steps (Wang et al., 2020)."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,7 +9,6 @@ from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedprox import FedProx, FedProxClient, FedProxParams
-from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.round_params import RoundParams
 
 
@@ -87,7 +85,7 @@ class FedNova(FedProx):
             )
 
     async def next_model(
-        self, model: Ref, entries: Sequence[Entry], slot: int = 0, **record: Any
+        self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any
     ) -> Ref:
         assert isinstance(self.params, FedNovaParams)
         pull = self.params.mu * self.setting.lr_in(self.state.round)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from fedsim.common.training import CutBy, Places, Training, complement
 from fedsim.federation import Contents, Device, Header, Instruction, Opaque, RunInfo, Server
 from fedsim.learning.functions import pure, spliced
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.aggregation import Entry
 from fedsim.toolbox.strategies.sizes import (
     CutClient,
     CutModels,
@@ -155,7 +154,9 @@ class FLoRA(CutModels):
         start = self.server.models.apply(spliced, models, places=self._starts[size])
         return {"model": Opaque(start, 4.0 * count), "size": Header(size)}
 
-    def joined(self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]) -> Ref:
+    def joined(
+        self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]
+    ) -> Ref:
         stacks = self.state.stacks
         numbers = 0
         for entry in entries:

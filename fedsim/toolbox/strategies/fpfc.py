@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import networkx as nx
 import numpy as np
@@ -16,9 +16,7 @@ from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
-from fedsim.strategies.round_state import SynchronousState
-from fedsim.strategies.synchronous import Synchronous, SynchronousClient
-from fedsim.strategies.updates import Update
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 from fedsim.toolbox.clustering.similarity import length
 
 DevicePair = tuple[int, int]
@@ -142,7 +140,7 @@ class FPFC(Synchronous[FPFCParams]):
         )
         return {"model": center}
 
-    def entry(self, message: TaskEnd) -> Update:
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
         start = self.state.own.get(message.device, message.asked["model"])
         return super().entry(message) | {"start": start}
 
@@ -158,7 +156,7 @@ class FPFC(Synchronous[FPFCParams]):
         self._regroup()
         self._average_groups()
 
-    def _store(self, received: Sequence[Update]) -> None:
+    def _store(self, received: Sequence[dict[str, Any]]) -> None:
         for entry in received:
             device = entry["device"]
             model = self.server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
@@ -231,7 +229,7 @@ class FPFC(Synchronous[FPFCParams]):
     def group_of(self, device: int) -> int | None:
         return self.state.group.get(device)
 
-    def center(self, entry: Update) -> Ref:
+    def center(self, entry: dict[str, Any]) -> Ref:
         group = self.state.group[entry["device"]]
         return self.state.models[group]
 

@@ -12,11 +12,8 @@ from fedsim.common.registry import Registry
 from fedsim.federation import Contents, Device, Header, Instruction, Server, TaskEnd
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
-from fedsim.strategies.round_state import SynchronousState
-from fedsim.strategies.synchronous import Synchronous, SynchronousClient
-from fedsim.strategies.updates import Update
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 from fedsim.toolbox.clustering.moments import EachRound, ShiftTest, WhenShifted
 from fedsim.toolbox.deadlines import Relative
 
@@ -153,7 +150,7 @@ class Grouped(Synchronous[G]):
         group = self.state.group[device]
         return None if group < 0 else group
 
-    async def choices(self, entries: Sequence[Entry], purpose: str) -> list[int]:
+    async def choices(self, entries: Sequence[dict[str, Any]], purpose: str) -> list[int]:
         """The group that each device has chosen, its content ``id``; random without learning.
 
         Args:
@@ -234,7 +231,7 @@ class Grouped(Synchronous[G]):
                 models[group] = await self.next_model(models[group], entries, group, group=group)
         await self.after_aggregation()
 
-    def center(self, entry: Update) -> Ref | None:
+    def center(self, entry: dict[str, Any]) -> Ref | None:
         group = entry["group"]
         return None if group is None else self.state.models[group]
 

@@ -1,7 +1,7 @@
 """HeteroFL: each device trains as wide a part of the model as it can (Diao et al., 2021)."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,6 @@ from pydantic import Field
 from fedsim.common.training import CutBy, Places
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.aggregation import Entry
 from fedsim.toolbox.strategies.sizes import CutModels, CutParams
 
 
@@ -63,7 +62,9 @@ class HeteroFL(CutModels):
 
     Params = HeteroFLParams
 
-    def joined(self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]) -> Ref:
+    def joined(
+        self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]
+    ) -> Ref:
         sizes = list(self._places)
         return self.server.models.apply(
             mean_of_holders,

@@ -1,7 +1,7 @@
 """HetLoRA: adapters whose rank differs between devices (Cho et al., 2024)."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from fedsim.common.training import CutBy
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.aggregation import Entry
 from fedsim.toolbox.strategies.sizes import CutModels, CutParams, by_name
 
 
@@ -62,7 +61,7 @@ class HetLoRA(CutModels):
 
     Params = HetLoRAParams
 
-    async def weighed(self, entries: Sequence[Entry]) -> list[float]:
+    async def weighed(self, entries: Sequence[dict[str, Any]]) -> list[float]:
         models = self.server.models
         if not models.learns:
             return self.weights(entries)
@@ -76,6 +75,8 @@ class HetLoRA(CutModels):
             return self.weights(entries)
         return [share / total for share in shares]
 
-    def joined(self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]) -> Ref:
+    def joined(
+        self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]
+    ) -> Ref:
         updates = [entry["update"] for entry in entries]
         return self.server.models.mix(list(zip(updates, weights, strict=True)), otherwise=model)

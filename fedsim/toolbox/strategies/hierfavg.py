@@ -89,8 +89,8 @@ class EdgeRound(State):
     model: Ref = field(init=False)
     start: Ref = field(init=False)
     open: list[int] = field(default_factory=list)
-    updates: list[Update] = field(default_factory=list)
-    last: list[Update] = field(default_factory=list)
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    last: list[dict[str, Any]] = field(default_factory=list)
     tasks: list[int] = field(default_factory=list)
     is_lost: bool = False
 
@@ -190,7 +190,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             "samples": sum(update["samples"] for update in edge_round.last),
             "start": edge_round.start,
         }
-        self.state.arrived.append(entry)
+        self.state.arrived.append(Update.of(entry))
         self.state.received += edge_round.last
         edge_round.tasks = []
 

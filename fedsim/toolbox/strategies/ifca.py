@@ -19,8 +19,7 @@ from fedsim.federation import (
     TaskEnd,
 )
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Mean, Protection, Weighted
-from fedsim.strategies.updates import Update
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, Weighted
 from fedsim.toolbox.clustering.moments import ShiftTest
 from fedsim.toolbox.strategies.grouped import (
     GroupedState,
@@ -128,7 +127,7 @@ class IFCA(Migrating[IFCAParams]):
     def contents(self, device: int) -> Contents:
         return {"model": self.state.models}
 
-    def entry(self, message: TaskEnd) -> Update:
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
         return super().entry(message) | {"start": message["id"].ref}
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
@@ -160,7 +159,7 @@ class IFCA(Migrating[IFCAParams]):
         await self.test_again(newcomers)
 
     async def next_model(
-        self, model: Ref, entries: Sequence[Entry], slot: int = 0, **record: int
+        self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: int
     ) -> Ref:
         if self.params.averaging == "models":
             return await super().next_model(model, entries, slot, **record)

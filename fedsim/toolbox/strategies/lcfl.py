@@ -13,7 +13,6 @@ from fedsim.federation import Contents, Device, Header, Instruction, Lazy, Local
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.strategies.updates import Update
 from fedsim.toolbox.clustering.algorithms import KMedoids, canonical, k_medoids
 from fedsim.toolbox.clustering.comparison import (
     ModelComparison,
@@ -199,7 +198,7 @@ class LCFL(Grouped[LCFLParams]):
         if received:
             state.global_model = await self.next_model(state.global_model, received, -1)
 
-    def center(self, entry: Update) -> Ref | None:
+    def center(self, entry: dict[str, Any]) -> Ref | None:
         if self.state.clustered:
             return super().center(entry)
         return self.state.global_model

@@ -1,7 +1,7 @@
 """Local: every device trains by itself, and nothing is sent."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.training import Training
@@ -9,9 +9,7 @@ from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.round_params import SelectingParams
-from fedsim.strategies.round_state import SynchronousState
-from fedsim.strategies.synchronous import Synchronous, SynchronousClient
-from fedsim.strategies.updates import Update
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 
 
 class LocalParams(SelectingParams):
@@ -79,7 +77,7 @@ class Local(Synchronous[LocalParams]):
     def contents(self, device: int) -> Contents:
         return {}
 
-    def entry(self, message: TaskEnd) -> Update:
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
         return super().entry(message) | {"start": self.state.own[message.device]}
 
     async def aggregate(self) -> None:
@@ -91,7 +89,7 @@ class Local(Synchronous[LocalParams]):
         if received:
             self.record_aggregate(received, [1.0] * len(received))
 
-    def center(self, entry: Update) -> None:
+    def center(self, entry: dict[str, Any]) -> None:
         """None: there is no common model."""
 
     def models(self) -> ModelAssignment:

@@ -12,10 +12,9 @@ from fedsim.common.spec import OnlyWith
 from fedsim.federation import TaskEnd
 from fedsim.learning.functions import weighted_sum
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
-from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Mean, changes
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
 from fedsim.strategies.parts.selection import SelectionSpec
 from fedsim.strategies.round_params import AggregatingParams
-from fedsim.strategies.updates import Update
 from fedsim.toolbox.selection.least import LeastAvailable
 
 
@@ -99,7 +98,7 @@ class REFLState(FedAvgState):
 
     late: dict[int, int] = field(default_factory=dict)
     """Tasks that go on after their round has closed, task -> round."""
-    stale: list[Update] = field(default_factory=list)
+    stale: list[dict[str, Any]] = field(default_factory=list)
     """Updates of such tasks that have arrived in the open round, with their ``round``."""
 
 
@@ -165,7 +164,7 @@ class REFL(FedAvg[REFLParams]):
         entries = [*fresh, *rebased]
         state.model = await self.next_model(model, entries, staleness=[0] * len(fresh) + staleness)
 
-    def weights(self, entries: Sequence[Entry]) -> list[float]:
+    def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
         """The aggregation's weights times ``stale_weights``, scaled to sum to 1."""
         usual = super().weights(entries)
         weights = [
@@ -176,7 +175,7 @@ class REFL(FedAvg[REFLParams]):
         return [weight / sum(weights) for weight in weights]
 
     async def _stale_weights(
-        self, fresh: Sequence[Entry], stale: Sequence[Entry], staleness: Sequence[int]
+        self, fresh: list[dict[str, Any]], stale: list[dict[str, Any]], staleness: Sequence[int]
     ) -> list[float]:
         params = self.params
         models = self.server.models

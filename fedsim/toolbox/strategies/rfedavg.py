@@ -13,7 +13,6 @@ from fedsim.common.spec import OnlyWith
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
-from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
@@ -266,7 +265,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self.state.model = self.advance(before, mean)
         self.record_aggregate(received, weights)
 
-    async def _weights(self, received: Sequence[Entry]) -> list[float]:
+    async def _weights(self, received: list[dict[str, Any]]) -> list[float]:
         """The weight of each update: p_n times its share of its cluster's samples (Eq. 4).
 
         0 if the update is left out.
@@ -296,7 +295,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             weights[places] = share * (sizes[cluster] / sizes[cluster].sum())
         return [float(weight) for weight in weights]
 
-    async def _gradients(self, received: Sequence[Entry]) -> tuple[list[int], Floats32 | None]:
+    async def _gradients(self, received: list[dict[str, Any]]) -> tuple[list[int], Floats32 | None]:
         """Positions in ``received`` of the updates that count, and their changes of the model.
 
         The changes are float32 [n, d], negative multiples of the gradients; None without learning.
@@ -331,7 +330,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
                 return None
 
     async def _cluster(
-        self, entries: Sequence[Entry], gradients: Floats32 | None
+        self, entries: list[dict[str, Any]], gradients: Floats32 | None
     ) -> tuple[Clusters, float | None]:
         """Clusters, as positions in ``entries``, and the threshold of CCS if there is one.
 
@@ -383,7 +382,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             case int() as count:
                 return count
 
-    async def _threshold(self, entries: Sequence[Entry]) -> float:
+    async def _threshold(self, entries: list[dict[str, Any]]) -> float:
         """eps_t, the cosine above which gradients are alike now (Eq. 7).
 
         An unknown loss counts as the last known one.

@@ -24,7 +24,6 @@ from fedsim.federation import (
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
-from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
 
@@ -193,17 +192,19 @@ class CutModels(FedAvg[CutParams]):
         return {"model": model, "size": Header(size)}
 
     async def next_model(
-        self, model: Ref, entries: Sequence[Entry], slot: int = 0, **record: Any
+        self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any
     ) -> Ref:
         weights = await self.weighed(entries)
         self.record_aggregate(entries, weights, **record)
         return self.advance(model, self.joined(model, entries, weights), slot)
 
-    async def weighed(self, entries: Sequence[Entry]) -> list[float]:
+    async def weighed(self, entries: Sequence[dict[str, Any]]) -> list[float]:
         """The weight of each update; by default by the aggregation."""
         return self.weights(entries)
 
-    def joined(self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]) -> Ref:
+    def joined(
+        self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]
+    ) -> Ref:
         """Join updates of different sizes into the next model.
 
         Args:
