@@ -378,7 +378,7 @@ def _wait_for(
 
 
 @dataclass(frozen=True)
-class _Exchange:
+class Exchange:
     """A message of the legacy ServerApp to clients, and their replies, as Flower's objects."""
 
     message_type: str
@@ -388,18 +388,18 @@ class _Exchange:
     """reads the content of a reply."""
 
 
-_FIT = _Exchange(
+_FIT = Exchange(
     MessageType.TRAIN,
     compat.fitins_to_recorddict,
     partial(compat.recorddict_to_fitres, keep_input=False),
 )
-_EVALUATE = _Exchange(
+_EVALUATE = Exchange(
     MessageType.EVALUATE, compat.evaluateins_to_recorddict, compat.recorddict_to_evaluateres
 )
 
 
 def _ask_all(
-    exchange: _Exchange,
+    exchange: Exchange,
     real: Callable[..., object],
     side: "Session",
     client_instructions: list[tuple[ClientProxy, FitIns | EvaluateIns]],
