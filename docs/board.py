@@ -23,12 +23,10 @@ def board() -> Iterator[str]:
     names.sort(key=lambda name: sum(places[name]) / max(1, len(places[name])))
     apart = max(names, key=lambda name: max(places[name], default=0) - min(places[name], default=0))
     yield (
-        "Six frozen worlds, each a scenario that comes with fedsim (`fedsim init "
-        "worlds/phones`): phones over LTE, boards at "
-        "home, hospitals, cloud regions, cars that come and go, and a campus with edge "
-        "servers. Each strategy runs until 90 % "
-        "of the test samples are told apart. A row is its place, its mean simulated time until "
-        "then over "
+        "Six frozen worlds, each a scenario that comes with fedsim (`fedsim init worlds/phones`): "
+        "phones over LTE, boards at home, hospitals, cloud regions, cars that come and go, and a "
+        "campus with edge servers. Each strategy runs until 90 % of the test samples are told "
+        "apart. A row is its place, its mean simulated time until then over "
         f"{lines[0].seeds} seeds with a 95 % interval, the bytes and the energy."
     )
     yield (
@@ -45,16 +43,13 @@ def board() -> Iterator[str]:
         yield "\n".join(rows)
     yield (
         "## Yours\n\n`fedsim bench ./mine.py:Mine --allow-code` runs a strategy of your own in "
-        "all six, two minutes of one "
-        "core, and places it; `--keep scenarios/worlds/board.csv` puts it on the board: a new "
-        "line is a pull request. All "
-        "of the board again: `fedsim bench all --seeds 5 --keep board.csv` (seven minutes on "
-        "two busy cores). The worlds are "
-        "frozen: a line bears the digest of its world's file, and one of another world does "
-        "not count. Digests of what is "
-        "drawn in them, and of the events of these runs, are checked each time, and what "
-        "differs is named; they hold on "
-        "processors with and without AVX. These were made with "
+        "all six, two minutes of one core, and places it; `--keep scenarios/worlds/board.csv` puts "
+        "it on the board: a new line is a pull request. All of the board again: `fedsim bench all "
+        "--seeds 5 --keep board.csv` (seven minutes on two busy cores). The worlds are frozen: a "
+        "line bears the digest of its world's file, and one of another world does not count. "
+        "Digests of what is drawn in them, and of the events of these runs, are checked each time, "
+        "and what differs is named; they hold on processors with and without AVX. These were made "
+        "with "
         f"fedsim {', '.join(sorted({line.version for line in lines}))}."
     )
 

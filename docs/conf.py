@@ -1,9 +1,9 @@
-"""How the docs are built: ``python -m sphinx -W docs build/docs`` (docs/README.md says more)."""
+"""Configuration of Sphinx: ``python -m sphinx -W docs build/docs`` (see docs/README.md)."""
 
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -14,8 +14,15 @@ from generate import write_all
 from fedsim.common.spec import Spec
 from fedsim.version import __version__
 
-project, author, copyright = "fedsim", "the fedsim authors", "the fedsim authors"  # noqa: A001 - Sphinx's names
-release = version = __version__
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+    from sphinx.writers.html5 import HTML5Translator
+
+project = "fedsim"
+author = "the fedsim authors"
+copyright = author  # noqa: A001 - Sphinx's name
+version = __version__
+release = version
 HERE = Path(__file__).parent
 GALLERY = [*(HERE / "gallery").glob("plot_*.py")]
 
@@ -67,37 +74,37 @@ sphinx_gallery_conf = {
 write_all()
 
 
-def setup(app: Any) -> None:
-    """Docstrings are plain text with ``code`` and doctests: a star or a bar in them is no markup.
-
-    Formulas are MathML.
-    """
+def setup(app: "Sphinx") -> None:
+    """Read docstrings as plain text with ``code``, and write formulas as MathML."""
     app.add_html_math_renderer("mathml", (_set_inline, None), (_set_block, None))
     # before napoleon reads its sections
     app.connect("autodoc-process-docstring", _as_plain_text, priority=100)
     app.connect("autodoc-process-signature", _without_keys)
 
 
-def _set_inline(translator: Any, node: Any) -> None:
+def _set_inline(translator: "HTML5Translator", node: nodes.math) -> None:
     translator.body.append(tex2mathml(node.astext(), as_block=False))
     raise nodes.SkipNode
 
 
-def _set_block(translator: Any, node: Any) -> None:
+def _set_block(translator: "HTML5Translator", node: nodes.math_block) -> None:
     translator.body.append(f"<div class='math'>{tex2mathml(node.astext(), as_block=True)}</div>")
     raise nodes.SkipNode
 
 
-def _without_keys(app: Any, what: str, name: str, thing: Any, *_: Any) -> tuple[str, None] | None:
-    """What a scenario says is no call: its keys stand in the docstring, and on pages of their
-    own.
-    """
-    return ("", None) if isinstance(thing, type) and issubclass(thing, Spec) else None
+def _without_keys(
+    app: "Sphinx", what: str, name: str, thing: object, *_: object
+) -> tuple[str, None] | None:
+    """Show no signature for a table of a scenario, whose keys have pages."""
+    if isinstance(thing, type) and issubclass(thing, Spec):
+        return "", None
+    return None
 
 
 def _as_plain_text(
-    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
+    app: "Sphinx", what: str, name: str, thing: object, options: object, lines: list[str]
 ) -> None:
+    """Escape the signs of markup in a docstring, except ``code``: a star or a bar is no markup."""
     if what == "data":
         lines[:1] = [lines[0].replace("``:", "`` is", 1)]  # else napoleon takes it for a type
     blocks = re.split(r"(^ *>>> [^\n]*(?:\n *\S[^\n]*)*)", "\n".join(lines), flags=re.MULTILINE)

@@ -1,13 +1,17 @@
-"""Draws the pictures of README and of the first page: ``python docs/draw.py``, half a minute on
-two cores.
+"""Draws the pictures of README and of the first page: ``python docs/draw.py``.
+
+It takes half a minute on two cores.
 """
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import fedsim
 from fedsim.cli import main
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OUT = Path(__file__).parent / "pictures"
 SMALL = (
@@ -19,8 +23,13 @@ SMALL = (
 VARIANTS = ("fedavg", "scaffold", "fedbuff", "ifca", "flexcfl")
 
 
-def save(figure: Any, name: str) -> None:
-    """As PNG, modest in size, on white whatever is around it."""
+def save(figure: "Figure", name: str) -> None:
+    """Save a figure as a PNG of modest size, with a white background.
+
+    Args:
+        figure: the figure.
+        name: name of the file, without its suffix.
+    """
     figure.savefig(
         OUT / f"{name}.png",
         dpi=75,
@@ -34,6 +43,8 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         fedsim.run(fedsim.load("quickstart", SMALL), f"{folder}/quickstart")
         save(fedsim.load_run(f"{folder}/quickstart").figure("timeline"), "timeline")
-        only = [word for name in VARIANTS for word in ("--only", name)]
-        main(["study", "communication", "--out", f"{folder}/study", *only], standalone_mode=False)
+        command = ["study", "communication", "--out", f"{folder}/study"]
+        for variant in VARIANTS:
+            command += ["--only", variant]
+        main(command, standalone_mode=False)
         save(fedsim.load_study(f"{folder}/study").figure("costs"), "study")

@@ -62,7 +62,12 @@ from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
 from fedsim.records.reading import RunFolder
-from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams, AsynchronousState
+from fedsim.strategies.asynchronous import (
+    Asynchronous,
+    AsynchronousParams,
+    AsynchronousState,
+    OpenTask,
+)
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.fedasync import FedAsync, FedAsyncParams
 from fedsim.strategies.fedavg import FedAvg, FedAvgParams, FedAvgState
@@ -79,9 +84,11 @@ from fedsim.strategies.round_params import (
     SelectingParams,
     SynchronousParams,
 )
+from fedsim.strategies.round_state import SynchronousState
 from fedsim.strategies.scaffold import Scaffold, ScaffoldParams, ScaffoldState
 from fedsim.strategies.state import State
-from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.strategies.updates import AsynchronousUpdate, Update
 from fedsim.toolbox.attacks import Attack
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers, PeersState
 from fedsim.toolbox.peers.collectives import AllReduce
@@ -115,6 +122,7 @@ __all__ = [  # noqa: RUF022 - by task
     "Asynchronous", "AsynchronousParams", "FedBuff", "FedBuffParams", "FedAsync", "FedAsyncParams",
     "Grouped", "GroupedParams", "ClusteredParams",
     "State", "SynchronousState", "FedAvgState", "ScaffoldState", "AsynchronousState", "FedBuffState", "GroupedState",
+    "Update", "AsynchronousUpdate", "OpenTask",
     "Server", "Clients", "ServerModels", "ServerEdges", "TaskEnd", "Carried", "Client", "Device", "Instruction",
     "LocalResult", "PreviousResult", "RunInfo", "BEST", "Real", "Contents", "Header", "Lazy", "Opaque", "Partial", "Ref",
     "pure", "Train", "Evaluate", "Work", "Pause", "Limit", "Training", "Batching", "Contrast", "Tensor", "Measured",

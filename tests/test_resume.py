@@ -372,10 +372,10 @@ class TestRefusals:
         ):
             assert forged != text
             shutil.rmtree(place)
-            store.write(cut[1], events, json.loads(forged), arrays)
+            store.write(cut[1], store.Checkpoint(events, json.loads(forged), arrays))
             refused(cut, says)
         shutil.rmtree(place)
-        store.write(cut[1], events, tree, arrays)
+        store.write(cut[1], store.Checkpoint(events, tree, arrays))
         assert go_on(*cut)["status"] == "done"
 
 

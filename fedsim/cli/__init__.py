@@ -14,7 +14,7 @@ from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from types import FrameType
 
 import click
 
@@ -34,7 +34,7 @@ _WATCHED_S = 2.0  # real time between two pictures of a watched run
 class _Group(click.Group):
     """Verbs with sanitised messages for mistakes on the command line."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
@@ -59,7 +59,7 @@ def main() -> None:
     atexit.register(gc.freeze)  # spares a search through all objects when the process ends
 
 
-def _end(number: int, frame: Any) -> None:
+def _end(number: int, frame: FrameType | None) -> None:
     let_go(number)
     signal.default_int_handler(number, frame)
 
@@ -94,11 +94,16 @@ for _verb in (*BEGINNING, *STUDYING, *EXPLAINING, *SHOWING):
 def run_command(
     scenario: str,
     out: Path,
+    seed: int | None,
+    changes: tuple[str, ...],
+    executor: str,
+    workers: int | None,
+    address: str | None,
+    resume: bool,
     allow_code: bool,
     watch: bool,
     port: int | None,
     quiet: bool,
-    **settings: Any,
 ) -> int:
     """Run SCENARIO and write a run folder."""
     from fedsim.clock.executors import make_executor
@@ -113,17 +118,14 @@ def run_command(
         from fedsim.analysis.watch import watching  # loads matplotlib
     loaded = load(
         scenario,
-        settings["changes"],
-        settings["seed"],
+        changes,
+        seed,
         allow_code=allow_code,
         tell=options.tell_dropped(quiet),
     )
-    executor = make_executor(
-        settings["executor"], settings["workers"], settings["address"], loaded.training.device
-    )
-    with closing(executor):
+    with closing(make_executor(executor, workers, address, loaded.training.device)) as pool:
         live_every_s = _WATCHED_S if watch else EVERY_S
-        job = Job(loaded, out, executor, resume=settings["resume"], live_every_s=live_every_s)
+        job = Job(loaded, out, pool, resume=resume, live_every_s=live_every_s)
         if not quiet:
             say(*loaded.stop.notes, *loaded.strategy.notes, err=True)
             horizon = loaded.strategy.horizon(loaded.stop)

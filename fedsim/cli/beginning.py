@@ -2,7 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -41,10 +41,10 @@ def new_command(file: Path, **answers: Any) -> None:
     """
     from fedsim.lab.newcomer import QUESTIONS, write_study
 
-    for name, (question, usual) in QUESTIONS.items():
+    for name, (question, default) in QUESTIONS.items():
         if answers[name] is None:
             kind = float if name == "target" else str
-            answers[name] = click.prompt(question, default=usual, type=kind)
+            answers[name] = click.prompt(question, default=default, type=kind)
     line = write_study(file, **answers)
     say(
         f"written {line}",
@@ -99,7 +99,7 @@ def init_command(name: str, folder: Path) -> None:
 @click.command("schema", short_help="Print the JSON schema of a scenario or a study.")
 @click.argument("file", type=click.Choice(["scenario", "study"]), default="scenario")
 @one_message
-def schema_command(file: Any) -> None:
+def schema_command(file: Literal["scenario", "study"]) -> None:
     """Print the JSON schema of a scenario or a study, with which editors of TOML complete keys."""
     import json
 
@@ -125,7 +125,12 @@ def schema_command(file: Any) -> None:
 )
 @one_message
 def check_command(
-    scenario: str, seed: int | None, changes: Any, allow_code: bool, no_trial: bool, toml: bool
+    scenario: str,
+    seed: int | None,
+    changes: tuple[str, ...],
+    allow_code: bool,
+    no_trial: bool,
+    toml: bool,
 ) -> None:
     """Validate SCENARIO, and say what it will cost."""
     from fedsim.clock.executors import make_executor

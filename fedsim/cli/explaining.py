@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -65,7 +65,12 @@ from fedsim.running.mistakes import INTERRUPTED
 )
 @one_message
 def compare_command(
-    runs: Any, form: Any, whole: bool, published: str | None, goal: str | None, **options: Any
+    runs: tuple[Path, ...],
+    form: Literal["csv", "markdown"] | None,
+    whole: bool,
+    published: str | None,
+    goal: str | None,
+    **options: Any,
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
     from fedsim.lab.compare.lines import read_lines
@@ -101,7 +106,7 @@ def compare_command(
         say(*as_text(tables, form).removesuffix("\n").split("\n"))
 
 
-def _refuse_unused(goal: str | None, options: Mapping[str, Any]) -> None:
+def _refuse_unused(goal: str | None, options: Mapping[str, object]) -> None:
     """Reject options that have no effect with ``--published``."""
     values = {
         "--target": options["targets"],

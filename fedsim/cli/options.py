@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import click
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say
 from fedsim.running.mistakes import explained
+
+Command = TypeVar("Command", bound=Callable[..., object])
 
 one_message = explained("fedsim")
 FOLDER = click.Path(path_type=Path)
@@ -44,13 +46,26 @@ WORKERS = click.option(
 )
 
 
-def out(text: str, *, required: bool = False, kind: click.Path = FOLDER) -> Callable[[Any], Any]:
-    """The option ``--out``, with a text for its help."""
+def out(
+    text: str, *, required: bool = False, kind: click.Path = FOLDER
+) -> Callable[[Command], Command]:
+    """The option ``--out``.
+
+    Args:
+        text: text of its help.
+        required: whether the option must be given.
+        kind: type of the path.
+    """
     return click.option("--out", type=kind, required=required, help=text)
 
 
-def changes(text: str, *, required: bool = False) -> Callable[[Any], Any]:
-    """The option ``--set``, with a text for its help."""
+def changes(text: str, *, required: bool = False) -> Callable[[Command], Command]:
+    """The option ``--set``.
+
+    Args:
+        text: text of its help.
+        required: whether the option must be given.
+    """
     return click.option(
         "--set",
         "changes",

@@ -90,7 +90,13 @@ _ABSENT = "where LOG has no such column."
 )
 @one_message
 def calibrate_command(
-    log: Path, out: Path, size: Any, samples: Any, epochs: Any, latency: Any, **fit: Any
+    log: Path,
+    out: Path,
+    size: str | None,
+    samples: int | None,
+    epochs: int | None,
+    latency: str | None,
+    **fit: Any,
 ) -> None:
     """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a
     run folder.

@@ -115,8 +115,11 @@ def _run_study(
     study: str,
     out: Path,
     *,
-    changes: Any,
-    only: Any,
+    executor: str,
+    workers: int | None,
+    address: str | None,
+    changes: tuple[str, ...],
+    only: tuple[str, ...],
     shard: str | None,
     dry_run: bool,
     quiet: bool,
@@ -134,9 +137,6 @@ def _run_study(
     from fedsim.lab.study.shards import Shard, predicted_work
     from fedsim.lab.terminal import Console
 
-    executor = settings.pop("executor")
-    workers = settings.pop("workers")
-    address = settings.pop("address")
     if dry_run and quiet:
         raise ScenarioError(
             "--quiet prints nothing, but --dry-run only prints; give one of the two"
@@ -197,7 +197,11 @@ def _run_study(
 @ALLOW_CODE
 @one_message
 def bench_command(
-    strategies: tuple[str, ...], out: Path | None, changes: Any, keep: Path | None, **settings: Any
+    strategies: tuple[str, ...],
+    out: Path | None,
+    changes: tuple[str, ...],
+    keep: Path | None,
+    **settings: Any,
 ) -> None:
     """Run strategies in six frozen worlds, and place them on the kept board.
 

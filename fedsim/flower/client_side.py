@@ -1,4 +1,4 @@
-"""Calls of the ClientApp, in any process: from a message and a context to a reply and a context."""
+"""Calls of a device's ClientApp, in any process: a message and a context give a reply."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 from inspect import unwrap
-from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.serde_utils import error_to_proto, metadata_to_proto
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -18,9 +18,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedsim.common.errors import SimulationError, shown
-from fedsim.flower.app import App, carried_out, error_of_app
-from fedsim.flower.params import FlowerParams
+from fedsim.flower.app import App
+from fedsim.flower.app_errors import error_of_app
+from fedsim.flower.params import Config, FlowerParams, is_training
 from fedsim.flower.replaced import AppHalf, Sleeper, here, replace_all, where
+from fedsim.flower.turns import call_in_thread
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,9 @@ def carry_out(job: AppJob) -> AppReply:
     Args:
         job: the message, and all that the call needs.
 
+    Returns:
+        The reply, and its cost.
+
     Raises:
         SimulationError: the ClientApp cannot be loaded, raises, returns no reply, or never ends.
     """
@@ -77,9 +82,8 @@ def carry_out(job: AppJob) -> AppReply:
         _loaded.clear()
         _loaded[job.run] = AppHalf(job.app, "client", job.seeds[0])
     half = _loaded[job.run]
-    return carried_out(
-        lambda: _work(job, half, label), job.params.real_patience, job.app.folder, label
-    )
+    patience_s = job.params.real_patience
+    return call_in_thread(lambda: _work(job, half, label), patience_s, job.app.folder, label)
 
 
 def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
@@ -135,18 +139,22 @@ def _examples_of(reply: Message) -> float | None:
 
 
 def _count(job: AppJob, stack: ExitStack) -> Callable[[], float | None]:
-    """Count until ``stack`` is closed; the returned function gives the count."""
+    """Begin to count what the job ``counts``, until ``stack`` is closed.
+
+    Returns:
+        A function that returns the count.
+    """
     if job.counts is None:
         return lambda: None
     if job.counts == "flops":
         mode = stack.enter_context(FlopCounterMode(display=False))
         return lambda: float(mode.get_total_flops())
     samples = Counter[Module]()  # by module; the first module called is the whole model
-    is_training = job.message.metadata.message_type.partition(".")[0] == "train"
+    trains = is_training(job.message.metadata.message_type)
 
-    def count(module: Module, inputs: tuple[Any, ...]) -> None:
+    def count(module: Module, inputs: tuple[object, ...]) -> None:
         # a test within a training does not count
-        if is_training and not torch.is_grad_enabled():
+        if trains and not torch.is_grad_enabled():
             return
         for value in inputs:
             if isinstance(value, torch.Tensor):
@@ -157,7 +165,7 @@ def _count(job: AppJob, stack: ExitStack) -> Callable[[], float | None]:
     return lambda: float(next(iter(samples.values()), 0))
 
 
-def _place_of(app: Any, message: Message) -> str:
+def _place_of(app: ClientApp, message: Message) -> str:
     """The place of the app's function for a message, for messages of errors."""
     category, _, action = message.metadata.message_type.partition(".")
     function = app._registered_funcs.get(f"{category}.{action or 'default'}") or app._call
@@ -167,9 +175,17 @@ def _place_of(app: Any, message: Message) -> str:
     return f", in {code.co_filename.rpartition('/')[2]}, line {code.co_firstlineno}"
 
 
-def config_of(message: Message, run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configs of a message, followed by other keys of the app's run configuration."""
-    config: dict[str, Any] = {}
+def config_of(message: Message, run_config: Config) -> dict[str, object]:
+    """The configs of a message, with further keys of the app's run configuration after them.
+
+    Args:
+        message: the message.
+        run_config: the app's run configuration.
+
+    Returns:
+        Values by key; a message's value replaces the run configuration's.
+    """
+    config: dict[str, object] = {}
     for record in message.content.config_records.values():
         config.update(record)
     for key, value in run_config.items():
@@ -177,10 +193,16 @@ def config_of(message: Message, run_config: Mapping[str, Any]) -> dict[str, Any]
     return config
 
 
-def figure(content: Mapping[str, Any], *names: str) -> float | None:
-    """The first number with one of the names in a message's metrics or configs.
+def figure(content: Mapping[str, object], *names: str) -> float | None:
+    """The first number with one of some names in the records of a message.
 
-    Legacy clients report numbers in configs.
+    Args:
+        content: records by name. Metrics and configs are read, as legacy clients report numbers in
+            configs.
+        names: names of the number.
+
+    Returns:
+        The number; None if there is none.
     """
     for record in content.values():
         if isinstance(record, MetricRecord | ConfigRecord):
@@ -196,7 +218,7 @@ def bytes_of(message: Message, of_content: int | None = None) -> int:
 
     Args:
         message: the message.
-        of_content: ``bytes_of_content`` of its content; None: it is computed.
+        of_content: ``bytes_of_content`` of the message's content; None to compute it.
     """
     proto = metadata_to_proto(message.metadata)
     proto.message_id = ""
@@ -213,6 +235,6 @@ def bytes_of(message: Message, of_content: int | None = None) -> int:
 
 def bytes_of_content(content: RecordDict) -> int:
     """The size of a content as Flower writes it (bytes)."""
-    # of a copy, which shares the numbers, because arrays keep the pieces in which they are written
+    # a copy, which shares the numbers, as arrays keep the pieces in which they are written
     objects = get_all_nested_objects(deepcopy(content))
     return sum(len(nested.deflate()) for nested in objects.values())

@@ -24,49 +24,65 @@ _FORWARD_SHARE = 1 / 3  # of a training step, whose backward pass takes twice as
 _FAR = 1.5  # ratio of counted samples to the model's samples from which a run warns
 
 
+Config = Mapping[str, object]  # of a message, or of a run
+
+
+def is_training(kind: str) -> bool:
+    """Whether a kind of message belongs to the category ``train``."""
+    return kind.partition(".")[0] == "train"
+
+
 class SamplesTime(Spec):
-    """The time of training on the reply's ``num-examples``, by the device's speed; a third of it
-    where nothing is trained.
+    """The time of training on the reply's ``num-examples``, at the device's speed.
+
+    A message without training takes a third of it.
     """
 
     kind: Literal["samples"] = "samples"
     passes: float | None = Field(default=None, ge=0.0, le=1e6)
-    """over those examples; None: what the message or the app's run configuration calls
-    ``local-epochs``, else 1.
+    """passes over the examples.
+
+    None: ``local-epochs`` of the message or of the app's run configuration, else 1.
     """
 
-    def work(
-        self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]
-    ) -> Work | None:
-        """The work of a device for a message; None for no work.
+    def work(self, kind: str, examples: float, flops: float | None, config: Config) -> Work | None:
+        """The work of a device for a message.
 
         Args:
             kind: kind of the message, such as ``train``.
             examples: number of examples in the reply.
             flops: FLOPs of an example, if counted.
             config: configs of the message and the app.
+
+        Returns:
+            The work; None if the message takes no time.
         """
         factor = _FORWARD_SHARE
-        if _is_training(kind):
+        if is_training(kind):
             factor, _ = self.passes_over(config)
         samples = examples * factor
-        return Work(samples=samples, what=kind) if samples else None
+        if not samples:
+            return None
+        return Work(samples=samples, what=kind)
 
-    def passes_over(self, config: Mapping[str, Any]) -> tuple[float, str]:
-        """The passes of training over the examples, and the key that sets them."""
+    def passes_over(self, config: Config) -> tuple[float, str]:
+        """The passes of training over the examples.
+
+        Args:
+            config: configs of the message and the app.
+
+        Returns:
+            The number of passes, and the key that sets it.
+        """
         if self.passes is not None:
             return self.passes, "strategy.time.passes"
         for name in _EPOCHS:
             for key, value in config.items():
-                is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                if is_number and key.rpartition(".")[2] == name:
+                if key.rpartition(".")[2] != name or isinstance(value, bool):
+                    continue
+                if isinstance(value, int | float):
                     return float(value), key
         return 1.0, "no key local-epochs"
-
-
-def _is_training(kind: str) -> bool:
-    """Whether a kind of message belongs to the category ``train``."""
-    return kind.partition(".")[0] == "train"
 
 
 class SamplesTaken:
@@ -78,14 +94,14 @@ class SamplesTaken:
         self._warnings: dict[str, str] = {}
 
     def note(
-        self, kind: str, config: Mapping[str, Any], examples: float | None, counted: float | None
+        self, kind: str, config: Config, examples: float | None, counted: float | None
     ) -> None:
         """Note a reply.
 
         Args:
             kind: kind of the message.
             config: configs of the message and the app.
-            examples: the reply's number of examples, or None.
+            examples: the reply's number of examples; None without one.
             counted: samples that the model received; None if not counted, 0 without torch.
         """
         if examples is None:
@@ -97,7 +113,7 @@ class SamplesTaken:
             return
         passes = 1.0
         factor = " / 3 (no training)"
-        if _is_training(kind):
+        if is_training(kind):
             passes, source = self._time.passes_over(config)
             factor = f" x {passes:g} ({source})"
         least, most, _ = self._ranges.get(kind, (examples, examples, ""))
@@ -112,7 +128,7 @@ class SamplesTaken:
         if counted > expected:
             error = f"{counted / max(expected, 1):.3g} times too short"
         hint = ""
-        if _is_training(kind) and examples:
+        if is_training(kind) and examples:
             hint = f"; strategy.time.passes = {counted / examples:g} would fit"
         message = (
             f"a {kind!r} message counts as {expected:g} samples, but the ClientApp's model was "
@@ -132,16 +148,18 @@ class SamplesTaken:
 
 
 class FlopsTime(Spec):
-    """As long as torch's operations take at the device's FLOP/s: counted in the first message of
-    a kind, then by examples.
+    """The time of torch's operations, at the device's FLOP/s.
+
+    The operations are counted in the first message of a kind. Later messages take them in
+    proportion to their examples.
     """
 
     kind: Literal["flops"] = "flops"
 
-    def work(
-        self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]
-    ) -> Work | None:
-        return Work(flops=flops * max(examples, 1.0), what=kind) if flops else None
+    def work(self, kind: str, examples: float, flops: float | None, config: Config) -> Work | None:
+        if not flops:
+            return None
+        return Work(flops=flops * max(examples, 1.0), what=kind)
 
 
 class MessageCost(Spec):
@@ -151,7 +169,7 @@ class MessageCost(Spec):
 
 
 class StatedTime(Spec):
-    """As long as the scenario says, for every device.
+    """The time that the scenario states, on every device.
 
     Attributes:
         train, evaluate, query: the cost of messages of that category.
@@ -162,12 +180,12 @@ class StatedTime(Spec):
     evaluate: MessageCost = MessageCost()
     query: MessageCost = MessageCost()
 
-    def work(
-        self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]
-    ) -> Work | None:
-        category = kind.partition(".")[0]
-        cost = getattr(self, category if category in ("train", "evaluate") else "query")
-        return Work(seconds=cost.seconds, what=kind) if cost.seconds else None
+    def work(self, kind: str, examples: float, flops: float | None, config: Config) -> Work | None:
+        costs = {"train": self.train, "evaluate": self.evaluate}
+        cost = costs.get(kind.partition(".")[0], self.query)
+        if not cost.seconds:
+            return None
+        return Work(seconds=cost.seconds, what=kind)
 
 
 TimeSpec = Annotated[
@@ -179,17 +197,17 @@ class FlowerParams(StrategyParams):
     """Parameters of a Flower app.
 
     Attributes:
-        app: its folder, with a ``pyproject.toml`` as ``flwr run`` reads it.
-        run_config: changes of its run configuration.
+        app: folder of the app, with a ``pyproject.toml`` as ``flwr run`` reads it.
+        run_config: changes of the app's run configuration.
         node_config: additions to ``context.node_config`` of the ClientApp; a list has a value
             for each device.
         time: how long a device computes for a message: by ``samples`` (the reply's
             ``num-examples``), ``flops`` (torch's operations, counted once for each kind of
             message), or as ``stated``.
-        accuracy, loss, train_loss: names of the app's metrics; clients' metrics are averaged by
-            examples.
-        unavailable_after: how long the server waits for a device that has disconnected.
-        real_patience: real time for which either app may compute at a stretch.
+        accuracy, loss, train_loss: names of the app's metrics. Metrics of clients are averaged,
+            weighted by examples.
+        unavailable_after: time for which the server waits for a device that has disconnected (s).
+        real_patience: real time for which either app may compute at a stretch (s).
     """
 
     kind: Literal["flower"] = "flower"
@@ -208,11 +226,16 @@ class FlowerParams(StrategyParams):
     @field_validator("app")
     @classmethod
     def _allowed(cls, app: str) -> str:
-        refuse_code(app, "app")  # the section's name comes before it
+        refuse_code(app, "app")  # messages put the section's name before the key
         return app
 
     def node_config_of(self, device: int, devices: int) -> dict[str, Value]:
-        """The ``context.node_config`` of a device's ClientApp."""
+        """The ``context.node_config`` of a device's ClientApp.
+
+        Args:
+            device: number of the device.
+            devices: number of all devices.
+        """
         config: dict[str, Value] = {"partition-id": device, "num-partitions": devices}
         for key, value in self.node_config.items():
             config[key] = value[device] if isinstance(value, list) else value

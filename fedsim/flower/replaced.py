@@ -1,9 +1,9 @@
 """Replacements of the clock, of waiting, modules, generators and threads, for apps of Flower.
 
-A replacement acts in the thread of a simulated ServerApp alone. In that of a ClientApp
+A replacement acts in the thread of a simulated ServerApp alone. In the thread of a ClientApp
 ``time.sleep`` returns at once, and is counted. The clock is simulated for code that knows Flower:
-the app's own, flwr, and packages that import it. Other libraries wait for real processes, sockets
-and threads, so they get real time.
+the app's own, flwr, and packages that import flwr. Other libraries wait for real processes,
+sockets and threads, so they get real time.
 """
 
 import datetime
@@ -16,58 +16,77 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial, wraps
 from inspect import signature
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flwr.compat.common.recorddict_compat as compat
 import numpy as np
 import torch  # its generator is seeded before an app imports it, perhaps only within a function
-from flwr.app import Message
-from flwr.app.message import message as of_messages
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app.message import message as message_module
 from flwr.app.message_type import MessageType
 from flwr.clientapp import client_app
-from flwr.common import Code
-from flwr.server import history, server
-from flwr.server.client_manager import SimpleClientManager
+from flwr.common import Code, EvaluateIns, EvaluateRes, FitIns, FitRes
+from flwr.server import ServerConfig, history, server
+from flwr.server.client_manager import ClientManager, SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
 from flwr.server.compat import app, app_utils
 from flwr.server.workflow import default_workflows
 from flwr.server.workflow.constant import MAIN_PARAMS_RECORD
-from flwr.serverapp.strategy import Strategy, strategy_utils
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy, strategy_utils
 
-from fedsim.flower.app import App, is_within
+from fedsim.flower.app import App, Half
+from fedsim.flower.app_errors import is_within
 
-EPOCH_S = 1_577_836_800.0  # of simulated time 0 on the app's clock: 2020-01-01
+if TYPE_CHECKING:
+    from flwr.server.compat import LegacyContext
+
+    from fedsim.flower.server_side import Session
+
+Handler = Callable[[Message, Context], Message]
+States = tuple[Any, Any, torch.Tensor]  # of the generators of random, numpy and torch
+
+EPOCH_S = 1_577_836_800.0  # simulated time 0 on the app's clock: 2020-01-01
 
 
 class AppHalf:
-    """The ServerApp or the ClientApp (``name``: ``server`` or ``client``), ``loaded`` with the
-    generators at ``seed``.
+    """The ServerApp or the ClientApp, with its own modules, global generators and torch threads.
 
-    While an app is in use, it has its own modules, global generators and torch threads.
+    Args:
+        app: the app.
+        half: which half of the app.
+        seed: seed of the generators while the half is loaded (below 2**32).
+
+    Attributes:
+        loaded: the ServerApp or the ClientApp.
     """
 
-    def __init__(self, app: App, name: str, seed: int) -> None:
+    def __init__(self, app: App, half: Half, seed: int) -> None:
         self._folder = app.folder
         self._modules: dict[str, ModuleType] = {}
-        for known in [known for known, module in sys.modules.items() if self._has(module)]:
-            del sys.modules[known]  # of another run: they may remember things
+        for name in self._names_of_modules():
+            del sys.modules[name]  # of another run, which they may remember
         with self.in_use(seed):
-            self.loaded = app.load(name)
+            self.loaded = app.load(half)
             self._generators = _generators()
 
     @contextmanager
     def in_use(self, seed: int | None = None) -> Iterator[None]:
-        """Use this half; without a ``seed``, generators continue from their last use without
-        one.
+        """Context in which the half's modules, generators and threads are the process's own.
+
+        Args:
+            seed: seed of the generators; None to continue from the last use without a seed.
         """
         outside = _generators()
         threads = torch.get_num_threads()
         log = logging.getLogger("flwr")
-        place = str(self._folder)
         level = log.level
+        place = str(self._folder)
         if seed is None:
             _set_generators(self._generators)
         else:
@@ -84,9 +103,8 @@ class AppHalf:
             yield
         finally:
             if len(sys.modules) != count:
-                self._modules |= {
-                    name: module for name, module in sys.modules.items() if self._has(module)
-                }
+                for name in self._names_of_modules():
+                    self._modules[name] = sys.modules[name]
             for name in self._modules:
                 sys.modules.pop(name, None)
             if place in sys.path:
@@ -97,22 +115,33 @@ class AppHalf:
                 self._generators = _generators()
             _set_generators(outside)
 
-    def _has(self, module: ModuleType) -> bool:
-        """Whether a module lies in the app's folder; a package without a file has places alone."""
-        try:
-            file = getattr(module, "__file__", None) or next(
-                iter(getattr(module, "__path__", ())), ""
-            )
-        except Exception:  # a module may do anything when asked
-            return False
-        return is_within(self._folder, str(file))
+    def _names_of_modules(self) -> list[str]:
+        """Names of the imported modules that lie in the app's folder."""
+        modules = list(sys.modules.items())
+        return [name for name, module in modules if is_within(self._folder, _place(module))]
 
 
-def _generators() -> tuple[Any, Any, Any]:
-    return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()  # noqa: NPY002
+def _place(module: ModuleType) -> str:
+    """The file of a module, or the first folder of a package without a file; ``""`` for neither."""
+    try:
+        file = getattr(module, "__file__", None)
+        if file:
+            return str(file)
+        folders = iter(getattr(module, "__path__", ()))
+        return str(next(folders, ""))
+    except Exception:  # attributes of a module may run any code
+        return ""
 
 
-def _set_generators(states: tuple[Any, Any, Any]) -> None:
+def _generators() -> States:
+    return (
+        random.getstate(),
+        np.random.get_state(legacy=False),  # noqa: NPY002
+        torch.default_generator.get_state(),
+    )
+
+
+def _set_generators(states: States) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])  # noqa: NPY002
     torch.default_generator.set_state(states[2])
@@ -127,18 +156,22 @@ class Sleeper:
 
 
 class _Here(threading.local):
-    side: Any = None  # the ``server_side.Session`` whose ServerApp this thread is
-    sleeper: Sleeper | None = None  # this thread is a ClientApp's
+    side: "Session | None" = None  # the ServerApp that runs in this thread
+    sleeper: Sleeper | None = None  # the ClientApp that runs in this thread
     now_s: float | None = None  # time of Flower's own clock, of messages alone
-    reply: Any = None  # of the ClientApp's function, before mods may hide its content
+    reply: Message | None = None  # of the ClientApp's function, before mods may hide its content
 
 
 here = _Here()
 
 
 @contextmanager
-def where(**state: Any) -> Iterator[None]:
-    """Within it these attributes of ``here`` have other values."""
+def where(**state: object) -> Iterator[None]:
+    """Context in which attributes of ``here`` have other values.
+
+    Args:
+        state: the values by attribute.
+    """
     vars(here).update(state)
     try:
         yield
@@ -150,7 +183,7 @@ def where(**state: Any) -> Iterator[None]:
 _knows_flower = {"flwr": True}  # by top package
 
 
-def _side_of_caller() -> Any:
+def _side_of_caller() -> "Session | Sleeper | None":
     """The simulated ServerApp or ClientApp, if the caller of the caller knows Flower."""
     side = here.side or here.sleeper
     if side is None:
@@ -160,27 +193,27 @@ def _side_of_caller() -> Any:
         return side
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
     if package not in _knows_flower:
-        modules = [
-            module
-            for name, module in list(sys.modules.items())
-            if name.partition(".")[0] == package
-        ]
-        _knows_flower[package] = any(map(_has_of_flower, modules))
+        _knows_flower[package] = _imports_flower(package)
     return side if _knows_flower[package] else None
 
 
+def _imports_flower(package: str) -> bool:
+    """Whether a module of a package has imported from Flower."""
+    modules = list(sys.modules.items())
+    own_modules = [module for name, module in modules if name.partition(".")[0] == package]
+    return any(map(_has_of_flower, own_modules))
+
+
 def _has_of_flower(module: ModuleType) -> bool:
-    """Whether a module has imported from Flower; attributes of other objects may run code."""
+    """Whether a module has a module, class or function of Flower as an attribute."""
     for value in list(vars(module).values()):
-        kind = type(value)
-        name = (
-            value.__name__
-            if kind is ModuleType
-            else value.__module__
-            if issubclass(kind, type | FunctionType)
-            else ""
-        )
-        if str(name).partition(".")[0] == "flwr":
+        kind = type(value)  # isinstance asks the value, which may run any code
+        origin: object = ""
+        if kind is ModuleType:
+            origin = value.__name__
+        elif issubclass(kind, type | FunctionType):
+            origin = value.__module__
+        if str(origin).partition(".")[0] == "flwr":
             return True
     return False
 
@@ -191,107 +224,120 @@ def replace_all() -> None:
     for name, begin_s in (("time", EPOCH_S), ("monotonic", 0.0), ("perf_counter", 0.0)):
         _replace_clock(name, 1.0, begin_s)
         _replace_clock(f"{name}_ns", 1e9, begin_s)
-    real_sleep = time.sleep
+    _replace_sleep()
+    message_module.now = _now
+    make = client_app.make_ffn
+    client_app.make_ffn = lambda function, mods: make(_note_reply(function), mods)
+    _replace(Strategy, "start", _start)
+    for module in (app, default_workflows, app_utils):
+        _replace(module, "start_update_client_manager_thread", _follow_nodes)
+    _replace(SimpleClientManager, "wait_for", _wait_for)
+    _replace(server, "fit_clients", partial(_ask_all, _FIT))
+    _replace(server, "evaluate_clients", partial(_ask_all, _EVALUATE))
+    _replace(server, "reconnect_clients", _reconnect_none)
+    _replace(app, "run_fl", _run_fl)
+    _replace(default_workflows, "default_centralized_evaluation_workflow", _note_state)
+    for name in ("add_loss_centralized", "add_metrics_centralized"):
+        _replace(history.History, name, _note_history)
 
-    @wraps(real_sleep)
+
+def _replace_clock(name: str, scale: float, begin_s: float) -> None:
+    """Replace a function of ``time``.
+
+    Args:
+        name: the function.
+        scale: units of the function's result in a second.
+        begin_s: result at simulated time 0 (s).
+    """
+    real: Callable[[], float] = getattr(time, name)
+
+    @wraps(real)
+    def read() -> float:
+        side = _side_of_caller()
+        if side is None:
+            return real()
+        if isinstance(side, Sleeper):
+            number = type(real())  # float or int
+            return real() + number(side.slept_s * scale)
+        seconds = (begin_s + side.clock()) * scale
+        return seconds if scale == 1.0 else round(seconds)
+
+    setattr(time, name, read)
+
+
+def _replace_sleep() -> None:
+    real = time.sleep
+
+    @wraps(real)
     def sleep(seconds: float) -> None:
         side = _side_of_caller()
         if side is None or not 0 <= seconds < math.inf:
-            real_sleep(seconds)  # which raises an error where there is a side
+            real(seconds)  # raises an error for a simulated app
         elif isinstance(side, Sleeper):
             side.slept_s += seconds
         else:
             side.sleep(seconds)
 
-    time.sleep = strategy_utils.sleep = sleep  # type: ignore[assignment]
-    of_messages.now = _now
-    make = client_app.make_ffn
-    client_app.make_ffn = lambda function, mods: make(_noted(function), mods)
-    _instead(Strategy, "start", _start)
-    for place in (app, default_workflows, app_utils):
-        _instead(place, "start_update_client_manager_thread", _follow_nodes)
-    _instead(SimpleClientManager, "wait_for", _wait_for)
-    read_fit = partial(compat.recorddict_to_fitres, keep_input=False)
-    for name, how in (
-        ("fit_clients", (MessageType.TRAIN, compat.fitins_to_recorddict, read_fit)),
-        (
-            "evaluate_clients",
-            (
-                MessageType.EVALUATE,
-                compat.evaluateins_to_recorddict,
-                compat.recorddict_to_evaluateres,
-            ),
-        ),
-    ):
-        _instead(server, name, partial(_ask_all, how))
-    _instead(server, "reconnect_clients", lambda *_, **__: ([], []))
-    _instead(app, "run_fl", _run_fl)
-    _instead(default_workflows, "default_centralized_evaluation_workflow", _note_state)
-    for name in ("add_loss_centralized", "add_metrics_centralized"):
-        _instead(history.History, name, _note_history)
+    for module in (time, strategy_utils):
+        vars(module)["sleep"] = sleep
 
 
-def _replace_clock(name: str, scale: float, begin_s: float) -> None:
-    real: Callable[[], Any] = getattr(time, name)
+def _replace(place: object, name: str, replacement: Callable[..., object]) -> None:
+    """Replace a function of Flower in the threads of simulated ServerApps.
 
-    @wraps(real)
-    def told() -> Any:
-        side = _side_of_caller()
-        if side is None:
-            return real()
-        if isinstance(side, Sleeper):
-            return real() + type(real())(side.slept_s * scale)
-        seconds = (begin_s + side.clock()) * scale
-        return seconds if scale == 1.0 else round(seconds)
-
-    setattr(time, name, told)
-
-
-def _instead(place: Any, name: str, other: Callable[..., Any]) -> None:
-    """In the thread of a simulated ServerApp ``other(real, side, *args, **named)`` is called
-    instead of ``real``.
+    Args:
+        place: the module or class.
+        name: the function.
+        replacement: called instead, with the function, the session and the function's arguments.
     """
-    real = getattr(place, name)
+    real: Callable[..., object] = getattr(place, name)
 
     @wraps(real)
-    def call(*args: Any, **named: Any) -> Any:
-        return real(*args, **named) if here.side is None else other(real, here.side, *args, **named)
+    def call(*args: object, **named: object) -> object:
+        if here.side is None:
+            return real(*args, **named)
+        return replacement(real, here.side, *args, **named)
 
     setattr(place, name, call)
 
 
 def _now() -> datetime.datetime:
-    now_s = here.now_s if here.side is None else EPOCH_S + here.side.clock()
-    return (
-        datetime.datetime.now(tz=datetime.UTC)
-        if now_s is None
-        else datetime.datetime.fromtimestamp(now_s, tz=datetime.UTC)
-    )
+    now_s = here.now_s
+    if here.side is not None:
+        now_s = EPOCH_S + here.side.clock()
+    if now_s is None:
+        return datetime.datetime.now(tz=datetime.UTC)
+    return datetime.datetime.fromtimestamp(now_s, tz=datetime.UTC)
 
 
-def _noted(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _note_reply(function: Handler) -> Handler:
+    """The ClientApp's function, with its reply noted in ``here``."""
+
     @wraps(function)
-    def call(message: Any, context: Any) -> Any:
+    def call(message: Message, context: Context) -> Message:
         here.reply = function(message, context)
         return here.reply
 
     return call
 
 
-def _start(real: Any, side: Any, self: Any, *args: Any, **named: Any) -> Any:
-    call = signature(real).bind(self, *args, **named)
-    side.strategy = self
+def _start(
+    real: Callable[..., Result], side: "Session", strategy: Strategy, *args: Any, **named: Any
+) -> Result:
+    """``Strategy.start``, with its models and central evaluations noted in the session."""
+    call = signature(real).bind(strategy, *args, **named)
+    side.strategy = strategy
     side.model = call.arguments["initial_arrays"]
-    given: Any = call.arguments.get("evaluate_fn")
+    evaluate_app = call.arguments.get("evaluate_fn")
+    if evaluate_app is not None:
 
-    def evaluate(number: int, arrays: Any) -> Any:
-        side.model = arrays
-        measured = given(number, arrays)
-        if measured is not None:
-            side.rounds.note_figures(number, dict(measured))
-        return measured
+        def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+            side.model = arrays
+            metrics: MetricRecord | None = evaluate_app(number, arrays)
+            if metrics is not None:
+                side.rounds.note_figures(number, dict(metrics))
+            return metrics
 
-    if given is not None:
         call.arguments["evaluate_fn"] = evaluate
     result = real(*call.args, **call.kwargs)
     side.model = result.arrays or side.model
@@ -303,10 +349,11 @@ def _start(real: Any, side: Any, self: Any, *args: Any, **named: Any) -> Any:
 
 
 def _follow_nodes(
-    real: Any, side: Any, grid: Any, manager: Any
-) -> tuple[threading.Thread, Any, Any]:
-    """Have the manager look for nodes whenever it is asked; the thread that does so every 5 s is
-    left out.
+    real: Callable[..., object], side: "Session", grid: Grid, manager: ClientManager
+) -> tuple[threading.Thread, threading.Event, threading.Event]:
+    """Update the manager's nodes once, without the thread that does so every 5 s.
+
+    The manager updates them again whenever it is asked for a node.
     """
     thread = threading.Thread()
     stop = threading.Event()
@@ -318,60 +365,115 @@ def _follow_nodes(
 
 
 def _wait_for(
-    real: Any, side: Any, manager: Any, num_clients: int, timeout: float = 86_400
+    real: Callable[..., bool],
+    side: "Session",
+    manager: SimpleClientManager,
+    num_clients: int,
+    timeout: float = 86_400,
 ) -> bool:
-    end = side.clock() + timeout
-    while manager.num_available() < num_clients and side.clock() < end:
+    end_s = side.clock() + timeout
+    while manager.num_available() < num_clients and side.clock() < end_s:
         side.sleep(1.0)
     return len(manager) >= num_clients
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """A message of the legacy ServerApp to clients, and their replies, as Flower's objects."""
+
+    message_type: str
+    write: Callable[[Any, bool], RecordDict]
+    """writes instructions (``FitIns``, ``EvaluateIns``) as the content of a message."""
+    read: Callable[[RecordDict], FitRes | EvaluateRes]
+    """reads the content of a reply."""
+
+
+_FIT = Exchange(
+    MessageType.TRAIN,
+    compat.fitins_to_recorddict,
+    partial(compat.recorddict_to_fitres, keep_input=False),
+)
+_EVALUATE = Exchange(
+    MessageType.EVALUATE, compat.evaluateins_to_recorddict, compat.recorddict_to_evaluateres
+)
+
+
 def _ask_all(
-    how: Any,
-    real: Any,
-    side: Any,
-    client_instructions: Any,
-    max_workers: Any,
-    timeout: Any,
+    exchange: Exchange,
+    real: Callable[..., object],
+    side: "Session",
+    client_instructions: list[tuple[ClientProxy, FitIns | EvaluateIns]],
+    max_workers: int | None,
+    timeout: float | None,
     group_id: int,
-) -> tuple[list[Any], list[Any]]:
-    """Ask all clients at once, and wait for them together; ``how``: the kind of message, to
-    write one, to read a reply.
+) -> tuple[list[tuple[ClientProxy, FitRes | EvaluateRes]], list[Any]]:
+    """Send instructions to all clients at once, and wait for all replies together.
+
+    Returns:
+        The results with their clients, and the failures.
     """
-    kind, write, read = how
-    results = list[Any]()
-    failures = list[Any]()
-    messages = [
-        Message(write(of, True), client.node_id, kind, group_id=str(group_id), ttl=timeout)
-        for client, of in client_instructions
-    ]
-    for (client, _), reply in zip(
-        client_instructions, side.send_and_receive(messages), strict=True
-    ):
+    results = []
+    failures: list[Any] = []
+    messages = []
+    for client, instructions in client_instructions:
+        content = exchange.write(instructions, True)
+        message = Message(
+            content,
+            client.node_id,
+            exchange.message_type,
+            group_id=str(group_id),
+            ttl=timeout,
+        )
+        messages.append(message)
+    replies = side.send_and_receive(messages)
+    for (client, _), reply in zip(client_instructions, replies, strict=True):
         if reply.has_error():
             failures.append(
                 ValueError(f"Message contains an Error (reason: {reply.error.reason}).")
             )
             continue
-        result = client, read(reply.content)
-        (results if result[1].status.code == Code.OK else failures).append(result)
+        result = exchange.read(reply.content)
+        if result.status.code == Code.OK:
+            results.append((client, result))
+        else:
+            failures.append((client, result))
     return results, failures
 
 
-def _run_fl(real: Any, side: Any, server: Any, config: Any) -> Any:
+def _reconnect_none(
+    real: Callable[..., object], side: "Session", *args: object, **named: object
+) -> tuple[list[Any], list[Any]]:
+    return [], []
+
+
+def _run_fl(
+    real: Callable[..., history.History],
+    side: "Session",
+    server: server.Server,
+    config: ServerConfig,
+) -> history.History:
+    """``run_fl`` of a legacy ServerApp, with its strategy and last model noted in the session."""
     side.strategy = server.strategy
-    history = real(server=server, config=config)
+    record = real(server=server, config=config)
     if server.parameters.tensors:
         side.model = compat.parameters_to_arrayrecord(server.parameters, keep_input=True)
-    return history
+    return record
 
 
-def _note_state(real: Any, side: Any, grid: Any, context: Any) -> None:
+def _note_state(
+    real: Callable[..., None], side: "Session", grid: Grid, context: "LegacyContext"
+) -> None:
     side.strategy = context.strategy
     side.model = context.state.array_records[MAIN_PARAMS_RECORD]
     real(grid, context)
 
 
-def _note_history(real: Any, side: Any, self: Any, server_round: int, **measured: Any) -> None:
-    side.rounds.note_figures(server_round, dict(measured.get("metrics", measured)))
-    real(self, server_round, **measured)
+def _note_history(
+    real: Callable[..., None],
+    side: "Session",
+    record: history.History,
+    server_round: int,
+    **figures: Any,
+) -> None:
+    side.rounds.note_figures(server_round, dict(figures.get("metrics", figures)))
+    real(record, server_round, **figures)

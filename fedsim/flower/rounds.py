@@ -1,15 +1,27 @@
 """The rounds of a Flower app, as the messages of its ServerApp show them."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from flwr.app import ArrayRecord, Message
 
 from fedsim.flower.client_side import figure
+from fedsim.flower.params import is_training
 
 _NUMBERS = ("server-round", "server_round", "current-round", "current_round", "round")
+
+
+class ReceivedUpdate(NamedTuple):
+    """A reply that the ServerApp has received."""
+
+    task: int
+    """number of the device's task."""
+    weight: float
+    """number of examples; 1 without a number."""
+    age: int
+    """number of rounds from the task's round to the one in which the reply was received."""
 
 
 @dataclass(eq=False)
@@ -22,21 +34,18 @@ class AppRound:
     """the app's own number of the round; None without one."""
     ends: Counter[str] = field(default_factory=Counter)
     """tasks by outcome, without tasks that another task continues."""
-    used: list[tuple[int, float, int]] = field(default_factory=list)
-    """tasks whose replies the ServerApp has received, the replies' examples, and the tasks' ages.
-
-    The age is the number of rounds from the task's own round to this one.
-    """
-    sums: Counter[str] = field(default_factory=Counter)
+    updates: list[ReceivedUpdate] = field(default_factory=list)
+    """replies that the ServerApp has received in this round."""
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """sum of value x examples, by column."""
-    weights: Counter[str] = field(default_factory=Counter)
+    weights: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """sum of examples, by column."""
     figures: dict[str, float] = field(default_factory=dict)
     """values that the ServerApp itself has measured, by column."""
 
 
 class AppRounds:
-    """The rounds of a run, one after the other.
+    """The rounds of a run, of which one at a time is open.
 
     Messages of training make the rounds; before an app trains, all messages do. Flower's own
     strategies number the rounds by ``group_id``, or by a config ``server-round``. Without numbers a
@@ -62,9 +71,13 @@ class AppRounds:
         self.seen: set[str] = set()
 
     def of(self, message: Message) -> AppRound | None:
-        """The round of a message that is about to be sent; None if the message makes no round.
+        """The round of a message that is about to be sent. A new round closes the round before.
 
-        A new round closes the round before.
+        Args:
+            message: the message.
+
+        Returns:
+            The round; None if the message makes no round.
         """
         if not self._leads(message):
             return None
@@ -121,15 +134,15 @@ class AppRounds:
                 self.seen.update(record)
         if self._leads(reply):
             age = 0 if asked_in is None else current.number - asked_in.number
-            current.used.append((task, weight, age))
+            current.updates.append(ReceivedUpdate(task, weight, age))
         columns = ("train_loss",) if _is_training(reply) else ("accuracy", "loss")
         for column in columns:
             value = figure(reply.content, self._names[column])
             if value is not None:
-                current.sums[column] += value * weight  # type: ignore[assignment]
-                current.weights[column] += weight  # type: ignore[assignment]
+                current.sums[column] += value * weight
+                current.weights[column] += weight
 
-    def note_figures(self, app_number: int, figures: dict[str, Any]) -> None:
+    def note_figures(self, app_number: int, figures: Mapping[str, float]) -> None:
         """Note values that the ServerApp has measured.
 
         Args:
@@ -146,8 +159,7 @@ class AppRounds:
 
 
 def _is_training(message: Message) -> bool:
-    """Whether a message belongs to the category ``train``."""
-    return message.metadata.message_type.partition(".")[0] == "train"  # type: ignore[no-any-return]
+    return is_training(message.metadata.message_type)
 
 
 def _app_number(message: Message) -> int | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
@@ -19,11 +18,13 @@ from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import SimulationError
 from fedsim.federation.contents import Header, Opaque, TaskEnd
 from fedsim.federation.server import Server
-from fedsim.flower.app import Over, Turns, error_of_app, place_in, read_app
+from fedsim.flower.app import read_app
+from fedsim.flower.app_errors import error_of_app, place_of_thread
 from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, AppHalf, replace_all, where
 from fedsim.flower.rounds import AppRound, AppRounds
+from fedsim.flower.turns import Over, Turns
 
 _COUNTED = {
     "valid": ("done",),
@@ -58,7 +59,7 @@ class Sent:
     reply: Message | None = None
     examples: float | None = None
     """number of examples in the reply."""
-    taken: bool = False
+    received: bool = False
     """whether the ServerApp has received the reply."""
 
 
@@ -66,6 +67,18 @@ class Session(Grid):  # type: ignore[misc]
     """Flower's Grid, and the ServerApp that uses the Grid.
 
     The ServerApp's thread and the simulation take turns, so that nothing needs a lock.
+
+    Args:
+        params: the scenario's keys.
+        server: the simulated server.
+
+    Attributes:
+        folder: folder of the app.
+        run_id: the id that Flower gives a run.
+        turns: the ServerApp's thread.
+        rounds: the rounds so far.
+        model: the arrays that the ServerApp sent last, or that its strategy returned at the end.
+        strategy: the app's strategy, of a class of Flower; None without one.
     """
 
     def __init__(self, params: FlowerParams, server: Server) -> None:
@@ -81,9 +94,8 @@ class Session(Grid):  # type: ignore[misc]
         )
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = AppRounds(names, self._close_round)
-        # the arrays that the ServerApp sent last, or that its strategy returned in the end
         self.model: ArrayRecord | None = None
-        self.strategy: Any = None  # the app's own, if it has one
+        self.strategy: object = None
         self._samples: SamplesTaken | None = None
         if isinstance(params.time, SamplesTime):
             self._samples = SamplesTaken(params.time)
@@ -150,7 +162,7 @@ class Session(Grid):  # type: ignore[misc]
             if self._idle > _MOST_IDLE:
                 raise SimulationError(
                     f"the ServerApp has waited {_MOST_IDLE} times in a row with no message under "
-                    f"way{place_in(self.turns.thread, self.folder)}"
+                    f"way{place_of_thread(self.turns.thread, self.folder)}"
                 )
         self.turns.wait()
         self._server.cancel_timer("app")
@@ -186,9 +198,9 @@ class Session(Grid):  # type: ignore[misc]
         if seconds > 0:
             self._wait(self._server.now + seconds)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Facts of the run: the app's algorithm, and notes and warnings on times."""
-        facts: dict[str, Any] = {}
+        facts: dict[str, object] = {}
         if self.strategy is not None:
             facts["algorithm"] = type(self.strategy).__name__
         if self._samples is not None:
@@ -198,15 +210,7 @@ class Session(Grid):  # type: ignore[misc]
         return facts
 
     def _close_round(self, ended: AppRound) -> None:
-        if ended.used:
-            fields: dict[str, Any] = {
-                "tasks": [task for task, _, _ in ended.used],
-                "weights": [weight for _, weight, _ in ended.used],
-            }
-            ages = [age for _, _, age in ended.used]
-            if any(ages):
-                fields["staleness"] = ages
-            self._server.emit("aggregate", round=ended.number, **fields)
+        self._record_updates(ended)
         figures: dict[str, float | None] = {}
         for name, weight in ended.weights.items():
             if weight:
@@ -218,6 +222,19 @@ class Session(Grid):  # type: ignore[misc]
         selected = sum(counts.values())
         if not self._server.note_round(ended.number, figures, selected=selected, **counts):
             raise Over
+
+    def _record_updates(self, ended: AppRound) -> None:
+        updates = ended.updates
+        if not updates:
+            return
+        fields = {
+            "tasks": [update.task for update in updates],
+            "weights": [update.weight for update in updates],
+        }
+        ages = [update.age for update in updates]
+        if any(ages):
+            fields["staleness"] = ages
+        self._server.emit("aggregate", round=ended.number, **fields)
 
     def set_run(self, run: Run) -> None:
         """Do nothing, as a session has one run, which is set."""
@@ -250,7 +267,8 @@ class Session(Grid):  # type: ignore[misc]
 
     def _push(self, message: Message, sizes: dict[int, int]) -> str:
         metadata = message.metadata
-        if metadata.reply_to_message_id != "" or not metadata.ttl > 0 or not message.has_content():
+        is_reply = metadata.reply_to_message_id != ""
+        if is_reply or not metadata.ttl > 0 or not message.has_content():
             raise ValueError(
                 "what is pushed must have content, and time to live, and be no reply; this is "
                 f"{metadata!r}"
@@ -323,21 +341,21 @@ class Session(Grid):  # type: ignore[misc]
         self._check_thread()
         numbers = sorted({self._sent[name].number for name in message_ids if name in self._sent})
         names = [f"message-{number}" for number in numbers]
-        replies = self._take(names)
+        replies = self._receive(names)
         if not replies:
             if self._polled_at == self._server.now:
                 self._wait(self._server.now + _POLL_S)
-                replies = self._take(names)
+                replies = self._receive(names)
             self._polled_at = self._server.now
         return replies
 
-    def _take(self, names: Iterable[str]) -> list[Message]:
+    def _receive(self, names: Iterable[str]) -> list[Message]:
         """Give the ServerApp the replies that it has not received yet."""
         replies = []
         for name in names:
             sent = self._sent[name]
-            if sent.reply is not None and not sent.taken:
-                sent.taken = True
+            if sent.reply is not None and not sent.received:
+                sent.received = True
                 self._idle = 0
                 replies.append(sent.reply)
                 if sent.task is not None:
@@ -354,7 +372,7 @@ class Session(Grid):  # type: ignore[misc]
             self._wait(None, missing)
         elif missing and timeout is not None and timeout > 0:
             self._wait(self._server.now + timeout, missing)
-        return self._take(names)
+        return self._receive(names)
 
     def _answer(self, sent: Sent, reply: Message) -> None:
         """Store the reply to a message, unless the message has one."""

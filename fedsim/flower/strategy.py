@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError
@@ -16,15 +16,20 @@ from fedsim.flower.params import FlowerParams
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.world.steps import Pause, Work
 
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+    from fedsim.flower.client_side import AppReply
+
 
 class FlowerClient(Client[FlowerParams]):
-    """The device's half: calls the ClientApp, and stores the devices' states."""
+    """The client half, which calls the ClientApp and stores the devices' states."""
 
     def __init__(self, params: FlowerParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self._app = read_app(params.app, params.run_config)
         self._run = uuid.uuid4().hex
-        self._states: dict[int, Any] = {}
+        self._states: dict[int, RecordDict] = {}
         self._flops: dict[str, float] = {}  # FLOPs of an example, by kind of message
         self._counted: set[tuple[int, str]] = set()  # devices and kinds of counted messages
 
@@ -61,7 +66,7 @@ class FlowerClient(Client[FlowerParams]):
     def work(self, device: Device, instruction: Instruction) -> list[Pause | Work]:
         from fedsim.flower.client_side import config_of
 
-        outcome = instruction.value
+        outcome: AppReply = instruction.value
         kind = instruction.job
         config = config_of(instruction[kind], self._app.config)
         self._states[device.number] = outcome.state
@@ -78,13 +83,12 @@ class FlowerClient(Client[FlowerParams]):
         return steps
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        return {
-            f"{instruction.job}-reply": Opaque(instruction.value, float(instruction.value.bytes))
-        }
+        outcome: AppReply = instruction.value
+        return {f"{instruction.job}-reply": Opaque(outcome, float(outcome.bytes))}
 
 
 class Flower(Strategy[FlowerParams]):
-    """A Flower app on simulated devices: its own ServerApp and ClientApp, in simulated time.
+    """A Flower app on simulated devices: the app's ServerApp and ClientApp, in simulated time.
 
     Source: https://flower.ai, version 1.41 and later. A device downloads each message that the
     ServerApp pushes, in the bytes in which Flower writes the message. The ClientApp's work is
@@ -93,7 +97,7 @@ class Flower(Strategy[FlowerParams]):
     answer follows ``unavailable_after`` later. A newcomer is among ``get_node_ids`` as soon as it
     is available.
 
-    State: none that could be saved, as the app's own thread has it.
+    State: none that could be saved, as it lies in the app's own thread.
     """
 
     Params: ClassVar[type[StrategyParams]] = FlowerParams
@@ -137,7 +141,7 @@ class Flower(Strategy[FlowerParams]):
             f"there were: {names}"
         )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return self.session.facts()
 
     def on_end(self) -> None:

@@ -51,7 +51,7 @@ def nominal_lines(run: Run) -> list[str]:
     scenario = run.scenario
     params = scenario.strategy
     devices = scenario.population.devices
-    step = 1 if run.tells_all_devices else devices // _SAMPLED
+    step = 1 if run.lists_all_devices else devices // _SAMPLED
     sampled = range(0, devices, step)
     samples = run.samples[::step]
     epoch_s = run.population.epochs_s(slice(0, devices, step))

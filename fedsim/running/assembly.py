@@ -1,4 +1,4 @@
-"""Puts a scenario into a simulation: the one place where world, learning and strategy meet."""
+"""Builds a scenario into a simulation: here world, learning and strategy meet."""
 
 import math
 from collections.abc import Collection
@@ -37,9 +37,13 @@ from fedsim.world.network import Network
 
 if TYPE_CHECKING:
     from fedsim.running.sections import Sections
+    from fedsim.toolbox.attacks import Attack
 
 
-_ALL_DEVICES = 2_000  # up to so many, availability is recorded for every device
+Models = dict[str, dict[str, AnyArray]]
+"""Named tensors by the name of their file."""
+
+_ALL_DEVICES = 2_000  # in larger populations availability is recorded for asked devices alone
 _MOST_CHANGES = 200_000  # takes a second or two to compute, and is more than pictures show
 
 
@@ -86,7 +90,7 @@ class Run:
     def _choose_malicious(self) -> None:
         scenario = self.scenario
         self._malicious: Collection[int] = []
-        self._attack: Any = None
+        self._attack: Attack | None = None
         if scenario.malicious is None:
             return
         self._attack = scenario.malicious.attack
@@ -234,9 +238,7 @@ class Run:
         self._shape_and_classes = learning.shape_and_classes
 
     def _rooflines(self, capacity: Capacity) -> Rooflines | None:
-        """Roofline model of training times for the scenario's model; None where devices have no
-        kinds.
-        """
+        """Roofline model of the model's training times; None without kinds of devices."""
         if capacity.which is None or self.scenario.strategy.brings_learning:
             return None
         model = self.scenario.model
@@ -272,8 +274,13 @@ class Run:
         )
 
     def check_sizes(self, learner: Learner) -> None:
-        """Raise ``ScenarioError`` for a device on whose samples, now or after a shift,
-        ``learner`` cannot train.
+        """Refuse a learner that cannot train on a device's samples, now or after a shift.
+
+        Args:
+            learner: the learner.
+
+        Raises:
+            ScenarioError: names such a device.
         """
         data = self.data
         drift = self.scenario.drift
@@ -306,9 +313,7 @@ class Run:
         return self.lifetimes.present(self.simulation.now)
 
     def truth(self) -> NDArray[np.int64] | None:
-        """The true group of the data that each device holds now, int64 [devices], where the
-        generator knows it.
-        """
+        """The true group of each device's present data, int64 [devices]; None if unknown."""
         return None if self.data is None else self.data.truth
 
     def _label_counts(self, device: int, version: int | None) -> NDArray[np.int64]:
@@ -317,21 +322,24 @@ class Run:
         shard = self.data.current(device) if version is None else self.data.shard(device, version)
         return self.data.label_counts(shard)
 
-    async def model_tensors(self) -> dict[str, dict[str, AnyArray]]:
-        """Current models of the strategy: file name -> named tensors; those of a family are
-        named ``number/tensor``.
+    async def model_tensors(self) -> Models:
+        """Current models of the strategy, by the name of their file.
+
+        Tensors of a family's models are named ``number/tensor``.
         """
         files = {name: dict(tensors) for name, tensors in self.strategy.tensors().items()}
         if not self.learner.learns:
             return files
         for name, (model, _) in self.strategy.models().items():
             family, _, member = name.partition("/")
-            for tensor, values in self.learner.tensors(await self.learner.value(model)).items():
-                files.setdefault(family, {})[f"{member}/{tensor}" if member else tensor] = values
+            tensors = self.learner.tensors(await self.learner.value(model))
+            prefix = f"{member}/" if member else ""
+            for tensor, values in tensors.items():
+                files.setdefault(family, {})[f"{prefix}{tensor}"] = values
         return files
 
-    def device_columns(self) -> dict[str, Any]:
-        """The content of ``devices.parquet``; of large populations only devices that were asked."""
+    def device_columns(self) -> dict[str, AnyArray | list[Any]]:
+        """The columns of ``devices.parquet``; of large populations only devices that were asked."""
         population = self.population
         network = self.network
         devices = self._devices_with(columns.MANY)
@@ -340,7 +348,7 @@ class Run:
         if self.evaluator.last is not None:
             measured = self.evaluator.last.device_accuracy()
             accuracy = [measured.get(device) for device in numbers]
-        test_samples: Any = columns.alike(0, len(devices))
+        test_samples: AnyArray | list[Any] = columns.alike(0, len(devices))
         if self.data is not None:
             test_samples = [len(self.data.current(device).test) for device in numbers]
         return {
@@ -360,9 +368,7 @@ class Run:
 
     @property
     def estimates(self) -> str:
-        """Text that names the unmeasured figures of device kinds on which times or joules
-        depend.
-        """
+        """Text on the unmeasured figures of device kinds on which times or joules depend."""
         energy = self.scenario.energy
         estimates_links = not self.scenario.network.has_device_rates
         estimates_energy = energy is not None and energy.preset is None
@@ -370,7 +376,7 @@ class Run:
 
     @property
     def at_once(self) -> int:
-        """Devices that work at a time, at most."""
+        """The largest number of devices that work at a time."""
         params = self.scenario.strategy
         devices = self.scenario.population.devices
         if isinstance(params, RoundParams):
@@ -379,9 +385,7 @@ class Run:
 
     @property
     def rules(self) -> list[str]:
-        """Lines about rules fitted to measurements that this run follows: the domain and the
-        error of each.
-        """
+        """Lines about the fitted rules that this run follows: the domain and the error of each."""
         network = self.scenario.network
         lines = [*network.rules(), *network.protocol.rules()]
         if self.population.rooflines is not None:
@@ -390,7 +394,7 @@ class Run:
 
     @property
     def outside_of_rules(self) -> list[str]:
-        """Lines about what lies outside of the domain in which such a rule was fitted."""
+        """Lines about values outside of the domain in which a rule was fitted."""
         network = self.scenario.network
         lines = [
             *network.outside_of_rules(),
@@ -402,7 +406,8 @@ class Run:
         return lines
 
     @property
-    def tells_all_devices(self) -> bool:
+    def lists_all_devices(self) -> bool:
+        """Whether ``devices.parquet`` has all devices; otherwise it has the asked ones."""
         return self.scenario.population.devices <= columns.MANY
 
     def _devices_with(self, most: int) -> NDArray[np.int64]:
@@ -413,31 +418,45 @@ class Run:
         return np.array(sorted(self.tasks.times_asked), dtype=np.int64)
 
     def availability_columns(self, end: float) -> dict[str, AnyArray]:
-        """The content of ``availability.parquet`` up to ``end`` (s); for large populations, of
-        devices ever asked.
+        """The columns of ``availability.parquet``; of large populations only asked devices.
+
+        Args:
+            end: time up to which changes are listed (s).
         """
         return changes(self._past, self._devices_with(_ALL_DEVICES), end, _MOST_CHANGES)
 
     def _fastest_download_s(self) -> float:
+        """The shortest time of a download of the model by a device that is alone (s)."""
         near = self.scenario.strategy.at_edges
         size = self.dispatch.down.model_bytes + self.learner.base_bytes
-        pieces = columns.pieces(self.scenario.population.devices)
-        return min(
-            float(self.network.all_alone_s("down", size, near=near, devices=piece).min())
-            for piece in pieces
-        )
+        fastest_s = math.inf
+        for devices in columns.pieces(self.scenario.population.devices):
+            times_s = self.network.all_alone_s("down", size, near=near, devices=devices)
+            fastest_s = min(fastest_s, float(times_s.min()))
+        return fastest_s
 
 
 def assemble(
     scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None
 ) -> Run:
-    """Build ``scenario`` into ``simulation``, ready to run; raises ``ScenarioError`` or
-    ``DataError`` if it cannot be built.
+    """Build a scenario into a simulation, ready to run.
+
+    Args:
+        scenario: the scenario.
+        simulation: an empty simulation.
+        learner: replaces the scenario's learning; None to keep it.
+
+    Returns:
+        The run.
+
+    Raises:
+        ScenarioError, DataError: the scenario cannot be built.
     """
     run = Run(scenario, simulation, learner)
-    if (stop_at := scenario.stop.simulated_time) is not None:
-        simulation.end = stop_at
-        run.stop_at(0, stop_at)
+    end_s = scenario.stop.simulated_time
+    if end_s is not None:
+        simulation.end = end_s
+        run.stop_at(0, end_s)
     simulation.at_end(lambda: run.tasks.end_all("stopped"))
     simulation.at_end(run.messages.end_all)
     if run.tasks.batteries is not None:

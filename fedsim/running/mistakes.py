@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from pathlib import Path
@@ -27,64 +27,85 @@ _NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # names that no file can have
 
 
 def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Turns errors of a command into one message and an exit status; refuses ``out`` within a
-    run folder if it reads runs.
+    """Decorator of a command, whose errors become one message and an exit status.
+
+    The command gets the option ``--debug``, by which a traceback is shown. A command that reads
+    runs refuses an ``out`` within a run folder.
+
+    Args:
+        program: the program's name, with which messages begin.
+
+    Returns:
+        The decorator. The command returns its exit status; None is 0.
     """
 
     def wrap(command: Callable[..., int | None]) -> Callable[..., None]:
         @wraps(command)
-        def run(*args: Any, debug: bool, **options: Any) -> None:
-            def complain(message: str) -> None:
-                say(
-                    *(traceback.format_exc().split("\n") if debug else [f"{program}: {message}"]),
-                    err=True,
-                )
-
+        def run(*args: object, debug: bool, **options: object) -> None:
+            context = on_command_line.set(True)
             status = 1
-            reader = on_command_line.set(True)
             try:
                 with _reading(options):
                     status = command(*args, **options) or 0
-            except FedsimError as error:
-                complain(
-                    str(error) + (place_of(error) if isinstance(error, SimulationError) else "")
-                )
-                status = error.exit_status
             except KeyboardInterrupt:
                 status = INTERRUPTED
             except BrokenPipeError:  # the reader has ended (``| head``)
                 # so that Python does not flush the rest
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            except OSError as error:
-                complain(told(error, options.get("out")))
-                status = 2 if error.errno in _NO_NAME else 1
-            except MemoryError as error:
-                complain(f"there is not enough memory: {error}".rstrip(": "))
             except Exception as error:
-                message = told(error, options.get("out"))
-                complain(
-                    message
-                    if is_full(error)
-                    else f"{message}{place_of(error)} (--debug shows where)"
-                )
+                message = _message(error, options.get("out"))
+                lines = [f"{program}: {message}"]
+                if debug:
+                    lines = traceback.format_exc().split("\n")
+                say(*lines, err=True)
+                status = _status(error)
             finally:
-                on_command_line.reset(reader)
+                on_command_line.reset(context)
             sys.exit(status)
 
-        return click.option("--debug", is_flag=True, help="Show a traceback when something fails.")(
-            run
-        )
+        debug = click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+        return debug(run)
 
     return wrap
 
 
+def _message(error: Exception, out: object) -> str:
+    """The message of an error; ``out`` is the folder that a command writes."""
+    folder = out if isinstance(out, Path) else None
+    if isinstance(error, SimulationError):
+        return f"{error}{place_of(error)}"
+    if isinstance(error, FedsimError):
+        return str(error)
+    if isinstance(error, OSError):
+        return told(error, folder)
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory: {error}".rstrip(": ")
+    message = told(error, folder)
+    if is_full(error):
+        return message
+    return f"{message}{place_of(error)} (--debug shows where)"
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, FedsimError):
+        return error.exit_status
+    is_no_name = isinstance(error, OSError) and error.errno in _NO_NAME
+    return 2 if is_no_name else 1
+
+
 def _reading(options: Mapping[str, Any]) -> AbstractContextManager[None]:
-    runs: Collection[Path] = options.get("runs", [options["run"]] if "run" in options else [])
+    """The context of a command, in which damaged run folders are reported as such."""
+    runs: Iterable[Path] = ()
+    if "runs" in options:
+        runs = options["runs"]
+    elif "run" in options:
+        runs = [options["run"]]
     if not runs:
         return nullcontext()
     from fedsim.records.folder import refuse_within_run
     from fedsim.records.reading import making_sense
 
-    if options.get("out") is not None:
-        refuse_within_run(Path(options["out"]))
+    out = options.get("out")
+    if out is not None:
+        refuse_within_run(Path(out))
     return making_sense(runs)

@@ -1,5 +1,6 @@
-"""Runs a scenario: builds it, executes it, and writes the run folder, also after failures and
-interrupts.
+"""Runs a scenario: builds and executes it, and writes the run folder.
+
+The folder is also written after failures and interrupts.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsim.clock.executors import Executor
 from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import CheckpointError, home_of
 from fedsim.common.harmless import say
 from fedsim.records import folder as files
@@ -29,25 +31,27 @@ from fedsim.version import __version__
 from fedsim.world.meters.base import Column
 
 if TYPE_CHECKING:
-    from fedsim.running.assembly import Run
+    from fedsim.running.assembly import Models, Run
     from fedsim.running.scenario import Scenario
 
 
+# real time after an interrupt
 _PATIENCE_S = 1.5  # for computations of the event loop's thread, in the world or in a handler
-# for an instant that waits for training, after SIGTERM; after Ctrl-C the user decides
-_TRAINING_S = 10.0
-_LOOK_S = 0.1
-
+_TRAINING_S = 10.0  # for an instant that waits for training; after Ctrl-C the user decides
+_LOOK_S = 0.1  # between two looks at the run
 
 FAILED = "failed"  # the status of a run that an error has ended
 
 
 class EndedRun(NamedTuple):
-    """Result of a run: ``summary.json``, the rows of ``rounds.parquet``, and the folder."""
+    """Result of a run."""
 
     summary: dict[str, Any]
+    """content of ``summary.json``."""
     rows: list[dict[str, Any]]
+    """rows of ``rounds.parquet``."""
     folder: Path | None
+    """the run folder, if any."""
 
 
 class Job:
@@ -61,7 +65,7 @@ class Job:
         out: the run folder; None for none.
         executor: where real work runs.
         resume: whether to go on from the newest checkpoint of the folder.
-        live_every_s: interval at which intermediate results are written (s of real time).
+        live_every_s: real time from one intermediate result to the next (s).
 
     Attributes:
         over: whether the run has ended, and its files are closed.
@@ -142,15 +146,20 @@ class Job:
             self.simulation.listen(live_results.watch, kinds=("task-end",))
 
     def interrupt(self) -> None:
-        """End the run after the current instant; a run with a folder is saved so that it can be
-        resumed.
-        """
+        """End the run after the current instant. A run with a folder is saved, to be resumed."""
         if self.checkpointer is not None:
             self.checkpointer.request()
         self.simulation.interrupt()
 
     async def execute(self) -> EndedRun:
-        """Run to the end. An exception is raised again after the run folder is closed."""
+        """Run to the end. After an error the run folder is closed, too.
+
+        Returns:
+            The result.
+
+        Raises:
+            FedsimError: the run has failed. Errors of the user's code are raised as they are.
+        """
         status = FAILED
         try:
             stopped = await self.simulation.run()
@@ -168,7 +177,9 @@ class Job:
         self.recorder.close()
         strategy = self.run.strategy
         evaluator = self.run.evaluator
-        tensors = await self.run.model_tensors() if status != FAILED else {}
+        tensors: Models = {}
+        if status != FAILED:
+            tensors = await self.run.model_tensors()
         summary = self._summary(status, models_digest(tensors))
         if status != FAILED and summary["accuracy"]["final"] is None:
             reason = strategy.why_no_accuracy()
@@ -176,7 +187,8 @@ class Job:
                 reason = evaluator.why_no_accuracy(summary["rounds"], strategy.models())
             summary["no_accuracy"] = reason
         not_finite = [name for name, model in tensors.items() if not _is_finite(model)]
-        if not_finite:  # caused by the strategy: updates with such numbers never enter a model
+        # caused by the strategy, as updates with such numbers never enter a model
+        if not_finite:
             summary["not_finite"] = f"{', '.join(not_finite)}{home_of(type(strategy))}"
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
             tuned = await evaluator.fine_tuned(strategy.models(), summary["rounds"], strategy.score)
@@ -186,7 +198,7 @@ class Job:
         return EndedRun(summary, self.recorder.rounds, self.out)
 
     def _close_folder(
-        self, out: Path, status: str, tensors: dict[str, Any], summary: dict[str, Any]
+        self, out: Path, status: str, tensors: "Models", summary: dict[str, Any]
     ) -> None:
         files.write_models(out, tensors)
         self._write_devices(out)
@@ -195,31 +207,28 @@ class Job:
         live.remove(out)
         obsolete_parts = self.recorder.parts if status == "done" else []
         fingerprints = files.fingerprints(out, but=obsolete_parts)
-        files.write_summary(out, summary | {"files_sha256": fingerprints})
+        files.write_summary(out, {**summary, "files_sha256": fingerprints})
         # only now: without a summary, a killed run could still be resumed
         for part in obsolete_parts:
             part.unlink()
 
-    def _metrics(self) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, dict[str, object]]:
         """Last and best value of each metric, and whether the best is the most or the least."""
-        entries: dict[str, Any] = {}
+        entries: dict[str, dict[str, object]] = {}
         for metric in self.run.metrics:
-            values = [row[metric.name] for row in self.recorder.rounds]
-            values = [value for value in values if value is not None]
+            values = self._values(metric.name)
             best = max if metric.more_is_better else min
             entries[metric.name] = {
                 "final": values[-1] if values else None,
-                "best": best(values) if values else None,
+                "best": best(values, default=None),
                 "best_is": "most" if metric.more_is_better else "least",
             }
-        return {"metrics": entries} if entries else {}
+        return entries
 
-    def _acts(self) -> dict[str, Any]:
-        """The number of records of the world's processes, by kind."""
-        acts = self.run.processes.acts
-        if not acts and not self.scenario.world.processes:
-            return {}
-        return {"acts": dict(sorted(acts.items()))}
+    def _values(self, column: str) -> list[float]:
+        """The measured values of a column of rounds."""
+        values = [row[column] for row in self.recorder.rounds]
+        return [value for value in values if value is not None]
 
     def _copy_to(self, folder: Path) -> None:
         self.recorder.copy_to(folder)
@@ -234,7 +243,7 @@ class Job:
         """The entries of ``summary.json``, in their order."""
         recorder = self.recorder
         run = self.run
-        accuracies = [row["accuracy"] for row in recorder.rounds if row["accuracy"] is not None]
+        accuracies = self._values("accuracy")
         summary: dict[str, Any] = {
             "fedsim": __version__,
             "name": self.scenario.name,
@@ -244,18 +253,22 @@ class Job:
             "stopped": self._reason(status),
             "rounds": len(recorder.rounds),
         }
-        if not run.tells_all_devices:
+        if not run.lists_all_devices:
             summary["device_rows"] = ASKED
         summary["simulated_s"] = recorder.last_time
         summary["accuracy"] = {
             "final": accuracies[-1] if accuracies else None,
-            "best": max(accuracies) if accuracies else None,
+            "best": max(accuracies, default=None),
         }
-        summary |= self._metrics()
+        metrics = self._metrics()
+        if metrics:
+            summary["metrics"] = metrics
         summary["bytes"] = recorder.ledger.summary()
-        summary |= recorder.meters.summary()
-        summary |= self._acts()
-        summary |= run.strategy.facts()
+        summary.update(recorder.meters.summary())
+        acts = run.processes.acts
+        if acts or self.scenario.world.processes:
+            summary["acts"] = dict(sorted(acts.items()))
+        summary.update(run.strategy.facts())
         if run.estimates:
             summary["estimates"] = run.estimates
         if run.outside_of_rules:
@@ -278,14 +291,19 @@ class Job:
         return self.simulation.stopped or "nothing left to happen"
 
 
-def _is_finite(model: Mapping[str, Any]) -> bool:
+def _is_finite(model: Mapping[str, AnyArray]) -> bool:
     """Whether all weights of a model are finite."""
     return all(bool((abs(values) < inf).all()) for values in model.values())
 
 
 def end_soon(job: Job, number: int) -> None:
-    """End and save a run after its current instant; if it does not end, end the process; the
-    last checkpoint remains.
+    """End and save a run after its current instant.
+
+    If the run does not end, the process is ended. The last checkpoint then remains.
+
+    Args:
+        job: the run.
+        number: the signal that has interrupted the run.
     """
     job.interrupt()
     with suppress(RuntimeError):  # no event loop runs, so there is nothing to wait for
@@ -294,12 +312,14 @@ def end_soon(job: Job, number: int) -> None:
 
 
 def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
-    """End the process if the event loop hangs, or if training takes too long after a signal
-    other than Ctrl-C.
+    """End the process if the event loop hangs, or training goes on for too long.
+
+    After Ctrl-C training may take any time.
     """
     turn = threading.Event()
     turn.set()
-    begun = alive = time.monotonic()
+    begun = time.monotonic()
+    alive = begun
     simulation = job.simulation
     while not job.over:
         now = time.monotonic()

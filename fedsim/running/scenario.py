@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 from pydantic import ValidationError
@@ -13,9 +13,13 @@ from fedsim.common.harmless import clean
 from fedsim.common.imports import from_file
 from fedsim.common.wording import explain
 from fedsim.records.notebook import as_html, as_line
+from fedsim.running.conflicts import SECTIONS_OF_LEARNING
 from fedsim.running.overrides import apply_changes, read_toml
-from fedsim.running.sections import OF_LEARNING, Sections
-from fedsim.running.shipped import found, is_study
+from fedsim.running.sections import Sections
+from fedsim.running.shipped import find_file, is_study
+
+if TYPE_CHECKING:
+    from fedsim.running.assembly import Run
 
 
 class Scenario(Sections):
@@ -43,11 +47,17 @@ class Scenario(Sections):
         except ValidationError as error:
             raise ScenarioError(explain(error, sections)) from None
 
-    def install(self, simulation: Simulation) -> Any:
+    def install(self, simulation: Simulation) -> "Run":
         """Build this scenario into an empty simulation.
 
         Args:
-            simulation: the simulation, at time 0.
+            simulation: the simulation.
+
+        Returns:
+            The run, which is ready to begin.
+
+        Raises:
+            ScenarioError, DataError: the run cannot be built.
         """
         from fedsim.running.assembly import assemble
 
@@ -60,7 +70,8 @@ class Scenario(Sections):
         return as_html(f"scenario {self.name}", self._facts())
 
     def _facts(self) -> dict[str, str]:
-        ends = self.stop.model_dump(mode="json", exclude_none=True)
+        limits = self.stop.model_dump(mode="json", exclude_none=True)
+        until = [f"{key.replace('_', ' ')} {value}" for key, value in limits.items()]
         return {
             "strategy": self.strategy.kind,
             "model": self.model.kind if self.learning == "on" else "none",
@@ -68,12 +79,12 @@ class Scenario(Sections):
             "devices": str(self.population.devices),
             "network": self.network.kind,
             "seed": str(self.seed),
-            "until": ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in ends.items()),
+            "until": ", ".join(until),
         }
 
     def to_toml(self) -> str:
         """The scenario with every default written out; reading it gives the same scenario."""
-        unused = set(OF_LEARNING) if self.strategy.brings_learning else None
+        unused = set(SECTIONS_OF_LEARNING) if self.strategy.brings_learning else None
         return tomli_w.dumps(self.model_dump(mode="python", exclude=unused, exclude_none=True))
 
 
@@ -98,6 +109,9 @@ def load(
         tell: called with a message for each key dropped because ``changes`` alter the ``kind``
             of its table.
 
+    Returns:
+        The scenario.
+
     Raises:
         ScenarioError: the file cannot be read, or describes something that cannot be run.
 
@@ -112,11 +126,12 @@ def load(
             f"{shown(path)} is no file's path or name; tables become a scenario by "
             "fedsim.Scenario(**tables)"
         )
-    sections = read_toml(found(path), "scenario")
+    sections = read_toml(find_file(path), "scenario")
     if is_study(sections):
         raise ScenarioError(f"{str(path)!r} is a study, not a scenario: 'fedsim study' runs it")
+    all_changes = [*changes]
+    if seed is not None:
+        all_changes.append(f"seed={seed}")
     with from_file(allow_code):
-        apply_changes(
-            [sections], [*changes, *([] if seed is None else [f"seed={seed}"])], Scenario, tell
-        )
+        apply_changes([sections], all_changes, Scenario, tell)
         return Scenario(**sections)

@@ -1,103 +1,126 @@
-"""Scenarios and studies shipped with fedsim, named by their path below ``scenarios/`` or
-``scenarios/studies/``.
+"""Scenarios and studies shipped with fedsim.
+
+Each is named by its path below ``scenarios/`` or ``scenarios/studies/``.
 """
 
 import os
 import shutil
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.files import read_text, read_toml
 
-_HERE = (Path(__file__).parent / "scenarios").resolve()
-_NAMES_FILES = ("extends", "base", "published")
+_FOLDER = (Path(__file__).parent / "scenarios").resolve()
+_KEYS_OF_FILES = ("extends", "base", "published")
 _PARTS = ("published", "_base", "validation/worlds")  # parts of studies, which cannot be run alone
 
 
 @cache
 def shipped() -> dict[str, Path]:
-    """Every file by its name."""
-    found = {
-        path.relative_to(_HERE).with_suffix("").as_posix(): path
-        for path in sorted(_HERE.glob("**/*.toml"))
-    }
-    return {
-        name.removeprefix("studies/"): path
-        for name, path in found.items()
-        if not name.endswith(_PARTS)
-    }
+    """The path of each shipped file, by its name."""
+    files: dict[str, Path] = {}
+    for path in sorted(_FOLDER.glob("**/*.toml")):
+        name = path.relative_to(_FOLDER).with_suffix("").as_posix()
+        if not name.endswith(_PARTS):
+            files[name.removeprefix("studies/")] = path
+    return files
 
 
 def shipped_titles(studies: bool) -> list[tuple[str, str]]:
-    """Name and title of every scenario, or of every study; the title is the file's first line."""
-    titles = {name: read_text(path).partition("\n")[0] for name, path in shipped().items()}
-    return [
-        (name, title.lstrip("# "))
-        for name, title in titles.items()
-        if is_study(read_toml(shipped()[name])) is studies
-    ]
+    """Name and title of every shipped scenario, or of every shipped study.
 
+    Args:
+        studies: whether to list studies.
 
-def is_study(tables: dict[str, Any]) -> bool:
-    """Whether the tables describe a study."""
-    return bool({"base", "variants"} & set(tables))
-
-
-def found(path: str | Path) -> Path:
-    """The file at ``path``, or the shipped file of that name; ``ScenarioError`` if there is
-    neither.
+    Returns:
+        Pairs of name and title, which is the file's first line.
     """
-    here = Path(path)
-    if here.suffix or here.exists():
-        return here
-    allowed = (
-        "allowed are the path of a file, or what 'fedsim list scenarios' and 'fedsim list studies' "
-        "name"
+    titles = []
+    for name, path in shipped().items():
+        if is_study(read_toml(path)) is studies:
+            line = read_text(path).partition("\n")[0]
+            titles.append((name, line.lstrip("# ")))
+    return titles
+
+
+def is_study(tables: Mapping[str, object]) -> bool:
+    """Whether the tables of a TOML file describe a study."""
+    return "base" in tables or "variants" in tables
+
+
+def find_file(path: str | Path) -> Path:
+    """Find a scenario or study.
+
+    Args:
+        path: path of a file, or the name of a shipped file.
+
+    Returns:
+        The file's path. A path with a suffix need not exist.
+
+    Raises:
+        ScenarioError: there is no such path, and no such name.
+    """
+    file = Path(path)
+    if file.suffix or file.exists():
+        return file
+    return _find_shipped(
+        str(path),
+        f"{str(path)!r} does not exist; allowed are the path of a file, or what 'fedsim list "
+        "scenarios' and 'fedsim list studies' name",
     )
-    return _named(str(path), f"{str(path)!r} does not exist; {allowed}")
 
 
-def _named(name: str, refusal: str) -> Path:
-    """The shipped file called ``name``; otherwise ``ScenarioError`` with ``refusal`` and the
-    nearest names.
+def _find_shipped(name: str, refusal: str) -> Path:
+    """The shipped file called ``name``.
+
+    Args:
+        name: the name.
+        refusal: the message if there is none; a hint at similar names follows.
     """
-    if name not in shipped():
-        inside = [one for one in shipped() if one.startswith(f"{name}/")]
-        hint = (
-            f" (did you mean one of {', '.join(map(repr, inside))}?)"
-            if inside
-            else nearest(name, shipped())
-        )
-        raise ScenarioError(refusal + hint)
-    return shipped()[name]
+    files = shipped()
+    if name in files:
+        return files[name]
+    inside = [repr(path) for path in files if path.startswith(f"{name}/")]
+    hint = nearest(name, files)
+    if inside:
+        hint = f" (did you mean one of {', '.join(inside)}?)"
+    raise ScenarioError(refusal + hint)
 
 
 def copy(name: str, folder: Path) -> list[Path]:
-    """Copy a shipped file and the files it names into ``folder``; existing files are refused.
+    """Copy a shipped file, and the files that it names.
 
-    Returns the copies.
+    Args:
+        name: name of the shipped file.
+        folder: folder of the copies, which keep their paths relative to each other.
+
+    Returns:
+        Paths of the copies.
+
+    Raises:
+        ScenarioError: nothing has this name, or a copy exists already.
     """
-    files = _with_named(_named(name, f"nothing called {name!r} comes with fedsim"))
-    above = os.path.commonpath([file.parent for file in files])
-    copies = {file: folder / file.relative_to(above) for file in files}
+    file = _find_shipped(name, f"nothing called {name!r} comes with fedsim")
+    files = list(dict.fromkeys(_with_named_files(file)))
+    root = os.path.commonpath([path.parent for path in files])
+    copies = {path: folder / path.relative_to(root) for path in files}
     for target in copies.values():
         if target.exists():
             raise ScenarioError(f"{str(target)!r} exists already; give another folder")
-    for file, target in copies.items():
+    for source, target in copies.items():
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, target)
+        shutil.copyfile(source, target)
     return [*copies.values()]
 
 
-def _with_named(file: Path) -> list[Path]:
+def _with_named_files(file: Path) -> Iterator[Path]:
+    """A file, each file that it names, and the files that these name."""
+    yield file
     tables = read_toml(file)
-    parts = [*tables.get("sizes", {}).values(), *tables.get("parts", {}).values()]
-    names = [said.get(key) for said in (tables, *parts) for key in _NAMES_FILES]
-    named = [
-        (file.parent / name).resolve()
-        for name in names
-        if isinstance(name, str) and name.endswith(".toml")
-    ]
-    return list(dict.fromkeys([file, *(other for one in named for other in _with_named(one))]))
+    for table in (tables, *tables.get("sizes", {}).values(), *tables.get("parts", {}).values()):
+        for key in _KEYS_OF_FILES:
+            name = table.get(key)
+            if isinstance(name, str) and name.endswith(".toml"):
+                yield from _with_named_files((file.parent / name).resolve())

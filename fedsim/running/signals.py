@@ -17,46 +17,56 @@ _SHOW_CURSOR = b"\x1b[?25h"
 def interrupted_once(
     interrupt: Callable[[int], None], again: Callable[..., object] = signal.default_int_handler
 ) -> Iterator[None]:
-    """Context in which the first Ctrl-C, SIGTERM or SIGHUP calls ``interrupt``, and the second
-    calls ``again``.
+    """Context in which signals (Ctrl-C, SIGTERM, SIGHUP) interrupt a command.
+
+    Args:
+        interrupt: called with the first signal.
+        again: handler of the second signal; by default it raises ``KeyboardInterrupt``.
     """
 
     def on_signal(number: int, _: object) -> None:
         let_go(number)
-        for each in before:
-            signal.signal(each, again)
+        for other_number in handlers:
+            signal.signal(other_number, again)
         say(
             "fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)",
             err=True,
         )
         interrupt(number)
 
-    before = {number: signal.getsignal(number) for number in signals()}
-    for number in before:
+    handlers = {number: signal.getsignal(number) for number in signals()}
+    for number in handlers:
         signal.signal(number, on_signal)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def signals() -> list[int]:
-    """Signals that interrupt a run: SIGINT, SIGTERM, and SIGHUP unless it is ignored
-    (``nohup``).
+def signals() -> list[signal.Signals]:
+    """Numbers of the signals that interrupt a run.
+
+    SIGHUP is not among them if it is ignored (``nohup``).
     """
-    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
-    return [signal.SIGINT, signal.SIGTERM, *hangup]
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 def let_go(number: int) -> None:
-    """After SIGHUP, redirect terminal output to nowhere: the terminal is gone, and writing to it
-    fails.
+    """After SIGHUP, discard output to the terminal, which is gone: writing to it would fail.
+
+    Args:
+        number: the signal; nothing is done for any other than SIGHUP.
     """
-    for place in (1, 2) if number == signal.SIGHUP else ():
-        if stat.S_ISCHR(os.fstat(place).st_mode):
-            with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
-                os.dup2(nowhere.fileno(), place)
+    if number != signal.SIGHUP:
+        return
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            with open(os.devnull, "wb") as null:  # noqa: PTH123
+                os.dup2(null.fileno(), descriptor)
 
 
 def end_at_once(*_: object) -> None:

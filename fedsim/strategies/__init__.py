@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 class _Strategies(Registry):
     def spec(self, kind: str, key: str = "kind") -> "type[StrategyParams]":
-        """Its parameters.
+        """The parameters of a strategy.
 
-        A user's strategy may inherit those of a built-in one, whose ``kind`` stays that one's name.
+        A user's strategy may inherit the parameters of a built-in one, whose ``kind`` is fixed.
+        Their ``kind`` then takes any name.
         """
-        found: type[StrategyParams] = self.find(kind, key).Params
-        return found if kind in self.known else with_any_kind(found)
+        params: type[StrategyParams] = self.find(kind, key).Params
+        if kind in self.known:
+            return params
+        return with_any_kind(params)
 
     def holds(self, value: Spec) -> bool:
         from fedsim.strategies.base import StrategyParams
@@ -188,17 +191,32 @@ STRATEGIES = _Strategies(
 
 
 def strategy_class(kind: str) -> "type[Strategy[Any]]":
-    """The class of a registered strategy, or of the user's own by import path; ``ScenarioError``
-    if there is none.
+    """Find the class of a strategy.
+
+    Args:
+        kind: kind of a registered strategy, or import path of the user's own.
+
+    Raises:
+        ScenarioError: there is no such strategy.
     """
-    return STRATEGIES.find(kind, "strategy.kind")  # type: ignore[no-any-return]
+    strategy: type[Strategy[Any]] = STRATEGIES.find(kind, "strategy.kind")
+    return strategy
 
 
 def params_class(kind: str) -> "type[StrategyParams]":
-    """The parameters that a strategy takes."""
+    """Find the class of a strategy's parameters.
+
+    Args:
+        kind: kind of a registered strategy, or import path of the user's own.
+
+    Raises:
+        ScenarioError: there is no such strategy.
+    """
     return STRATEGIES.spec(kind, "strategy.kind")
 
 
 def strategy_name(kind: str) -> str | None:
     """The display name of a registered strategy in reports; None for the user's own."""
-    return STRATEGIES.known[kind][1].partition(":")[0] if kind in STRATEGIES.known else None
+    if kind not in STRATEGIES.known:
+        return None
+    return STRATEGIES.known[kind][1].partition(":")[0]

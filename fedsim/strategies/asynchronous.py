@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,8 +14,10 @@ from fedsim.federation import Server, TaskEnd
 from fedsim.federation.evaluator import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
+from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.parts.selection import Random, SelectionSpec
-from fedsim.strategies.state import State, new_state
+from fedsim.strategies.state import Entries, PartState, State, new_state
+from fedsim.strategies.updates import AsynchronousUpdate
 
 
 class AsynchronousParams(StrategyParams):
@@ -24,36 +26,45 @@ class AsynchronousParams(StrategyParams):
     concurrency: int = Field(default=10, ge=1)
     """number of clients that work at any time, if available."""
     local_epochs: Epochs = 1
-    """E, passes over its own data that a client makes."""
+    """E, passes of a client over its data."""
     retry: PositiveSeconds = 60.0
-    """with fewer clients at work than that, look for more after this time (s)."""
+    """with fewer than ``concurrency`` clients at work, look for more after this time (s)."""
     selection: SelectionSpec = Random()
     """selection of the next clients (``parts/selection``); not one with queries."""
 
     @model_validator(mode="before")
     @classmethod
-    def _no_rounds(cls, data: Any) -> Any:
+    def _no_rounds(cls, data: object) -> object:
         if isinstance(data, dict) and "deadline" in data and "deadline" not in cls.model_fields:
-            why = (
+            problem = (
                 "has the key 'deadline', which says when a round ends; without rounds nobody waits "
                 "for a slow client"
             )
-            raise PydanticCustomError("unknown_key", why)
+            raise PydanticCustomError("unknown_key", problem)
         return data
 
     def check(self, devices: int) -> None:
         if self.selection.asks:
             raise ScenarioError(
                 f"strategy.selection is {self.selection.kind!r}, which asks candidates before "
-                "a round begins; without rounds "
-                "clients are replaced at once, and allowed are those that ask nobody first: "
-                "random, least-asked, oort, "
-                "least-available, or power-of-choice with losses = 'reported'"
+                "a round begins; without rounds clients are replaced at once, and allowed are "
+                "those that ask nobody first: random, least-asked, oort, least-available, or "
+                "power-of-choice with losses = 'reported'"
             )
         self.refuse_more("concurrency", devices)
 
 
 A = TypeVar("A", bound=AsynchronousParams)
+
+
+@dataclass
+class OpenTask(Entries):
+    """A task that has not ended, in a strategy without rounds."""
+
+    version: int
+    """Number of the version from which its device trains."""
+    model: Ref
+    """The model of that version."""
 
 
 @dataclass
@@ -64,15 +75,15 @@ class AsynchronousState(State):
     """Number of the next version, from 0."""
     model: Ref = field(init=False)
     """The current model."""
-    open: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Open tasks, task -> its ``version`` and ``model``."""
+    open: dict[int, OpenTask] = field(default_factory=dict)
+    """Open tasks by number."""
     draws: int = 0
     """Number of draws of clients so far, which names the stream."""
     refilling: bool = False
     """Whether replacements follow in this instant."""
     over: bool = False
     """Whether the last version is made."""
-    selection: Any = None
+    selection: PartState = None
     """Memory of the selection."""
 
 
@@ -98,31 +109,32 @@ class Asynchronous(Strategy[A]):
         """Take in an update, and ``publish`` a new version when it is time.
 
         Args:
-            message: the end of its task: ``message["update"]`` is the model,
+            message: the end of the update's task: ``message["update"]`` is the model,
                 ``message["samples"]`` the number of samples.
-            base: the model from which it was trained.
-            staleness: number of versions made since its device was asked.
+            base: the model from which the update was trained.
+            staleness: number of versions made since the device was asked.
         """
         raise NotImplementedError
 
     @staticmethod
-    def entry(message: TaskEnd, base: Ref) -> dict[str, Any]:
-        """An update as ``publish`` takes it, but for ``weight`` and ``staleness``.
+    def entry(message: TaskEnd, base: Ref) -> AsynchronousUpdate:
+        """An update as ``publish`` takes it, but without ``weight`` and ``staleness``.
 
         Args:
-            message: the end of the task that brought it; its answer has ``update`` and ``samples``.
-            base: the model from which it was trained.
-
-        Returns:
-            ``task``, ``device``, ``base``, ``update`` and ``samples``, by name.
+            message: the end of the task that brought the update; its answer has ``update`` and
+                ``samples``.
+            base: the model from which the update was trained.
         """
-        return {
-            "task": message.task,
-            "device": message.device,
-            "base": base,
-            "update": message["update"],
-            "samples": message["samples"],
-        }
+        return AsynchronousUpdate(
+            task=message.task,
+            device=message.device,
+            group=message.group,
+            contents=message.contents,
+            update=message["update"],
+            samples=message["samples"],
+            start=base,
+            base=base,
+        )
 
     async def on_start(self) -> None:
         self.state.model = self.server.models.initial()
@@ -139,7 +151,7 @@ class Asynchronous(Strategy[A]):
         devices = selection.select(server, state.selection, missing, (state.draws,))
         for device in server.clients.chosen(devices, type(selection).select):
             task = server.ask(device, {"model": state.model}, round=state.version)
-            state.open[task] = {"version": state.version, "model": state.model}
+            state.open[task] = OpenTask(state.version, state.model)
         state.draws += 1
         if not state.open:
             server.look_again("refill", self.params.retry)
@@ -161,15 +173,15 @@ class Asynchronous(Strategy[A]):
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
-        begun = state.open.pop(message.task)
+        task = state.open.pop(message.task)
         self.params.selection.heard(self.server, state.selection, message)
         if state.over:
             return
         if message.outcome == "done":
-            await self.receive(message, begun["model"], state.version - begun["version"])
+            await self.receive(message, task.model, state.version - task.version)
         self._refill_soon()
 
-    async def publish(self, model: Ref, updates: Sequence[dict[str, Any]], **about: int) -> None:
+    async def publish(self, model: Ref, updates: Sequence[Entry], **about: int) -> None:
         """Make a model the next version, and end the round of the run that goes with it.
 
         Args:

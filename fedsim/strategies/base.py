@@ -9,21 +9,21 @@ from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
-from fedsim.federation import Carried, Client, PeerMessage, RunInfo, Server, TaskEnd
+from fedsim.federation import Carried, Client, Contents, PeerMessage, RunInfo, Server, TaskEnd
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.architecture import Tensor
 from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
 from fedsim.strategies.parts.keeping import KeepingClient, Split
 from fedsim.strategies.parts.secure import SecureClient
 from fedsim.strategies.parts.selection import Selection, SelectionClient
-from fedsim.strategies.state import new_state
+from fedsim.strategies.state import PartState, new_state
 from fedsim.world.population import DeadlineBase, PopulationSpec
 
 
 class StrategyParams(Spec):
     """``[strategy]``: the keys of a strategy. Each strategy has a subclass as ``Params``.
 
-    Checks raise ``ScenarioError``. A few keys mean the same in every strategy that has them:
+    Checks raise ``ScenarioError``. A few keys have one meaning in all strategies:
     ``local_epochs`` is read by ``Client.training`` and by selections, ``selection``
     (``SelectionSpec``) by ``client_half``, ``aggregation`` (``AggregationSpec``), ``server``
     (``ServerOptimiserSpec``) and ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by
@@ -33,22 +33,22 @@ class StrategyParams(Spec):
     kind: str
 
     at_edges: ClassVar[bool] = False
-    """Whether it needs edge servers in the network."""
+    """Whether the strategy needs edge servers in the network."""
 
     serverless: ClassVar[bool] = False
     """Whether devices send to each other, without a server (``Peers``)."""
 
     brings_learning: ClassVar[bool] = False
-    """Whether it brings its models and data; sections about learning are refused."""
+    """Whether the strategy brings its models and data; sections about learning are refused."""
 
     needs_labels: ClassVar[bool] = False
-    """Whether it uses ``Device.label_counts``; refused for data without labels."""
+    """Whether the strategy uses ``Device.label_counts``; refused for data without labels."""
 
     plain_down: ClassVar[bool] = False
-    """Whether it sends no model down that a codec could encode."""
+    """Whether the strategy sends no model down that a codec could encode."""
 
     sends_models: ClassVar[bool] = True
-    """Whether it sends models, so that codecs have something to encode."""
+    """Whether the strategy sends models, so that codecs have something to encode."""
 
     mixes_states: ClassVar[bool] = False
     """Whether a model is just the mean of a round's updates; not inherited.
@@ -120,19 +120,25 @@ class StrategyParams(Spec):
         Args:
             protection: ``private`` or ``robust``.
         """
-        return self.beside if protection == "private" else None
+        if protection == "private":
+            return self.beside
+        return None
 
     @property
     def selected_by(self) -> Selection | None:
-        """None: the strategy selects by itself."""
+        """The client selection; None if the strategy selects by itself."""
         selection = getattr(self, "selection", None)
-        return selection if isinstance(selection, Selection) else None
+        if isinstance(selection, Selection):
+            return selection
+        return None
 
     @property
     def counts_steps(self) -> str | None:
         """Reason for which steps must be SGD steps; None if any trainer will do."""
         selection = self.selected_by
-        return selection.counts_steps if selection else None
+        if selection is None:
+            return None
+        return selection.counts_steps
 
     @property
     def unaccounted(self) -> str | None:
@@ -156,22 +162,26 @@ class StrategyParams(Spec):
         if aggregation is None:
             return self
         protection = aggregation.protection
-        unprotected = None if protection is None else self.unprotected(protection)
-        if protection is not None and unprotected:
-            raise ValueError(
-                f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but "
-                f"{unprotected}; allowed are 'weighted' and 'mean'"
-            )
-        unaccounted = self.unaccounted if aggregation.accounts else None
-        if unaccounted:
-            raise ValueError(f"'aggregation.account' is true, but {unaccounted}; allowed is false")
+        if protection is not None:
+            unprotected = self.unprotected(protection)
+            if unprotected:
+                raise ValueError(
+                    f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but "
+                    f"{unprotected}; allowed are 'weighted' and 'mean'"
+                )
+        if aggregation.accounts:
+            unaccounted = self.unaccounted
+            if unaccounted:
+                raise ValueError(
+                    f"'aggregation.account' is true, but {unaccounted}; allowed is false"
+                )
         return self
 
     @property
     def needs_accuracy(self) -> str | None:
-        """The key that needs accuracies, as "key is value"; None if there is none.
+        """The key that needs accuracies, as "key is value"; None if no key does.
 
-        Such a key is refused with an objective that has no accuracy.
+        The key is refused with an objective that has no accuracy.
         """
         selection = self.selected_by
         if selection and selection.needs_accuracy:
@@ -284,12 +294,12 @@ class Strategy(Generic[P]):
     """The server half of a federated learning algorithm.
 
     A subclass has ``on_start``, ``on_task_end`` and ``models``, keeps its memory in ``state`` and
-    acts through ``server`` alone. It calls ``Server.begin_round`` and ``Server.finish_round`` once
-    for each round, and asks devices in between.
+    acts through ``server`` alone. The subclass calls ``Server.begin_round`` and
+    ``Server.finish_round`` once for each round, and asks devices in between.
 
     Attributes:
         params: the keys of the scenario, a ``Params``.
-        server: all that it can see and do, a ``Server``.
+        server: all that the strategy can see and do, a ``Server``.
         setting: facts of the run, a ``RunInfo``.
         state: its memory, a ``State``: JSON-able values and refs, saved with a run. Any other
             attribute is lost when it resumes.
@@ -326,15 +336,15 @@ class Strategy(Generic[P]):
     """
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
-    """The class of its keys."""
+    """The class of the strategy's keys."""
 
-    Client: ClassVar[type[Client[Any]]] = Client
-    """The class of its client half."""
+    Client: ClassVar[type[ClientHalf]] = Client
+    """The class of the strategy's client half."""
 
-    State: ClassVar[type[Any]] = dict
-    """The class of its memory: a plain dict, or a subclass of ``State``."""
+    State: ClassVar[type[PartState]] = dict
+    """The class of the strategy's memory: a plain dict, or a subclass of ``State``."""
 
-    state: Any
+    state: PartState
 
     score: Literal["pooled", "device-mean"] = "pooled"
     """The definition of accuracy: over all test samples, or the mean of devices' accuracies.
@@ -358,7 +368,9 @@ class Strategy(Generic[P]):
         if selection and selection.talks:
             client = SelectionClient(client, selection)
         secure = getattr(params, "secure_aggregation", None)
-        return client if secure is None else SecureClient(client, secure)
+        if secure is not None:
+            client = SecureClient(client, secure)
+        return client
 
     def __init__(self, params: P, server: Server) -> None:
         self.params = params
@@ -367,8 +379,8 @@ class Strategy(Generic[P]):
         self.setting = server.setting
         self.state = self.State()
 
-    def remembered(self, part: str) -> Any:
-        """Memory of a part, kept in ``state`` under the part's name and created at its first use.
+    def remembered(self, part: str) -> PartState:
+        """Memory of a part, stored in ``state`` under the part's name and created at its first use.
 
         Args:
             part: the part's key in ``params``, such as ``selection``, or any other name.
@@ -438,7 +450,7 @@ class Strategy(Generic[P]):
             device: number of the device.
         """
 
-    async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
+    async def on_shift(self, device: int, contents: Contents) -> None:
         """Called when a device's message about changed data (``Client.on_shift``) has arrived.
 
         Args:
@@ -464,7 +476,7 @@ class Strategy(Generic[P]):
         """
         return None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Entries for ``summary.json``: ``algorithm``, and the lines ``notes`` and ``warnings``.
 
         The lines are shown to the user.

@@ -22,8 +22,9 @@ class FedAsyncParams(AsynchronousParams):
     alpha_decay_at: list[Annotated[int, Field(ge=1)]] = Field(default=[])
     """numbers of versions (the paper: 0.5 at 800)."""
     staleness: Literal["polynomial", "hinge"] = "polynomial"
-    """the weight at staleness tau: ``polynomial``, (1 + tau)^-a; ``hinge``, 1 up to b, then 1 /
-    (a (tau - b) + 1).
+    """function of the staleness tau that scales the weight.
+
+    ``polynomial``: (1 + tau)^-a. ``hinge``: 1 up to b, then 1 / (a (tau - b) + 1).
     """
     exponent: Annotated[float, OnlyWith("staleness", values=("polynomial",))] = Field(
         default=0.5, ge=0.0
@@ -32,7 +33,7 @@ class FedAsyncParams(AsynchronousParams):
     hinge_slope: Annotated[float, OnlyWith("staleness", values=("hinge",))] = Field(
         default=10.0, gt=0.0
     )
-    """a of ``hinge``; the defaults are those of the paper's experiments."""
+    """a of ``hinge``; the defaults are from the paper's experiments."""
     hinge_from: Annotated[int, OnlyWith("staleness", values=("hinge",))] = Field(default=4, ge=0)
     """b of ``hinge``, in versions."""
     rho: float = Field(default=0.0, ge=0.0, le=1e6)
@@ -45,7 +46,8 @@ class FedAsyncParams(AsynchronousParams):
             version: the number of versions made so far.
             staleness: the number of versions made since the client's download.
         """
-        alpha = self.alpha * self.alpha_decay ** sum(version >= at for at in self.alpha_decay_at)
+        decays = sum(version >= decay_at for decay_at in self.alpha_decay_at)
+        alpha = self.alpha * self.alpha_decay**decays
         if self.staleness == "hinge":
             return alpha / (self.hinge_slope * max(staleness - self.hinge_from, 0) + 1)
         return float(alpha * (1 + staleness) ** -self.exponent)
@@ -78,6 +80,6 @@ class FedAsync(Asynchronous[FedAsyncParams]):
         parts = [(before, 1.0 - weight), (message["update"], weight)]
         model = self.server.models.mix(parts, otherwise=before)
         update = self.entry(message, base)
-        update["weight"] = weight
-        update["staleness"] = staleness
+        update.weight = weight
+        update.staleness = staleness
         await self.publish(model, [update])

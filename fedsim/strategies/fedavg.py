@@ -1,14 +1,16 @@
 """FedAvg: the mean of the models of a round's clients (McMahan et al., 2017)."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedsim.federation import Contents, Partial, Server
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.keeping import ServerKeeping
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
-from fedsim.strategies.synchronous import S, Synchronous, SynchronousState
+from fedsim.strategies.round_state import SynchronousState
+from fedsim.strategies.synchronous import S, Synchronous
+from fedsim.strategies.updates import Update
 
 
 class FedAvgParams(AggregatingParams):
@@ -28,7 +30,7 @@ class FedAvgState(SynchronousState):
     kept: dict[int, Ref] = field(default_factory=dict)
     """With ``model.keep`` or ``model.send``: the kept tensors of each device that has answered."""
     own: dict[int, Ref] = field(default_factory=dict)
-    """The models of these devices, which the server does not use."""
+    """The models of devices with kept tensors, which the server does not use."""
 
 
 class FedAvg(Synchronous[S]):
@@ -38,9 +40,9 @@ class FedAvg(Synchronous[S]):
     data", Algorithm 1.
 
     In each round the server sends the global model (d parameters) to K clients drawn uniformly
-    without replacement; each runs E epochs of mini-batch SGD and sends its model back (d
-    parameters); the global model becomes their mean, weighted by training samples over the clients
-    whose update arrived in time. If none did, it stays as it is.
+    without replacement. Each client runs E epochs of mini-batch SGD and sends its model back (d
+    parameters). The global model becomes the mean of the models that arrived in time, weighted by
+    training samples. Without such a model it stays as it is.
 
     With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them
     together with the received tensors and is tested with them. A device begins with the kept
@@ -96,30 +98,36 @@ class FedAvg(Synchronous[S]):
         Returns:
             The model, or the part of it that is sent.
         """
-        return model if self._keeping is None else self._keeping.sent(model)
+        if self._keeping is None:
+            return model
+        return self._keeping.sent(model)
 
     async def aggregate(self) -> None:
         state = self.state
         before = state.model
-        if any(entry["samples"] for entry in state.received):
+        if any(update.samples for update in state.received):
             state.model = await self.next_model(before, state.received)
         if self._keeping is not None:
-            if self._needed_aggregation.protection == "private":  # its noise is on every number
+            # a private aggregation adds noise to every number, kept tensors included
+            aggregation = self._aggregation
+            if aggregation is not None and aggregation.protection == "private":
                 state.model = self._keeping.restore(before, state.model)
-            for entry in state.received:
-                state.kept[entry["device"]] = entry["contents"]["kept"]
+            for update in state.received:
+                state.kept[update.device] = update.contents["kept"]
             state.own = self._keeping.device_models(state.model, state.kept)
 
-    def center(self, entry: dict[str, Any]) -> Ref:
+    def center(self, entry: Update) -> Ref:
         return self.state.model
 
     def models(self) -> ModelAssignment:
         own = self.state.own
         if not own:
             return self._shared_models()
-        others = [device for device in range(self.server.devices) if device not in own]
-        personal = {f"device/{device}": (own[device], [device]) for device in sorted(own)}
-        return {"global": (self.state.model, others), **personal}
+        without_own = [device for device in range(self.server.devices) if device not in own]
+        models: dict[str, tuple[Ref, list[int]]] = {"global": (self.state.model, without_own)}
+        for device in sorted(own):
+            models[f"device/{device}"] = own[device], [device]
+        return models
 
     def _shared_models(self) -> ModelAssignment:
         return {"global": (self.state.model, None)}

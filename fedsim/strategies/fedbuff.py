@@ -1,7 +1,7 @@
 """FedBuff: updates are buffered, and a full buffer makes the next version (Nguyen et al., 2022)."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -9,6 +9,8 @@ from fedsim.federation import TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams, AsynchronousState
 from fedsim.strategies.parts.server import ServerOptimiserSpec
+from fedsim.strategies.state import PartState
+from fedsim.strategies.updates import AsynchronousUpdate
 
 
 class FedBuffParams(AsynchronousParams):
@@ -18,22 +20,23 @@ class FedBuffParams(AsynchronousParams):
     buffer: int = Field(default=10, ge=1)
     """K, how many updates make a version."""
     server: ServerOptimiserSpec | None = None
-    """the server's step along their mean (``parts/server``; the paper's eta_g is ``lr`` of
-    ``sgd``); None: eta_g is 1.
+    """server optimiser for the step along the mean of the updates (``parts/server``).
+
+    The paper's eta_g is ``lr`` of ``sgd``. None: eta_g is 1.
     """
     staleness_discount: bool = True
-    """whether an update of staleness tau counts 1/sqrt(1 + tau), or all count the same."""
+    """whether the weight of an update of staleness tau is 1/sqrt(1 + tau); false: 1."""
     most_staleness: int | None = Field(default=None, ge=0)
-    """an update that is staler counts 0, and fills no place in the buffer; None: all count."""
+    """largest staleness of an update that counts, and fills a place in the buffer; None: all do."""
 
 
 @dataclass
 class FedBuffState(AsynchronousState):
     """Memory of FedBuff."""
 
-    buffer: list[dict[str, Any]] = field(default_factory=list)
-    """Updates since the last version: each an ``entry`` with ``weight`` and ``staleness``."""
-    server: Any = None
+    buffer: list[AsynchronousUpdate] = field(default_factory=list)
+    """Updates since the last version."""
+    server: PartState = None
     """Memory of the server optimiser."""
 
 
@@ -44,8 +47,8 @@ class FedBuff(Asynchronous[FedBuffParams]):
     2022), Algorithm 1: with K updates in the buffer, w <- w + eta_g / K sum_i s(tau_i) (w_i -
     w_i^received), where s(tau) = 1/sqrt(1 + tau) (section 5) and tau_i is the number of versions
     made since client i's download. As in the paper the mean is not weighted by samples, and with
-    stale updates the weights do not sum to 1. If an update is not finite, the
-    finite ones weigh more.
+    stale updates the weights do not sum to 1. An update that is not finite is left out, and the
+    remaining updates weigh more.
     """
 
     Params = FedBuffParams
@@ -69,15 +72,15 @@ class FedBuff(Asynchronous[FedBuffParams]):
         if params.most_staleness is not None and staleness > params.most_staleness:
             discount = 0.0
         update = self.entry(message, base)
-        update["weight"] = discount / params.buffer
-        update["staleness"] = staleness
+        update.weight = discount / params.buffer
+        update.staleness = staleness
         state.buffer.append(update)
-        if sum(update["weight"] > 0 for update in state.buffer) == params.buffer:
+        if sum(update.weight > 0 for update in state.buffer) == params.buffer:
             buffer = state.buffer
             state.buffer = []
             await self.publish(self._step(buffer), buffer)
 
-    def _step(self, buffer: list[dict[str, Any]]) -> Ref:
+    def _step(self, buffer: list[AsynchronousUpdate]) -> Ref:
         """The current model moved by the buffer's updates.
 
         An update that is not finite is left out together with its base.
@@ -87,8 +90,8 @@ class FedBuff(Asynchronous[FedBuffParams]):
         optimiser = self.params.server
         parts = []
         for update in buffer:
-            difference = mix([(update["update"], 1.0), (update["base"], -1.0)])
-            parts.append((difference, update["weight"]))
+            difference = mix([(update.update, 1.0), (update.base, -1.0)])
+            parts.append((difference, update.weight))
         step = mix(parts)
         stepped = mix([(model, 1.0), (step, 1.0)], otherwise=model, rescale=False)
         if optimiser is None:

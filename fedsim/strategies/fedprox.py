@@ -43,7 +43,7 @@ class FedProx(FedAvg[FedProxParams]):
 
     Source: Li et al., "Federated optimization in heterogeneous networks" (MLSys 2020), Algorithm 2.
 
-    The messages are FedAvg's. The local gradient step is w <- w - lr (g + mu (w - w_global)),
+    Messages are as in FedAvg. The local gradient step is w <- w - lr (g + mu (w - w_global)),
     anchored at the received model. With a deadline and ``partial_work`` a client sends the result
     of its finished epochs, at least one. If the deadline counts from the begin of the round, the
     client stops in time for its upload. mu = 0 without partial work is FedAvg, bit for bit.
@@ -53,5 +53,7 @@ class FedProx(FedAvg[FedProxParams]):
     Client = FedProxClient
 
     def contents(self, device: int) -> Contents:
-        stop_at = None if self._round_limit is None else self.server.now + self._round_limit
+        stop_at: float | None = None
+        if self._round_limit is not None:
+            stop_at = self.server.now + self._round_limit
         return {"model": self.shared(self.state.model), "stop_at": Header(stop_at)}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -18,14 +18,16 @@ from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.world.population import DeadlineBase
 
 
-def _way_of_deadline(value: Any) -> str:
+def _form_of_deadline(value: object) -> str:
+    """Tag of a deadline's form in a scenario: the name or table of a rule, or a time."""
+    is_rule = isinstance(value, Deadline | dict)
     if isinstance(value, str):
-        return "~rule" if DEADLINES.names(value) else "~time"
-    return "~rule" if isinstance(value, Deadline | dict) else "~time"
+        is_rule = DEADLINES.names(value)
+    return "~rule" if is_rule else "~time"
 
 
 def _needs_mean(deadline: Deadline | float | None) -> bool:
-    """Whether its times may be multiples of the mean epoch."""
+    """Whether the deadline's times may be multiples of the mean epoch."""
     if not isinstance(deadline, Deadline):
         return False
     return deadline.mean_over is not None or type(deadline).among is not Deadline.among
@@ -33,7 +35,7 @@ def _needs_mean(deadline: Deadline | float | None) -> bool:
 
 DeadlineKey = Annotated[
     Annotated[PositiveSeconds | None, Tag("~time")] | Annotated[DeadlineSpec, Tag("~rule")],
-    Discriminator(_way_of_deadline),
+    Discriminator(_form_of_deadline),
 ]
 
 
@@ -47,17 +49,19 @@ class RoundParams(StrategyParams):
         "deadline_from": "deadline.since",
     }
     late_goes_on: ClassVar[bool] = False
-    """Whether the deadline closes the round only: it ends no task, and the record of the round
-    names it as no task's.
+    """Whether the deadline closes the round, but ends no task.
+
+    The record of the round then names no deadline.
     """
 
     clients_per_round: int = Field(default=10, ge=1)
     """K, the updates wanted in a round."""
     local_epochs: Epochs = 1
-    """E, passes over its own data that a client makes."""
+    """E, passes of a client over its data."""
     deadline: DeadlineKey = None
-    """time of the clients (s), after which they are late, or a rule (``parts/deadline``); None: no
-    limit.
+    """time of the clients (s), after which they are late; or a rule (``parts/deadline``).
+
+    None: no limit.
     """
     retry: PositiveSeconds = 60.0
     """without an available client, look again after this time (s)."""
@@ -174,7 +178,7 @@ class SynchronousParams(SelectingParams):
     """Parameters of strategies in rounds that ask for a number of updates."""
 
     over_selection: float = Field(default=1.0, ge=1.0, le=1_000_000)
-    """ask this times K clients and close the round when K updates are there (1: ask K)."""
+    """ask this many times K clients, and close the round with K updates (1: ask K)."""
 
     @property
     def asked_per_round(self) -> int:
@@ -191,8 +195,8 @@ class SynchronousParams(SelectingParams):
         if self.over_selection > 1 and self.asked_per_round > devices:
             raise ScenarioError(
                 f"strategy.clients_per_round is {self.clients_per_round}, with over_selection "
-                f"{self.over_selection:g} asks "
-                f"{self.asked_per_round}, more than the population's {devices} devices; "
+                f"{self.over_selection:g} asks {self.asked_per_round}, more than the population's "
+                f"{devices} devices; "
                 f"allowed are both where their product is at most {devices}"
             )
         super().check(devices)
@@ -204,7 +208,10 @@ class CombiningParams(RoundParams):
     aggregation: AggregationSpec = Weighted()
     """how a cohort's updates (or a group's) become one (``parts/aggregation``)."""
     server: ServerOptimiserSpec | None = None
-    """server optimiser for the result (``parts/server``); None: the result is the new model."""
+    """server optimiser for the combined update (``parts/server``).
+
+    None: the combined update is the new model.
+    """
 
     def check(self, devices: int) -> None:
         super().check(devices)
@@ -218,18 +225,25 @@ class AggregatingParams(SynchronousParams, CombiningParams):
     """Reason why the strategy needs single updates; None if their sum is enough."""
 
     secure_aggregation: SecureAggregation | None = None
-    """cost of hiding all but the sum of the updates (``parts/secure``), where single ones are
-    not needed; None: not hidden.
+    """cost of hiding all but the sum of the updates (``parts/secure``).
+
+    Allowed if single updates are not needed. None: not hidden.
     """
 
     @model_validator(mode="after")
     def _a_sum_is_enough(self) -> Self:
-        looks = self.looks_at_each or self.aggregation.looks_at_each or self.selection.looks_at_each
-        if self.secure_aggregation is not None and looks:
-            raise ValueError(
-                "'secure_aggregation' is given, by which the server learns the sum of updates "
-                f"alone, but {looks}"
-            )
+        if self.secure_aggregation is None:
+            return self
+        for reason in (
+            self.looks_at_each,
+            self.aggregation.looks_at_each,
+            self.selection.looks_at_each,
+        ):
+            if reason:
+                raise ValueError(
+                    "'secure_aggregation' is given, by which the server learns the sum of updates "
+                    f"alone, but {reason}"
+                )
         return self
 
     def check(self, devices: int) -> None:

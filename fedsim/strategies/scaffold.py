@@ -16,7 +16,7 @@ from fedsim.world.steps import Computation, Train
 
 
 class ScaffoldParams(AggregatingParams):
-    """Parameters of SCAFFOLD; its server's learning rate is the ``lr`` of ``server = "sgd"``.
+    """Parameters of SCAFFOLD; ``lr`` of ``server = "sgd"`` is the server's learning rate.
 
     See also ``AggregatingParams``.
     """
@@ -28,18 +28,23 @@ class ScaffoldParams(AggregatingParams):
     kind: Literal["scaffold"] = "scaffold"
     aggregation: AggregationSpec = Mean()
     option: Literal["I", "II"] = "II"
-    """c_i is renewed from its model's change (``II``), or by one more pass as its gradient at
-    the model received (``I``).
+    """renewal of c_i: from the change of the model (``II``), or as a gradient (``I``).
+
+    With ``I`` one more pass computes the gradient at the received model.
     """
 
     @property
     def trains_more(self) -> str | None:
-        return "with 'option' I a client finds a gradient too" if self.option == "I" else None
+        if self.option == "I":
+            return "with 'option' I a client finds a gradient too"
+        return None
 
 
 def _minus_control(device: Device) -> list[tuple[Ref, float]]:
     """-c_i of a device, as a part of a mix; nothing while it is 0."""
-    return [(device.state["control"], -1.0)] if "control" in device.state else []
+    if "control" not in device.state:
+        return []
+    return [(device.state["control"], -1.0)]
 
 
 class ScaffoldClient(SynchronousClient[ScaffoldParams]):
@@ -52,7 +57,9 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         """The local training, for option I after a gradient: one full-batch step at lr = 1."""
         gradient = Train(Training(instruction["model"], steps=1, full_batch=True, lr=1.0))
         steps = super().work(device, instruction)
-        return (gradient, *steps) if self.params.option == "I" else steps
+        if self.params.option == "I":
+            return (gradient, *steps)
+        return steps
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         linear = device.mix([(instruction["control-variate"], 1.0), *_minus_control(device)])
@@ -124,7 +131,7 @@ class Scaffold(FedAvg[ScaffoldParams]):
 
     async def aggregate(self) -> None:
         state = self.state
-        changes = [entry["contents"]["control-variate"] for entry in state.received]
+        changes = [update.contents["control-variate"] for update in state.received]
         await super().aggregate()
         state.control = await mean_after_changes(
             self.server,

@@ -1,13 +1,20 @@
 """The memory of strategies and of their parts: dataclasses that are saved with a run."""
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+K = TypeVar("K")
+
+
+PartState = Any
+"""The memory of a strategy or of a part: its ``State``, or a plain dict if it declares none."""
 
 
 @dataclass
-class State(MutableMapping[str, Any]):
-    """Base of the memory of a strategy or of a part: a dataclass, saved with a run and restored.
+class Entries(Mapping[str, Any]):
+    """Base of a dataclass whose fields can be read and set by key, as in a dict.
 
     Fields hold JSON-able values, refs, and containers of them. A field that has no value before
     the run begins is declared with ``field(init=False)``.
@@ -32,7 +39,7 @@ class State(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return vars(self)[name]
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         setattr(self, name, value)
 
     def __delitem__(self, name: str) -> None:
@@ -44,17 +51,36 @@ class State(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(vars(self))
 
-    def __ior__(self, entries: MutableMapping[str, Any]) -> Self:
-        self.update(entries)
+    def __or__(self, entries: Mapping[str, Any]) -> Self:
+        changed = copy(self)
+        changed |= entries
+        return changed
+
+    def __ior__(self, entries: Mapping[str, Any]) -> Self:
+        for name, value in entries.items():
+            self[name] = value
         return self
 
 
-def new_state(part: object) -> Any:
+@dataclass
+class State(Entries, MutableMapping[str, Any]):
+    """Base of the memory of a strategy or of a part: a dataclass, saved with a run and restored.
+
+    Fields hold JSON-able values, refs, and containers of them. A field that has no value before
+    the run begins is declared with ``field(init=False)``.
+
+    The same entries can be read and set by key, as in a dict: ``state["round"]`` is
+    ``state.round``. A subclass of a strategy may thus add entries that no field declares. Such
+    entries are saved too.
+    """
+
+
+def new_state(part: object) -> PartState:
     """Create an empty memory for a part: its ``State``, or a dict if it declares none."""
     return getattr(part, "State", dict)()
 
 
-def state_of_slot(states: dict[Any, Any], slot: object, part: object) -> Any:
+def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartState:
     """Return the memory of ``part`` for one of several models, created at its first use.
 
     Args:
@@ -67,10 +93,10 @@ def state_of_slot(states: dict[Any, Any], slot: object, part: object) -> Any:
     return states[slot]
 
 
-def state_classes() -> dict[str, type[State]]:
-    """All subclasses of ``State`` that are loaded, by the name under which they are saved."""
-    classes: dict[str, type[State]] = {}
-    bases = list(State.__subclasses__())
+def state_classes() -> dict[str, type[Entries]]:
+    """The loaded classes of memories and their entries, by the name under which they are saved."""
+    classes: dict[str, type[Entries]] = {}
+    bases = list(Entries.__subclasses__())
     while bases:
         cls = bases.pop()
         classes[f"{cls.__module__}:{cls.__qualname__}"] = cls

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 from fedsim.common.errors import SimulationError
@@ -20,15 +19,18 @@ from fedsim.federation import (
 from fedsim.federation.evaluator import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy
-from fedsim.strategies.parts.aggregation import Aggregation
-from fedsim.strategies.parts.secure import PHASES, SecurePhases, SecureState
+from fedsim.strategies.candidates import Candidates
+from fedsim.strategies.parts.aggregation import Aggregation, Entry
+from fedsim.strategies.parts.secure import PHASES, SecurePhases
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.parts.server import ServerOptimiser
 from fedsim.strategies.round_params import RoundParams
-from fedsim.strategies.state import State, new_state, state_of_slot
+from fedsim.strategies.round_state import SynchronousState as SynchronousState
+from fedsim.strategies.state import new_state, state_of_slot
+from fedsim.strategies.updates import Update
 
-# a round that closes so shortly after a time of the schedule has closed at it: the clock's
-# roundings may add up
+# a round that closes within this time after a time of the schedule has closed at it, as roundings
+# of the clock add up
 _TIE_S = 1e-3
 
 Verdict = Literal["valid", "slow", "disconnected"]
@@ -68,9 +70,9 @@ class SynchronousClient(Client[S]):
 
     def __init__(self, params: S, setting: RunInfo) -> None:
         super().__init__(params, setting)
-        self.training_limit = (
-            self.params.deadline_s(setting.mean_epoch_s) if self.params.bounds_training else None
-        )
+        self.training_limit: float | None = None
+        if params.bounds_training:
+            self.training_limit = params.deadline_s(setting.mean_epoch_s)
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         return Limit(budget=self.training_limit, at_least=self.params.local_epochs)
@@ -81,7 +83,9 @@ class SynchronousClient(Client[S]):
         Args:
             instruction: the message to the device.
         """
-        return NO_LIMIT if instruction.round is None else Limit(budget=self.training_limit)
+        if instruction.round is None:
+            return NO_LIMIT
+        return Limit(budget=self.training_limit)
 
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
@@ -90,57 +94,9 @@ class SynchronousClient(Client[S]):
         if aggregation is None or result.update is None or result.start is None:
             return result
         update = aggregation.on_device(device, result.update, result.start)
-        return result if update is result.update else result._replace(update=update)
-
-
-@dataclass
-class SynchronousState(State):
-    """Memory of ``Synchronous``: the open round, and the memories of the parts."""
-
-    round: int = 0
-    """Number of the open round, from 0."""
-    slot: int = 0
-    """With a schedule, the multiple of ``every`` at which the round began."""
-    cohort: list[int] = field(default_factory=list)
-    """Devices of the round."""
-    selected: int = 0
-    """Number of devices that were asked in the round."""
-    asked_at: float | None = None
-    """Time at which the cohort was asked (s); None before the first round."""
-    limit: float | None = None
-    """Time from ``asked_at`` to the deadline of the round (s); None: unlimited."""
-    open: dict[int, int] = field(default_factory=dict)
-    """Open tasks of the round, task -> device."""
-    received: list[dict[str, Any]] = field(default_factory=list)
-    """The round's updates in order of arrival, as ``Synchronous.entry`` makes them.
-
-    Keys: ``task``, ``device``, ``group``, ``update`` (a model), ``samples``, ``start`` (the model
-    from which it was trained), ``contents`` (the whole answer).
-    """
-    slow: int = 0
-    """Number of the round's tasks that ended late, or without memory."""
-    disconnected: int = 0
-    """Number of the round's tasks that were lost."""
-    candidates: list[tuple[list[int], int]] = field(default_factory=list)
-    """Devices and wanted number of each call of a selection that asks first."""
-    questions: dict[int, int] = field(default_factory=dict)
-    """Open questions to candidates, task -> device."""
-    answers: dict[int, Contents] = field(default_factory=dict)
-    """Answers of candidates, by device."""
-    drawn: tuple[int, int] | None = None
-    """(clients, devices) if an aggregation ``accounts`` and all clients were drawn uniformly."""
-    draws: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Number of rounds with each ``drawn``; (1, 1) stands for None."""
-    secure: SecureState = field(default_factory=SecureState)
-    """Memory of secure aggregation."""
-    selection: Any = None
-    """Memory of the selection."""
-    deadline: Any = None
-    """Memory of the deadline."""
-    aggregation: dict[int, Any] = field(default_factory=dict)
-    """Memory of the aggregation, by model."""
-    server: dict[int, Any] = field(default_factory=dict)
-    """Memory of the server optimiser, by model."""
+        if update is result.update:
+            return result
+        return result._replace(update=update)
 
 
 class Synchronous(Strategy[S]):
@@ -150,7 +106,7 @@ class Synchronous(Strategy[S]):
     ``on_start`` makes the first model, and then awaits ``super().on_start()``, which opens round 0.
 
     An algorithm with a memory derives its ``State`` from ``SynchronousState``, or adds entries by
-    key; the loop's fields are in the same ``state``, so other names are needed.
+    key. The loop's fields are in the same ``state``, so the algorithm's need other names.
     """
 
     Client: ClassVar[type[Client[Any]]] = SynchronousClient
@@ -179,6 +135,9 @@ class Synchronous(Strategy[S]):
             count: the wanted number of clients.
             ids: further numbers of the random stream, if a round selects several times.
             among: the devices to select from; None for all.
+
+        Returns:
+            Devices of the cohort, candidates included.
         """
         state = self.state
         selection = self._selection
@@ -189,9 +148,7 @@ class Synchronous(Strategy[S]):
         if self._accounts and selection.uniform and among is None and not self.params.late_goes_on:
             state.drawn = (len(devices), len(self.server.clients.online()))
         if selection.asks:
-            candidates = selection.asked_first(state.selection, devices)
-            if candidates:
-                state.candidates.append((candidates, count - len(devices) + len(candidates)))
+            self._candidates.propose(devices, count - len(devices))
         return devices
 
     async def before_asking(self) -> None:
@@ -213,7 +170,7 @@ class Synchronous(Strategy[S]):
         """
         raise NotImplementedError
 
-    def entry(self, message: TaskEnd) -> dict[str, Any]:
+    def entry(self, message: TaskEnd) -> Update:
         """Return an update as aggregations take it.
 
         Args:
@@ -223,51 +180,37 @@ class Synchronous(Strategy[S]):
             ``task``, ``device``, ``group``, ``update``, ``samples``, ``contents``, and ``start``,
             the model from which the update was trained.
         """
-        return {
-            "task": message.task,
-            "device": message.device,
-            "group": message.group,
-            "contents": message.contents,
-            "update": message["update"],
-            "samples": self._samples(message),
-            "start": message.asked.get("model"),
-        }
+        return Update(
+            task=message.task,
+            device=message.device,
+            group=message.group,
+            contents=message.contents,
+            update=message["update"],
+            samples=self._samples(message),
+            start=message.asked.get("model"),
+        )
 
     async def aggregate(self) -> None:
         """Update the models by the round's ``received`` updates.
 
-        It calls ``next_model``, or mixes models and calls ``record_aggregate``. Called once a
-        round when all its tasks have ended, also if no update came.
+        An implementation calls ``next_model``, or mixes models and calls ``record_aggregate``. The
+        hook is called once a round when all tasks have ended, also if no update came.
         """
         raise NotImplementedError
 
-    def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
-        """Return the weight of each update; by default from the aggregation.
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
+        """The weight of each update, by default from the aggregation.
 
         Args:
-            entries: the updates, as ``entry`` makes them; at least one.
+            entries: the updates; at least one.
 
         Returns:
-            Weights that sum to 1, in the order of ``entries``.
+            Weights that sum to 1.
         """
-        return self._needed_aggregation.weights(entries)
-
-    @property
-    def _needed_aggregation(self) -> Aggregation:
-        """The scenario's aggregation; ``SimulationError`` if ``Params`` have no such key."""
-        if self._aggregation is None:
-            params = type(self).Params.__name__
-            bases = "AggregatingParams or CombiningParams"
-            raise SimulationError(
-                f"{type(self).__name__}.next_model and weights go by the keys 'aggregation' "
-                f"and 'server', which {params} has "
-                f"not; derive {params} from {bases}, or mix the models in 'aggregate' and call "
-                "record_aggregate"
-            )
-        return self._aggregation
+        return _aggregation_of(self).weights(entries)
 
     async def next_model(
-        self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any
+        self, model: Ref, entries: list[Entry], slot: int = 0, **record: Any
     ) -> Ref:
         """Compute the next model by the scenario's aggregation and server optimiser.
 
@@ -279,8 +222,11 @@ class Synchronous(Strategy[S]):
             entries: the updates, such as ``state["received"]``; at least one.
             slot: number of the model whose memory the two parts use, if there are several models.
             record: further fields of the record.
+
+        Returns:
+            The next model [d].
         """
-        aggregation = self._needed_aggregation
+        aggregation = _aggregation_of(self)
         updates = self.params.cohort_size(self.server.devices)
         if not self.params.late_goes_on:
             updates = int(min(updates, self.params.enough))
@@ -305,7 +251,7 @@ class Synchronous(Strategy[S]):
         return self._optimiser.step(self.server, memory, model, aggregated)
 
     def record_aggregate(
-        self, entries: list[dict[str, Any]], weights: Sequence[float], **record: Any
+        self, entries: Sequence[Entry], weights: Sequence[float], **record: Any
     ) -> None:
         """Record the updates of a model, for an ``aggregate`` that does not call ``next_model``.
 
@@ -321,7 +267,7 @@ class Synchronous(Strategy[S]):
             "aggregate", round=self.state.round, tasks=tasks, weights=weights, **record
         )
 
-    def center(self, entry: dict[str, Any]) -> Ref | None:
+    def center(self, entry: Update) -> Ref | None:
         """Return the model into which an update was aggregated; None if there is none.
 
         Args:
@@ -332,7 +278,14 @@ class Synchronous(Strategy[S]):
     @property
     def _secure(self) -> SecurePhases | None:
         costs = getattr(self.params, "secure_aggregation", None)
-        return None if costs is None else SecurePhases(costs, self.server, self.state)
+        if costs is None:
+            return None
+        return SecurePhases(costs, self.server, self.state)
+
+    @property
+    def _candidates(self) -> Candidates:
+        assert self._selection is not None
+        return Candidates(self._selection, self.server, self.state)
 
     @property
     def _round_limit(self) -> float | None:
@@ -346,7 +299,7 @@ class Synchronous(Strategy[S]):
         return self.models()
 
     def _passed_over(self, device: int) -> None:
-        """A candidate of the round was not chosen."""
+        """Hook: a candidate of the round is not in the cohort."""
 
     def _samples(self, message: TaskEnd) -> int:
         """The samples behind the update, as the client reports them."""
@@ -367,7 +320,7 @@ class Synchronous(Strategy[S]):
         }
 
     def _wait(self) -> None:
-        """No client is available: look again later, with ``_open_round``."""
+        """Open the round again later, as no client is available."""
         self.server.look_again("retry", self.params.retry)
 
     async def on_start(self) -> None:
@@ -402,7 +355,7 @@ class Synchronous(Strategy[S]):
         if state.drawn is not None and state.drawn[0] != len(state.cohort):
             state.drawn = None  # not all were drawn
         if state.candidates:
-            self._ask_candidates()
+            self._candidates.ask(self._shared_models(), self.group_of)
         else:
             self._begin_round()
 
@@ -411,65 +364,14 @@ class Synchronous(Strategy[S]):
             self._wait()
             return
         self.server.begin_round(self.state.round)
-        # when those whose data shift in this round have been told
+        # after devices have heard of the shifts of this round
         self.server.timer("ask", self.server.now)
 
-    def _ask_candidates(self) -> None:
-        selection = self._selection
-        server = self.server
-        assert selection is not None
-        models = list(self._shared_models().values())
-        served = [None if devices is None else set(devices) for _, devices in models]
-        for device in self._candidates():
-            own_models = [
-                model
-                for (model, _), devices in zip(models, served, strict=True)
-                if devices is None or device in devices
-            ]
-            if not own_models:
-                own_models = [model for model, _ in models]
-            contents = selection.question(own_models)
-            task = server.ask(device, contents, QUESTION, group=self.group_of(device))
-            self.state.questions[task] = device
-        if selection.patience_s is not None:
-            server.timer("questions", server.now + selection.patience_s)
-
-    def _candidates(self) -> list[int]:
-        return [device for candidates, _ in self.state.candidates for device in candidates]
-
-    async def _answered(self, message: TaskEnd) -> None:
-        """Take in the end of a question; after the last one choose the cohort."""
-        state = self.state
-        device = state.questions.pop(message.task)
-        if message.outcome == "done":
-            state.answers[device] = dict(message.contents)
-        if state.questions:
-            return
-        self.server.cancel_timer("questions")
-        for candidates, count in state.candidates:
-            await self._choose(candidates, count)
-        state.cohort = [device for device in state.cohort if self.server.clients.idle(device)]
-        for device in self._candidates():
-            if device not in state.cohort:
-                self._passed_over(device)
-        state.candidates = []
-        state.answers = {}
+    async def _choose(self) -> None:
+        """Choose the cohort among the candidates that have answered, and begin the round."""
+        for device in await self._candidates.choose():
+            self._passed_over(device)
         self._begin_round()
-
-    async def _choose(self, candidates: list[int], count: int) -> None:
-        """Remove the candidates that the selection does not choose from the cohort."""
-        state = self.state
-        server = self.server
-        selection = self._selection
-        assert selection is not None
-        answers = {
-            device: state.answers[device]
-            for device in candidates
-            if device in state.answers and server.clients.idle(device)
-        }
-        selected = await selection.choose(server, state.selection, count, answers)
-        rejected = set(candidates).difference(selected)
-        state.cohort = [device for device in state.cohort if device not in rejected]
 
     def _begin_asking(self) -> None:
         if self._secure is None:
@@ -483,7 +385,7 @@ class Synchronous(Strategy[S]):
         rule = self._deadline
         devices = state.cohort
         state.asked_at = server.now
-        record: dict[str, Any] = {}
+        record: dict[str, float] = {}
         if rule is not None:
             if self.params.bounds_training:
                 record["training_limit"] = rule.least_s()
@@ -508,7 +410,7 @@ class Synchronous(Strategy[S]):
     def _start(
         self, device: int, contents: Contents, job: str = "train", *, continues: bool = False
     ) -> int:
-        """Begin a task that the round waits for; its number."""
+        """Begin a task that the round waits for, and return its number."""
         number = self.state.round
         group = self.group_of(device)
         task = self.server.ask(
@@ -541,8 +443,7 @@ class Synchronous(Strategy[S]):
             case "deadline":
                 self._end_open()
             case "questions":
-                for task in list(self.state.questions):
-                    self.server.end(task, "late")
+                self._candidates.end()
 
     def _end_open(self) -> None:
         for task in list(self.state.open):
@@ -552,7 +453,8 @@ class Synchronous(Strategy[S]):
         state = self.state
         secure = self._secure
         if message.job == QUESTION:
-            await self._answered(message)
+            if self._candidates.receive(message):
+                await self._choose()
             return
         if secure is not None and message.job in PHASES:
             secure.ended(message)
@@ -561,7 +463,7 @@ class Synchronous(Strategy[S]):
         self._heard(message)
         verdict = self._verdict(message)
         if verdict == "valid":
-            state.received.append(self.entry(message))
+            state.received.append(Update.of(self.entry(message)))
             if len(state.received) == self.params.enough:
                 self._end_open()
         elif verdict == "slow":
@@ -573,7 +475,7 @@ class Synchronous(Strategy[S]):
         if secure is None or not state.received:
             await self._close_round()
         else:
-            secure.begin("secure-unmask", [entry["device"] for entry in state.received])
+            secure.begin("secure-unmask", [update.device for update in state.received])
 
     def _heard(self, message: TaskEnd) -> None:
         state = self.state
@@ -600,10 +502,17 @@ class Synchronous(Strategy[S]):
         server = self.server
         selection = self._selection
         received = state.received
-        updates = [self._measured(entry) for entry in received]
+        updates = []
+        for update in received:
+            center = self.center(update)
+            samples = float(update.samples)
+            updates.append(Measured(update.update, samples, update.start, center, update.device))
         counts = self._counts()
+        spent: dict[str, float] = {}
+        if self._accounts and self._aggregation is not None:
+            spent = _privacy_spent(self._aggregation, state, server.devices)
         goes_on = await server.finish_round(
-            state.round, self.models(), updates=updates, **counts, **self._spent()
+            state.round, self.models(), updates=updates, **counts, **spent
         )
         if goes_on and selection is not None:
             models = self._shared_models()
@@ -613,18 +522,25 @@ class Synchronous(Strategy[S]):
         if goes_on:
             self._next_round()
 
-    def _measured(self, entry: dict[str, Any]) -> Measured:
-        samples = float(entry["samples"])
-        center = self.center(entry)
-        return Measured(entry["update"], samples, entry["start"], center, entry["device"])
 
-    def _spent(self) -> dict[str, float]:
-        """Privacy spending of the aggregation, for the record of the round."""
-        state = self.state
-        if self._aggregation is None or not self._accounts:
-            return {}
-        drawn = state.drawn
-        if drawn is None:
-            drawn = (1, 1)
-        state.draws[drawn] = state.draws.get(drawn, 0) + 1
-        return self._aggregation.spent(state.draws, self.server.devices)
+def _privacy_spent(
+    aggregation: Aggregation, state: SynchronousState, devices: int
+) -> dict[str, float]:
+    """Privacy spent in all rounds, the one that closes included, for the record of the round."""
+    drawn = (1, 1) if state.drawn is None else state.drawn
+    state.draws[drawn] = state.draws.get(drawn, 0) + 1
+    return aggregation.spent(state.draws, devices)
+
+
+def _aggregation_of(strategy: Synchronous[S]) -> Aggregation:
+    """The scenario's aggregation; ``SimulationError`` if ``Params`` have no such key."""
+    aggregation: Aggregation | None = getattr(strategy.params, "aggregation", None)
+    if aggregation is None:
+        params = type(strategy).Params.__name__
+        bases = "AggregatingParams or CombiningParams"
+        raise SimulationError(
+            f"{type(strategy).__name__}.next_model and weights go by the keys 'aggregation' "
+            f"and 'server', which {params} has not; derive {params} from {bases}, or mix the "
+            "models in 'aggregate' and call record_aggregate"
+        )
+    return aggregation

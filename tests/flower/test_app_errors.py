@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.flower.app import error_of_app
+from fedsim.flower.app_errors import error_of_app
 
 CODE = """
 def main():

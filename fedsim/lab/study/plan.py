@@ -29,7 +29,7 @@ from fedsim.running.overrides import (
     spread_out,
 )
 from fedsim.running.scenario import Scenario
-from fedsim.running.shipped import found, is_study, shipped
+from fedsim.running.shipped import find_file, is_study, shipped
 from fedsim.strategies import STRATEGIES, params_class
 
 _NEEDS = {
@@ -237,7 +237,7 @@ def read_study(
         folder = Path()
         name = "this"
     else:
-        path = found(study)
+        path = find_file(study)
         tables = read_toml(path, "study")
         folder = path.parent
         name = repr(str(path))
@@ -284,7 +284,7 @@ def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
         if isinstance(name, str):
             path = folder / name
             if name in shipped() and not path.exists():
-                path = found(name)
+                path = find_file(name)
             owner["base"] = read_toml(path, "base scenario")
             if is_study(owner["base"]):
                 raise ScenarioError(f"base is {name!r}, which is a study; allowed is a scenario")

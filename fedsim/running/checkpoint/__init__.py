@@ -1,5 +1,6 @@
-"""Runs that can be stopped at any instant and continued to the bit; here is ``[checkpoint]``,
-how often a run is saved.
+"""Runs that can be stopped at any instant and continued to the bit.
+
+This module has ``[checkpoint]``, which sets how often a run is saved.
 """
 
 from pydantic import Field
@@ -9,11 +10,12 @@ from fedsim.common.units import PositiveSeconds
 
 
 class CheckpointSpec(Spec):
-    """``[checkpoint]``: when a run is saved, besides at interruptions (Ctrl-C, SIGTERM, SIGHUP);
-    no influence on the run.
+    """``[checkpoint]``: when a run is saved. It has no influence on the run.
+
+    A run is also saved when it is interrupted (Ctrl-C, SIGTERM, SIGHUP).
     """
 
     rounds: int | None = Field(default=None, ge=1)
-    """after every so many rounds; None: not by rounds."""
+    """number of rounds from one save to the next; None: not by rounds."""
     time: PositiveSeconds | None = None
-    """after every so much simulated time; None: not by time."""
+    """simulated time from one save to the next; None: not by time."""

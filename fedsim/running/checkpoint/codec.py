@@ -1,8 +1,8 @@
 """Objects as JSON and tensors, and back. Nothing that is read is ever executed.
 
-Only values of known kinds pass: plain ones, lists, tuples, dicts, arrays, and objects of the
-classes that the caller names, field by field. Two places that held one object hold one object
-again. Floats come back to the last bit.
+Values of known kinds pass: plain values, lists, tuples, dicts, arrays, and objects of the classes
+that the caller names, field by field. Two places that held one object hold one object again.
+Floats come back to the last bit.
 """
 
 import math
@@ -22,33 +22,50 @@ _TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~object")
 
 
 class Encoder:
-    """Gives what must be written of values, with objects of ``classes`` without the fields
-    ``left_out`` (``Class.field``).
+    """Writes values as JSON-able tables and arrays.
+
+    Args:
+        classes: the classes of objects that may be written, by name.
+        left_out: fields that are not written, as ``Class.field``.
+
+    Attributes:
+        arrays: the arrays of all encoded values, by name.
     """
 
     def __init__(self, classes: Mapping[str, type], left_out: tuple[str, ...] = ()) -> None:
         self._names = {cls: name for name, cls in classes.items()}
         self._left_out = left_out
         self._numbers: dict[int, int] = {}  # id of an object -> its number
-        self._kept: list[Any] = []  # so that no id is used twice
+        self._alive: list[object] = []  # so that no id is used twice
         self._array_names: dict[int, str] = {}
-        self._waiting: deque[Any] = deque()
+        self._waiting: deque[object] = deque()
         self.arrays: Arrays = {}
 
-    def encode(self, value: Any) -> dict[str, Any]:
-        """``value`` and all objects that can be reached from it, as JSON-able tables; arrays go
-        to ``arrays``.
+    def encode(self, value: object) -> dict[str, object]:
+        """Write a value, with all objects that can be reached from it.
+
+        Args:
+            value: the value.
+
+        Returns:
+            JSON-able tables, which name the arrays in ``arrays``.
+
+        Raises:
+            CheckpointError: an object is of a class that must not be written.
         """
         root = self._plain(value)
         objects = []
         while self._waiting:  # a queue, not recursion: chains of models may be of any length
-            found = self._waiting.popleft()
-            name = self._names[type(found)]
-            kept = [field for field in fields_of(found) if f"{name}.{field}" not in self._left_out]
-            objects.append([name, {field: self._plain(getattr(found, field)) for field in kept}])
+            instance = self._waiting.popleft()
+            name = self._names[type(instance)]
+            content = {}
+            for field in fields_of(instance):
+                if f"{name}.{field}" not in self._left_out:
+                    content[field] = self._plain(getattr(instance, field))
+            objects.append([name, content])
         return {"root": root, "objects": objects}
 
-    def _plain(self, value: Any) -> Any:
+    def _plain(self, value: object) -> object:
         if value is None or isinstance(value, bool | str):
             return value
         if isinstance(value, int | np.integer):
@@ -67,14 +84,15 @@ class Encoder:
             return {"~dict": [[self._plain(key), self._plain(item)] for key, item in value.items()]}
         if isinstance(value, np.ndarray):
             if id(value) not in self._array_names:
-                self._array_names[id(value)] = name = f"{len(self.arrays):06d}"
+                name = f"{len(self.arrays):06d}"
+                self._array_names[id(value)] = name
                 self.arrays[name] = np.ascontiguousarray(value)
-                self._kept.append(value)
+                self._alive.append(value)
             return {"~array": self._array_names[id(value)]}
         if type(value) in self._names:
             if id(value) not in self._numbers:
                 self._numbers[id(value)] = len(self._numbers)
-                self._kept.append(value)
+                self._alive.append(value)
                 self._waiting.append(value)
             return {"~object": self._numbers[id(value)]}
         raise CheckpointError(
@@ -83,17 +101,28 @@ class Encoder:
 
 
 def decode(
-    written: Any,
+    tables: Any,
     arrays: Mapping[str, AnyArray],
-    classes: Mapping[str, Any],
+    classes: Mapping[str, type[Any]],
     left_out: tuple[str, ...] = (),
 ) -> Any:
-    """Values that an ``Encoder`` was given; ``CheckpointError``: it names an unknown class,
-    field or array, or is malformed.
+    """Read a value that an ``Encoder`` has written.
+
+    Args:
+        tables: the result of ``Encoder.encode``.
+        arrays: the arrays by name.
+        classes: the classes of objects that may be read, by name.
+        left_out: fields that are not written, as ``Class.field``.
+
+    Returns:
+        The value.
+
+    Raises:
+        CheckpointError: the tables name an unknown class, field or array, or are malformed.
     """
     try:
-        shells = [classes[name].__new__(classes[name]) for name, _ in written["objects"]]
-        for shell, (name, content) in zip(shells, written["objects"], strict=True):
+        shells = [object.__new__(classes[name]) for name, _ in tables["objects"]]
+        for shell, (name, content) in zip(shells, tables["objects"], strict=True):
             expected = {field for field in fields_of(shell) if f"{name}.{field}" not in left_out}
             if expected and set(content) != expected:
                 raise CheckpointError(
@@ -105,25 +134,30 @@ def decode(
                         f"a {name} has the field {field!r}, which is never written"
                     )
                 object.__setattr__(shell, field, _value(value, arrays, shells, classes))
-        return _value(written["root"], arrays, shells, classes)
+        return _value(tables["root"], arrays, shells, classes)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"the state is malformed: {type(error).__name__}: {error}") from None
 
 
 def _value(
-    written: Any, arrays: Mapping[str, AnyArray], shells: list[Any], classes: Mapping[str, Any]
+    value: Any,
+    arrays: Mapping[str, AnyArray],
+    shells: list[object],
+    classes: Mapping[str, type[Any]],
 ) -> Any:
+    """The value of JSON; ``shells`` are the objects by number."""
+
     def back(item: Any) -> Any:
         return _value(item, arrays, shells, classes)
 
-    if isinstance(written, list):
-        return list(map(back, written))
-    if not isinstance(written, dict):
-        return written
-    tag = next(iter(written), None) if len(written) == 1 else None
-    if tag not in _TAGS:
-        return {key: back(item) for key, item in written.items()}
-    content = written[tag]
+    if isinstance(value, list):
+        return list(map(back, value))
+    if not isinstance(value, dict):
+        return value
+    tag = next(iter(value), "")
+    if len(value) != 1 or tag not in _TAGS:
+        return {key: back(item) for key, item in value.items()}
+    content = value[tag]
     match tag:
         case "~tuple":
             return tuple(map(back, content))
@@ -140,17 +174,20 @@ def _value(
     return shells[content]
 
 
-def fields_of(value: Any) -> list[str]:
-    """Names of an object's fields: its slots, its dataclass's fields, or its present entries."""
+def fields_of(value: object) -> list[str]:
+    """Names of an object's fields: its slots, its dataclass's fields, or its present entries.
+
+    Args:
+        value: the object.
+    """
     if isinstance(value, Mapping):  # a state: it may have more entries than declared fields
         return list(value)
-    found = [base.__dict__.get("__slots__", ()) for base in reversed(type(value).__mro__)]
-    slots = [
-        name
-        for names in found
-        for name in ((names,) if isinstance(names, str) else names)
-        if not name.startswith("__")
-    ]
+    slots: list[str] = []
+    for base in reversed(type(value).__mro__):
+        names = base.__dict__.get("__slots__", ())
+        if isinstance(names, str):
+            names = (names,)
+        slots += [name for name in names if not name.startswith("__")]
     if not slots and is_dataclass(value):
         return [field.name for field in fields(value)]
     return slots or list(vars(value))

@@ -24,7 +24,7 @@ from fedsim.federation.envelopes import TaskContext
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.running.checkpoint import CheckpointSpec, store
-from fedsim.running.checkpoint.codec import Arrays, Encoder, decode
+from fedsim.running.checkpoint.codec import Encoder, decode
 from fedsim.strategies.state import state_classes
 from fedsim.world.batteries import Load
 from fedsim.world.messages import Message
@@ -46,11 +46,12 @@ _CLASSES = (
 )
 
 
-def _saved_classes() -> dict[str, Any]:
-    """Name -> class of each object that a snapshot may hold, steps and memories included."""
-    classes: dict[str, Any] = dict(TaskStep.kinds)
-    classes |= {cls.__name__: cls for cls in _CLASSES}
-    classes |= state_classes()
+def _saved_classes() -> dict[str, type]:
+    """The classes of objects that a snapshot may hold, steps and memories included, by name."""
+    classes: dict[str, type] = dict(TaskStep.kinds)
+    for cls in _CLASSES:
+        classes[cls.__name__] = cls
+    classes.update(state_classes())
     return classes
 
 
@@ -86,10 +87,10 @@ class Origins:
         learner = self._run.learner
         data = self._run.data
         if data is not None:
-            return {"data": _hash_data(data)} | self._file_hashes
+            return {"data": _hash_data(data), **self._file_hashes}
         # no samples, but their shape and classes
         sizes = f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"
-        return {"data": sizes} | self._file_hashes
+        return {"data": sizes, **self._file_hashes}
 
     def refuse_changes(self, saved: Mapping[str, str]) -> None:
         """Raise ``CheckpointError`` for files that have changed since a checkpoint.
@@ -103,9 +104,8 @@ class Origins:
         if changed:
             raise CheckpointError(
                 f"what the files of [{'] and ['.join(changed)}] hold has changed since the "
-                "checkpoint was taken: the run would "
-                "go on as another one; put the old files back to resume it, or run the "
-                "scenario again, with another --out"
+                "checkpoint was taken: the run would go on as another one; put the old files back "
+                "to resume it, or run the scenario again, with another --out"
             )
 
 
@@ -148,12 +148,12 @@ class Checkpointer:
         spec: ``[checkpoint]`` of the scenario.
         folder: the run folder.
         run: the run.
-        recorder: what was recorded so far.
+        recorder: the run's recorder.
         origins: fingerprints of the run's files.
 
     Attributes:
-        tell: called when the run is saved, with its rounds and the simulated time (s). From then on
-            a power cut loses nothing of them.
+        tell: called when the run is saved, with the number of rounds and the simulated time (s).
+            From then on a power cut loses nothing of these rounds.
     """
 
     def __init__(
@@ -193,15 +193,14 @@ class Checkpointer:
 
     def _save(self) -> None:
         self._due = False
-        tree, arrays = _snapshot(self._run, self._recorder, self._origins)
-        store.write(self._folder, self._recorder.chain.count, tree, arrays)
+        store.write(self._folder, _snapshot(self._run, self._recorder, self._origins))
         self.tell(len(self._recorder.rounds), self._run.simulation.now)
 
 
-def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
-    """The state of a run between two instants, as JSON-able tables and arrays."""
+def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Checkpoint:
+    """The state of a run between two instants."""
     encoder = Encoder(_saved_classes(), _unsaved_fields())
-    state: dict[str, Any] = {
+    state: dict[str, object] = {
         "origins": origins.fingerprints,
         "now": run.simulation.now,
         "stopped": run.simulation.stopped,
@@ -217,7 +216,8 @@ def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[
     state["strategy"] = run.strategy.state
     state["last"] = run.evaluator.last
     state["ever"] = run.evaluator.ever
-    return encoder.encode(state), encoder.arrays
+    tree = encoder.encode(state)
+    return store.Checkpoint(recorder.chain.count, tree, encoder.arrays)
 
 
 class _SavedPart(Protocol):
@@ -253,8 +253,8 @@ def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> 
     Raises:
         CheckpointError: the checkpoint cannot be read, or is not of this run.
     """
-    _, tree, arrays = store.read(store.latest(folder))
-    state = decode(tree, arrays, _saved_classes(), _unsaved_fields())
+    checkpoint = store.read(store.latest(folder))
+    state = decode(checkpoint.tree, checkpoint.arrays, _saved_classes(), _unsaved_fields())
     try:
         origins.refuse_changes(state["origins"])
         _restore(run, recorder, state)

@@ -1,6 +1,6 @@
-"""Checkpoints on disk: each a folder, whole or not there, with fingerprints of what it holds.
+"""Checkpoints on disk: each is a folder, which is written whole or not at all.
 
-The last two are kept.
+A manifest has fingerprints of the folder's files. The last two checkpoints are kept.
 """
 
 import hashlib
@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedsim.common.errors import CheckpointError
 from fedsim.common.files import WRITING, make_folder, read_bytes, read_json, sync
@@ -19,17 +19,35 @@ _STATE = "state.json"
 _ARRAYS = "arrays.safetensors"
 _MANIFEST = "manifest.json"
 _KEPT = 2
-_FORMAT = 16
+_FORMAT = 17
 
 
-def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
-    """Write a checkpoint, whose parts are on the disk already, after so many events; then remove
-    all but the last two.
+class Checkpoint(NamedTuple):
+    """The content of a checkpoint."""
+
+    events: int
+    """number of events before it."""
+    tree: Any
+    """the state as JSON-able tables."""
+    arrays: Arrays
+    """the arrays that the tables name."""
+
+
+def write(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint, and remove all but the last two.
+
+    Args:
+        folder: the run folder. Its tables are on the disk up to the checkpoint's events.
+        checkpoint: the content.
+
+    Returns:
+        The checkpoint's folder.
     """
     from safetensors.numpy import save
 
+    events, tree, arrays = checkpoint
     place = folder / FOLDER / f"{events:012d}"
-    # the same events again, after a signal or a resume: to go on from there comes to the same
+    # after a signal or a resume; a checkpoint of as many events is of the same state
     if place.exists():
         return place
     beside = place.with_name(place.name + WRITING)
@@ -38,7 +56,7 @@ def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
         _ARRAYS: save(arrays),
     }
     fingerprints = {name: hashlib.sha256(part).hexdigest() for name, part in content.items()}
-    manifest = {"format": _FORMAT, "events": events} | fingerprints
+    manifest = {"format": _FORMAT, "events": events, **fingerprints}
     content[_MANIFEST] = (json.dumps(manifest, indent=2) + "\n").encode()
     make_folder(place.parent)
     try:
@@ -58,30 +76,48 @@ def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
 
 
 def latest(folder: Path) -> Path:
-    """The newest checkpoint of a run folder; ``CheckpointError``: there is none."""
+    """Find the newest checkpoint of a run folder.
+
+    Args:
+        folder: the run folder.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     if (folder / FOLDER).is_symlink():
         raise CheckpointError(
             f"{str(folder / FOLDER)!r} is a link, which is not followed; resume in a copy with "
             "all it leads to"
         )
-    found = _all(folder)
-    if not found:
+    places = _all(folder)
+    if not places:
         raise CheckpointError(
             f"{str(folder)!r} holds no checkpoint to resume from; run the scenario again, with "
             "another --out"
         )
-    return found[-1]
+    return places[-1]
 
 
-def read(place: Path) -> tuple[int, Any, Arrays]:
-    """Number of events, tree and arrays of a checkpoint; ``CheckpointError``: it is of another
-    format, or damaged.
+def read(place: Path) -> Checkpoint:
+    """Read a checkpoint.
+
+    Args:
+        place: the checkpoint's folder.
+
+    Returns:
+        The content.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or of another format.
     """
     from safetensors.numpy import load
 
-    def damaged(why: str) -> CheckpointError:
+    def damaged(problem: str) -> CheckpointError:
         return CheckpointError(
-            f"the checkpoint {str(place)!r} is damaged: {why}; remove it to resume from the "
+            f"the checkpoint {str(place)!r} is damaged: {problem}; remove it to resume from the "
             "one before"
         )
 
@@ -90,8 +126,8 @@ def read(place: Path) -> tuple[int, Any, Arrays]:
         if manifest["format"] != _FORMAT:
             raise CheckpointError(
                 f"the checkpoint {str(place)!r} is of format {manifest['format']!r}, and this "
-                f"fedsim reads {_FORMAT}: resume "
-                "with the fedsim that wrote it, or run the scenario again, with another --out"
+                f"fedsim reads {_FORMAT}: resume with the fedsim that wrote it, or run the "
+                "scenario again, with another --out"
             )
         content = {name: read_bytes(place / name) for name in (_STATE, _ARRAYS)}
         for name, part in content.items():
@@ -99,17 +135,21 @@ def read(place: Path) -> tuple[int, Any, Arrays]:
                 raise damaged(f"{name} is not what was written")
         if manifest["events"] != int(place.name):
             raise damaged(f"it was taken after {manifest['events']} events, which is not its name")
-        return manifest["events"], json.loads(content[_STATE]), load(content[_ARRAYS])
+        tree = json.loads(content[_STATE])
+        return Checkpoint(manifest["events"], tree, load(content[_ARRAYS]))
     except CheckpointError:
         raise
-    except Exception as error:  # whatever a damaged file makes a reader say
+    except Exception as error:  # readers raise many kinds for damaged files
         raise damaged(f"{type(error).__name__}: {error}") from None
 
 
 def _all(folder: Path) -> list[Path]:
-    places = (folder / FOLDER).glob("*") if (folder / FOLDER).is_dir() else ()
-    return sorted(
-        place
-        for place in places
-        if re.fullmatch("[0-9]+", place.name) and place.is_dir() and not place.is_symlink()
-    )
+    """Folders of a run's checkpoints, the oldest first."""
+    if not (folder / FOLDER).is_dir():
+        return []
+    places = []
+    for place in (folder / FOLDER).glob("*"):
+        is_checkpoint = re.fullmatch("[0-9]+", place.name) is not None
+        if is_checkpoint and place.is_dir() and not place.is_symlink():
+            places.append(place)
+    return sorted(places)

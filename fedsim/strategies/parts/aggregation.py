@@ -1,7 +1,7 @@
 """Aggregations, which combine the updates of a cohort or group: the base, and the means."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from fedsim.common.spec import Spec
 from fedsim.federation import Device, Server
 from fedsim.federation.codecs import Codec
 from fedsim.learning.refs import Ref
+from fedsim.strategies.state import PartState
+from fedsim.strategies.updates import Update
 
 _HERE = "fedsim.strategies.parts.aggregation"
 _TOOLS = "fedsim.toolbox.aggregation"
@@ -45,9 +47,8 @@ AGGREGATIONS = Registry(
     key="strategy.aggregation",
 )
 
-# an update that came: ``task``, ``device``, ``group``, ``update``, ``samples``, ``start``,
-# ``contents``
-Entry = dict[str, Any]
+Entry = Update
+"""An update that the server has received; a plain dict with its fields as keys works as well."""
 Protection = Literal["private", "robust"]
 Draws = Mapping[tuple[int, int], int]  # (clients drawn, devices from which) -> how many rounds
 
@@ -66,7 +67,7 @@ def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
 
 def _find_wrong_weight(
     weights: Sequence[float],
-    aggregation: Any,
+    aggregation: object,
     entries: Sequence[Entry],
 ) -> str:
     numbers = np.asarray(weights)
@@ -77,7 +78,7 @@ def _find_wrong_weight(
 
 def _find_wrong_weighing(
     weighed: Sequence[float],
-    aggregation: Any,
+    aggregation: object,
     server: Server,
     entries: Sequence[Entry],
     weights: Sequence[float],
@@ -85,12 +86,19 @@ def _find_wrong_weighing(
     return _find_wrong_weight(weighed, aggregation, entries)
 
 
-def _find_wrong_parts(parts: Sequence[Any], *_: Any, **__: Any) -> str:
+def _find_wrong_parts(parts: Sequence[object], *_: object, **__: object) -> str:
     for part in parts:
-        is_pair = isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], Ref)
-        if not is_pair or find_outside()(part[1]):
+        if not _is_part(part):
             return f"{shown(part)} as a part"
     return ""
+
+
+def _is_part(part: object) -> bool:
+    """Whether an object is a pair of a model and a finite factor."""
+    if not isinstance(part, tuple) or len(part) != 2:
+        return False
+    model, factor = part
+    return isinstance(model, Ref) and not find_outside()(factor)
 
 
 class Aggregation(Spec):
@@ -107,7 +115,7 @@ class Aggregation(Spec):
 
     kind: str
 
-    State: ClassVar[type[Any]] = dict
+    State: ClassVar[type[PartState]] = dict
     """Class of its memory of one model: a plain dict, or a subclass of ``State``."""
 
     @property
@@ -196,7 +204,7 @@ class Aggregation(Spec):
     def combine(
         self,
         server: Server,
-        state: Any,
+        state: PartState,
         entries: Sequence[Entry],
         weights: Sequence[float],
         otherwise: Ref,

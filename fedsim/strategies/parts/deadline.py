@@ -1,11 +1,12 @@
 """Deadlines: how long a round waits, or a client may train."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
 from fedsim.common.units import PositiveSeconds
+from fedsim.strategies.state import PartState
 from fedsim.world.population import DeadlineBase
 
 _HERE = "fedsim.strategies.parts.deadline"
@@ -33,7 +34,7 @@ class Deadline(Spec):
 
     kind: str
 
-    State: ClassVar[type[Any]] = dict
+    State: ClassVar[type[PartState]] = dict
     """Class of its memory: a plain dict, or a subclass of ``State``."""
 
     @property
@@ -63,7 +64,7 @@ class Deadline(Spec):
         raise NotImplementedError
 
     @returns("a finite time above 0 (s), or None", find_outside(above=0.0))
-    def limit_s(self, state: Any, number: int) -> float | None:
+    def limit_s(self, state: PartState, number: int) -> float | None:
         """Return the time that clients have in a round (s); None if unlimited.
 
         Called when the round begins.
@@ -74,18 +75,13 @@ class Deadline(Spec):
         """
         raise NotImplementedError
 
-    def heard(self, state: Any, took_s: float, in_time: bool) -> None:
+    def heard(self, state: PartState, took_s: float, in_time: bool) -> None:
         """Called when a task of a round has ended.
 
         Args:
             state: memory of the deadline.
             took_s: time since the cohort was asked (s).
             in_time: whether the task was done in time; False if its client has disconnected.
-
-        Args:
-            state: memory of the deadline.
-            took_s: time since the cohort was asked (s).
-            in_time: whether the task is done, and did not disconnect.
         """
 
 
@@ -104,7 +100,7 @@ class Fixed(Deadline):
     def least_s(self) -> float:
         return self.time
 
-    def limit_s(self, state: Any, number: int) -> float | None:
+    def limit_s(self, state: PartState, number: int) -> float | None:
         return self.time
 
 

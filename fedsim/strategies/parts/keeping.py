@@ -40,14 +40,13 @@ class Split(NamedTuple):
         Raises:
             ScenarioError: all tensors stay, or none.
         """
+        names = ", ".join(tensor.name for tensor in tensors)
         if all(stays):
             raise ScenarioError(
-                f"{key}, and every tensor of the model stays on its device: "
-                f"{', '.join(tensor.name for tensor in tensors)}; "
-                "allowed is what leaves something to send, with a model of more layers"
+                f"{key}, and every tensor of the model stays on its device: {names}; allowed is "
+                "what leaves something to send, with a model of more layers"
             )
         if not any(stays):
-            names = ", ".join(tensor.name for tensor in tensors)
             raise ScenarioError(
                 f"{key}, and no tensor of the model stays on its device: all of {names} are "
                 "sent; leave it out"
@@ -59,7 +58,7 @@ class Split(NamedTuple):
 
 
 class ServerKeeping:
-    """The server half of kept tensors: it sends only the others, and tracks the devices' models.
+    """The server half of kept tensors: sends all tensors but the kept ones, and tracks models.
 
     Args:
         split: the ranges that are sent, and that are kept.
@@ -71,7 +70,7 @@ class ServerKeeping:
         self._apply = server.models.apply
 
     def sent(self, model: Ref) -> Partial:
-        """A model as it is sent to devices: the tensors that they do not keep."""
+        """A model as it is sent to devices, without the tensors that they keep."""
         return Partial(model, model, self._split.sent)
 
     def restore(self, before: Ref, model: Ref) -> Ref:
@@ -79,15 +78,23 @@ class ServerKeeping:
         return self._apply(spliced, [before, model], places=self._split.sent)
 
     def device_models(self, model: Ref, kept: Mapping[int, Ref]) -> dict[int, Ref]:
-        """Models of devices by number: ``model`` with the tensors that each has ``kept``."""
-        return {
-            device: self._apply(spliced, [model, tensors], places=self._split.kept)
-            for device, tensors in kept.items()
-        }
+        """The models of devices.
+
+        Args:
+            model: the global model [d].
+            kept: the kept tensors of each device, by number.
+
+        Returns:
+            The global model with the device's kept tensors, by number of the device.
+        """
+        models = {}
+        for device, tensors in kept.items():
+            models[device] = self._apply(spliced, [model, tensors], places=self._split.kept)
+        return models
 
 
 class KeepingClient(PartClient):
-    """Trains the received tensors together with the kept ones, and sends the former back.
+    """Trains the received tensors together with the kept ones, and sends the received ones back.
 
     State of a device: ``kept``, its kept tensors.
     """

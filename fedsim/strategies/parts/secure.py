@@ -7,7 +7,7 @@ With all clients as neighbours it is the protocol of Bonawitz et al. (CCS 2017).
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from pydantic import Field, field_validator
 
@@ -27,6 +27,7 @@ from fedsim.federation import (
 )
 from fedsim.strategies.parts import PartClient
 from fedsim.strategies.state import State
+from fedsim.strategies.updates import Update
 from fedsim.world.steps import Computation
 
 # a client's job, and the purpose of what it sends
@@ -77,8 +78,7 @@ class SecureAggregation(Spec):
         if self.neighbours is not None and self.neighbours >= clients:
             raise ScenarioError(
                 f"strategy.secure_aggregation.neighbours is {self.neighbours}, and a round has "
-                f"{clients} clients; allowed are "
-                f"at most {clients - 1}, or none, for all"
+                f"{clients} clients; allowed are at most {clients - 1}, or none, for all"
             )
 
     def graph(self, clients: Sequence[int]) -> dict[int, list[int]]:
@@ -189,13 +189,13 @@ class RoundState(Protocol):
     Attributes:
         round: number of the round.
         cohort: devices of the round.
-        received: an entry for each update of the round.
+        received: the updates of the round.
         secure: memory of the phases.
     """
 
     round: int
     cohort: list[int]
-    received: list[dict[str, Any]]
+    received: list[Update]
     secure: SecureState
 
 
@@ -224,12 +224,12 @@ class SecurePhases:
             if not neighbours and phase != "secure-keys":
                 state.answered.append(device)
                 continue
-            contents: dict[str, Any] = {}
+            contents: dict[str, object] = {}
             if phase == "secure-shares":
                 contents |= self._costs.receives("secure-keys", neighbours)
             if device in state.take_back:
-                contents |= {"take-back": Header(True)}
-            contents |= {"neighbours": Header(neighbours)}
+                contents["take-back"] = Header(True)
+            contents["neighbours"] = Header(neighbours)
             task = server.ask(device, contents, phase)
             state.open[task] = device
         wait_s = self._costs.patience if state.open else 0.0
@@ -248,7 +248,7 @@ class SecurePhases:
         return self._costs.receives("secure-shares", self._neighbours(device, "secure-unmask"))
 
     def ended(self, message: TaskEnd) -> None:
-        """A task of the phase has ended; the last one ends the phase, with timer ``phase``."""
+        """Receive the end of a task. The last one ends the phase, by timer ``phase``."""
         state = self._state
         device = state.open.pop(message.task)
         if message.outcome == "done":
@@ -288,11 +288,11 @@ class SecurePhases:
         """Read the sum if enough shares came, and close the round after the time that it takes."""
         state = self._state
         received = self._round.received
-        summed = [entry["device"] for entry in received]
+        summed = [update.device for update in received]
         state.unread = not self._costs.can_be_read(state.graph, state.masked, answered)
         if state.unread:
             state.take_back = sorted({*state.take_back, *summed})
-        numbers = max(entry["contents"]["masked-numbers"] for entry in received)
+        numbers = max(update.contents["masked-numbers"] for update in received)
         wait_s = self._costs.recovery_s(state.graph, state.masked, summed, numbers)
         self._server.timer("close", self._server.now + wait_s)
 
@@ -300,18 +300,16 @@ class SecurePhases:
 class SecureClient(PartClient):
     """Takes part in secure aggregation.
 
-    ``before_sum``: the state before the last answer, restored if that is not read.
+    State of a device: ``before_sum``, its state before the last answer, which is restored if the
+    sum cannot be read.
     """
 
     jobs = PHASES
     _part: SecureAggregation
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        if (
-            instruction.job in PHASES
-            and "take-back" in instruction.contents
-            and "before_sum" in device.state
-        ):
+        takes_back = instruction.job in PHASES and "take-back" in instruction.contents
+        if takes_back and "before_sum" in device.state:
             before = device.state["before_sum"]
             device.state.clear()
             device.state.update(before)

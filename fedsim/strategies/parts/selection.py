@@ -1,7 +1,7 @@
 """Client selection: the cohort of a round. The base class and the simplest selections."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedsim.common.errors import shown
 from fedsim.common.registry import Registry
@@ -11,6 +11,8 @@ from fedsim.federation import Contents, Device, Instruction, LocalResult, Server
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts import PartClient
+from fedsim.strategies.state import PartState
+from fedsim.strategies.updates import Update
 from fedsim.world.steps import Computation
 
 _HERE = "fedsim.strategies.parts.selection"
@@ -47,11 +49,13 @@ SELECTIONS = Registry(
     key="strategy.selection",
 )
 
-# they name a stream: the round (or draw) from 0, and more where one round selects several times
 Ids = tuple[int, ...]
-Among = list[int] | None  # devices to choose from; None for all
-Answers = Mapping[int, Contents]  # by device, in the order in which they were asked
-Updates = Sequence[dict[str, Any]]  # as ``Synchronous.entry`` makes them
+"""Numbers that name a random stream: the round (or draw) from 0, and more if it selects again."""
+Among = list[int] | None
+"""Devices to choose from; None for all."""
+Answers = Mapping[int, Contents]
+"""Answers by device, in the order in which the devices were asked."""
+Updates = Sequence[Update]
 
 _KEYED = "server.rng, or server.clients.sample"
 QUESTION = "question"
@@ -62,38 +66,43 @@ def _find_wrong_count(
     chosen: Sequence[int],
     selection: "Selection",
     server: Server,
-    state: Any,
+    state: PartState,
     count: int,
-    *_: Any,
-    **__: Any,
+    *_: object,
+    **__: object,
 ) -> str:
-    is_too_many = not selection.asks and len(chosen) > count
-    return f"{len(chosen)} devices for a count of {count}" if is_too_many else ""
+    if selection.asks or len(chosen) <= count:
+        return ""
+    return f"{len(chosen)} devices for a count of {count}"
 
 
 def _find_wrong_choice(
     chosen: Sequence[int],
-    selection: Any,
+    selection: object,
     server: Server,
-    state: Any,
+    state: PartState,
     count: int,
     answers: Answers,
 ) -> str:
-    others = [device for device in chosen if device not in answers]
-    if others:
-        return f"device {others[0]!r}, which has not answered"
-    is_right = len({*chosen}) == len(chosen) <= count
-    return "" if is_right else f"{shown(chosen)} for a count of {count}"
+    silent = [device for device in chosen if device not in answers]
+    if silent:
+        return f"device {silent[0]!r}, which has not answered"
+    is_distinct = len({*chosen}) == len(chosen)
+    if is_distinct and len(chosen) <= count:
+        return ""
+    return f"{shown(chosen)} for a count of {count}"
 
 
 def _find_wrong_candidate(
     candidates: Sequence[int],
-    selection: Any,
-    state: Any,
+    selection: object,
+    state: PartState,
     chosen: Sequence[int],
 ) -> str:
-    others = [device for device in candidates if device not in chosen]
-    return f"device {others[0]!r}, which 'select' has not chosen" if others else ""
+    strangers = [device for device in candidates if device not in chosen]
+    if not strangers:
+        return ""
+    return f"device {strangers[0]!r}, which 'select' has not chosen"
 
 
 class Selection(Spec):
@@ -128,7 +137,7 @@ class Selection(Spec):
 
     kind: str
 
-    State: ClassVar[type[Any]] = dict
+    State: ClassVar[type[PartState]] = dict
     """Class of its memory, the ``state`` of its hooks: a plain dict, or a subclass of ``State``."""
 
     looks_at_each: ClassVar[str | None] = None
@@ -185,7 +194,7 @@ class Selection(Spec):
 
     @returns("a list of 'count' devices at most", _find_wrong_count, keyed=_KEYED)
     def select(
-        self, server: Server, state: Any, count: int, ids: Ids, among: Among = None
+        self, server: Server, state: PartState, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
         """Select the devices of a round; called again later if it returns none.
 
@@ -203,7 +212,7 @@ class Selection(Spec):
         raise NotImplementedError
 
     @returns("a list of devices that 'select' has chosen", _find_wrong_candidate)
-    def asked_first(self, state: Any, chosen: list[int]) -> list[int]:
+    def asked_first(self, state: PartState, chosen: list[int]) -> list[int]:
         """Return the candidates to query, if the selection ``asks``; by default all devices.
 
         The other devices are chosen already.
@@ -214,7 +223,7 @@ class Selection(Spec):
         """
         return chosen
 
-    def heard(self, server: Server, state: Any, message: TaskEnd) -> None:
+    def heard(self, server: Server, state: PartState, message: TaskEnd) -> None:
         """Called when a task of the round has ended, with any outcome, before its update is used.
 
         Args:
@@ -224,7 +233,7 @@ class Selection(Spec):
         """
 
     async def closed(
-        self, server: Server, state: Any, received: Updates, models: ModelAssignment
+        self, server: Server, state: PartState, received: Updates, models: ModelAssignment
     ) -> None:
         """Called when a round has been closed, before ``learn``; not called without rounds.
 
@@ -235,7 +244,7 @@ class Selection(Spec):
             models: the new models by name, each with the devices that it serves (None: all).
         """
 
-    async def learn(self, server: Server, state: Any) -> None:
+    async def learn(self, server: Server, state: PartState) -> None:
         """Called when a round has been closed, or a version made, to use all its reports together.
 
         ``ServerModels.numbers`` reads the reports' values.
@@ -258,7 +267,9 @@ class Selection(Spec):
         raise NotImplementedError
 
     @returns("a list of 'count' devices at most, each once, that have answered", _find_wrong_choice)
-    async def choose(self, server: Server, state: Any, count: int, answers: Answers) -> list[int]:
+    async def choose(
+        self, server: Server, state: PartState, count: int, answers: Answers
+    ) -> list[int]:
         """Choose among the candidates that have answered.
 
         Args:
@@ -347,6 +358,6 @@ class Random(Selection):
     kind: Literal["random"] = "random"
 
     def select(
-        self, server: Server, state: Any, count: int, ids: Ids, among: Among = None
+        self, server: Server, state: PartState, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
         return server.clients.sample(count, "select", *ids, among=among)

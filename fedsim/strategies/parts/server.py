@@ -1,7 +1,7 @@
 """Server optimisers: steps from the model along the aggregated update."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -9,7 +9,7 @@ from fedsim.common.registry import Registry
 from fedsim.common.spec import OnlyWith, Spec
 from fedsim.federation import Server
 from fedsim.learning.refs import Ref
-from fedsim.strategies.state import State
+from fedsim.strategies.state import PartState, State
 
 _HERE = "fedsim.strategies.parts.server"
 _TOOLS = "fedsim.toolbox.optimisers"
@@ -38,10 +38,10 @@ class ServerOptimiser(Spec):
 
     kind: str
 
-    State: ClassVar[type[Any]] = dict
+    State: ClassVar[type[PartState]] = dict
     """Class of its memory of one model: a plain dict, or a subclass of ``State``."""
 
-    def step(self, server: Server, state: Any, model: Ref, aggregated: Ref) -> Ref:
+    def step(self, server: Server, state: PartState, model: Ref, aggregated: Ref) -> Ref:
         """Compute the next model.
 
         Args:

@@ -62,7 +62,7 @@ class Robust(Aggregation):
     ) -> list[tuple[Ref, float]]:
         if not models:
             return []
-        entries: list[Entry] = [{"update": model} for model in models]
+        entries = [Entry.of({"update": model}) for model in models]
         weights = await self.weigh(server, entries, self.weights(entries))
         memory = new_state(self)
         combined = self.combine(server, memory, entries, weights, server.models.zero())

@@ -13,7 +13,7 @@ from fedsim.common.training import Training
 from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, TaskEnd
 from fedsim.learning.refs import Ref
-from fedsim.strategies.asynchronous import Asynchronous, AsynchronousState
+from fedsim.strategies.asynchronous import Asynchronous, AsynchronousState, OpenTask
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Weighted
 from fedsim.strategies.state import state_of_slot
@@ -161,7 +161,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         )
         for device in cohort:
             task = self.server.ask(device, {"model": model}, round=version, group=tier)
-            state.open[task] = {"version": version, "model": model, "tier": tier}
+            state.open[task] = OpenTask(version, model) | {"tier": tier}
         state.tier_draws[tier] += 1
         if not self._is_busy(tier):
             self.server.look_again(f"tier/{tier}", self.params.retry)
@@ -187,9 +187,8 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         task = state.open.pop(message.task)
         tier = task["tier"]
         if message.outcome == "done":
-            entry = self.entry(message, task["model"])
-            entry |= {"start": task["model"], "version": task["version"]}
-            entry |= {"contents": dict(message.contents)}
+            entry = self.entry(message, task.model)
+            entry["version"] = task.version
             state.received[tier].append(entry)
         if state.over or self._is_busy(tier):
             return

@@ -14,6 +14,7 @@ from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.round_params import CombiningParams, SelectingParams
 from fedsim.strategies.state import State, state_of_slot
 from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.strategies.updates import Update
 
 
 class HierFAVGParams(SelectingParams, CombiningParams):
@@ -189,7 +190,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             "samples": sum(update["samples"] for update in edge_round.last),
             "start": edge_round.start,
         }
-        self.state.arrived.append(entry)
+        self.state.arrived.append(Update.of(entry))
         self.state.received += edge_round.last
         edge_round.tasks = []
 

@@ -1,0 +1,137 @@
+"""Messages for errors that a Flower app's code raises: the place in the app, the calls, a hint."""
+
+import os
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+_MOST_CALLS = 8  # calls of the app that a message names
+_MOST_CAUSES = 8  # errors in a chain of causes that are searched for a hub
+_FETCHING = (
+    "huggingface_hub",
+    "datasets",
+    "fsspec",
+    "requests",
+    "httpx",
+    "httpcore",
+    "urllib3",
+    "aiohttp",
+    "flwr_datasets",
+)
+"""Packages that fetch data from hubs."""
+_UNREACHED = (
+    "Connect",
+    "Offline",
+    "Timeout",
+    "LocalEntryNotFound",
+    "Network",
+    "MaxRetry",
+    "NameResolution",
+    "Proxy",
+)
+"""Words in the names of errors that such a package raises without a connection."""
+_NO_CONNECTION = "couldn't connect to"  # from a message of transformers and datasets
+
+
+def is_within(folder: Path, file: str) -> bool:
+    """Whether a file is in a folder, but not in the folder's environment of packages (``.venv``).
+
+    Args:
+        folder: the folder.
+        file: absolute path of the file.
+    """
+    prefix = f"{folder}{os.sep}"
+    if not file.startswith(prefix):
+        return False
+    has_environment = sys.prefix.startswith(prefix)
+    return not (has_environment and file.startswith(f"{sys.prefix}{os.sep}"))
+
+
+def place_of_error(error: BaseException, folder: Path) -> str:
+    """The last line of a folder's code that an error passed, as ``", in client_app.py, line 12"``.
+
+    Args:
+        error: the error.
+        folder: folder of the app.
+
+    Returns:
+        The place; ``""`` if the error passed no code of the folder.
+    """
+    return _place(_frames_within(error.__traceback__, folder))
+
+
+def place_of_thread(thread: threading.Thread, folder: Path) -> str:
+    """The line of a folder's code at which a thread is, as ``", in server_app.py, line 12"``.
+
+    Args:
+        thread: the thread.
+        folder: folder of the app.
+
+    Returns:
+        The place; ``""`` if the thread has not begun, or runs no code of the folder.
+    """
+    current = sys._current_frames().get(thread.ident or 0)
+    stack = traceback.extract_stack(current)
+    return _place([frame for frame in stack if is_within(folder, frame.filename)])
+
+
+def _frames_within(calls: TracebackType | None, folder: Path) -> list[traceback.FrameSummary]:
+    return [frame for frame in traceback.extract_tb(calls) if is_within(folder, frame.filename)]
+
+
+def _place(frames: list[traceback.FrameSummary]) -> str:
+    if not frames:
+        return ""
+    return f", in {Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+
+
+def error_of_app(error: BaseException, folder: Path) -> str:
+    """The message of an error in an app's code.
+
+    Args:
+        error: the error.
+        folder: folder of the app.
+
+    Returns:
+        The error's type and text, its place in the app, the calls that led to it, the folder, and
+        a hint if a hub cannot be reached.
+    """
+    frames = _frames_within(error.__traceback__, folder)
+    calls = []
+    for frame in frames[-_MOST_CALLS:]:
+        file = Path(frame.filename).relative_to(folder)
+        calls.append(f"{file}:{frame.lineno} {frame.name}")
+    path = f"; by {' > '.join(calls)}" if len(calls) > 1 else ""
+    return (
+        f"{type(error).__name__}: {error}{_place(frames)}{path}; the app is in {str(folder)!r}, "
+        f"and --debug shows all calls{_hint_at_hub(error)}"
+    )
+
+
+def _hint_at_hub(error: BaseException) -> str:
+    """A hint if an error, or a cause of it, means that a hub cannot be reached; else ``""``."""
+    cause: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if cause is None:
+            break
+        if _is_unreached_hub(cause):
+            return (
+                ". The app fetches data or models from a hub that cannot be reached from here: "
+                "fetch them once where it can be, copy that cache and set HF_HOME to it and "
+                "HF_HUB_OFFLINE=1, or have the app read local files"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return ""
+
+
+def _is_unreached_hub(error: BaseException) -> bool:
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+        return True
+    if _NO_CONNECTION in str(error):
+        return True
+    package = type(error).__module__.partition(".")[0]
+    name = type(error).__name__
+    return package in _FETCHING and any(word in name for word in _UNREACHED)

@@ -1,0 +1,263 @@
+"""Conflicts between sections of a scenario that are each valid alone."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fedsim.common.errors import nearest
+from fedsim.federation.codecs import MessagesSpec, Plain
+from fedsim.federation.costs import ServerSpec
+from fedsim.strategies.parts.aggregation import Mean, Weighted
+
+if TYPE_CHECKING:
+    from fedsim.running.sections import Sections
+
+SECTIONS_OF_LEARNING = (
+    "learning",
+    "data",
+    "model",
+    "objective",
+    "training",
+    "drift",
+    "malicious",
+    "messages",
+    "evaluation",
+)
+"""Sections without meaning for a strategy that brings its own learning."""
+
+
+def conflicts(scenario: "Sections") -> Iterator[str]:
+    """The conflicts of a scenario.
+
+    Args:
+        scenario: the scenario, each of whose sections is valid.
+
+    Yields:
+        A message for the user for each conflict.
+    """
+    yield from _of_learning(scenario)
+    yield from _of_edges(scenario)
+    if scenario.strategy.serverless:
+        yield from _of_servers(scenario)
+    if scenario.malicious is not None:
+        scenario.malicious.check(scenario.population.devices)
+    yield from _of_world(scenario)
+    yield from _of_messages(scenario)
+    yield from _of_objective(scenario)
+    yield from _of_training(scenario)
+    if scenario.training.state == "sent":
+        yield from _of_sent_state(scenario)
+
+
+def _of_learning(scenario: "Sections") -> Iterator[str]:
+    """Sections about learning that the strategy does not use."""
+    strategy = scenario.strategy
+    if strategy.brings_learning:
+        for section in SECTIONS_OF_LEARNING:
+            if section in scenario.model_fields_set:
+                yield (
+                    f"{section} is not used by strategy.kind = {strategy.kind!r}, which brings its "
+                    "own; leave it out"
+                )
+    elif scenario.population.samples is not None and scenario.learning == "on":
+        yield 'population.samples gives sizes without data; allowed with learning = "off" only'
+
+
+def _of_edges(scenario: "Sections") -> Iterator[str]:
+    """A strategy that needs edge servers, in a network without them."""
+    strategy = scenario.strategy
+    if not strategy.at_edges:
+        return
+    edges = scenario.network.edge_servers
+    if edges:
+        strategy.check_edges(edges)
+        return
+    allowed = 'network.kind "tree" or "graph" and a table network.edge ("edge = {}")'
+    yield (
+        f"strategy.kind is {strategy.kind!r}, which needs edge servers, and the network has none; "
+        f"allowed with {allowed}"
+    )
+
+
+def _of_servers(scenario: "Sections") -> Iterator[str]:
+    """Sections that need a server, which the strategy has not."""
+    up = scenario.messages.up
+    problems = []
+    if "down" not in up.ways or up.keeps_rest:
+        reason = (
+            f"writes changes of a model ({up.kind!r}), or keeps what it leaves out; not "
+            "between devices"
+        )
+        problems.append(("messages.up", reason))
+    if scenario.energy is not None:
+        problems.append(("energy", "counts what tasks alone draw"))
+    if scenario.server != ServerSpec():
+        problems.append(("server", "is how long a server computes and waits"))
+    if scenario.messages.down.kind != "plain":
+        problems.append(("messages.down", "is how a server writes models"))
+    if scenario.network.edge_servers:
+        problems.append(("network.edge", "are servers"))
+    for key, reason in problems:
+        yield (
+            f"{key} is given, which {reason}; not for strategy.kind = "
+            f"{scenario.strategy.kind!r}, which has no server"
+        )
+
+
+def _of_world(scenario: "Sections") -> Iterator[str]:
+    """Keys of devices, links and checkpoints that exclude each other."""
+    population = scenario.population
+    if scenario.drift is not None and population.samples is not None:
+        yield (
+            "population.samples gives sizes without data, so there is nothing for [drift] to change"
+        )
+    if population.capacity is not None and scenario.network.has_device_rates:
+        yield (
+            "population.capacity and network.device both say how fast links are; give one of them"
+        )
+    has_batteries = scenario.energy is not None and scenario.energy.battery is not None
+    if population.host is not None and has_batteries:
+        yield (
+            "population.host and energy.battery: devices that share a machine have no battery "
+            "of their own"
+        )
+    checkpoint = scenario.checkpoint
+    obstacle = scenario.not_restorable
+    if obstacle and (checkpoint.rounds or checkpoint.time):
+        yield f"[checkpoint] asks for a run that can be resumed, but {obstacle}"
+
+
+def _of_messages(scenario: "Sections") -> Iterator[str]:
+    """Codecs that cannot write what the strategy sends."""
+    strategy = scenario.strategy
+    up = scenario.messages.up
+    down = scenario.messages.down
+    codec = f"messages.up is {up.kind!r}"
+    if not strategy.sends_models and scenario.messages != MessagesSpec():
+        yield f"messages is given, and {strategy.called} sends nothing; leave it out"
+    if getattr(strategy, "secure_aggregation", None) is not None and up.kind != "plain":
+        yield (
+            f"{codec}, and strategy.secure_aggregation masks numbers, which must be sent in "
+            "full; allowed is 'plain'"
+        )
+    if strategy.plain_down and down.kind != "plain":
+        yield (
+            f"messages.down is {down.kind!r}, and {strategy.called} sends no model down; "
+            "allowed is 'plain'"
+        )
+    for key, aggregation in strategy.aggregations.items():
+        obstacle = aggregation.why_not(up)
+        if obstacle:
+            yield f"{codec} and strategy.{key} is {aggregation.kind!r}: the codec {obstacle}"
+    if strategy.resizes and up.keeps_rest:
+        yield (
+            f"{codec} with error_feedback, and by strategy.redraw the next update has another "
+            "size; allowed is error_feedback = false"
+        )
+    default = type(up).model_fields.get("error_feedback")
+    feedback = getattr(up, "error_feedback", None)
+    if default is not None and "update" in strategy.added_up and feedback != default.default:
+        yield (
+            f"messages.up has error_feedback = {str(feedback).lower()}, and with "
+            f"{strategy.called} that changes nothing: what was left out is in its devices' next "
+            "update; leave it out"
+        )
+
+
+def _of_objective(scenario: "Sections") -> Iterator[str]:
+    """Keys that need metrics which the objective lacks."""
+    objective = scenario.objective
+    metrics = ["loss", *(metric.name for metric in scenario.figures)]
+    kind = f"objective.kind = {objective.kind!r}"
+    allowed = f"allowed are {', '.join(metrics)}"
+    for name in scenario.stop.metrics:
+        if name not in metrics:
+            yield (
+                f"stop.metrics has {name!r}; with objective.metrics = {objective.metrics} "
+                f"{allowed}{nearest(name, metrics)}"
+            )
+    if not objective.has_accuracy:
+        if scenario.stop.accuracy is not None:
+            yield (
+                f"stop.accuracy is {scenario.stop.accuracy:g}; with {kind} no answer is right or "
+                f"wrong: allowed is stop.metrics, of which {allowed}"
+            )
+        key = scenario.strategy.needs_accuracy
+        if key:
+            yield f"{key}, which goes by accuracies, and with {kind} there are none"
+    smoothing = getattr(scenario.training, "label_smoothing", 0.0)
+    if smoothing and (objective.loss is not None or not objective.of_entropy):
+        yield (
+            f"training.label_smoothing is {smoothing:g}, and the loss of {kind} is no "
+            "cross-entropy here; allowed is 0"
+        )
+    learns_labels = objective.kind == "classification" and scenario.data.column is None
+    malicious = scenario.malicious
+    if malicious is not None and malicious.attack.flips_labels and not learns_labels:
+        yield "malicious.attack turns labels around, and models learn other targets here"
+
+
+def _of_training(scenario: "Sections") -> Iterator[str]:
+    """A model or a trainer that the strategy cannot use."""
+    strategy = scenario.strategy
+    training = scenario.training
+    learns = scenario.learning == "on"
+    if learns and not scenario.model.learnable:
+        yield (
+            f"model.kind is {scenario.model.kind!r}, which has no weights to learn; allowed with "
+            'learning = "off" only'
+        )
+    if scenario.model.says_what_stays and strategy.kept_by != "scenario":
+        choice = "says so itself" if strategy.kept_by == "strategy" else "sends them all"
+        yield (
+            "model.keep or model.send says which tensors stay on the devices; not for "
+            f"strategy.kind = {strategy.kind!r}, which {choice}; allowed are fedavg and fedprox"
+        )
+    reason = strategy.counts_steps
+    if learns and reason and not training.steps_along_gradient:
+        yield (
+            f"training.kind is {training.kind!r}, by which a step is not one along a gradient, "
+            f"and not for {strategy.called}: {reason}; allowed are 'sgd', and 'torch' with the "
+            "optimiser 'SGD' and nothing that changes its steps"
+        )
+    if training.state == "kept" and training.has_no_state:
+        yield (
+            f"training.state is 'kept', and {getattr(training, 'optimiser', training.kind)!r} has "
+            "no state with these training.args; allowed is 'fresh', or an optimiser with momentum "
+            "or moments"
+        )
+
+
+def _of_sent_state(scenario: "Sections") -> Iterator[str]:
+    """Keys with which a trainer's state cannot be sent."""
+    for problem in _obstacles_to_state(scenario):
+        yield (
+            f"training.state is 'sent' and {problem}; allowed are moments (as Adam's) and 'fedavg' "
+            "or 'fedprox', 'weighted' or 'mean', without codecs, server optimiser, secure "
+            "aggregation, attack and kept tensors"
+        )
+
+
+def _obstacles_to_state(scenario: "Sections") -> Iterator[str]:
+    strategy = scenario.strategy
+    training = scenario.training
+    messages = scenario.messages
+    aggregation = getattr(strategy, "aggregation", None)
+    if training.state_numbers({"": (2, 2)}) <= 0:
+        name = getattr(training, "optimiser", training.kind)
+        yield f"the trainer is {name!r}, of whose state no size is known"
+    if not vars(type(strategy)).get("mixes_states", False):
+        yield f"strategy.kind is {strategy.kind!r}"
+    if getattr(strategy, "server", None) is not None:
+        yield "strategy.server is given"
+    if type(aggregation) not in (Weighted, Mean):
+        yield f"strategy.aggregation is {getattr(aggregation, 'kind', None)!r}"
+    if getattr(strategy, "secure_aggregation", None) is not None:
+        yield "strategy.secure_aggregation is given"
+    if not isinstance(messages.down, Plain):
+        yield f"messages.down is {messages.down.kind!r}"
+    if not isinstance(messages.up, Plain):
+        yield f"messages.up is {messages.up.kind!r}"
+    if scenario.malicious is not None:
+        yield "malicious is given"
+    if scenario.model.says_what_stays:
+        yield "model.keep or model.send is given"

@@ -1,0 +1,137 @@
+"""The phase before a round in which a selection asks candidates, and chooses among the answers."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from fedsim.federation import Contents, Server, TaskEnd
+from fedsim.federation.evaluator import ModelAssignment
+from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.selection import QUESTION, Selection
+from fedsim.strategies.state import PartState
+
+
+class CandidateState(Protocol):
+    """The part of the memory of a strategy in rounds that ``Candidates`` uses.
+
+    Attributes:
+        cohort: devices of the round, candidates included.
+        candidates: devices and wanted number of each call of the selection.
+        questions: open questions, task -> device.
+        answers: answers of candidates, by device.
+        selection: memory of the selection.
+    """
+
+    cohort: list[int]
+    candidates: list[tuple[list[int], int]]
+    questions: dict[int, int]
+    answers: dict[int, Contents]
+    selection: PartState
+
+
+class Candidates:
+    """The candidates of a round, and the questions to them.
+
+    Args:
+        selection: the selection, which asks.
+        server: the server.
+        state: memory of the strategy.
+    """
+
+    def __init__(self, selection: Selection, server: Server, state: CandidateState) -> None:
+        self._selection = selection
+        self._server = server
+        self._state = state
+
+    def propose(self, devices: list[int], missing: int) -> None:
+        """Make candidates of the devices that the selection asks before it chooses.
+
+        Args:
+            devices: the devices that ``Selection.select`` has returned.
+            missing: the number of devices that are wanted in addition to these.
+        """
+        candidates = self._selection.asked_first(self._state.selection, devices)
+        if candidates:
+            self._state.candidates.append((candidates, missing + len(candidates)))
+
+    def devices(self) -> list[int]:
+        """All candidates of the round."""
+        devices: list[int] = []
+        for candidates, _ in self._state.candidates:
+            devices += candidates
+        return devices
+
+    def ask(self, models: ModelAssignment, group_of: Callable[[int], int | None]) -> None:
+        """Ask all candidates, each with the models that it would get.
+
+        Args:
+            models: the models that the server has to send. A device without a model gets all.
+            group_of: returns the group of a device; None without groups.
+        """
+        selection = self._selection
+        server = self._server
+        for device, served in _served(models, self.devices()).items():
+            contents = selection.question(served)
+            task = server.ask(device, contents, QUESTION, group=group_of(device))
+            self._state.questions[task] = device
+        if selection.patience_s is not None:
+            server.timer("questions", server.now + selection.patience_s)
+
+    def receive(self, message: TaskEnd) -> bool:
+        """Receive the end of a question.
+
+        Returns:
+            Whether it is the last one.
+        """
+        state = self._state
+        device = state.questions.pop(message.task)
+        if message.outcome == "done":
+            state.answers[device] = dict(message.contents)
+        if state.questions:
+            return False
+        self._server.cancel_timer("questions")
+        return True
+
+    def end(self) -> None:
+        """End the open questions, as the patience of the selection is over."""
+        for task in list(self._state.questions):
+            self._server.end(task, "late")
+
+    async def choose(self) -> list[int]:
+        """Remove rejected candidates and unavailable devices from the cohort.
+
+        Returns:
+            The candidates that are not in the cohort.
+        """
+        state = self._state
+        for candidates, count in state.candidates:
+            await self._choose(candidates, count)
+        state.cohort = [device for device in state.cohort if self._server.clients.idle(device)]
+        rejected = [device for device in self.devices() if device not in state.cohort]
+        state.candidates = []
+        state.answers = {}
+        return rejected
+
+    async def _choose(self, candidates: list[int], count: int) -> None:
+        """Remove candidates that the selection does not choose from the cohort."""
+        state = self._state
+        answers = {}
+        for device in candidates:
+            if device in state.answers and self._server.clients.idle(device):
+                answers[device] = state.answers[device]
+        chosen = await self._selection.choose(self._server, state.selection, count, answers)
+        rejected = set(candidates).difference(chosen)
+        state.cohort = [device for device in state.cohort if device not in rejected]
+
+
+def _served(models: ModelAssignment, devices: list[int]) -> dict[int, list[Ref]]:
+    """The models of each device; all models for a device that none is assigned to."""
+    assignments = []
+    for model, assigned in models.values():
+        assignments.append((model, None if assigned is None else set(assigned)))
+    served: dict[int, list[Ref]] = {}
+    for device in devices:
+        own_models = [
+            model for model, assigned in assignments if assigned is None or device in assigned
+        ]
+        served[device] = own_models or [model for model, _ in assignments]
+    return served
