@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,7 +22,7 @@ from fedsim.world.columns import ALL
 from fedsim.world.network.endpoints import SERVER, in_ticks
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport
-from fedsim.world.network.spec import AccessColumns, NetworkModel, SharedLink
+from fedsim.world.network.spec import NetworkInputs, NetworkModel, SharedLink
 
 if TYPE_CHECKING:
     import networkx
@@ -378,40 +377,38 @@ class GraphSpec(NetworkModel):
     def edge_servers(self) -> int:
         return len(self.edge_nodes)
 
-    def _connect(
-        self,
-        simulation: Simulation,
-        columns: AccessColumns,
-        transport: Transport,
-        root: Path | None,
-    ) -> Network:
-        graph = read_graph(sought(self.file, root))
-        named = {
-            "server": [self.server],
-            "attach": self.attach,
-            "edge.nodes": self.edge_nodes,
-            "hosts": self.hosts,
-        }
-        for key, nodes in named.items():
-            for place, node in enumerate(nodes):
-                if node not in graph:
-                    where = key if key == "server" else f"{key}.{place}"
-                    raise ScenarioError(
-                        f"network.{where} is {node!r}, which is no node of "
-                        f"{self.file!r}{nearest(node, graph)}"
-                    )
+    def _connect(self, inputs: NetworkInputs) -> Network:
+        graph = read_graph(sought(self.file, inputs.root))
+        self._refuse_unknown_nodes(graph)
         edge = self.edge
-        edges = (
-            None
-            if edge is None
-            else EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
-        )
+        edges = None
+        if edge is not None:
+            edges = EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
         try:
             return between(
-                simulation, *columns, graph, self.server, self.attach, transport, edges, self.hosts
+                inputs.simulation,
+                *inputs.columns,
+                graph,
+                self.server,
+                self.attach,
+                inputs.transport,
+                edges,
+                self.hosts,
             )
         except SimulationError as error:
             raise ScenarioError(f"network.file {self.file!r}: {error}") from None
+
+    def _refuse_unknown_nodes(self, graph: "networkx.Graph[Any]") -> None:
+        nodes = {"server": self.server}
+        lists = {"attach": self.attach, "edge.nodes": self.edge_nodes, "hosts": self.hosts}
+        for key, names in lists.items():
+            nodes |= {f"{key}.{place}": name for place, name in enumerate(names)}
+        for key, node in nodes.items():
+            if node not in graph:
+                raise ScenarioError(
+                    f"network.{key} is {node!r}, which is no node of "
+                    f"{self.file!r}{nearest(node, graph)}"
+                )
 
 
 class TreeSpec(NetworkModel):
@@ -431,27 +428,27 @@ class TreeSpec(NetworkModel):
     def edge_servers(self) -> int:
         return 0 if self.edge is None else self.cells
 
-    def _connect(
-        self,
-        simulation: Simulation,
-        columns: AccessColumns,
-        transport: Transport,
-        root: Path | None,
-    ) -> Network:
+    def _connect(self, inputs: NetworkInputs) -> Network:
         cells = range(self.cells)
-        own = self.edge
         links = {"server down": self.server.down, "server up": self.server.up}
-        links |= {
-            f"cell {cell} {way}": getattr(self.cell, way)
-            for cell in cells
-            for way in ("down", "up")
-        }
-        edges = (
-            None
-            if own is None
-            else EdgeServers(cells, own.receive, own.send, own.latency, np.arange(self.cells))
+        for cell in cells:
+            links[f"cell {cell} down"] = self.cell.down
+            links[f"cell {cell} up"] = self.cell.up
+        edge = self.edge
+        edges = None
+        if edge is not None:
+            edge_of_cell = np.arange(self.cells)
+            edges = EdgeServers(cells, edge.receive, edge.send, edge.latency, edge_of_cell)
+        return Graph(
+            inputs.simulation,
+            *inputs.columns,
+            links,
+            _between_cells,
+            cells,
+            SERVER,
+            inputs.transport,
+            edges,
         )
-        return Graph(simulation, *columns, links, _between_cells, cells, SERVER, transport, edges)
 
 
 def _between_cells(tail: int, head: int) -> list[str]:
