@@ -19,13 +19,13 @@ from fedsim.common.wording import explain
 from fedsim.world.availability import Availability
 from fedsim.world.batteries import Batteries, Powered
 from fedsim.world.compute import Compute
-from fedsim.world.device_kinds import Rooflines
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network, NetworkSpec, StarSpec
 from fedsim.world.population import Population, PopulationSpec
 from fedsim.world.processes import Processes, World, WorldSpec
+from fedsim.world.rooflines import Rooflines
 from fedsim.world.task import Task, TaskStep
 
 

@@ -20,7 +20,7 @@ from fedsim.common.arrays import Floats
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.files import read_toml, sought
 from fedsim.world.device_kinds import Figure
-from fedsim.world.distributions import DeviceTable
+from fedsim.world.device_table import DeviceTable
 from fedsim.world.network.endpoints import SERVER
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Transport

@@ -19,10 +19,10 @@ from fedsim.world.batteries import Batteries
 from fedsim.world.calendar import DAY_S
 from fedsim.world.charging import ChargingSpec, Never
 from fedsim.world.device_kinds import KIND_POWERS, Figure, catalogue, figures, find_kind
+from fedsim.world.device_table import DeviceTable
 from fedsim.world.distributions import (
     Choice,
     Constant,
-    DeviceTable,
     Distribution,
     LogNormal,
     TimeDistribution,
