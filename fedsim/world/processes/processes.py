@@ -19,7 +19,7 @@ from fedsim.common.errors import (
 from fedsim.common.streams import Streams
 from fedsim.world.device_kinds import Capacity
 from fedsim.world.life import TaskRunner
-from fedsim.world.processes.activity import Call, ComputeActivity, Sending
+from fedsim.world.processes.activity import Call, ComputationState, ComputeActivity, Sending
 from fedsim.world.processes.holds import Holds
 from fedsim.world.processes.world import World
 
@@ -133,8 +133,8 @@ class Processes:
             f"does not come to where it was: it had not begun {call[0]}{call[1:]}"
         )
 
-    def add_computation(self, process: int, *state: Any) -> ComputeActivity:
-        """Add a computation of a process, with a state as ``ComputeActivity.saved`` has it."""
+    def add_computation(self, process: int, *state: *ComputationState) -> ComputeActivity:
+        """Add a computation of a process, by the arguments of ``ComputeActivity``."""
         computation = ComputeActivity(self.simulation.env, self._end_computation, *state)
         self.computing[computation.number] = computation, process
         return computation
