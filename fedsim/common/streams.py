@@ -1,8 +1,8 @@
-"""Keyed randomness: every draw comes from a stream named by (seed, purpose, ids).
+"""Keyed randomness: every draw comes from a stream that is named by seed, purpose and ids.
 
-No draw depends on another. Scalars come from a counter hash (a microsecond), arrays from numpy's
-Philox (25 to make). Purposes begin with ``"world/"`` or ``"strategy/"``: one seed gives every
-strategy the same world.
+No draw depends on another. Scalars come from a counter hash (1 us each), arrays from numpy's
+Philox (25 us for a generator). Purposes begin with ``"world/"`` or ``"strategy/"``: one seed gives
+every strategy the same world.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import random
 import sys
 from functools import lru_cache
 from threading import RLock
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,30 +23,41 @@ _MIX2 = 0x94D049BB133111EB
 _ID_STEP = 0xD1342543DE82EF95  # an odd multiplier, so that consecutive ids land far apart
 _UNIT = 2.0**-53
 
+Word = TypeVar("Word", int, NDArray[np.uint64])
+"""A 64-bit word, or an array of them."""
+
 shared_generators = RLock()
-"""Held while fedsim sets a generator of the process to a state of its own."""
+"""Held while fedsim sets the state of a generator that the whole process shares."""
 
 
-def generator_states() -> dict[str, Any]:
-    """States of the process's own generators by name, as values that compare; torch's if loaded."""
+def generator_states() -> dict[str, object]:
+    """States of the generators that the process shares.
+
+    Returns:
+        Name -> state, as a value that can be compared. ``torch`` is present if torch is loaded.
+    """
     with shared_generators:
         kind, words, *counts = np.random.get_state()  # noqa: NPY002
-        states: dict[str, Any] = {
+        states: dict[str, object] = {
             "Python's random": random.getstate(),
             "numpy.random": (kind, np.asarray(words).tobytes(), *counts),
         }
-        if (torch := sys.modules.get("torch")) is not None:
+        torch = sys.modules.get("torch")
+        if torch is not None:
             states["torch"] = torch.get_rng_state().numpy().tobytes()
     return states
 
 
-def _mix(z: Any) -> Any:
-    """The finaliser of splitmix64: a bijection of 64-bit words (int, or uint64 arrays), each bit
-    of which moves all others.
-    """
+def _mix(z: Word) -> Word:
+    """Finalise words as in splitmix64: a bijection in which each bit of the input moves all bits."""
     z = ((z ^ (z >> 30)) * _MIX1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX2) & _MASK
     return z ^ (z >> 31)
+
+
+def _hash(root: int, entity: Word, count: Word) -> Word:
+    z = _mix((root + (entity + 1) * _ID_STEP) & _MASK)
+    return _mix((z + (count + 1) * _GOLDEN) & _MASK)
 
 
 @lru_cache(maxsize=4096)
@@ -56,65 +67,101 @@ def _root(seed: int, purpose: str) -> int:
 
 
 class Streams:
-    """All random streams of one run, of a ``seed`` of 0 or more."""
+    """All random streams of one run.
+
+    Args:
+        seed: the seed, 0 or more.
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def word(self, purpose: str, entity: Any = 0, count: Any = 0) -> Any:
-        """64 random bits, the same for the same (seed, purpose, entity, count): an int, or
-        uint64 for arrays of uint64.
+    def word(self, purpose: str, entity: int = 0, count: int = 0) -> int:
+        """64 random bits, which depend on the seed and the arguments alone.
+
+        Args:
+            purpose: name of the stream.
+            entity: number of the device or other entity.
+            count: number of the draw.
         """
-        z = _mix((_root(self.seed, purpose) + (entity + 1) * _ID_STEP) & _MASK)
-        return _mix((z + (count + 1) * _GOLDEN) & _MASK)
+        return _hash(_root(self.seed, purpose), entity, count)
 
     def uniform(self, purpose: str, entity: int = 0, count: int = 0) -> float:
-        """A number in (0, 1): never 0 and never 1, so that its logarithm exists."""
-        return ((self.word(purpose, entity, count) >> 11) + 0.5) * _UNIT  # type: ignore[no-any-return]
+        """A number in (0, 1): never 0 and never 1, so that its logarithm exists.
+
+        Args:
+            purpose: name of the stream.
+            entity: number of the device or other entity.
+            count: number of the draw.
+        """
+        return ((_hash(_root(self.seed, purpose), entity, count) >> 11) + 0.5) * _UNIT
 
     def normal(self, purpose: str, entity: int = 0, count: int = 0) -> float:
-        """A standard normal draw (Box-Muller on two words of the stream)."""
+        """A standard normal draw (Box-Muller on two words of the stream).
+
+        Args:
+            purpose: name of the stream.
+            entity: number of the device or other entity.
+            count: number of the draw.
+        """
         radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, 2 * count)))
         return radius * math.cos(2.0 * math.pi * self.uniform(purpose, entity, 2 * count + 1))
 
     def uniforms(
         self, purpose: str, entities: NDArray[np.int64], count: int | NDArray[np.int64] = 0
     ) -> NDArray[np.float64]:
-        """``uniform`` for many entities and counts at once: the same numbers, vectorised.
+        """Vectorised ``uniform``, equal in all bits.
 
-        Shape as both, broadcast.
+        Args:
+            purpose: name of the stream.
+            entities: numbers of the entities, int64.
+            count: numbers of the draws, int64, which are broadcast with ``entities``.
+
+        Returns:
+            Numbers in (0, 1), float64 of the broadcast shape.
         """
+        counts = np.atleast_1d(count).astype(np.uint64)
         with np.errstate(over="ignore"):
-            words = self.word(
-                purpose, entities.astype(np.uint64), np.atleast_1d(count).astype(np.uint64)
-            )
-        return ((words >> 11).astype(np.float64) + 0.5) * _UNIT  # type: ignore[no-any-return]
+            words = _hash(_root(self.seed, purpose), entities.astype(np.uint64), counts)
+        uniforms: NDArray[np.float64] = ((words >> 11).astype(np.float64) + 0.5) * _UNIT
+        return uniforms
 
     def generator(self, purpose: str, *ids: int) -> np.random.Generator:
-        """A numpy generator of its own for an array of draws; never kept between two uses."""
+        """A new numpy generator for an array of draws; callers never keep it between two uses.
+
+        Args:
+            purpose: name of the stream.
+            ids: numbers that distinguish streams of one purpose.
+        """
         entropy = [_root(self.seed, purpose), *(i + 1 for i in ids)]
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
 
 
 class Shuffle:
-    """A random permutation of 0 to n - 1 (Fisher and Yates's), drawn number by number;
-    ``remaining``, at first n, are left.
+    """A random permutation of 0 to n - 1 (Fisher and Yates), drawn number by number.
+
+    Args:
+        generator: the source of random numbers.
+        remaining: n.
+
+    Attributes:
+        remaining: numbers that are not drawn yet.
     """
 
     def __init__(self, generator: np.random.Generator, remaining: int) -> None:
         self.remaining = remaining
         self._generator = generator
-        self._moved = dict[int, int]()
+        self._number_at: dict[int, int] = {}  # positions whose number is not the position itself
 
     def draw(self, count: int) -> list[int]:
-        """The next ``count`` numbers, or all that remain."""
-        moved = self._moved
+        """Draw the next ``count`` numbers, or all that remain."""
+        number_at = self._number_at
         remaining = self.remaining
         numbers = []
         for draw in self._generator.random(min(remaining, count)).tolist():
             position = int(draw * remaining)
-            numbers.append(moved.get(position, position))
+            numbers.append(number_at.get(position, position))
             remaining -= 1
-            moved[position] = moved.pop(remaining, remaining)
+            number_at[position] = number_at.pop(remaining, remaining)
         self.remaining = remaining
         return numbers
