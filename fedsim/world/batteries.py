@@ -438,7 +438,7 @@ class Batteries:
 
     _STATE = ("_points", "_loads")
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         state = {name: getattr(self, name) for name in self._STATE}
         for name in ("_turns", "_paths"):
             state[name] = {device: times.tolist() for device, times in getattr(self, name).items()}

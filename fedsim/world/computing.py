@@ -209,7 +209,7 @@ class Computing:
             ("look-ahead", number), when, partial(self.look_ahead, task)
         )
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         state: dict[str, Any] = {
             "paces": self.paces,
             "known_ends": self._fixed_ends,

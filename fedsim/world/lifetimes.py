@@ -1,10 +1,10 @@
 """Arrivals and departures; a device is present from its arrival until before its departure."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 import numpy as np
 
@@ -137,6 +137,14 @@ def bounded(within: Availability, arrival: Floats, departure: Floats) -> Availab
     return within
 
 
+class LifetimesState(TypedDict):
+    """State of ``Lifetimes`` in a snapshot."""
+
+    arrived: int
+    left: int
+    waiting: list[tuple[float, int]]
+
+
 class Lifetimes:
     """Emits ``arrival`` (not at time 0) and ``departure``.
 
@@ -176,14 +184,14 @@ class Lifetimes:
         """Whether each device has arrived and not left at ``time`` (s); bool [devices]."""
         return (self._arrival <= time) & (time < self._departure)
 
-    def snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> LifetimesState:
         return {
             "arrived": self._arrival_count,
             "left": self._departure_count,
             "waiting": self._waiting,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: LifetimesState) -> None:
         self._arrival_count = state["arrived"]
         self._departure_count = state["left"]
         self._waiting = state["waiting"]

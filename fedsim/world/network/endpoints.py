@@ -29,7 +29,7 @@ def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]
     return (at, device) if direction == "down" else (device, at)
 
 
-def _find_wrong_route(links: Sequence[str], network: "Endpoints", *_: Any, **__: Any) -> str:
+def _find_wrong_route(links: Sequence[str], network: "Endpoints", *_: object, **__: object) -> str:
     if not isinstance(links, list | tuple):
         return ""
     unknown = [name for name in links if name not in network.links]

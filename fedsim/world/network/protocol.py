@@ -26,7 +26,7 @@ _USUAL_ROUND_TRIP_S = 0.1
 _LEAST_ROUND_TRIP_S = 1e-3
 
 
-def _find_wrong_times(value: Any, *_: Any, **__: Any) -> str:
+def _find_wrong_times(value: Any, *_: object, **__: object) -> str:
     is_array = isinstance(value, np.ndarray) and value.dtype.kind in "iuf"
     if not is_array and not isinstance(value, Real):
         return shown(value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, create_model
 
+from fedsim.clock.environment import ProcessGenerator
 from fedsim.common.errors import ScenarioError, shown
 from fedsim.common.imports import named
 from fedsim.common.registry import Registry, keys_of
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fedsim.world.processes.world import World
 
 
-def _find_wrong_run(events: Any, *_: Any, **__: Any) -> str:
+def _find_wrong_run(events: object, *_: object, **__: object) -> str:
     return "" if isinstance(events, Generator) else shown(events)
 
 
@@ -60,7 +61,7 @@ def _of_function(function: FunctionType, path: str) -> type[Process]:
         )
     fields, _ = keys_of(function)
 
-    def run(self: Process, world: "World") -> Generator[Any, Any, Any]:
+    def run(self: Process, world: "World") -> ProcessGenerator:
         yield from function(world, **{name: getattr(self, name) for name in fields})
 
     base = type(function.__name__, (Process,), {"run": run, "__module__": function.__module__})

@@ -296,7 +296,7 @@ class World:
         self._processes.tasks.slots.add(direction, slots)
         self._processes.emit("queue", direction=direction, slots=slots.capacity)
 
-    def emit(self, kind: str, **data: Any) -> None:
+    def emit(self, kind: str, **data: object) -> None:
         """Record an event of the kind ``process:KIND``; ``device`` may be one of the data."""
         reserved = [key for key in data if key in _COLUMNS]
         if type(data.get("device")) is int:
