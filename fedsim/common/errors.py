@@ -64,8 +64,9 @@ class DataError(FedsimError):
 
 
 class RunFolderError(FedsimError):
-    """A run folder cannot be written (already used, no permission) or read (missing or damaged
-    files).
+    """A run folder cannot be written or read.
+
+    It is in use or read-only, or files are missing or damaged.
     """
 
     exit_status = 2

@@ -45,7 +45,7 @@ class Override(NamedTuple):
 
 @cache
 def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> None:
-    """Refuse a user's class that lacks a hook, or has a hook of another form than its base.
+    """Refuse a user's class that lacks a hook, or whose hook has another form than its base.
 
     Classes that the class holds (``Client``, ``Params``) are checked with it.
 

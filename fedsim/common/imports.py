@@ -1,5 +1,4 @@
-"""Code named by its import path, ``package.module:Name`` or ``./file.py:Name``: the one place
-that imports it.
+"""Imports code by its import path, ``package.module:Name`` or ``./file.py:Name``.
 
 Importing a module runs it, and a scenario file may come from a stranger. Scenario files are
 therefore read in ``from_file``, which follows only import paths that the user has allowed.
@@ -10,7 +9,7 @@ checkpoint or run folder can.
 
 ``sys.path`` never changes. A file is loaded from its own path under a unique module name, and a
 package that is not installed from the working directory. Only allowed code can import the modules
-that lie beside it.
+in its folder.
 """
 
 import os
@@ -246,8 +245,9 @@ def _config() -> Path:
 
 
 class _PermittedFinder(MetaPathFinder):
-    """Finds allowed code that is not installed, and the modules beside it; installed modules
-    win.
+    """Finds allowed code that is not installed, and the modules in its folder.
+
+    Installed modules take precedence.
     """
 
     def __init__(self) -> None:

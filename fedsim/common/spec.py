@@ -130,8 +130,9 @@ class Spec(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema for TOML editors: descriptions from docstrings, defaults with units, no
-        null.
+        """The schema for TOML editors.
+
+        It has descriptions from docstrings and defaults with units, and it allows no null.
         """
         reference = handler(schema)
         table = handler.resolve_ref_schema(reference)

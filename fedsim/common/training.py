@@ -124,9 +124,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3): weight x
-    -log(p / (p + q)).
+    """A contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3).
 
+    The term is weight x -log(p / (p + q)).
     log p and log q are cosines over ``temperature``: of the sample's representation with its
     representation under the start, and under ``previous``. Each step costs two more forward passes.
 
@@ -143,9 +143,9 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Local SGD on a device's own data: w <- w - lr (gradient + mu (w - anchor) + linear), from
-    ``start`` (a ``Ref``).
+    """Local SGD on a device's own data.
 
+    A step is w <- w - lr (gradient + mu (w - anchor) + linear); w is ``start`` before the first.
     The gradient is of a batch, with weight decay and L2 by ``[training]``. With momentum, the
     velocity accumulates the whole sum in the parentheses.
 

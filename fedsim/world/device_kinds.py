@@ -123,7 +123,7 @@ class Figure(NamedTuple):
 
     Attributes:
         value: the figure, as a scenario writes it.
-        source: where it is published; "estimate" and the reason if it is not.
+        source: its publication; "estimate" and the reason if it is not published.
         date: the month of the source.
     """
 

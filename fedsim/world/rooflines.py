@@ -137,9 +137,7 @@ class Rooflines:
         return self.kinds[kind].epoch + epoch_s(learns=True) + training.asked_besides * forward_s
 
     def rules(self) -> list[str]:
-        """A line for each rule of training times that the kinds of the devices follow: domain,
-        error.
-        """
+        """A line for each rule of training times that the devices follow: its domain and error."""
         processors = {_processor(kind) for kind in self._used_kinds()}
         return [_RULES[processor] for processor in sorted(processors & {*_RULES})]
 

@@ -60,7 +60,7 @@ def preset_figures(name: str) -> dict[str, Figure]:
 
 
 def _coefficients(name: str) -> dict[str, float]:
-    """Return the ``COEFFICIENTS`` of a preset (W, J/B, s); phones omit those that are 0."""
+    """Return the ``COEFFICIENTS`` of a preset (W, J/B, s); phones omit coefficients of 0."""
     if name in catalogue(_PHONES):
         return {key: float(figure.value) for key, figure in preset_figures(name).items()}
     kind = find_kind(name, {}, "energy.preset")
@@ -208,8 +208,9 @@ Carbon = Annotated[
 
 
 class PlaceSpec(Spec):
-    """Draws of the server and the way to it, or of each cell or attachment node of a tree or
-    graph (edge servers, say).
+    """Draws of the server and the way to it, or of each place of a tree or graph.
+
+    A place is a cell or an attachment node, such as an edge server.
     """
 
     idle: Watts = 0.0

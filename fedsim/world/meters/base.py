@@ -484,9 +484,7 @@ def _find_total(entry: str, totals: object, name: str) -> float | None:
 
 
 def _refuse_wrong_parameters(entry: str, meter: type[Meter]) -> None:
-    """Refuse a meter with a method ``on_KIND`` that does not take the time and the fields of a
-    record.
-    """
+    """Refuse a method ``on_KIND`` whose parameters are not the time and the fields of a record."""
     for name, hook in inspect.getmembers(meter, inspect.isfunction):
         if not name.startswith("on_") or hasattr(Meter, name):
             continue

@@ -173,8 +173,10 @@ class EnergyMeter(Meter):
         return entry
 
     def of_devices(self) -> dict[str, NDArray[np.float64]]:
-        """Joules of each phase (``idle_j`` and so on), their sum ``joules``, and ``grams``;
-        float64 [devices] each.
+        """Totals of each device, float64 [devices] each.
+
+        Returns:
+            Joules of each phase (``idle_j`` and so on), their sum ``joules``, and ``grams``.
         """
         totals = {f"{phase}_j": joules for phase, joules in self._books.items()}
         totals["joules"] = sum(self._books.values(), np.zeros(len(self._grams)))
@@ -182,9 +184,7 @@ class EnergyMeter(Meter):
         return totals
 
     def files(self) -> dict[str, object]:
-        """``energy.parquet`` with coefficients and totals of devices, and ``energy.json`` with
-        the setting.
-        """
+        """Coefficients and totals of devices (``energy.parquet``), the setting (``energy.json``)."""
         devices = np.arange(len(self._grams))
         return {
             TABLE: {"device": devices, **self.columns, **self.of_devices()},
@@ -202,9 +202,7 @@ class EnergyMeter(Meter):
     def _book_places(
         self, places: Sequence[str], coefficient: str, amount: float, start: float, end: float
     ) -> None:
-        """Book ``amount`` times a coefficient for places of the server's side, in the first
-        zone.
-        """
+        """Book ``amount`` times a coefficient of places of the server's side, in the first zone."""
         for place in places:
             joules = self.setting[place][coefficient] * amount
             self.by_phase[place] += joules

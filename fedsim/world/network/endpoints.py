@@ -55,7 +55,7 @@ class Endpoints(ABC):
         hosts: names of further endpoints, which have no latency.
 
     Attributes:
-        devices, endpoints: number of devices, and of endpoints besides the server.
+        devices, endpoints: number of devices, and of endpoints without the server.
         hosts: name -> number of each.
         access: built rates of the devices' own links, ``down`` and ``up`` (bytes/s), float64
             [devices] each.

@@ -25,7 +25,7 @@ AccessColumns = tuple[Floats, Floats, Floats]
 
 @dataclass(frozen=True)
 class NetworkInputs:
-    """Everything that a network is built from, besides its own parameters.
+    """Everything from which a network is built, except its own parameters.
 
     Attributes:
         simulation: the clock.
@@ -41,8 +41,11 @@ class NetworkInputs:
 
 
 class SharedLink(Spec):
-    """A link of the server, or of a cell to the server: ``down`` to the devices, ``up`` from
-    them.
+    """A link of the server, or of a cell to the server.
+
+    Attributes:
+        down: rate to the devices.
+        up: rate from the devices.
     """
 
     down: LinkRate = math.inf

@@ -1,4 +1,4 @@
-"""Processes of the world: their base, those that come with fedsim, and how a scenario names one."""
+"""Processes of the world: their base, and the registry by which a scenario names one."""
 
 from collections.abc import Generator
 from functools import cache
@@ -26,22 +26,24 @@ def _find_wrong_run(events: object, *_: object, **__: object) -> str:
 class Process(Spec):
     """The base of every process of the world: its parameters and its actions.
 
-    One that can be saved sets ``restorable``, keeps all that it must remember in ``world.state``,
-    and waits for nothing but ``world.until``, ``send``, ``compute``, ``until_available`` and what
-    other processes of its own fire. To resume a run ``run`` is called again with the saved state.
-    It must then, without delay, hold what it held and wait for what it waited for. A call with the
-    same arguments takes up what had begun. Nothing is recorded until then.
+    A process that can be saved sets ``restorable`` and keeps its state in ``world.state``. It waits
+    only for ``world.until``, ``send``, ``compute``, ``until_available``, and events that processes
+    fire which it has started itself. To resume a run, ``run`` is called again with the saved state.
+    Without delay it must then begin the holds that it had, and wait for the events for which it
+    waited. A call with equal arguments returns the activity that had begun. Nothing is recorded
+    until then.
     """
 
     restorable: ClassVar[bool] = False
-    """Whether a run with it can be saved and resumed."""
+    """Whether a run with the process can be saved and resumed."""
 
     kind: str
 
     def check(self, world: "World") -> None:
-        """Raise ``SimulationError`` if this cannot be done in such a world.
+        """Check that the process fits a world; called when the run is built.
 
-        Called when the run is built.
+        Raises:
+            SimulationError: the process does not fit.
         """
 
     @returns("a generator, as a function with 'yield' does", _find_wrong_run)
@@ -51,9 +53,10 @@ class Process(Spec):
 
 
 @cache
-def _of_function(function: FunctionType, path: str) -> type[Process]:
-    """A process that is a generator function ``f(world, ...)``: its other parameters are the
-    scenario's keys.
+def _spec_of(function: FunctionType, path: str) -> type[Process]:
+    """Make the class of a process from a generator function ``f(world, ...)``.
+
+    The function's parameters after the first are keys of the scenario.
     """
     if not isgeneratorfunction(function) or not signature(function).parameters:
         raise ScenarioError(
@@ -70,13 +73,12 @@ def _of_function(function: FunctionType, path: str) -> type[Process]:
 
 class _ProcessRegistry(Registry):
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
-        """The class of a kind, one made for it where its path leads to a function."""
-        found = named(kind, key) if ":" in kind else None
-        return (
-            _of_function(found, kind)
-            if isinstance(found, FunctionType)
-            else super().spec(kind, key)
-        )
+        """The class of a kind; a path to a generator function gives a new class."""
+        if ":" in kind:
+            target = named(kind, key)
+            if isinstance(target, FunctionType):
+                return _spec_of(target, kind)
+        return super().spec(kind, key)
 
 
 _TOOLS = "fedsim.toolbox.worlds.processes"
@@ -112,9 +114,10 @@ class WorldSpec(Spec):
     @property
     def not_restorable(self) -> str | None:
         """Why a run with these processes cannot be saved and resumed; None if it can."""
-        names = [repr(process.kind) for process in self.processes if not process.restorable]
-        return (
-            f"the process {names[0]} does not say how it is restored (see fedsim.plugin.Process)"
-            if names
-            else None
-        )
+        for process in self.processes:
+            if not process.restorable:
+                return (
+                    f"the process {process.kind!r} does not say how it is restored (see "
+                    "fedsim.plugin.Process)"
+                )
+        return None

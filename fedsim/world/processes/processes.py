@@ -177,8 +177,14 @@ class Processes:
         }
 
     def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
-        """Restore processes after all but alarms; ``CheckpointError``: a process has other holds
-        or waits than it had.
+        """Restore the processes, after everything except alarms.
+
+        Args:
+            state: the snapshot.
+            alarms: kind, number and time (s) of each alarm that is set again later.
+
+        Raises:
+            CheckpointError: a process has other holds than before, or waits for other times.
         """
         for world, saved in zip(self._worlds, state["states"], strict=True):
             world.state = dict(saved)

@@ -36,8 +36,8 @@ class DeviceFacts(NamedTuple):
     Attributes:
         speed: samples/s.
         flops: FLOP/s; None if the scenario does not say.
-        down, up: rates of its own link (bytes/s).
-        latency: latency of its own link (s).
+        down, up: rates of the device's link (bytes/s).
+        latency: latency of the device's link (s).
         samples: training samples that it holds.
         kind: its kind; None without kinds.
         arrival, departure: when it joins and leaves (s).
@@ -139,12 +139,19 @@ class World:
         purpose: str = "process",
         waited: float = 0.0,
     ) -> Activity:
-        """Send a message of ``size`` bytes (``"5 MB"``) between any two endpoints, over the
-        links between them.
+        """Send a message between any two endpoints, over the links between them.
 
-        A message that has ``waited`` (s) behind another on the same connection pays so much less
-        latency. Its ``outcome`` is ``lost`` if an end cannot be reached before the last byte has
-        arrived.
+        Args:
+            source: the sender.
+            destination: the receiver.
+            size: size of the message, in bytes or as text (``"5 MB"``).
+            purpose: name of the message in records.
+            waited: time for which the message has waited behind another on the same connection
+                (s); the message pays less latency by this time.
+
+        Returns:
+            The message, an event. Its ``outcome`` is ``lost`` if an end cannot be reached before
+            the last byte has arrived.
         """
         processes = self._processes
         part = Payload(purpose, quantity(size, Bytes, "a message"))
@@ -165,11 +172,19 @@ class World:
         samples: float = 0.0,
         seconds: float | str = 0.0,
     ) -> Activity:
-        """Let a device compute, beside its task: FLOPs (``"3 GFLOP"``), a training on
-        ``samples``, and ``seconds`` add up.
+        """Let a device compute, at the same time as its task; the times of all arguments add up.
 
-        Speed, jitter, slow phases and ``slow`` apply. The ``outcome`` is ``lost`` if the device
-        cannot be reached meanwhile.
+        Speed, jitter, slow phases and ``slow`` apply.
+
+        Args:
+            device: the device.
+            work: FLOPs, or text (``"3 GFLOP"``).
+            samples: number of samples of a training.
+            seconds: a fixed time (s), or text.
+
+        Returns:
+            The computation, an event. Its ``outcome`` is ``lost`` if the device cannot be reached
+            meanwhile.
         """
         number = self._device(device)
         processes = self._processes
@@ -249,8 +264,10 @@ class World:
         return self._processes.streams.generator(f"world/process/{purpose}", self._number, *ids)
 
     def rate(self, link: str) -> float:
-        """Built capacity of a link (bytes/s): ``server up``, ``cell 3 down``, ``device 7 up``,
-        ``a -> b``.
+        """Built capacity of a link (bytes/s).
+
+        Args:
+            link: name of the link: ``server up``, ``cell 3 down``, ``device 7 up``, ``a -> b``.
         """
         return self._processes.network.built_rate(link)
 
@@ -259,8 +276,11 @@ class World:
         return self._processes.network.devices_at(number)
 
     def limit(self, link: str, rate: float = 0.0) -> Hold:
-        """Give a link another ``rate`` meanwhile, 0 for none; flows get their new shares at
-        once.
+        """Give a link another rate until the hold ends; its flows are shared again at once.
+
+        Args:
+            link: name of the link.
+            rate: the rate (bytes/s); 0 for none.
         """
         self.rate(link)
         if not rate >= 0:
@@ -286,8 +306,11 @@ class World:
         )
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """Let each upload (``up``) or download (``down``) from now on hold a slot while it is
-        under way.
+        """Let each message of tasks in a direction hold a slot while it is under way, from now on.
+
+        Args:
+            direction: ``up`` for uploads, ``down`` for downloads.
+            slots: the slots.
         """
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
             raise SimulationError(
