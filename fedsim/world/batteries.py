@@ -3,8 +3,8 @@
 A level is a straight line between breakpoints: a charger is plugged in or out, the battery is full,
 flat or charged enough to restart, a radio falls asleep, a step begins or ends. So a battery is
 known in closed form from its last breakpoint on, without polling. Breakpoints lie on the clock's
-grid. A device draws its idle power all the time, out of reach too, unless its battery is flat: then
-the device is off until the battery is charged to the level at which it restarts.
+grid. A device draws its idle power all the time, also while it is disconnected, unless its battery
+is flat: then the device is off until the battery is charged to the level at which it restarts.
 """
 
 import math
@@ -463,7 +463,7 @@ class Batteries:
 class Powered(Availability):
     """Availability cut to the times at which batteries are not flat.
 
-    An on phase ends when the device goes out of reach; it may run flat before.
+    An on phase ends when the device disconnects; its battery may run flat before.
     """
 
     def __init__(self, within: Availability, batteries: Batteries) -> None:

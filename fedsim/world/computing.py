@@ -70,7 +70,7 @@ class Computing:
         start = task.step_start
         now = self._simulation.now
         limit = plan.limit
-        # then the device has vanished, or the run is over
+        # after it the device is disconnected, or the run is over
         last = max(start, min(task.off, self._simulation.end))
         reach = self._compute.reach_s
         if reach < math.inf:
