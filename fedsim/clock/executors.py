@@ -25,7 +25,7 @@ EXECUTORS = {
     "threads": "a thread a core of this machine",
     "ray": "processes on this machine, or on all machines of a Ray cluster (needs the extra ray)",
 }
-Result = TypeVar("Result")
+T = TypeVar("T")
 _CODE = """import sys
 sys.path[:] = {path!r}
 from fedsim.common.imports import learn
@@ -47,7 +47,7 @@ class Executor(Protocol):
         """Broadcast an immutable object, which many calls have as an argument, to all workers."""
         return
 
-    def submit(self, function: Callable[..., Result], *args: object) -> "Future[Result]":
+    def submit(self, function: Callable[..., T], *args: object) -> "Future[T]":
         """Start ``function(*args)``, maybe in another process, on copies of the arguments.
 
         Args:
@@ -59,7 +59,7 @@ class Executor(Protocol):
         """
         ...
 
-    def submit_alone(self, function: Callable[..., Result], *args: object) -> "Future[Result]":
+    def submit_alone(self, function: Callable[..., T], *args: object) -> "Future[T]":
         """Start ``function(*args)`` in a process that runs nothing else meanwhile.
 
         Args:
@@ -127,8 +127,8 @@ class Inline(Executor):
 
     workers = 1
 
-    def submit(self, function: Callable[..., Result], *args: object) -> "Future[Result]":
-        future: Future[Result] = Future()
+    def submit(self, function: Callable[..., T], *args: object) -> "Future[T]":
+        future: Future[T] = Future()
         try:
             future.set_result(function(*args))
         except Exception as error:
@@ -150,10 +150,10 @@ class Threads(Executor):
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fedsim")
         self._processes: WorkerProcesses | None = None
 
-    def submit(self, function: Callable[..., Result], *args: object) -> "Future[Result]":
+    def submit(self, function: Callable[..., T], *args: object) -> "Future[T]":
         return self._pool.submit(function, *args)
 
-    def submit_alone(self, function: Callable[..., Result], *args: object) -> "Future[Result]":
+    def submit_alone(self, function: Callable[..., T], *args: object) -> "Future[T]":
         if self.workers == 1:
             return self.submit(function, *args)
         if self._processes is None:
@@ -202,7 +202,7 @@ class WorkerProcesses:
         self._of_thread = threading.local()
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def submit(self, function: Callable[..., Result], *args: object) -> "Future[Result]":
+    def submit(self, function: Callable[..., T], *args: object) -> "Future[T]":
         """Queue ``function(*args)``.
 
         Args:
@@ -214,7 +214,7 @@ class WorkerProcesses:
         """
         return self._threads.submit(self._call, function, args)
 
-    def _call(self, function: Callable[..., Result], args: tuple[object, ...]) -> Result:
+    def _call(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
         """Call a function in the process of this thread, and wait for its value."""
         if not hasattr(self._of_thread, "worker"):
             self._of_thread.worker = start(
@@ -237,7 +237,7 @@ class WorkerProcesses:
             ) from error
         if not is_done:
             raise outcome
-        result: Result = outcome
+        result: T = outcome
         return result
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from fedsim.world.columns import alike
 from fedsim.world.device_table import IDS, DeviceTable
 
 Q = TypeVar("Q")
-Number = TypeVar("Number", bound=float)
+Amount = TypeVar("Amount", bound=float)
 
 _BLOCK = 1 << 15  # numbers at once, which fit into a core's own cache
 _KEYED = "the given 'generator'"
@@ -101,15 +101,15 @@ class Constant(Distribution, Generic[Q]):
         return alike(self.value, size)
 
 
-class Uniform(Distribution, Generic[Number]):
+class Uniform(Distribution, Generic[Amount]):
     """Uniform between two values."""
 
     kind: Literal["uniform"] = "uniform"
-    low: Number
-    high: Number
+    low: Amount
+    high: Amount
 
     @model_validator(mode="after")
-    def _refuse_wrong_bounds(self) -> "Uniform[Number]":
+    def _refuse_wrong_bounds(self) -> "Uniform[Amount]":
         if self.low > self.high:
             raise ValueError("'low' is above 'high'")
         if self.high == math.inf:
@@ -122,13 +122,13 @@ class Uniform(Distribution, Generic[Number]):
         return generator.uniform(self.low, self.high, size)
 
 
-class LogNormal(Distribution, Generic[Number]):
+class LogNormal(Distribution, Generic[Amount]):
     """Lognormal by its median and its spread, the factor by which one standard deviation
     multiplies (exp of sigma).
     """
 
     kind: Literal["lognormal"] = "lognormal"
-    median: Number
+    median: Amount
     spread: float = Field(ge=1.0, le=1e6)
 
     def draw(self, generator: np.random.Generator, size: int) -> Floats:

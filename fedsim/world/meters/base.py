@@ -29,7 +29,7 @@ Payloads = tuple[tuple[str, float], ...]
 """The parts of a message in the order in which they are sent: purpose and bytes of each."""
 
 Arguments = TypeVarTuple("Arguments")
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 _DIRECTIONS = {"download": "down", "upload": "up"}
 
@@ -499,8 +499,8 @@ def _refuse_wrong_parameters(entry: str, meter: type[Meter]) -> None:
 
 
 def _call(
-    entry: str, time: float | None, hook: Callable[[*Arguments], Result], *arguments: *Arguments
-) -> Result:
+    entry: str, time: float | None, hook: Callable[[*Arguments], T], *arguments: *Arguments
+) -> T:
     """Call a method of a meter; an error names the meter and the time (s)."""
     try:
         return hook(*arguments)
