@@ -14,6 +14,7 @@ import pytest
 from fedsim import plugin
 from fedsim.common.registry import Registry
 from fedsim.lab import catalogue
+from fedsim.lab.audited import audit_run
 from fedsim.testing import StrategyContract, assert_sound, run
 from tests import outside_parts
 
@@ -201,6 +202,11 @@ def test_an_installed_package_registers_a_part_in_each_group(tmp_path: Path) -> 
         check=False,
     )
     assert done.stdout.splitlines() == ["done 2", "done 2", "True"], done.stderr[-2000:]
+    # where the package is not installed, its parts are listed as unchecked
+    for number in range(len(sections)):
+        audited = audit_run(tmp_path / "runs" / str(number))
+        assert not [problem for problems in audited.findings.values() for problem in problems]
+        assert any("of the package outsiders 1, " in sentence for sentence in audited.unchecked)
 
 
 def _classes(keys: Any) -> list[str]:

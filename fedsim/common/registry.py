@@ -18,6 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fedsim.common.errors import ScenarioError, nearest, shown
+from fedsim.common.field_words import hint_for_kind
 from fedsim.common.imports import at, entry_points_of, find
 from fedsim.common.returns import guard
 from fedsim.common.spec import Spec, json_schema, summary
@@ -150,7 +151,8 @@ class Registry:
         reason = ""
         if self._is_refused_path(kind):
             reason = ", a class of your own, which is not taken here"
-        return f"{reason}; allowed are {', or '.join(options)}{nearest(kind, self.kinds)}"
+        hint = hint_for_kind(kind) or nearest(kind, self.kinds)
+        return f"{reason}; allowed are {', or '.join(options)}{hint}"
 
     def names(self, text: str) -> bool:
         """Whether a text is the name of a kind, or the import path of a user's kind."""

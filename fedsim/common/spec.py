@@ -20,6 +20,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fedsim.common.errors import nearest
+from fedsim.common.field_words import hint_for_key
 
 Epochs = Annotated[int, Field(ge=1, le=100_000)]
 """Passes over a device's data; bounded because the end of each is recorded."""
@@ -100,7 +101,7 @@ class Spec(BaseModel):
                 )
             if key not in cls.model_fields:
                 names = ", ".join(cls.model_fields)
-                hint = nearest(str(key), cls.model_fields)
+                hint = hint_for_key(str(key)) or nearest(str(key), cls.model_fields)
                 raise PydanticCustomError(
                     "unknown_key",
                     "has the unknown key {key}; allowed are {allowed}",

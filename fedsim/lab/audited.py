@@ -12,6 +12,7 @@ from fedsim.lab.audit import audit
 from fedsim.lab.audit.declared import unchecked_parts
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
+from fedsim.running.packages import is_installed
 from fedsim.running.scenario import load
 from fedsim.version import __version__
 
@@ -29,7 +30,8 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
     """Audit a run folder, and validate its scenario.
 
     The scenario is valid if this version of fedsim takes it. A scenario that another version
-    wrote, or whose code is not allowed, is listed as unchecked instead.
+    wrote, whose code is not allowed, or that names kinds of a package that is not installed, is
+    listed as unchecked instead.
 
     Args:
         path: the run folder.
@@ -43,13 +45,28 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
     findings = audit(path, allow_code=allow_code)
     with from_file(allow_code):
         unchecked, can_import_all = unchecked_parts(run)
+    missing = _missing_packages(run)
+    unchecked += missing
     problem = _refusal(run, allow_code)
-    is_comparable = can_import_all and run.summary.get("fedsim") == __version__
+    is_ours = run.summary.get("fedsim") == __version__
+    is_comparable = can_import_all and is_ours and not missing
     if problem is not None and (not is_comparable or is_refusal_of_code(problem)):
         unchecked.append(f"{files.SCENARIO}: it cannot be validated here ({problem})")
         problem = None
     findings[VALID] = [] if problem is None else [problem]
     return Audited(findings, unchecked)
+
+
+def _missing_packages(run: RunFolder) -> list[str]:
+    """A sentence for each part of the scenario whose package is not installed here."""
+    packages = run.summary.get("packages", {})
+    if not isinstance(packages, dict):
+        return [f"{files.SUMMARY}: packages is no table"]
+    return [
+        f"{key}: it is of the package {package}, which is not installed here"
+        for key, package in sorted(packages.items())
+        if not is_installed(str(package))
+    ]
 
 
 def _refusal(run: RunFolder, allow_code: bool) -> str | None:

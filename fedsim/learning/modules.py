@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedsim.common.errors import DataError, FedsimError, ScenarioError, home_of, nearest, place_of
 from fedsim.common.files import reading, regular, sought
 from fedsim.common.imports import find
+from fedsim.common.notes import note
 from fedsim.learning.architecture import STATISTICS, LoRA, Patterns, Shape, matching
 from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.draws import generators_kept
@@ -440,6 +441,19 @@ def load(module: nn.Module, path: str, root: Path | None) -> None:
                 f"it has {names}"
             )
         _fill(tensors[name], array, f"model.file: '{place}' has {name!r}")
+    note(_describe_load(place, list(arrays), list(tensors)))
+
+
+def _describe_load(place: Path, loaded: list[str], tensors: list[str]) -> str:
+    """A line on which tensors of the model came from the file at ``place``."""
+    drawn = [name for name in tensors if name not in loaded]
+    line = f"model.file '{place.name}' gives {len(loaded)} of the model's {len(tensors)} tensors"
+    if not drawn:
+        return line
+    names = ", ".join(drawn[:3])
+    if len(drawn) > 3:
+        names += f" and {len(drawn) - 3} more"
+    return f"{line}; the file lacks {names}, whose values are drawn"
 
 
 def _fill(tensor: Tensor, array: Tensor, where: str) -> None:
@@ -463,5 +477,9 @@ def _fill(tensor: Tensor, array: Tensor, where: str) -> None:
                 f"{where} with {int(is_wrong.sum())} of {array.numel()} numbers that are not "
                 "finite (NaN or infinity); allowed are finite numbers"
             )
+    converted = array.to(tensor.dtype)
+    too_large = int((~is_wrong & ~torch.isfinite(converted)).sum())
+    if too_large:
+        raise DataError(f"{where} with {too_large} numbers beyond the range of {tensor.dtype}")
     with torch.no_grad():
-        tensor.copy_(array)
+        tensor.copy_(converted)

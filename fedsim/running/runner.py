@@ -23,6 +23,7 @@ from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import ASKED, AVAILABILITY, models_digest
 from fedsim.running.checkpoint import snapshot
+from fedsim.running.packages import packages_of
 from fedsim.running.signals import end_at_once
 from fedsim.version import __version__
 from fedsim.world.meters.base import Column
@@ -259,6 +260,9 @@ class Job:
             summary["estimates"] = run.estimates
         if run.outside_of_rules:
             summary["outside_of_rules"] = run.outside_of_rules
+        packages = packages_of(self.scenario)
+        if packages:
+            summary["packages"] = packages
         summary["events"] = recorder.chain.count
         summary["events_sha256"] = recorder.chain.hexdigest()
         summary["models_sha256"] = models_sha256

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import fedsim
 from fedsim.clock.executors import Inline, Threads
 from fedsim.common.errors import DataError, FedsimError
+from fedsim.common.notes import collected_notes
 from fedsim.common.training import Training
 from fedsim.learning.draws import global_states
 from fedsim.learning.engine import Learning
@@ -197,6 +198,10 @@ def _spoilt(value: float) -> Any:
             lambda tensors: tensors.update({"a.bias": torch.ones(8, dtype=torch.long)}),
             "of torch.int64, for which",
         ),
+        (
+            lambda tensors: tensors.update({"a.bias": torch.full((8,), 1e300, dtype=torch.double)}),
+            "'a.bias' with 8 numbers beyond the range of torch.float32",
+        ),
         (lambda tensors: tensors.clear(), "has no tensors"),
     ],
 )
@@ -208,6 +213,17 @@ def test_weights_that_do_not_fit_are_refused(change: Any, says: str, tmp_path: P
     )
     with pytest.raises(DataError, match=says):
         learning(DATA, model)
+
+
+def test_a_file_that_lacks_a_tensor_is_said_in_a_note(tmp_path: Path) -> None:
+    model = ModuleModel(
+        factory="tests.learning.zoo:build",
+        args={"name": "unused"},
+        file=saved(tmp_path, "unused", lambda tensors: tensors.pop("a.bias")),
+    )
+    with collected_notes() as notes:
+        learning(DATA, model)
+    assert any("the file lacks a.bias, whose values are drawn" in note for note in notes), notes
 
 
 LONG = pytest.mark.long

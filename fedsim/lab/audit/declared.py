@@ -40,6 +40,7 @@ UNCHECKED: Mapping[str, str] = {
     "summary: name": "a label",
     "summary: wall_s": "real time",
     "summary: estimates": "words",
+    "summary: packages": "packages need not be installed where a run is audited",
     "summary: accuracy.fine_tuned": _VALUES,
     "events.parquet: group": "of records that are of no task",
     "aggregate: group": "of records that are of no task",

@@ -1,0 +1,254 @@
+"""Words of papers and of other frameworks, and what a scenario has for them.
+
+A word is looked up where it is an unknown key or kind, so that a user of Flower, LEAF, PFLlib or
+FedScale is told the name instead of the name that is spelled nearest.
+"""
+
+_COHORT = "strategy.clients_per_round, a number of clients"
+_DEVICES = "population.devices"
+_EPOCHS = "strategy.local_epochs"
+_ROUNDS = "stop.rounds"
+_RATES = "network.device.up and network.device.down"
+_SPEED = "population.speed, in samples/s"
+_GROUPS = "strategy.groups, of the strategies that cluster"
+_SERVER = "strategy.server, as { kind = 'adam', lr = 0.01 }"
+_TORCH = "training, as { kind = 'torch', optimiser = 'Adam' }"
+_PRIVATE = "strategy.aggregation, as { kind = 'private', noise = 1.0, clip = 1.0 }"
+_PARTITION = "data.partition, as { kind = 'dirichlet', alpha = 0.5 }"
+_CODEC = "messages.up, as { kind = 'top-k', share = 0.01 }"
+_WORKERS = "--workers, given with a run and not in its scenario"
+_FOLDER = "--out, given with a run and not in its scenario"
+_MODULE = "model, as { kind = 'module', factory = 'package.module:function' }"
+
+KEYS = {
+    # of a client's training
+    "epochs": _EPOCHS,
+    "num_epochs": _EPOCHS,
+    "n_epochs": _EPOCHS,
+    "local_epoch": _EPOCHS,
+    "client_epochs": _EPOCHS,
+    "local_ep": _EPOCHS,
+    "learning_rate": "training.lr",
+    "client_lr": "training.lr",
+    "local_learning_rate": "training.lr",
+    "step_size": "training.lr",
+    "lr": "training.lr",
+    "batch": "training.batch_size",
+    "batch_size": "training.batch_size",
+    "local_bs": "training.batch_size",
+    "local_batch_size": "training.batch_size",
+    "minibatch": "training.batch_size",
+    "grad_clip": "training.clip",
+    "max_grad_norm": "training.clip",
+    "clip_norm": "training.clip",
+    "wd": "training.weight_decay",
+    "optimizer": _TORCH,
+    "optim": _TORCH,
+    "optimiser": _TORCH,
+    "scheduler": "training.schedule, of training.kind = 'torch'",
+    "schedule": "training.schedule, of training.kind = 'torch'",
+    "device": "training.device",
+    "gpu": "training.device, as 'cuda'",
+    "cuda": "training.device, as 'cuda'",
+    # of the cohort and the rounds
+    "fraction_fit": _COHORT,
+    "fit_fraction": _COHORT,
+    "client_fraction": _COHORT,
+    "fraction": _COHORT,
+    "frac": _COHORT,
+    "join_ratio": _COHORT,
+    "sample_rate": _COHORT,
+    "participation_rate": _COHORT,
+    "participation": _COHORT,
+    "cohort_size": _COHORT,
+    "cohort": _COHORT,
+    "client_num_per_round": _COHORT,
+    "clients_in_round": _COHORT,
+    "num_selected": _COHORT,
+    "num_participants": _COHORT,
+    "min_fit_clients": _COHORT,
+    "num_clients": _DEVICES,
+    "n_clients": _DEVICES,
+    "num_users": _DEVICES,
+    "num_devices": _DEVICES,
+    "n_devices": _DEVICES,
+    "total_clients": _DEVICES,
+    "client_num_in_total": _DEVICES,
+    "num_supernodes": _DEVICES,
+    "clients": _DEVICES,
+    "num_rounds": _ROUNDS,
+    "n_rounds": _ROUNDS,
+    "rounds": _ROUNDS,
+    "global_rounds": _ROUNDS,
+    "global_epochs": _ROUNDS,
+    "comm_round": _ROUNDS,
+    "comm_rounds": _ROUNDS,
+    "communication_rounds": _ROUNDS,
+    "num_server_rounds": _ROUNDS,
+    "max_time": "stop.simulated_time",
+    "time_budget": "stop.simulated_time",
+    "target_accuracy": "stop.accuracy",
+    "timeout": "strategy.deadline",
+    "round_timeout": "strategy.deadline",
+    "overcommitment": "strategy.over_selection",
+    "over_provision": "strategy.over_selection",
+    "eval_every": "evaluation.every",
+    "test_every": "evaluation.every",
+    "eval_interval": "evaluation.every",
+    "fraction_evaluate": "evaluation.every: the server tests models, on all test samples",
+    # of strategies
+    "algorithm": "strategy.kind",
+    "method": "strategy.kind",
+    "aggregator": "strategy.aggregation, or strategy.kind",
+    "mu": "strategy.mu, of fedprox, fednova, fedat and moon",
+    "proximal_mu": "strategy.mu, of fedprox",
+    "proximal": "strategy.mu, of fedprox",
+    "server_lr": _SERVER,
+    "server_learning_rate": _SERVER,
+    "server_optimizer": _SERVER,
+    "server_momentum": _SERVER,
+    "eta_g": _SERVER,
+    "buffer_size": "strategy.buffer, of fedbuff",
+    "max_staleness": "strategy.most_staleness, of fedbuff",
+    "num_clusters": _GROUPS,
+    "n_clusters": _GROUPS,
+    "clusters": _GROUPS,
+    "num_groups": _GROUPS,
+    "quantization": "messages.up, as { kind = 'qsgd', levels = 16 }",
+    "compression": _CODEC,
+    "compressor": _CODEC,
+    "sparsification": _CODEC,
+    "noise_multiplier": _PRIVATE,
+    "dp": _PRIVATE,
+    "epsilon": _PRIVATE,
+    "differential_privacy": _PRIVATE,
+    "secagg": "strategy.secure_aggregation",
+    # of data
+    "dataset": "data.source",
+    "dataset_name": "data.source",
+    "partitioner": _PARTITION,
+    "non_iid": _PARTITION,
+    "noniid": _PARTITION,
+    "iid": "data.partition, as 'iid'",
+    "dirichlet": _PARTITION,
+    "dirichlet_alpha": _PARTITION,
+    "dir_alpha": _PARTITION,
+    "concept_drift": "drift",
+    "random_seed": "seed",
+    "random_state": "seed",
+    "manual_seed": "seed",
+    # of the world
+    "bandwidth": _RATES,
+    "throughput": _RATES,
+    "upload_speed": "network.device.up",
+    "download_speed": "network.device.down",
+    "uplink": "network.device.up",
+    "downlink": "network.device.down",
+    "upload": "network.device.up",
+    "download": "network.device.down",
+    "delay": "network.device.latency",
+    "rtt": "network.device.latency, which is half of a round trip",
+    "compute": _SPEED,
+    "compute_speed": _SPEED,
+    "dropout": "population.availability",
+    "dropout_rate": "population.availability",
+    "battery": "energy.battery",
+    "byzantine": "malicious",
+    "attackers": "malicious.share",
+    "num_malicious": "malicious.devices",
+    # of the command line
+    "workers": _WORKERS,
+    "num_workers": _WORKERS,
+    "num_cpus": _WORKERS,
+    "num_gpus": _WORKERS,
+    "backend": "--executor, given with a run and not in its scenario",
+    "output_dir": _FOLDER,
+    "log_dir": _FOLDER,
+    "save_dir": _FOLDER,
+}
+"""Key of other frameworks -> where a scenario has it."""
+
+KINDS = {
+    # models
+    "resnet": _MODULE,
+    "resnet18": _MODULE,
+    "resnet50": _MODULE,
+    "mobilenet": _MODULE,
+    "mobilenet_v2": _MODULE,
+    "vgg": _MODULE,
+    "vgg16": _MODULE,
+    "vit": _MODULE,
+    "cnn": "'mnist-cnn', 'femnist-cnn', 'fashion-cnn' or 'cnn5'",
+    "lenet": "'mnist-cnn'",
+    "lr": "'logistic'",
+    "mclr": "'logistic'",
+    "softmax": "'logistic'",
+    "lstm": "'char-lstm'",
+    "rnn": "'char-lstm'",
+    "gpt": "'transformer'",
+    "gpt2": "'transformer'",
+    "bert": "'transformer'",
+    # server optimisers and trainers
+    "adam": _TORCH,
+    "adamw": _TORCH,
+    "rmsprop": _TORCH,
+    "fedadam": _SERVER,
+    "fedyogi": "strategy.server, as { kind = 'yogi', lr = 0.01 }",
+    "fedadagrad": "strategy.server, as { kind = 'adagrad', lr = 0.01 }",
+    "fedopt": _SERVER,
+    "fedavgm": "strategy.server, as { kind = 'sgd', momentum = 0.9 }",
+    "fedsgd": "'fedavg' with training.batch_size of all samples and local_epochs = 1",
+    "perfedavg": "'fedper' or 'fedrep', which keep layers on each device",
+    # data
+    "shakespeare": "'text'",
+    "femnist": "'emnist' with data.partition = 'femnist'",
+    "leaf": "'npz', 'huggingface' or 'dataset', which read files of your own",
+    "csv": "'npz' or 'dataset', which read files of your own",
+    "parquet": "'huggingface' or 'dataset', which read files of your own",
+    "torchvision": "'dataset', as { kind = 'dataset', factory = 'module:function' }",
+    "cifar100": "'huggingface' or 'dataset', which read files of your own",
+    "dir": "'dirichlet'",
+    "lda": "'dirichlet'",
+    "noniid": "'dirichlet' or 'shards'",
+    "non_iid": "'dirichlet' or 'shards'",
+    "pathological": "'shards'",
+    "natural": "'by-label' of a column, or 'file'",
+    # networks, codecs, attacks
+    "wifi": "'star', with the links in network.device",
+    "hierarchical": "'tree'",
+    "p2p": "'graph'",
+    "quantization": "'qsgd', 'int8' or 'float16'",
+    "topk": "'top-k'",
+    "terngrad": "'qsgd'",
+    "signsgd": "'sign'",
+    "label_flipping": "'label-flip'",
+    "trimmed": "'trimmed-mean'",
+    "trimmed_mean": "'trimmed-mean'",
+    "dp": "'private'",
+}
+"""Kind of other frameworks -> the kind or key of a scenario."""
+
+
+def hint_for_key(word: str) -> str:
+    """A hint for a key that other frameworks have, or an empty text.
+
+    Example:
+        >>> hint_for_key("fraction_fit")
+        " (in fedsim 'fraction_fit' is strategy.clients_per_round, a number of clients)"
+    """
+    return _hint(word, KEYS)
+
+
+def hint_for_kind(word: str) -> str:
+    """A hint for a kind that other frameworks have, or an empty text.
+
+    Example:
+        >>> hint_for_kind("lstm")
+        " (in fedsim 'lstm' is 'char-lstm')"
+    """
+    return _hint(word, KINDS)
+
+
+def _hint(word: str, meanings: dict[str, str]) -> str:
+    meaning = meanings.get(word.lower().replace("-", "_"))
+    return "" if meaning is None else f" (in fedsim {word!r} is {meaning})"

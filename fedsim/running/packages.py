@@ -1,0 +1,53 @@
+"""The installed packages whose kinds a scenario uses."""
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+
+from pydantic import BaseModel
+
+
+def packages_of(scenario: BaseModel) -> dict[str, str]:
+    """Find the parts of a scenario that other installed packages than fedsim registered.
+
+    Args:
+        scenario: the validated scenario, or one of its tables.
+
+    Returns:
+        Name and version of the package by the key of the part, ``{"strategy.kind": "acme 1.2"}``.
+    """
+    modules = dict(_modules_of(scenario, ""))
+    if not modules:
+        return {}
+    distributions = packages_distributions()
+    packages = {}
+    for key, module in modules.items():
+        names = distributions.get(module, ())
+        if names:
+            packages[key] = f"{names[0]} {version(names[0])}"
+    return packages
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package of this name and version, ``acme 1.2``, is installed."""
+    name, _, its_version = package.rpartition(" ")
+    try:
+        return version(name) == its_version
+    except (PackageNotFoundError, ValueError):
+        return False
+
+
+def _modules_of(value: object, key: str) -> Iterator[tuple[str, str]]:
+    """Keys of the parts that entry points registered, each with its class's top-level module."""
+    if isinstance(value, BaseModel):
+        kind = getattr(value, "kind", None)
+        module = type(value).__module__.partition(".")[0]
+        if isinstance(kind, str) and ":" not in kind and module != __name__.partition(".")[0]:
+            yield f"{key}kind", module
+        for name in type(value).model_fields:
+            yield from _modules_of(getattr(value, name), f"{key}{name}.")
+    elif isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield from _modules_of(entry, f"{key}{name}.")
+    elif isinstance(value, (list, tuple)):
+        for number, entry in enumerate(value):
+            yield from _modules_of(entry, f"{key}{number}.")
