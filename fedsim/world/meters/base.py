@@ -389,8 +389,7 @@ class Meters:
         row: dict[str, float | None] = {}
         for entry, meter in self._all.items():
             totals = _call(entry, time, meter.totals, time)
-            for column in meter.round_columns:
-                name = column.name
+            for name, _, _ in meter.round_columns:
                 total = _find_total(entry, totals, name)
                 if total is None:
                     row[name] = None
