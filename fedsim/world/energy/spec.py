@@ -103,20 +103,20 @@ class ZoneSpec(Spec):
     """A part of the grid."""
 
     name: str = Field(default="", max_length=200)
-    """for people."""
+    """name of the zone in reports."""
     share: float = Field(default=1.0, ge=0.0, le=1e6)
-    """of the devices that are in it."""
+    """share of the devices that are in the zone; shares are divided by their sum."""
     intensity: Annotated[
         list[GramsPerJoule] | None,
         BeforeValidator(_as_list, json_schema_input_type=_Intensities),
     ] = None
     """one value, or one for each of the 24 hours of the zone's day."""
     file: str | None = None
-    """instead, a CSV file with a column ``intensity`` and 24 rows, such as ``475 g/kWh``; sought
-    as all files are. Rows go by a column ``hour``, 0 to 23, if there is one.
+    """instead of ``intensity``, a CSV file with a column ``intensity`` and 24 rows, such as
+    ``475 g/kWh``. Rows go by a column ``hour``, 0 to 23, if the file has one.
     """
     ahead: Seconds = 0.0
-    """how far its time of the day is ahead of ``energy.starts``."""
+    """time by which the zone's time of the day is ahead of ``energy.starts``."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "ZoneSpec":
@@ -214,11 +214,11 @@ class PlaceSpec(Spec):
     """
 
     idle: Watts = 0.0
-    """drawn all the time, from the start of the run to its end."""
+    """power from the start of the run to its end."""
     byte: JoulesPerByte = 0.0
-    """of each byte on the wire that passes, both ways."""
+    """energy of each byte on the wire that passes, both ways."""
     update: Joules = 0.0
-    """of each update that is aggregated there."""
+    """energy of each update that is aggregated at the place."""
 
     def coefficients(self, count: int, overhead: float) -> dict[str, float]:
         """Coefficients of several places together.
@@ -241,15 +241,15 @@ class BatterySpec(Spec):
     """``[energy.battery]``."""
 
     capacity: EnergyDistribution
-    """when full; ``inf J`` for one that is never flat."""
+    """energy when full; ``inf J`` for a battery that is never flat."""
     initial: ShareDistribution = Constant[_Share](value=1.0)
-    """how full it is when the device joins, 0 to 1."""
+    """charge of the battery when the device joins, 0 to 1."""
     charge: PowerDistribution | None = None
-    """what a charger gives, to the battery and to the device."""
+    """power of a charger, for the battery and the device."""
     charging: ChargingSpec = Never()
-    """when it is plugged in."""
+    """times at which the device is plugged in."""
     restart: float = Field(default=0.1, ge=0.001, le=1.0)
-    """how full a battery that was flat must be for its device to go on."""
+    """charge at which a device whose battery was flat restarts, 0 to 1."""
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, Floats]:
         """Draw the batteries of all devices, from ``world/battery``.
