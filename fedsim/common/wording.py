@@ -45,10 +45,10 @@ def in_words(problem: ErrorDetails) -> str:
         case "dict_type":
             return "it must be a table, such as { name = 1 }"
         case "too_short" | "too_long" | "string_too_long" | "string_too_short" as kind:
-            least = limits.get("min_length")
-            bound = f"at most {limits.get('max_length'):,}"
-            if least is not None:
-                bound = f"{least:,} or more"
+            if "min_length" in limits:
+                bound = f"{limits['min_length']:,} or more"
+            else:
+                bound = f"at most {limits['max_length']:,}"
             unit = "characters" if kind.startswith("string") else "entries"
             return f"it must have {bound} {unit}"
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
