@@ -45,12 +45,8 @@ def in_words(problem: ErrorDetails) -> str:
         case "dict_type":
             return "it must be a table, such as { name = 1 }"
         case "too_short" | "too_long" | "string_too_long" | "string_too_short" as kind:
-            if "min_length" in limits:
-                bound = f"{limits['min_length']:,} or more"
-            else:
-                bound = f"at most {limits['max_length']:,}"
             unit = "characters" if kind.startswith("string") else "entries"
-            return f"it must have {bound} {unit}"
+            return f"it must have {_format_length(limits)} {unit}"
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
             name = next(name for name in _BOUNDS if name in limits)
             bound = limits[name]
@@ -61,6 +57,12 @@ def in_words(problem: ErrorDetails) -> str:
             return f"it must be {_BOUNDS[name].format(_format_bound(bound))}{hint}"
     message = problem["msg"].removeprefix("Value error, ")
     return message[0].lower() + message[1:]
+
+
+def _format_length(limits: Mapping[str, int]) -> str:
+    if "min_length" in limits:
+        return f"{limits['min_length']:,} or more"
+    return f"at most {limits['max_length']:,}"
 
 
 def _format_bound(bound: object) -> str:
