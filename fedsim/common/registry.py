@@ -30,7 +30,10 @@ _PATH = {
     "pattern": ":",
     "description": "one of your own, as 'package.module:Class'",
 }
-_OWN = (_PATH, {"type": "object", "properties": {"kind": _PATH}, "required": ["kind"]})
+_OWN: tuple[JsonSchemaValue, ...] = (
+    _PATH,
+    {"type": "object", "properties": {"kind": _PATH}, "required": ["kind"]},
+)
 _NAME = re.compile(r"[A-Za-z][\w-]*")
 _IMPORT_PATH = re.compile(r"[\w./-]+:[A-Za-z_]\w*")
 
