@@ -1,9 +1,8 @@
-"""Executors run the real work. An executor decides how long work takes in real time, and nothing
-else.
+"""Executors, which run the real work of a simulation.
 
-Work that needs a process of its own goes to worker processes of this machine, which carry out one
-call at a time. Calls and answers are pickles on their pipes; a worker's output goes to this
-process's standard error.
+The choice of an executor changes the real time of a run, and no result. Work that must run alone in
+a process goes to worker processes of this machine, which carry out one call at a time. Calls and
+answers are pickles on their pipes; a worker's output goes to this process's standard error.
 """
 
 import os
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fedsim.common.errors import ScenarioError, SimulationError, nearest
 from fedsim.common.imports import at, learn, places
@@ -26,6 +25,7 @@ EXECUTORS = {
     "threads": "a thread a core of this machine",
     "ray": "processes on this machine, or on all machines of a Ray cluster (needs the extra ray)",
 }
+T = TypeVar("T")
 _CODE = """import sys
 sys.path[:] = {path!r}
 from fedsim.common.imports import learn
@@ -35,44 +35,60 @@ from {module} import {name}
 
 
 class Executor(Protocol):
-    """Runs functions somewhere, at some time, in any order; the simulation never looks at when
-    they finish.
+    """Runs functions in any order; the simulation never depends on when they finish.
+
+    Attributes:
+        workers: number of functions that run at a time.
     """
 
     workers: int
 
-    def place(self, thing: Any) -> None:
-        """Broadcast an immutable object, which goes into many calls, to all workers."""
+    def place(self, thing: object) -> None:
+        """Broadcast an immutable object, which many calls have as an argument, to all workers."""
         return
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Start ``function(*args)``; its value or exception comes through the future.
+    def submit(self, function: Callable[..., T], *args: object) -> "Future[T]":
+        """Start ``function(*args)``, maybe in another process, on copies of the arguments.
 
-        It may run in another process, on copies of the arguments. An array that is read-only
-        never changes.
+        Args:
+            function: the function.
+            args: its arguments; the function must not change read-only arrays.
+
+        Returns:
+            A future of the function's value or exception.
         """
         ...
 
-    def submit_alone(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Like ``submit``, in a process that runs nothing else meanwhile; the function stands at
-        the top of a module.
+    def submit_alone(self, function: Callable[..., T], *args: object) -> "Future[T]":
+        """Start ``function(*args)`` in a process that runs nothing else meanwhile.
+
+        Args:
+            function: the function, defined at the top level of a module.
+            args: its arguments.
+
+        Returns:
+            A future of the function's value or exception.
         """
         return self.submit(function, *args)
 
     def close(self) -> None:
-        """Free the workers. Work that was not begun is dropped."""
+        """Free the workers, and drop work that has not begun."""
         return
 
 
 def make_executor(
     name: str, workers: int | None = None, address: str | None = None, device: str = "cpu"
 ) -> Executor:
-    """An executor by name (``--executor``), with so many threads or processes (by default one a
-    core), for a device.
+    """Make an executor by its name.
 
-    ``address`` is that of a Ray cluster that is there, with workers of its own: ``HOST:PORT``, or
-    ``auto``. Raises ``ScenarioError`` where there is no such executor or cluster, or it cannot do
-    what is asked.
+    Args:
+        name: a key of ``EXECUTORS`` (``--executor``).
+        workers: number of threads or processes (``--workers``); by default one per core.
+        address: address of a running Ray cluster, ``HOST:PORT`` or ``auto`` (``--address``).
+        device: torch's name of the device that computes (``training.device``).
+
+    Raises:
+        ScenarioError: there is no such executor or cluster, or these options exclude each other.
     """
     if workers is not None and workers < 1:
         raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
@@ -101,19 +117,18 @@ def make_executor(
         raise ScenarioError(
             f"training.device is {device!r}, but --executor is 'ray', whose workers use CPUs alone"
         )
-    made: Executor = at("fedsim.toolbox.ray:Ray", "--executor")(address, workers)
-    return made
+    ray_class = at("fedsim.toolbox.ray:Ray", "--executor")
+    executor: Executor = ray_class(address, workers)
+    return executor
 
 
 class Inline(Executor):
-    """Runs each function in the calling thread when it is submitted: the reference for all
-    others.
-    """
+    """Runs each function in the calling thread when it is submitted: the reference executor."""
 
     workers = 1
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
+    def submit(self, function: Callable[..., T], *args: object) -> "Future[T]":
+        future: Future[T] = Future()
         try:
             future.set_result(function(*args))
         except Exception as error:
@@ -122,9 +137,12 @@ class Inline(Executor):
 
 
 class Threads(Executor):
-    """A pool of ``workers`` threads: torch, numpy and compiled loops release the interpreter lock.
+    """A pool of threads: torch, numpy and compiled loops release the interpreter lock.
 
-    ``submit_alone`` uses as many processes, or with one thread this process.
+    ``submit_alone`` uses a pool of processes, or with one worker the thread.
+
+    Args:
+        workers: number of threads, and of processes.
     """
 
     def __init__(self, workers: int) -> None:
@@ -132,10 +150,10 @@ class Threads(Executor):
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fedsim")
         self._processes: WorkerProcesses | None = None
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+    def submit(self, function: Callable[..., T], *args: object) -> "Future[T]":
         return self._pool.submit(function, *args)
 
-    def submit_alone(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+    def submit_alone(self, function: Callable[..., T], *args: object) -> "Future[T]":
         if self.workers == 1:
             return self.submit(function, *args)
         if self._processes is None:
@@ -149,63 +167,86 @@ class Threads(Executor):
 
 
 def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Popen[Any]":
-    """Start a fresh Python that calls a function of fedsim's, with ``words`` as its command
-    line, in a session of its own.
+    """Start a fresh Python that calls a function of fedsim, in a new session of the system.
 
-    It has this process's search path without the working directory, and its allowed code. Unlike
-    a process of ``multiprocessing`` it does not run the user's program again.
+    The process has this process's search path without the working directory, and its allowed code.
+    Unlike a process of ``multiprocessing`` it does not run the user's program again.
+
+    Args:
+        module: the function's module.
+        name: name of the function.
+        words: command line of the process.
+        options: further arguments of ``subprocess.Popen``.
     """
-    here = Path.cwd().resolve()
-    home = str(Path(__file__).absolute().parents[2])
-    now = list(sys.path)  # another thread may change it meanwhile, as a Flower app in use does
-    path = [place for place in now if Path(place).is_absolute() and Path(place).resolve() != here]
-    code = _CODE.format(path=[*path, home], places=places(), module=module, name=name)
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    working_directory = Path.cwd().resolve()
+    fedsim_folder = str(Path(__file__).absolute().parents[2])
+    # a copy: another thread may change it meanwhile, as a Flower app in use does
+    absolute = [place for place in list(sys.path) if Path(place).is_absolute()]
+    path = [place for place in absolute if Path(place).resolve() != working_directory]
+    code = _CODE.format(path=[*path, fedsim_folder], places=places(), module=module, name=name)
+    environment = dict(os.environ)
+    environment.pop("PYTHONPATH", None)
     command = [sys.executable, "-P", "-c", code, *words]
     return subprocess.Popen(command, env=environment, start_new_session=True, **options)
 
 
 class WorkerProcesses:
-    """``workers`` processes, each the child of a thread that starts it when it is first needed."""
+    """A pool of processes, each the child of a thread that starts it for its first call.
+
+    Args:
+        workers: number of processes.
+    """
 
     def __init__(self, workers: int) -> None:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="fedsim-process")
-        self._own = threading.local()
-        self._all: list[subprocess.Popen[bytes]] = []
+        self._of_thread = threading.local()
+        self._processes: list[subprocess.Popen[bytes]] = []
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Queue ``function(*args)``; the function stands at the top of a module."""
+    def submit(self, function: Callable[..., T], *args: object) -> "Future[T]":
+        """Queue ``function(*args)``.
+
+        Args:
+            function: the function, defined at the top level of a module.
+            args: its arguments.
+
+        Returns:
+            A future of the function's value or exception.
+        """
         return self._threads.submit(self._call, function, args)
 
-    def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        if not hasattr(self._own, "worker"):
-            self._own.worker = start(
+    def _call(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
+        """Call a function in the process of this thread, and wait for its value."""
+        if not hasattr(self._of_thread, "worker"):
+            self._of_thread.worker = start(
                 "fedsim.clock.executors", "serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
-            self._all.append(self._own.worker)
-        worker = self._own.worker
+            self._processes.append(self._of_thread.worker)
+        worker: subprocess.Popen[bytes] = self._of_thread.worker
+        assert worker.stdin is not None
+        assert worker.stdout is not None
         try:
-            # of modules that were allowed by now, so that the next pickle can name them
+            # modules that are allowed by now, so that the next pickle can name them
             pickle.dump(places(), worker.stdin)
             pickle.dump((function, args), worker.stdin, protocol=5)
             worker.stdin.flush()
-            done, outcome = pickle.load(worker.stdout)
+            is_done, outcome = pickle.load(worker.stdout)
         except (EOFError, BrokenPipeError) as error:
-            del self._own.worker
+            del self._of_thread.worker
             raise SimulationError(
                 f"a worker process ended while it worked (exit status {worker.wait()})"
             ) from error
-        if done:
-            return outcome
-        raise outcome
+        if not is_done:
+            raise outcome
+        result: T = outcome
+        return result
 
     def close(self) -> None:
         """Drop queued work and kill the workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._all:
+        for worker in self._processes:
             worker.kill()
         self._threads.shutdown()
-        for worker in self._all:
+        for worker in self._processes:
             worker.communicate()
 
 
@@ -213,7 +254,7 @@ def serve() -> None:
     """Carry out one call after another, in a worker, until its pipe is closed."""
     calls = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the work prints is no answer
+    os.dup2(2, 1)  # output of the work is no answer: it goes to standard error
     while True:
         try:
             learn(pickle.load(calls))
@@ -224,22 +265,33 @@ def serve() -> None:
         answers.flush()
 
 
-def answer(work: Callable[[], Any]) -> bytes:
-    """Do some work; a pickle of (True, its value) or (False, its error, or a ``SimulationError``
-    if that has no pickle).
+def answer(work: Callable[[], object]) -> bytes:
+    """Call a function, and pickle its outcome.
+
+    Returns:
+        A pickle of ``(True, value)``, or of ``(False, error)``. The error is a
+        ``SimulationError`` with the message if the value or the original error cannot be pickled.
     """
     try:
-        outcome = True, work()
+        value = work()
     except Exception as error:
         error.add_note("".join(traceback.format_exception(error)))
-        outcome = False, error
+        return _pickle_error(error)
     try:
-        content = pickle.dumps(outcome, protocol=5)
-        if not outcome[0]:
-            pickle.loads(content)
-        return content
+        return pickle.dumps((True, value), protocol=5)
     except Exception as error:
-        wrong = error if outcome[0] else outcome[1]
-        return pickle.dumps(
-            (False, SimulationError(f"{type(wrong).__name__}: {wrong}")), protocol=5
-        )
+        return _pickle_message(error)
+
+
+def _pickle_error(error: Exception) -> bytes:
+    try:
+        content = pickle.dumps((False, error), protocol=5)
+        pickle.loads(content)  # some errors can be pickled, but not made again
+        return content
+    except Exception:
+        return _pickle_message(error)
+
+
+def _pickle_message(error: Exception) -> bytes:
+    message = f"{type(error).__name__}: {error}"
+    return pickle.dumps((False, SimulationError(message)), protocol=5)

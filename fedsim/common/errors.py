@@ -1,4 +1,4 @@
-"""Errors for users of fedsim. Each has one message; the command line shows no traceback."""
+"""Errors for users of fedsim, and parts of their messages; the command line shows no traceback."""
 
 import errno
 import inspect
@@ -12,9 +12,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-_HERE = Path(__file__).resolve().parents[1]
+_FEDSIM = Path(__file__).resolve().parents[1]
 _LONGEST = 2_000  # characters of a message, which may quote a file
-_LONGEST_NAME = 200  # characters of a name that is compared with others
+_LONGEST_NAME = 200  # characters of a name in a search for the nearest one
+_LONGEST_VALUE = 80  # characters of a value in a message
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
@@ -38,12 +39,16 @@ class FedsimError(Exception):
     def __str__(self) -> str:
         text = super().__str__()
         if not on_command_line.get():
-            text = _OPTION.sub(lambda found: _IN_PYTHON.get(found[1] or found[2], found[1]), text)
-        return (
-            text
-            if len(text) <= _LONGEST
-            else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
-        )
+            text = _OPTION.sub(_name_in_python, text)
+        if len(text) <= _LONGEST:
+            return text
+        return f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+
+
+def _name_in_python(option: re.Match[str]) -> str:
+    """Return the Python argument or function for an option or verb of the command line."""
+    name = option[1] or option[2]
+    return _IN_PYTHON.get(name, name)
 
 
 class ScenarioError(FedsimError):
@@ -83,74 +88,100 @@ def is_full(error: Exception) -> bool:
 
 
 def told(error: Exception, folder: Path | None = None) -> str:
-    """The message for an error raised elsewhere; ``folder`` is the output folder of the failed
-    work.
+    """The message for an error that fedsim did not raise on purpose.
+
+    Args:
+        error: the error.
+        folder: the output folder of the failed work.
     """
     if is_full(error):
-        name = getattr(error, "filename", None)
-        place = folder if name is None else Path(os.fsdecode(name)).parent
-        which = "" if place is None else f" that holds {str(place)!r}"
-        saved = on_command_line.get() and place is not None and any(place.glob("checkpoint/*/*"))
-        return (
-            f"the disk{which} is full; make room there, and "
-            f"{'--resume goes on' if saved else 'try again'}"
-        )
+        return _full_disk(error, folder)
     if isinstance(error, OSError):
-        return (
-            f"{str(error.filename)!r} cannot be used: {error.strerror}"
-            if error.filename
-            else str(error)
-        )
+        if error.filename:
+            return f"{str(error.filename)!r} cannot be used: {error.strerror}"
+        return str(error)
     if isinstance(error, NotImplementedError) and not error.args:
-        frame = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-        owner = type(frame.f_locals.get("self"))
-        return (
-            f"{owner.__name__}{home_of(owner)} has no {frame.f_code.co_name!r}, which it has to "
-            "have"
-        )
+        return _missing_method(error)
     return f"{type(error).__name__}: {error}"
 
 
+def _full_disk(error: Exception, folder: Path | None) -> str:
+    name = getattr(error, "filename", None)
+    if name is not None:
+        folder = Path(os.fsdecode(name)).parent
+    disk = "the disk"
+    advice = "try again"
+    if folder is not None:
+        disk = f"the disk that holds {str(folder)!r}"
+        if on_command_line.get() and any(folder.glob("checkpoint/*/*")):
+            advice = "--resume goes on"
+    return f"{disk} is full; make room there, and {advice}"
+
+
+def _missing_method(error: NotImplementedError) -> str:
+    """Name the class and the method that a base leaves to its subclasses."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frame = frames[-1]
+    owner = type(frame.f_locals.get("self"))
+    method = frame.f_code.co_name
+    return f"{owner.__name__}{home_of(owner)} has no {method!r}, which it has to have"
+
+
 def place_of(error: BaseException) -> str:
-    """The line of user code that raised an error, as ``", in mine.py, line 12"``; ``""`` if none
-    did.
+    """The last line of user code in an error's traceback.
+
+    Returns:
+        The line, as ``", in mine.py, line 12"``; empty if user code is not in the traceback.
     """
-    own = ""
-    others = {_HERE, Path(sysconfig.get_path("stdlib"))}
+    place = ""
+    foreign_folders = {_FEDSIM, Path(sysconfig.get_path("stdlib"))}
     for frame in traceback.extract_tb(error.__traceback__):
         file = Path(frame.filename)
-        if file.is_file() and "site-packages" not in file.parts and others.isdisjoint(file.parents):
-            own = f", in {file.name}, line {frame.lineno}"
-    return own
+        if not file.is_file() or "site-packages" in file.parts:
+            continue
+        if foreign_folders.isdisjoint(file.parents):
+            place = f", in {file.name}, line {frame.lineno}"
+    return place
 
 
 def home_of(code: Any) -> str:
-    """The source line of a user's function or class, as ``" (mine.py, line 12)"``; ``""`` for
-    fedsim's own.
+    """The source line of a user's function or class.
+
+    Returns:
+        The line, as ``" (mine.py, line 12)"``; empty for code of fedsim, or without a source file.
     """
-    code = inspect.unwrap(code) if callable(code) else code
+    if callable(code):
+        code = inspect.unwrap(code)
     try:
         file = Path(inspect.getfile(code))
         line = inspect.getsourcelines(code)[1]
     except (OSError, TypeError):  # defined without a source file
         return ""
-    return "" if _HERE in file.resolve().parents else f" ({file.name}, line {line})"
+    return "" if _FEDSIM in file.resolve().parents else f" ({file.name}, line {line})"
 
 
 def shown(value: object) -> str:
     """``repr(value)``, cut to 80 characters, for messages."""
     text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    return text[: _LONGEST_VALUE - 3] + "..."
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint for a misspelt name: ``" (did you mean 'fedavg'?)"``, or ``""`` when nothing is
-    near.
+    """A hint for a misspelt name.
+
+    Args:
+        name: the misspelt name.
+        names: the valid names.
+
+    Returns:
+        The hint, as ``" (did you mean 'fedavg'?)"``; empty if no valid name is near.
     """
     # two texts are compared in time that grows with the square of their length
     if len(name) > _LONGEST_NAME:
         return ""
-    short_names = [each for each in names if len(each) <= _LONGEST_NAME]
-    # "no" does not mean "on"
-    close = get_close_matches(name, short_names, n=1, cutoff=0.5 if len(name) > 2 else 0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    candidates = [candidate for candidate in names if len(candidate) <= _LONGEST_NAME]
+    cutoff = 0.5 if len(name) > 2 else 0.6  # "no" does not mean "on"
+    matches = get_close_matches(name, candidates, n=1, cutoff=cutoff)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""

@@ -1,8 +1,7 @@
-"""Reading of untrusted files (no pipes, devices or endless nesting), and writing of files that
-survive a power cut.
+"""Reads untrusted files (no pipes, devices or endless nesting), and writes files durably.
 
-An operating system writes contents and names to the disk in any order. A content is safe once
-its file is synced, a name once its folder is.
+An operating system writes contents and names to the disk in any order. A content survives a power
+cut once its file is synced, a name once its folder is synced.
 """
 
 import errno
@@ -33,17 +32,29 @@ _BETWEEN_KEYS = re.compile(r"[=,{\[\]]")
 
 
 def sought(file: str, root: Path | None) -> Path:
-    """The path of a file that a scenario names (see ``SOUGHT``); ``root``: ``data.root``, if
-    given.
+    """The path of a file that a scenario names; see ``SOUGHT``.
+
+    Args:
+        file: the path in the scenario.
+        root: the scenario's ``data.root``; None if it has none.
     """
-    here = (root or Path()) / file
-    shared = os.environ.get("FEDSIM_DATA")
-    return Path(shared, file) if shared and root is None and not here.exists() else here
+    if root is not None:
+        return root / file
+    path = Path(file)
+    shared_folder = os.environ.get("FEDSIM_DATA")
+    if shared_folder and not path.exists():
+        return Path(shared_folder, file)
+    return path
 
 
 def regular(path: Path) -> Path:
-    """``path``, if it is a regular file; otherwise ``OSError``, whose ``strerror`` names its
-    type.
+    """Check that a path is a regular file.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: it is no regular file; ``strerror`` names its type.
     """
     try:
         mode = path.stat().st_mode
@@ -57,26 +68,33 @@ def regular(path: Path) -> Path:
 
 
 def open_file(path: Path) -> BufferedReader:
-    """A regular file, open for reading bytes; otherwise ``OSError``, as of ``regular``."""
+    """Open a regular file for reading bytes; ``OSError`` if it is none."""
     return regular(path).open("rb")
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file; otherwise ``OSError``, as of ``regular``."""
+    """Read a regular file; ``OSError`` if it is none."""
     return regular(path).read_bytes()
 
 
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """The text of a regular file; otherwise ``OSError``, as of ``regular``, or
-    ``UnicodeDecodeError``.
+    """Read the text of a regular file.
+
+    Raises:
+        OSError: it is no regular file.
+        UnicodeDecodeError: its content has another encoding.
     """
     return regular(path).read_text(encoding, errors)
 
 
 @contextmanager
 def reading(path: Path, key: str, form: str) -> Iterator[None]:
-    """Raise a ``DataError`` if the file at ``path``, which the scenario's ``key`` names, cannot
-    be read as ``form``.
+    """Context that turns errors of reading a file into ``DataError``.
+
+    Args:
+        path: the file.
+        key: the key of the scenario that names the file.
+        form: form of the file, such as "a zip archive", for messages.
     """
     try:
         yield
@@ -87,8 +105,11 @@ def reading(path: Path, key: str, form: str) -> Iterator[None]:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file in UTF-8, with a byte order mark or without; raises ``OSError``
-    or ``ValueError``.
+    """Read a JSON file in UTF-8, with a byte order mark or without.
+
+    Raises:
+        OSError: it is no regular file.
+        ValueError: its content is not JSON.
     """
     try:
         return json.loads(read_text(path, "utf-8-sig"))
@@ -103,28 +124,37 @@ def _finite(text: str) -> float:
     return value
 
 
-_FINITE = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+_FINITE_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 def parse_json(text: str, *, finite: bool = False) -> Any:
-    """The value of a text in JSON; raises ``ValueError``, also for numbers that are not
-    ``finite`` where all are to be.
+    """Parse a text in JSON.
+
+    Args:
+        text: the text.
+        finite: whether numbers that are not finite are refused.
+
+    Raises:
+        ValueError: the text is not JSON, or has such a number.
     """
     try:
-        return _FINITE.decode(text) if finite else json.loads(text)
+        return _FINITE_DECODER.decode(text) if finite else json.loads(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file in UTF-8, with a byte order mark or without; raises ``OSError``
-    or ``ValueError``.
+    """Read a TOML file in UTF-8, with a byte order mark or without.
+
+    Raises:
+        OSError: it is no regular file.
+        ValueError: its content is not TOML.
     """
     return toml(read_text(path, "utf-8-sig"))
 
 
 def toml(text: str) -> dict[str, Any]:
-    """The tables of a text in TOML; raises ``ValueError``."""
+    """Parse a text in TOML; raises ``ValueError`` if it is none."""
     _refuse_long_keys(text)
     try:
         return tomllib.loads(text)
@@ -136,28 +166,36 @@ def _refuse_long_keys(text: str) -> None:
     for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") > _MOST_PARTS:
             bare = _TOML_STRING.sub("", line).partition("#")[0]
-            refuse_long_key(
-                max(_BETWEEN_KEYS.split(bare), key=lambda part: part.count(".")),
-                f" in line {number}",
-            )
+            parts = _BETWEEN_KEYS.split(bare)
+            longest = max(parts, key=lambda part: part.count("."))
+            refuse_long_key(longest, f" in line {number}")
 
 
 def refuse_long_key(key: str, place: str = "") -> None:
-    """Raise ``ValueError`` for a dotted key of very many parts, at a ``place`` of its file."""
+    """Refuse a dotted key of very many parts.
+
+    Args:
+        key: the key.
+        place: its place in the file, for the message.
+
+    Raises:
+        ValueError: the key has too many parts.
+    """
     if key.count(".") > _MOST_PARTS:
         raise ValueError(
             f"a key{place} has {key.count('.') + 1} parts; allowed are at most {_MOST_PARTS}"
         )
 
 
-def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables as dotted keys, in order."""
-    found: dict[str, Any] = {}
+def flat(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested tables: dotted key -> value, in order."""
+    values: dict[str, Any] = {}
     for key, value in tables.items():
-        found |= (
-            flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-        )
-    return found
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{prefix}{key}.")
+        else:
+            values[prefix + key] = value
+    return values
 
 
 def sync(path: Path) -> None:
@@ -178,17 +216,19 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path, renamed to ``path`` on success; the name is safe after
-    ``sync(path.parent)``, once for many.
+    """Context with a temporary path, which is synced and renamed to ``path`` on success.
+
+    The name survives a power cut after ``sync(path.parent)``, which may be called once for several
+    files.
     """
-    beside = path.with_name(path.name + WRITING)
-    beside.unlink(missing_ok=True)
+    temporary = path.with_name(path.name + WRITING)
+    temporary.unlink(missing_ok=True)
     try:
-        yield beside
-        sync(beside)
-        beside.replace(path)
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
@@ -200,19 +240,23 @@ def make_folder(path: Path) -> None:
 
 
 def read_keyed_json(path: Path) -> Any:
-    """As ``read_json``; an object that has a key twice raises ``ValueError`` too."""
+    """Read a JSON file in UTF-8, in which no object has a key twice.
+
+    Raises:
+        OSError: it is no regular file.
+        ValueError: its content is not JSON, or an object has a key twice.
+    """
     try:
-        return json.loads(
-            regular(path).read_text(encoding="utf-8-sig"), object_pairs_hook=_each_key_once
-        )
+        return json.loads(read_text(path, "utf-8-sig"), object_pairs_hook=_table_of)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
 
 
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _table_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make a dict of the keys and values of an object; refuse a repeated key."""
     table = dict(pairs)
     if len(table) < len(pairs):
         counts = Counter(key for key, _ in pairs)
-        twice = next(key for key, count in counts.items() if count > 1)
-        raise ValueError(f"an object has the key {twice[:80]!r} twice")
+        repeated = next(key for key, count in counts.items() if count > 1)
+        raise ValueError(f"an object has the key {repeated[:80]!r} twice")
     return table

@@ -21,45 +21,56 @@ def say(*lines: object, err: bool = False) -> None:
 
 
 def visible(text: str) -> str:
-    r"""The text with an escape such as ``\u001b`` for each unprintable character; TOML keeps its meaning."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else _escape(ord(c)) for c in text)
+    r"""Escape each unprintable character, such as ``\u001b``; TOML reads the text as before."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else _escape(character) for character in text
     )
 
 
 def harmless(value: Any) -> Any:
-    """A value of JSON whose texts, keys included, have each line visible."""
+    """Escape unprintable characters in all texts of a value of JSON, keys included; lines stay."""
     if isinstance(value, str):
         return value if value.isprintable() else "\n".join(map(visible, value.split("\n")))
     if isinstance(value, dict):
         return {harmless(key): harmless(item) for key, item in value.items()}
-    return [harmless(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [harmless(item) for item in value]
+    return value
 
 
-def _escape(code: int) -> str:
+def _escape(character: str) -> str:
+    code = ord(character)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def clean(text: str, longest: int = _LONGEST) -> str:
-    """The text on one line of printable characters, without the middle if it is long."""
-    line = " ".join(
-        "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text).split()
-    )
-    return (
-        line
-        if len(line) <= longest
-        else f"{line[: longest // 2]}\u2026{line[len(line) - (longest - 1) // 2 :]}"
-    )
+    """Put a text on one line of printable characters.
+
+    Args:
+        text: the text.
+        longest: number of characters above which the middle of the line is left out.
+    """
+    line = " ".join("".join(map(_printable, text)).split())
+    if len(line) <= longest:
+        return line
+    return f"{line[: longest // 2]}\u2026{line[len(line) - (longest - 1) // 2 :]}"
+
+
+def _printable(character: str) -> str:
+    """Replace an unprintable character by a space, or by the replacement character."""
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else "\ufffd"
 
 
 def for_csv(text: str) -> str:
-    """The visible text, quoted where a spreadsheet would take it for a formula."""
+    """The visible text, quoted if a spreadsheet would take it for a formula."""
     line = clean(visible(text))
     return f"'{line}" if line.startswith(_FORMULA) else line
 
 
 def for_markdown(line: str) -> str:
-    """The line, escaped for Markdown and the HTML made of it."""
+    """The line, escaped for Markdown and the HTML that is made from it."""
     return _MARKDOWN.sub(r"\\\1", html.escape(line, quote=False))

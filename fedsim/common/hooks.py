@@ -1,4 +1,4 @@
-"""The form of hooks of users' classes: functions, coroutines or properties as fedsim's own."""
+"""The form of hooks of users' classes: functions, coroutines or properties, as in fedsim's bases."""
 
 import inspect
 from collections.abc import Iterator
@@ -17,22 +17,22 @@ _KEY = object()  # marks an overridden field of a spec
 
 
 class Override(NamedTuple):
-    """A name of fedsim's that a user's class defines anew.
+    """An attribute of a class of fedsim that a user's class overrides.
 
     Attributes:
-        name: the name.
+        name: name of the attribute.
         own: the attribute of the user's class.
         base: the attribute of fedsim's class.
         root: the first class of fedsim that has the name.
     """
 
     name: str
-    own: Any
-    base: Any
+    own: object
+    base: object
     root: type
 
     @property
-    def first(self) -> Any:
+    def first(self) -> object:
         """The attribute of the first class of fedsim that has the name."""
         return vars(self.root)[self.name]
 
@@ -44,178 +44,200 @@ class Override(NamedTuple):
 
 
 @cache
-def refuse_wrong_hooks(found: type, key: str, like: type | None = None) -> None:
-    """Refuse a user's class that lacks a hook, or has one of another form than fedsim's.
+def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> None:
+    """Refuse a user's class that lacks a hook, or whose hook has another form than its base.
+
+    Classes that the class holds (``Client``, ``Params``) are checked with it.
 
     Args:
-        found: the class, which is looked at with those that it holds.
+        user_class: the class.
         key: the key of a scenario that holds the part, in messages.
         like: the class of fedsim whose hooks it has, although it may not inherit it.
+
+    Raises:
+        ScenarioError: a hook is missing, or has a wrong form or type.
     """
-    missing = sorted(getattr(found, "__abstractmethods__", ()))
-    if missing and not _is_fedsims(found):
-        lacks = f"has no {missing[0]!r}, which it has to have"
-        raise ScenarioError(f"{key}: {found.__qualname__}{home_of(found)} {lacks}")
-    for one in halves_of(found):
-        for name, own, base, _ in overrides(one, like):
-            if wanted := _wanted(own, base):
-                where = home_of(function_of(own)) or home_of(one)
+    missing = sorted(getattr(user_class, "__abstractmethods__", ()))
+    if missing and not _is_fedsims(user_class):
+        raise ScenarioError(
+            f"{key}: {user_class.__qualname__}{home_of(user_class)} has no {missing[0]!r}, which "
+            "it has to have"
+        )
+    for half in halves_of(user_class):
+        for name, own, base, _ in overrides(half, like):
+            form = _required_form(own, base)
+            if form:
+                place = home_of(function_of(own)) or home_of(half)
                 raise ScenarioError(
-                    f"{key}: {one.__qualname__}.{name}{where} is {_form(own)}; it must be {wanted}"
+                    f"{key}: {half.__qualname__}.{name}{place} is {_form_of(own)}; it must be "
+                    f"{form}"
                 )
-        for name, own_type, inherited_type in _retyped_keys(one):
-            wrong = (
-                f"{one.__qualname__}.{name}{home_of(one)} is a key of type {_type_name(own_type)}"
+        for name, own_type, inherited_type in _retyped_keys(half):
+            raise ScenarioError(
+                f"{key}: {half.__qualname__}.{name}{home_of(half)} is a key of type "
+                f"{_type_name(own_type)}; the inherited key holds {_type_name(inherited_type)}: "
+                "repeat its type, or choose another name"
             )
-            allowed = (
-                f"the inherited key holds {_type_name(inherited_type)}: repeat its type, or choose "
-                "another name"
-            )
-            raise ScenarioError(f"{key}: {wrong}; {allowed}")
 
 
-def overrides(one: type, like: type | None = None) -> Iterator[Override]:
-    """The public names that a user's class overrides, of its parents or of ``like``."""
-    own: dict[str, Any] = {}
-    parents = list(one.__mro__)
+def overrides(user_class: type, like: type | None = None) -> Iterator[Override]:
+    """The public attributes that a user's class overrides.
+
+    Args:
+        user_class: the class.
+        like: a class of fedsim that counts as a parent, although it may not be inherited.
+    """
+    own: dict[str, object] = {}
+    parents = list(user_class.__mro__)
     if like is not None and like not in parents:
         parents.append(like)
-    for number, parent in enumerate(parents):
+    fedsim_parents = [parent for parent in parents if _is_fedsims(parent)]
+    for parent in parents:
         if not _is_fedsims(parent):
-            keys = [
-                name
-                for name in vars(parent).get("__annotations__", ())
-                if name in getattr(parent, "model_fields", ())
-            ]
-            own = {**vars(parent), **dict.fromkeys(keys, _KEY), **own}
+            own = {**_attributes_of(parent), **own}
             continue
         for name, base in vars(parent).items():
             if name in own and not name.startswith("_"):
-                above = [other for other in parents[number:] if _is_fedsims(other)]
-                root = [other for other in above if name in vars(other)][-1]
+                root = [ancestor for ancestor in fedsim_parents if name in vars(ancestor)][-1]
                 yield Override(name, own.pop(name), base, root)
 
 
-def halves_of(found: type) -> list[type]:
+def _attributes_of(user_class: type) -> dict[str, object]:
+    """List the attributes of a class itself; ``_KEY`` stands for a key."""
+    attributes = dict(vars(user_class))
+    fields = getattr(user_class, "model_fields", ())
+    for name in attributes.get("__annotations__", ()):
+        if name in fields:
+            attributes[name] = _KEY
+    return attributes
+
+
+def halves_of(user_class: type) -> list[type]:
     """A user's class, and the classes that it holds."""
-    halves = [getattr(found, name, None) for name in _HALVES]
-    return [found, *(half for half in halves if isinstance(half, type))]
+    halves = [user_class]
+    for name in _HALVES:
+        half = getattr(user_class, name, None)
+        if isinstance(half, type):
+            halves.append(half)
+    return halves
 
 
 def _is_fedsims(parent: type) -> bool:
     return parent.__module__.partition(".")[0] == "fedsim"
 
 
-def _retyped_keys(spec: type) -> Iterator[tuple[str, Any, Any]]:
-    """The keys that a user's class declares anew with another type: name, its type, and the type
-    of fedsim's key.
+def _retyped_keys(spec: type) -> Iterator[tuple[str, object, object]]:
+    """Find inherited keys to which a user's class gives another type.
+
+    Yields:
+        Name of the key, its type, and the type of fedsim's key.
     """
     if not issubclass(spec, Spec):
         return
-    of_fedsim = next(parent for parent in spec.__mro__ if _is_fedsims(parent))
-    for name, inherited in getattr(of_fedsim, "model_fields", {}).items():
-        own = spec.model_fields[name].annotation
-        is_dropped = own is NoneType
-        if name != "kind" and not is_dropped and not _is_narrower(own, inherited.annotation):
-            yield name, own, inherited.annotation
+    fedsim_spec = next(parent for parent in spec.__mro__ if _is_fedsims(parent))
+    for name, inherited in getattr(fedsim_spec, "model_fields", {}).items():
+        own_type = spec.model_fields[name].annotation
+        is_dropped = own_type is NoneType
+        if name == "kind" or is_dropped:
+            continue
+        if not _is_narrower(own_type, inherited.annotation):
+            yield name, own_type, inherited.annotation
 
 
-def _is_narrower(own: Any, inherited: Any) -> bool:
-    """Whether every value of the type ``own`` is one of the type ``inherited``, as far as the
-    types themselves say.
+def _is_narrower(own: object, inherited: object) -> bool:
+    """Whether every value of the type ``own`` is one of the type ``inherited``.
+
+    Only the types themselves are compared, not the constraints of annotations.
     """
     if own == inherited or inherited is Any:
         return True
-    own_types = {*get_args(own)} if get_origin(own) in UNIONS else {own}
-    inherited_types = {*get_args(inherited)} if get_origin(inherited) in UNIONS else {inherited}
-    return all(
-        any(_is_narrower_plain(one, other) for other in inherited_types) for one in own_types
-    )
+    inherited_parts = _parts_of(inherited)
+
+    def is_in_union(part: object) -> bool:
+        return any(_is_narrower_part(part, inherited_part) for inherited_part in inherited_parts)
+
+    return all(map(is_in_union, _parts_of(own)))
 
 
-def _is_narrower_plain(own: Any, inherited: Any) -> bool:
+def _parts_of(annotation: object) -> set[object]:
+    """List the types of a union; another type is its only part."""
+    return {*get_args(annotation)} if get_origin(annotation) in UNIONS else {annotation}
+
+
+def _is_narrower_part(own: object, inherited: object) -> bool:
     if own == inherited:
         return True
     if get_origin(own) is Literal:
-        allowed = get_args(inherited) if get_origin(inherited) is Literal else None
-        return all(
-            value in allowed if allowed is not None else type(value) is inherited
-            for value in get_args(own)
-        )
-    return (
-        isinstance(own, type)
-        and isinstance(inherited, type)
-        and issubclass(own, inherited)
-        and own is not bool
-    )
+        if get_origin(inherited) is Literal:
+            allowed = get_args(inherited)
+            return all(value in allowed for value in get_args(own))
+        return all(type(value) is inherited for value in get_args(own))
+    if not isinstance(own, type) or not isinstance(inherited, type):
+        return False
+    return issubclass(own, inherited) and own is not bool
 
 
-def _type_name(annotation: Any) -> str:
-    return (
-        annotation.__name__
-        if isinstance(annotation, type)
-        else str(annotation).replace("typing.", "")
-    )
+def _type_name(annotation: object) -> str:
+    if isinstance(annotation, type):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "")
 
 
-def function_of(hook: Any) -> Any:
-    """The function of a method or a property."""
+def function_of(hook: object) -> object:
+    """The function of a method or a property; any other attribute itself."""
     if isinstance(hook, property):
         return hook.fget
     if isinstance(hook, cached_property):
         return hook.func
-    return hook.__func__ if isinstance(hook, METHODS) else hook
+    if isinstance(hook, classmethod | staticmethod):
+        return hook.__func__
+    return hook
 
 
-def _form(hook: Any) -> str:
-    if isinstance(hook, property | cached_property):
+def _form_of(attribute: object) -> str:
+    """Describe the form of an attribute, such as ``'def f(self)'`` or ``a property``."""
+    if isinstance(attribute, property | cached_property):
         return "a property"
-    if isinstance(hook, FunctionType):
-        given = f"{hook.__name__}({', '.join(inspect.signature(hook).parameters)})"
-        return (
-            f"'async def {given}'"
-            if inspect.iscoroutinefunction(inspect.unwrap(hook))
-            else f"'def {given}'"
-        )
-    return (
-        "a class method"
-        if isinstance(hook, classmethod)
-        else "a key"
-        if hook is _KEY
-        else "a value"
-    )
+    if isinstance(attribute, FunctionType):
+        parameters = ", ".join(inspect.signature(attribute).parameters)
+        keyword = "async def" if _is_coroutine(attribute) else "def"
+        return f"'{keyword} {attribute.__name__}({parameters})'"
+    if isinstance(attribute, classmethod):
+        return "a class method"
+    return "a key" if attribute is _KEY else "a value"
 
 
-def _wanted(own: Any, base: Any) -> str:
-    """The form that a hook must have; empty if its own form is right."""
-    if isinstance(base, property | cached_property) and (
-        isinstance(own, FunctionType) or own is _KEY
-    ):
+def _is_coroutine(function: FunctionType) -> bool:
+    return inspect.iscoroutinefunction(inspect.unwrap(function))
+
+
+def _required_form(own: object, base: object) -> str:
+    """Describe the form that an attribute must have; empty if its form is right."""
+    is_function = isinstance(own, FunctionType)
+    if isinstance(base, property | cached_property) and (is_function or own is _KEY):
         return "a property (@property), or a ClassVar"
-    if isinstance(own, FunctionType) and not callable(base) and not isinstance(base, METHODS):
+    if is_function and not callable(base) and not isinstance(base, METHODS):
         return "a value (ClassVar)"
     if not isinstance(base, FunctionType):
         return ""
-    wanted = _form(base)
     if not isinstance(own, FunctionType):
-        return "" if callable(own) or isinstance(own, staticmethod) else wanted
-    return (
-        ""
-        if wanted.startswith("'async") == _form(own).startswith("'async") and _takes(own, base)
-        else wanted
-    )
+        is_right = callable(own) or isinstance(own, staticmethod)
+    else:
+        is_right = _is_coroutine(own) == _is_coroutine(base) and _accepts_calls_of(own, base)
+    return "" if is_right else _form_of(base)
 
 
-def _takes(own: FunctionType, base: FunctionType) -> bool:
+def _accepts_calls_of(own: FunctionType, base: FunctionType) -> bool:
     """Whether ``own`` accepts every call that ``base`` accepts."""
-    parameters = inspect.signature(base).parameters.values()
-    fixed = [
-        one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-    ]
+    positional = []
+    keywords = {}
+    for parameter in inspect.signature(base).parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            positional.append(parameter)
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            keywords[parameter.name] = parameter
     try:
-        inspect.signature(own).bind(
-            *fixed, **{one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}
-        )
+        inspect.signature(own).bind(*positional, **keywords)
     except TypeError:
         return False
     return True

@@ -1,5 +1,4 @@
-"""Code named by its import path, ``package.module:Name`` or ``./file.py:Name``: the one place
-that imports it.
+"""Imports code by its import path, ``package.module:Name`` or ``./file.py:Name``.
 
 Importing a module runs it, and a scenario file may come from a stranger. Scenario files are
 therefore read in ``from_file``, which follows only import paths that the user has allowed.
@@ -10,7 +9,7 @@ checkpoint or run folder can.
 
 ``sys.path`` never changes. A file is loaded from its own path under a unique module name, and a
 package that is not installed from the working directory. Only allowed code can import the modules
-that lie beside it.
+in its folder.
 """
 
 import os
@@ -22,10 +21,10 @@ from functools import cache
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import distributions
+from importlib.metadata import EntryPoint, distributions
 from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, get_type_hints
 
 from fedsim.common.errors import ScenarioError, nearest
@@ -33,8 +32,8 @@ from fedsim.common.files import read_toml
 
 ALLOWED_PACKAGES = "FEDSIM_ALLOW_CODE"
 
-_PRIVATE = "fedsim_file_"
-_RUNS = (
+_FILE_PREFIX = "fedsim_file_"  # of the module name of a file
+_REFUSAL = (
     "which is code, and would be run; if you trust it, allow it with --allow-code (in Python "
     "allow_code=True)"
 )
@@ -44,14 +43,16 @@ _allowed = ContextVar("_allowed", default=True)
 
 @contextmanager
 def from_file(allow_code: bool) -> Iterator[None]:
-    """Context for validating a scenario file; ``allow_code``: whether its import paths may be
-    followed.
+    """Context in which a scenario file is validated.
+
+    Args:
+        allow_code: whether its import paths may be followed.
     """
-    before = _allowed.set(allow_code)
+    token = _allowed.set(allow_code)
     try:
         yield
     finally:
-        _allowed.reset(before)
+        _allowed.reset(token)
 
 
 def is_allowed() -> bool:
@@ -60,41 +61,52 @@ def is_allowed() -> bool:
 
 
 def refuse_unless_allowed(path: str, key: str) -> None:
-    """Check without importing that ``path``, the value of ``key``, is an import path that may be
-    followed here.
+    """Check that an import path may be followed in this context; imports nothing.
+
+    Args:
+        path: the import path.
+        key: the key of a scenario that holds it, in messages.
+
+    Raises:
+        ScenarioError: it is no import path, or its code is not allowed.
     """
     file, colon, name = path.rpartition(":")
-    words = [Path(file).stem] if file.endswith(".py") else file.split(".")
+    is_script = file.endswith(".py")
+    words = [Path(file).stem] if is_script else file.split(".")
     if not (colon and all(word.isidentifier() for word in (name, *words))):
         raise ScenarioError(
             f"{key} is {path!r}; allowed is an import path of the form 'package.module:Name', "
-            "or './file.py:Name' for "
-            "a file in the working directory"
+            "or './file.py:Name' for a file in the working directory"
         )
-    if _allowed.get() or (
-        not file.endswith(".py") and words[0] in _packages() and _is_installed(words[0])
-    ):
+    if _allowed.get():
         return
-    where = f"${ALLOWED_PACKAGES} or in {str(_config())!r}"
-    always = (
-        ""
-        if file.endswith(".py")
-        else f", or always, if it is installed, with {words[0]!r} in {where}"
-    )
-    raise ScenarioError(f"{key} is {path!r}, {_RUNS}{always}")
+    if is_script:
+        raise ScenarioError(f"{key} is {path!r}, {_REFUSAL}")
+    package = words[0]
+    if package not in _packages() or not _is_installed(package):
+        raise ScenarioError(
+            f"{key} is {path!r}, {_REFUSAL}, or always, if it is installed, with {package!r} in "
+            f"${ALLOWED_PACKAGES} or in {str(_config())!r}"
+        )
 
 
 def is_refusal_of_code(message: str) -> bool:
     """Whether a ``ScenarioError`` of this message refuses code that is not allowed."""
-    return _RUNS in message
+    return _REFUSAL in message
 
 
 def refuse_code(place: str, key: str) -> None:
-    """Refuse a path on disk that holds code, the value of ``key``, unless the file's code is
-    allowed.
+    """Refuse a path on disk that holds code, unless code is allowed in this context.
+
+    Args:
+        place: the path.
+        key: the key of a scenario that holds it, in messages.
+
+    Raises:
+        ScenarioError: code is not allowed.
     """
     if not _allowed.get():
-        raise ScenarioError(f"{key} is {place!r}, {_RUNS}")
+        raise ScenarioError(f"{key} is {place!r}, {_REFUSAL}")
 
 
 def find(
@@ -106,55 +118,79 @@ def find(
     or_function: bool = False,
     permitted: bool = False,
 ) -> Any:
-    """The class at an import path, the value of ``key``; ``ScenarioError`` if there is none that
-    may be imported here.
+    """The class at an import path that is the value of a key.
 
-    The class must inherit ``base``, which messages name ``called``. With ``or_function`` a function
-    annotated to return such a class is accepted too. ``permitted``: the path is an entry point of
-    an installed package, not text from a file.
+    Args:
+        path: the import path.
+        key: the key of a scenario that holds it, in messages.
+        base: the class that it must inherit.
+        called: name of ``base`` in messages.
+        or_function: whether a function annotated to return such a class is accepted too.
+        permitted: whether the path is an entry point of an installed package, not text from a
+            file.
+
+    Raises:
+        ScenarioError: the path leads to no such class, or may not be followed in this context.
     """
-    found = at(path, key) if permitted else named(path, key)
-    if isinstance(found, type):
-        if issubclass(found, base):
-            return found
+    target = at(path, key) if permitted else named(path, key)
+    if isinstance(target, type):
+        if issubclass(target, base):
+            return target
         raise ScenarioError(f"{key} is {path!r}, a class that is not a subclass of {called}")
-    if not (or_function and isinstance(found, FunctionType)):
-        wanted = f"a subclass of {called}" + (
-            f", or a function that is annotated '-> {called}'" if or_function else ""
-        )
+    if not (or_function and isinstance(target, FunctionType)):
+        allowed = f"a subclass of {called}"
+        if or_function:
+            allowed += f", or a function that is annotated '-> {called}'"
         raise ScenarioError(
-            f"{key} is {path!r}, which is a {type(found).__name__}; it must be {wanted}"
+            f"{key} is {path!r}, which is a {type(target).__name__}; it must be {allowed}"
         )
-    said: Any = None
+    returned: object = None
     with suppress(Exception):  # an annotation may hold any expression
-        said = get_type_hints(found).get("return")
-    if not (isinstance(said, type) and issubclass(said, base)):
+        returned = get_type_hints(target).get("return")
+    if not (isinstance(returned, type) and issubclass(returned, base)):
         raise ScenarioError(
             f"{key} is {path!r}, a function that does not say that it returns a {called}; "
-            f"annotate it '-> {called}', with "
-            "annotations that can be evaluated when the program runs"
+            f"annotate it '-> {called}', with annotations that can be evaluated when the program "
+            "runs"
         )
-    return found
+    return target
 
 
 def named(path: str, key: str) -> Any:
-    """The object at an import path that is the value of ``key``; ``ScenarioError`` if it may not
-    or cannot be imported.
+    """The object at an import path that is the value of a key.
+
+    Args:
+        path: the import path.
+        key: the key of a scenario that holds it, in messages.
+
+    Raises:
+        ScenarioError: the path may not be followed in this context, or leads to no object.
     """
     refuse_unless_allowed(path, key)
     return at(path, key)
 
 
 def at(path: str, key: str) -> Any:
-    """The object at an import path that the program has chosen, or whose code is allowed."""
+    """The object at an import path that the program has chosen, or whose code is allowed.
+
+    Args:
+        path: the import path.
+        key: the key of a scenario that holds it, in messages.
+
+    Raises:
+        ScenarioError: the module cannot be imported, or has no such attribute.
+    """
     file, _, name = path.rpartition(":")
     try:
-        module = import_module(_module(file))
+        module = import_module(_module_name(file))
     except (Exception, SystemExit) as error:
-        why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-        raise ScenarioError(f"{key} is {path!r}, which cannot be imported: {why}") from error
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ImportError):
+            reason = str(error)
+        raise ScenarioError(f"{key} is {path!r}, which cannot be imported: {reason}") from error
     if not hasattr(module, name):
-        hint = nearest(name, (known for known in vars(module) if not known.startswith("_")))
+        public_names = [attribute for attribute in vars(module) if not attribute.startswith("_")]
+        hint = nearest(name, public_names)
         raise ScenarioError(f"{key} is {path!r}, but {file!r} has no attribute {name!r}{hint}")
     return getattr(module, name)
 
@@ -165,32 +201,29 @@ def entry_points_of(group: str) -> dict[str, str]:
 
     Packages in the working directory do not count as installed.
     """
-    points = [
-        point
-        for found in distributions(path=_elsewhere())
-        for point in found.entry_points.select(group=group)
-    ]
-    return {
-        point.name: point.value
-        for point in reversed(points)
-        if _is_installed(point.module.partition(".")[0])
-    }
+    points: list[EntryPoint] = []
+    for distribution in distributions(path=_installed_folders()):
+        points += distribution.entry_points.select(group=group)
+    paths = {}
+    for point in reversed(points):
+        package = point.module.partition(".")[0]
+        if _is_installed(package):
+            paths[point.name] = point.value
+    return paths
 
 
-def _elsewhere() -> list[str]:
-    """The folders that Python searches, but for the working directory."""
-    return [
-        path
-        for path in sys.path
-        if Path(path).is_absolute() and Path(path).resolve() != Path.cwd().resolve()
-    ]
+def _installed_folders() -> list[str]:
+    """List the folders that Python searches, except the working directory."""
+    working_directory = Path.cwd().resolve()
+    absolute = [path for path in sys.path if Path(path).is_absolute()]
+    return [path for path in absolute if Path(path).resolve() != working_directory]
 
 
 def _packages() -> list[str]:
-    """The packages that the user's configuration allows."""
-    names: Any = []
+    """List the packages that the user's configuration allows."""
+    names: object = []
     try:
-        with suppress(OSError):  # there is none
+        with suppress(OSError):  # the user has no configuration
             names = read_toml(_config()).get("allow_code", [])
     except ValueError as error:
         raise ScenarioError(
@@ -212,93 +245,99 @@ def _config() -> Path:
 
 
 class _PermittedFinder(MetaPathFinder):
-    """Finds allowed code that is not installed, and the modules beside it; installed modules
-    win.
+    """Finds allowed code that is not installed, and the modules in its folder.
+
+    Installed modules take precedence.
     """
 
     def __init__(self) -> None:
         # top-level module name -> its file, or the folder that holds it
-        self.of: dict[str, str] = {}
+        self.places: dict[str, str] = {}
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        place = None if path is not None else self.of.get(name) or self.of.get(_importer())
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if path is not None:
+            return None
+        place = self.places.get(name) or self.places.get(_importer())
         if place is None:
             return None
-        if name.startswith(_PRIVATE):
-            return spec_from_file_location(name, place) if name in self.of else None
+        if name.startswith(_FILE_PREFIX):
+            return spec_from_file_location(name, place) if name in self.places else None
         folder = str(Path(place).parent) if place.endswith(".py") else place
         spec = PathFinder.find_spec(name, [folder])
         if spec is not None:
-            self.of[name] = folder
+            self.places[name] = folder
         return spec
 
 
-_places = _PermittedFinder()
-sys.meta_path.append(_places)
+_finder = _PermittedFinder()
+sys.meta_path.append(_finder)
 
 
 def places() -> dict[str, str]:
-    """Allowed modules and modules imported from the working directory: name -> folder or file,
-    for ``learn``.
+    """Allowed modules, and modules imported from the working directory, for ``learn``.
+
+    Returns:
+        Top-level name of a module -> its file, or the folder that holds it.
     """
-    here = str(Path.cwd())
-    known = _places.of.copy()
+    folder = str(Path.cwd())
+    places = _finder.places.copy()
     for name, module in [*sys.modules.items()]:
-        place = getattr(module, "__file__", None) or next(
-            iter(getattr(module, "__path__", ())), None
-        )
-        if place in (f"{here}/{name}.py", f"{here}/{name}/__init__.py", f"{here}/{name}"):
-            known.setdefault(name, here)
-    return known
+        origin = getattr(module, "__file__", None)
+        if not origin:
+            origin = next(iter(getattr(module, "__path__", ())), None)
+        if origin in (f"{folder}/{name}.py", f"{folder}/{name}/__init__.py", f"{folder}/{name}"):
+            places.setdefault(name, folder)
+    return places
 
 
 def learn(places: dict[str, str]) -> None:
-    """In a worker process: find modules at the ``places`` of the parent process."""
-    _places.of.update(places)
+    """Find modules at the ``places`` of the parent process; for worker processes."""
+    _finder.places.update(places)
 
 
 def _importer() -> str:
-    """Top-level name of the module that executes the current import."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and (name := frame.f_globals.get("__name__", "")).startswith(
-        ("importlib", "_frozen_importlib")
-    ):
+    """Find the top-level name of the module that executes the current import."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if not name.startswith(("importlib", "_frozen_importlib")):
+            return name.partition(".")[0]
         frame = frame.f_back
-    return "" if frame is None else str(name).partition(".")[0]
+    return ""
 
 
-def _module(file: str) -> str:
-    """The name by which the code at ``file``, a module or a file, can be imported."""
+def _module_name(file: str) -> str:
+    """Return the name by which a module or a file can be imported; register its place."""
     if file.endswith(".py"):
         place = Path(file).resolve()
         if not place.is_file():
             raise ImportError(f"there is no file {str(Path(file))!r}")
-        name = f"{_PRIVATE}{place.stem}"
-        if _places.of.setdefault(name, str(place)) != str(place):
+        name = f"{_FILE_PREFIX}{place.stem}"
+        if _finder.places.setdefault(name, str(place)) != str(place):
             raise ImportError(
                 f"another file of the name {place.name!r} is loaded already; call the file "
                 "otherwise"
             )
         return name
-    first = file.partition(".")[0]
-    if (
-        first not in sys.modules
-        and find_spec(first) is None
-        and PathFinder.find_spec(first, [str(Path.cwd())])
-    ):
-        _places.of[first] = str(Path.cwd())
+    package = file.partition(".")[0]
+    if package not in sys.modules and find_spec(package) is None:
+        folder = str(Path.cwd())
+        if PathFinder.find_spec(package, [folder]):
+            _finder.places[package] = folder
     return file
 
 
 def _is_installed(package: str) -> bool:
     """Whether a package is installed outside the working directory; imports nothing."""
-    if package in _places.of:
+    if package in _finder.places:
         return False
     if package in sys.modules:  # the program has chosen it
         return getattr(sys.modules[package], "__file__", None) is not None
-    installed = PathFinder.find_spec(package, _elsewhere())
+    installed = PathFinder.find_spec(package, _installed_folders())
     for finder in sys.meta_path:
-        installed = installed or (None if finder is PathFinder else finder.find_spec(package, None))
-    found = find_spec(package)
-    file = installed and installed.origin
-    return found is not None and file is not None and found.origin == file
+        if installed is None and finder is not PathFinder:
+            installed = finder.find_spec(package, None)
+    imported = find_spec(package)
+    if installed is None or imported is None or installed.origin is None:
+        return False
+    return imported.origin == installed.origin

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Processor = Literal["cpu", "gpu", "arm"]
-"""What trains: a server's CPU, a GPU, or a board with ARM cores."""
+"""The processor that trains: a server's CPU, a GPU, or a board with ARM cores."""
 
 COLUMNS = 5
-"""Numbers of an operation: FLOPs, bytes moved, bytes of further passes on a server's CPU; FLOPs
-of matrix products that take as long on a board with ARM cores, and bytes of further passes
-there.
+"""Numbers of an operation: FLOPs, bytes moved, and bytes of further passes on a server's CPU; and
+for a board with ARM cores, FLOPs of matrix products that take as long, and bytes of further
+passes.
 """
 
 Operations = NDArray[np.float64]
@@ -25,24 +25,31 @@ per sample of the batch.
 
 
 def operation(fixed: float, a_sample: float, moved: float) -> Operations:
-    """One operation of so many FLOPs, a fixed amount and one a sample, that moves so many bytes
-    once.
+    """One operation, without further passes over its data.
+
+    Args:
+        fixed: FLOPs of a batch.
+        a_sample: FLOPs of a sample.
+        moved: bytes moved, per batch.
     """
     return np.array([[fixed, a_sample, moved, 0.0, 0.0, 0.0, fixed, a_sample, 0.0, 0.0]])
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The operations of one SGD step on a batch: of the forward pass, the backward pass and the
-    optimiser.
+    """The cost of one SGD step on a batch.
+
+    Attributes:
+        forward, backward, update: operations of the forward pass, the backward pass and the
+            optimiser.
+        weights: bytes of the model itself.
+        memory: bytes that training holds for weights, gradients and the optimiser's state.
+        memory_a_sample: bytes kept for each sample of a batch until its backward pass.
     """
 
     forward: Operations
     backward: Operations
     update: Operations
     weights: float
-    """bytes of the model itself."""
     memory: float
-    """bytes that training holds for weights, gradients and the optimiser's state."""
     memory_a_sample: float
-    """bytes kept for each sample of a batch until its backward pass."""

@@ -1,6 +1,4 @@
-"""Notes of readers: each file's meaning as it was understood, collected while a scenario is
-built.
-"""
+"""Notes for the user about how files were read, collected while a scenario is built."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +11,15 @@ _collected: ContextVar[list[str] | None] = ContextVar("_collected", default=None
 def collected_notes() -> Iterator[list[str]]:
     """Context in which ``note`` appends to the list that it yields."""
     notes: list[str] = []
-    before = _collected.set(notes)
+    token = _collected.set(notes)
     try:
         yield notes
     finally:
-        _collected.reset(before)
+        _collected.reset(token)
 
 
 def note(text: str) -> None:
-    """Keep a line for people, once; without ``collected_notes`` it has no effect."""
+    """Collect a line, once; outside of ``collected_notes`` it has no effect."""
     notes = _collected.get()
     if notes is not None and text not in notes:
         notes.append(text)

@@ -1,13 +1,13 @@
-"""Registries: the kinds of each part of a scenario, found by name, by entry point of an
-installed package, or by import path.
+"""Registries of the kinds of each part of a scenario.
 
-A kind is a ``Spec``: parameters and rule in one class. A scenario names a kind (``selection =
-"random"``), or gives a table with its parameters (``server = { kind = "adam", lr = 0.01 }``).
+A kind is found by its name, by an entry point of an installed package, or by its import path. It
+is a ``Spec``: parameters and rule in one class. A scenario names a kind (``selection = "random"``),
+or gives a table with its parameters (``server = { kind = "adam", lr = 0.01 }``).
 """
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, TypeVar, get_args
@@ -30,7 +30,10 @@ _PATH = {
     "pattern": ":",
     "description": "one of your own, as 'package.module:Class'",
 }
-_OWN = (_PATH, {"type": "object", "properties": {"kind": _PATH}, "required": ["kind"]})
+_OWN: tuple[JsonSchemaValue, ...] = (
+    _PATH,
+    {"type": "object", "properties": {"kind": _PATH}, "required": ["kind"]},
+)
 _NAME = re.compile(r"[A-Za-z][\w-]*")
 _IMPORT_PATH = re.compile(r"[\w./-]+:[A-Za-z_]\w*")
 
@@ -39,85 +42,120 @@ _IMPORT_PATH = re.compile(r"[\w./-]+:[A-Za-z_]\w*")
 class Registry:
     """The kinds of one part.
 
-    As an annotation it validates a name, a table or a ``Spec`` instance as one of them.
+    As an annotation, a registry validates a name, a table or a ``Spec`` instance as one of its
+    kinds.
+
+    Attributes:
+        called: name of the part in messages; ``group`` is named after it.
+        base: import path of the class that all kinds inherit; empty if users cannot add a kind.
+        known: name -> import path or class, and the title that ``fedsim list`` shows.
+        usual: the kind of a table that names none; None: the table must name one.
+        bare: the key of the usual kind whose bare value is accepted for the whole table
+            (``deadline = "90 s"``).
+        by_device: whether a list is accepted as kind ``list``, and a table with the key ``file``
+            as kind ``file``.
+        key: the key of a scenario that holds the part, in messages about a user's class.
     """
 
     called: str
-    """name of the part in messages; ``group`` is named after it."""
     base: str
-    """import path of the class that all kinds inherit; empty where users cannot add a kind."""
     known: Mapping[str, tuple[str | type[Spec], str]] = field(repr=False)
-    """name -> import path or class, and the title that ``fedsim list`` shows."""
     usual: str | None = None
-    """the kind of a table that names none; None: the table must name one."""
     bare: str | None = None
-    """the key of the usual kind whose bare value is accepted for the whole table (``deadline =
-    "90 s"``).
-    """
     by_device: bool = False
-    """whether a list is accepted as kind ``list``, and a table with the key ``file`` as kind
-    ``file``.
-    """
     key: str = ""
-    """the key of a scenario that holds the part, in messages about a user's class."""
 
     @classmethod
-    def of(cls, called: str, *specs: type[Spec], base: str = "", **options: Any) -> "Registry":
-        """A registry of classes, each under the default of its ``kind`` and with the first
-        sentence of its docstring.
+    def of(
+        cls,
+        called: str,
+        *specs: type[Spec],
+        base: str = "",
+        usual: str | None = None,
+        bare: str | None = None,
+        by_device: bool = False,
+        key: str = "",
+    ) -> "Registry":
+        """Make a registry of classes.
+
+        A class is registered under the default of its ``kind``, with the first sentence of its
+        docstring as title.
+
+        Args:
+            called: name of the part in messages.
+            specs: the classes.
+            base: see ``Registry``, as all further arguments.
         """
-        return cls(
-            called,
-            base,
-            {spec.model_fields["kind"].default: (spec, summary(spec)) for spec in specs},
-            **options,
-        )
+        known = {spec.model_fields["kind"].default: (spec, summary(spec)) for spec in specs}
+        return cls(called, base, known, usual, bare, by_device, key)
 
     @property
     def group(self) -> str | None:
-        """Entry point group for kinds of packages, ``fedsim.server_optimiser`` say; None: no own
-        kinds.
+        """Entry point group for kinds of packages, such as ``fedsim.server_optimiser``.
+
+        None if users cannot add a kind.
         """
         return f"fedsim.{self.called.replace(' ', '_')}" if self.base else None
 
     @cached_property
     def kinds(self) -> Mapping[str, str | type[Spec]]:
-        """Name -> class or its import path, for fedsim's kinds and those registered by installed
-        packages.
-        """
-        registered = {}
+        """Name -> class or its import path, of fedsim's kinds and of installed packages' kinds."""
+        kinds: dict[str, str | type[Spec]] = {}
         if self.group is not None:
             # its spelling until 2026, which setuptools refuses
-            earlier = self.group.replace("_", "-")
-            registered = entry_points_of(earlier) | entry_points_of(self.group)
-        return registered | {name: found for name, (found, _) in self.known.items()}
+            earlier_group = self.group.replace("_", "-")
+            kinds |= entry_points_of(earlier_group)
+            kinds |= entry_points_of(self.group)
+        for name, (source, _) in self.known.items():
+            kinds[name] = source
+        return kinds
 
     @property
     def titles(self) -> dict[str, str]:
-        return {
-            name: self.known[name][1] if name in self.known else summary(self.find(name))
-            for name in self.kinds
-        }
+        """Name -> title of every kind."""
+        titles = {}
+        for name in self.kinds:
+            if name in self.known:
+                titles[name] = self.known[name][1]
+            else:
+                titles[name] = summary(self.find(name))
+        return titles
 
     def find(self, kind: str, key: str = "kind") -> Any:
-        """The class of a kind; raises ``ScenarioError`` if there is none, or the path does not
-        lead to one.
+        """The class of a kind.
+
+        Args:
+            kind: name of a kind, or import path of a user's class.
+            key: the key of a scenario that holds it, in messages.
+
+        Raises:
+            ScenarioError: there is no such kind, or the path leads to no such class.
         """
         if kind in self.known:
-            found = self.known[kind][0]
-            return at(found, key) if isinstance(found, str) else found
-        path = kind if ":" in kind and self.base else self.kinds.get(kind)
+            source = self.known[kind][0]
+            return at(source, key) if isinstance(source, str) else source
+        is_path = ":" in kind and bool(self.base)
+        path = kind if is_path else self.kinds.get(kind)
         if path is None:
-            own = ["your own as 'package.module:Class'"] if self.base else []
-            allowed = ", or ".join([", ".join(self.kinds), *own] if self.kinds else own)
-            is_path = self._is_refused_path(kind)
-            why = ", a class of your own, which is not taken here" if is_path else ""
-            hint = hint_for_kind(kind) or nearest(kind, self.kinds)
-            raise ScenarioError(f"{key} is {shown(kind)}{why}; allowed are {allowed}{hint}")
-        public = f"fedsim.plugin.{self.base.rpartition(':')[2]}"
-        found = find(str(path), key, at(self.base, self.called), public, permitted=path is not kind)
-        guard(found, self.key or self.called, key)
-        return found
+            raise ScenarioError(f"{key} is {shown(kind)}{self._why_refused(kind)}")
+        public_name = f"fedsim.plugin.{self.base.rpartition(':')[2]}"
+        base = at(self.base, self.called)
+        kind_class = find(str(path), key, base, public_name, permitted=path is not kind)
+        guard(kind_class, self.key or self.called, key)
+        return kind_class
+
+    def _why_refused(self, kind: str) -> str:
+        """End the message about an unknown kind: the reason, and the allowed kinds."""
+        options = []
+        if self.kinds:
+            options.append(", ".join(self.kinds))
+        if self.base:
+            options.append("your own as 'package.module:Class'")
+        reason = ""
+        if self._is_refused_path(kind):
+            reason = ", a class of your own, which is not taken here"
+        hint = hint_for_kind(kind) or nearest(kind, self.kinds)
+        return f"{reason}; allowed are {', or '.join(options)}{hint}"
 
     def names(self, text: str) -> bool:
         """Whether a text is the name of a kind, or the import path of a user's class."""
@@ -126,7 +164,10 @@ class Registry:
         return text in self.known or (_NAME.fullmatch(text) is not None and text in self.kinds)
 
     def _is_kind(self, text: str) -> bool:
-        """Whether a text in place of a table is a kind, and no value of the key ``bare``."""
+        """Whether a text in place of a table is a kind, and no value of the key ``bare``.
+
+        A refused path counts as a kind, so that its message is about kinds.
+        """
         return self.bare is None or self.names(text) or self._is_refused_path(text)
 
     def _is_refused_path(self, text: str) -> bool:
@@ -139,40 +180,36 @@ class Registry:
         return len(self.kinds)
 
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
-        """The class that validates a table of this kind; the ``kind`` of a user's own class may
-        be any name or path.
+        """The class that validates a table of a kind.
+
+        The ``kind`` of a user's class may be any name or path.
+
+        Args:
+            kind: name of a kind, or import path of a user's class.
+            key: the key of a scenario that holds it, in messages.
+
+        Raises:
+            ScenarioError: there is no such kind, or the path leads to no such class.
         """
-        found = self.find(kind, key)
-        return found if kind in self.known else with_any_kind(found)
+        kind_class: type[Spec] = self.find(kind, key)
+        return kind_class if kind in self.known else with_any_kind(kind_class)
 
     def holds(self, value: Spec) -> bool:
-        """Whether this object is a part of this registry: of a known kind, or of a class made
-        for it.
-        """
+        """Whether an object is of a kind of this registry, or of a class with its base."""
         if self.base and isinstance(value, at(self.base, self.called)):
             return True
         return getattr(value, "kind", None) in self.kinds
 
-    def _made(self, value: Any) -> Any:
+    def _validate(self, value: object) -> Spec:
+        """Make a part from a name, a table or a short form; a part stays as it is."""
         if isinstance(value, Spec) and self.holds(value):
             try:
                 guard(type(value), self.key or self.called, "kind")
             except ScenarioError as error:
                 raise PydanticCustomError("part_kind", "{why}", {"why": str(error)}) from None
             return value
-        if self.by_device and isinstance(value, list):
-            value = {"kind": "list", "values": value}
-        elif self.by_device and isinstance(value, Mapping) and "file" in value:
-            value = {"kind": "file", **value}
-        elif isinstance(value, str) and self._is_kind(value):
-            value = {"kind": value}
-        elif not isinstance(value, Mapping):
-            if self.bare is None:
-                raise PydanticCustomError(
-                    "part", "must be the name of a kind, or a table with one", {}
-                )
-            value = {self.bare: value}
-        kind = value.get("kind", self.usual)
+        table = self._table_of(value)
+        kind = table.get("kind", self.usual)
         if kind is None:
             raise PydanticCustomError(
                 "part_kind",
@@ -184,41 +221,50 @@ class Registry:
                 "part_kind", "kind is {kind}; it must be a name", {"kind": shown(kind)}
             )
         try:
-            return self.spec(kind).model_validate({**value, "kind": kind})
+            return self.spec(kind).model_validate({**table, "kind": kind})
         except ScenarioError as error:
             raise PydanticCustomError("part_kind", "{why}", {"why": str(error)}) from None
 
-    def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self._made, core_schema.any_schema())
+    def _table_of(self, value: object) -> Mapping[str, object]:
+        """Return the table that a value stands for."""
+        if self.by_device and isinstance(value, list):
+            return {"kind": "list", "values": value}
+        if self.by_device and isinstance(value, Mapping) and "file" in value:
+            return {"kind": "file", **value}
+        if isinstance(value, str) and self._is_kind(value):
+            return {"kind": value}
+        if isinstance(value, Mapping):
+            return value
+        if self.bare is None:
+            raise PydanticCustomError("part", "must be the name of a kind, or a table with one", {})
+        return {self.bare: value}
+
+    def __get_pydantic_core_schema__(self, _: object, __: GetCoreSchemaHandler) -> CoreSchema:
+        any_schema = core_schema.any_schema()
+        return core_schema.no_info_before_validator_function(self._validate, any_schema)
 
     def __get_pydantic_json_schema__(
         self, _: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         tables = {kind: json_schema(self.spec(kind), handler) for kind in self.kinds}
-        short = {
-            kind: handler.resolve_ref_schema(tables[kind])
-            for kind in (self.usual, "list", "file")
-            if kind in tables
-        }
-        bare = [] if self.bare is None else [short[str(self.usual)]["properties"][self.bare]]
-        listed = (
-            [short["list"]["properties"]["values"]] if self.by_device and "list" in short else []
-        )
-        kindless = [
-            _without_kind(table)
-            for kind, table in short.items()
-            if kind == self.usual or self.by_device
-        ]
-        return {
-            "anyOf": [
-                *bare,
-                *listed,
-                {"enum": [*self]},
-                *tables.values(),
-                *kindless,
-                *(_OWN if self.base else ()),
-            ]
-        }
+        # tables that need not name their kind
+        short: dict[str, JsonSchemaValue] = {}
+        for kind in (self.usual, "list", "file"):
+            if kind is not None and kind in tables:
+                short[kind] = handler.resolve_ref_schema(tables[kind])
+        options: list[JsonSchemaValue] = []
+        if self.bare is not None:
+            options.append(short[str(self.usual)]["properties"][self.bare])
+        if self.by_device and "list" in short:
+            options.append(short["list"]["properties"]["values"])
+        options.append({"enum": [*self]})
+        options += tables.values()
+        for kind, table in short.items():
+            if kind == self.usual or self.by_device:
+                options.append(_without_kind(table))
+        if self.base:
+            options += _OWN
+        return {"anyOf": options}
 
 
 def _without_kind(schema: JsonSchemaValue) -> JsonSchemaValue:
@@ -233,51 +279,64 @@ def specs_of(field: FieldInfo) -> dict[str, type[Spec]]:
 
 
 def spec_of(field: FieldInfo, kind: str) -> type[Spec] | None:
-    """The table of a kind that a key may hold, or None; ``ScenarioError`` for an import path
-    that leads to no such class.
+    """The table of a kind that a key may hold.
+
+    Args:
+        field: the key.
+        kind: name of the kind, or import path of a user's class.
+
+    Returns:
+        The class of the table; None if the key holds no such kind.
+
+    Raises:
+        ScenarioError: the import path leads to no such class.
     """
-    if ":" in kind:
-        return next(
-            (
-                note.spec(kind)
-                for note in field.metadata
-                if isinstance(note, Registry) and note.base
-            ),
-            None,
-        )
-    return specs_of(field).get(kind)
+    if ":" not in kind:
+        return specs_of(field).get(kind)
+    for note in field.metadata:
+        if isinstance(note, Registry) and note.base:
+            return note.spec(kind)
+    return None
 
 
-def _specs(annotation: Any, notes: Any) -> dict[str, type[Spec]]:
+def _specs(annotation: object, notes: Iterable[object]) -> dict[str, type[Spec]]:
     for note in notes:
         if isinstance(note, Registry):
             return {kind: note.spec(kind) for kind in note}
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         kind = annotation.model_fields.get("kind")
         return {"" if kind is None else str(kind.default): annotation}
-    parts = [_specs(part, getattr(annotation, "__metadata__", ())) for part in get_args(annotation)]
-    return {kind: spec for part in parts for kind, spec in part.items()}
+    specs: dict[str, type[Spec]] = {}
+    for part in get_args(annotation):
+        specs |= _specs(part, getattr(annotation, "__metadata__", ()))
+    return specs
 
 
-def keys_of(call: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
-    """The parameters of a callable after the first, as fields for ``create_model``; and whether
-    it takes ``**``.
+def keys_of(call: Callable[..., object]) -> tuple[dict[str, Any], bool]:
+    """The parameters of a callable as keys of a table.
+
+    Args:
+        call: the callable; its first parameter is left out.
+
+    Returns:
+        Name -> type and default of each parameter, for ``create_model``, and whether the callable
+        takes ``**``.
     """
     parameters = list(inspect.signature(call, eval_str=True).parameters.values())
     is_open = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    fields = {
-        one.name: (
-            Any if one.annotation is one.empty else one.annotation,
-            ... if one.default is one.empty else one.default,
-        )
-        for one in (parameters[1:-1] if is_open else parameters[1:])
-    }
+    if is_open:
+        parameters.pop()
+    fields = {}
+    for parameter in parameters[1:]:
+        is_typed = parameter.annotation is not parameter.empty
+        annotation = parameter.annotation if is_typed else Any
+        has_default = parameter.default is not parameter.empty
+        default = parameter.default if has_default else ...
+        fields[parameter.name] = (annotation, default)
     return fields, is_open
 
 
 @cache
-def with_any_kind(found: type[S]) -> type[S]:
-    """A class with the same keys whose ``kind`` may be any text."""
-    return create_model(
-        found.__name__, __base__=found, __module__=found.__module__, kind=(str, ...)
-    )
+def with_any_kind(spec: type[S]) -> type[S]:
+    """A class with the keys of ``spec`` whose ``kind`` may be any text."""
+    return create_model(spec.__name__, __base__=spec, __module__=spec.__module__, kind=(str, ...))

@@ -1,8 +1,8 @@
 """Checks of the values that hooks of users' classes return.
 
-A base says what a hook may return by its annotation, and by ``returns`` where that is not enough.
-``guard`` replaces the hooks of a user's class by hooks that refuse wrong results by name and place.
-Classes of fedsim stay as they are, so that built-in parts take no time for it.
+A base declares the results of a hook by its annotation, and by ``returns`` if the type is not
+enough. ``guard`` replaces the hooks of a user's class by hooks that refuse wrong results by name and
+place. Classes of fedsim stay as they are, so that checks of built-in parts take no time.
 """
 
 import inspect
@@ -39,14 +39,15 @@ from fedsim.common.hooks import (
 )
 from fedsim.common.streams import generator_states
 
-Hook = TypeVar("Hook", bound=Callable[..., Any])
+Hook = TypeVar("Hook", bound=Callable[..., object])
 FindMistake = Callable[..., str]
 """Function of a value, the object and the hook's arguments: the mistake in words; empty: none."""
+Check = Callable[[object], bool]
 
 _MARK = "fedsim_returns"  # attribute of a base's hook
 _GUARDED = "fedsim_guarded"  # attribute of a hook that checks
 _LISTS = (list, tuple, range, np.ndarray)
-_WORDS: dict[Any, str] = {
+_WORDS: dict[object, str] = {
     bool: "True or False",
     int: "a whole number",
     float: "a number",
@@ -61,13 +62,13 @@ _WORDS: dict[Any, str] = {
 }
 
 
-def _find_nothing(*_: Any, **__: Any) -> str:
+def _find_nothing(*_: object, **__: object) -> str:
     return ""
 
 
 @dataclass(frozen=True)
 class Returns:
-    """The values that a hook may return, beside the type of its annotation.
+    """The values that a hook may return, in addition to the type of its annotation.
 
     Attributes:
         allowed: the values in words; empty: the words for the type.
@@ -93,7 +94,14 @@ def returns(
     keyed: str = "",
     guarded: bool = False,
 ) -> Callable[[Hook], Hook]:
-    """Mark a hook of a base by the values that it may return; see ``Returns``."""
+    """Mark a hook of a base by the values that it may return.
+
+    Args:
+        allowed: the values in words; empty: the words for the type.
+        find_mistake: a check of a value of the right type.
+        keyed: the random numbers that the hook may draw, in words; see ``Returns``.
+        guarded: whether the returned object has hooks, which are checked too.
+    """
 
     def mark(hook: Hook) -> Hook:
         hook.__dict__[_MARK] = Returns(allowed, find_mistake, keyed, guarded)
@@ -112,32 +120,49 @@ def find_outside(
     most: float = math.inf,
     infinite: bool = False,
 ) -> FindMistake:
-    """A check that finds a number out of bounds, or not finite, also in an array; None is right."""
+    """Make a check that finds a number out of bounds, also in an array; None is right.
 
-    def is_within(number: Any) -> bool:
+    Args:
+        above: bound that numbers must exceed.
+        least: least number.
+        most: largest number.
+        infinite: whether infinity is allowed.
+    """
+
+    def is_within(number: float) -> bool:
         is_inside = above < number and least <= number <= most
         return bool(is_inside and (infinite or math.isfinite(number)))
 
-    def find(value: Any, *_: Any, **__: Any) -> str:
+    def find(value: Any, *_: object, **__: object) -> str:
         if value is None:
             return ""
         if not isinstance(value, np.ndarray):
             return "" if is_within(value) else shown(value)
         if not value.size or (is_within(value.min()) and is_within(value.max())):
-            return ""  # NaN is the least and the most of any numbers
-        place = next(place for place, one in enumerate(value.ravel()) if not is_within(one))
-        return _entry_in_words(value, place)
+            return ""  # an array with NaN has NaN as its minimum and maximum
+        places = enumerate(value.ravel())
+        wrong_place = next(place for place, number in places if not is_within(number))
+        return _entry_in_words(value, wrong_place)
 
     return find
 
 
 def _entry_in_words(array: AnyArray, place: int) -> str:
-    where = [int(number) for number in np.unravel_index(place, array.shape)]
-    return f"an array with {array.flat[place]} at {where[0] if len(where) == 1 else where}"
+    index = [int(number) for number in np.unravel_index(place, array.shape)]
+    return f"an array with {array.flat[place]} at {index[0] if len(index) == 1 else index}"
 
 
-def find_wrong_entry(value: Any, length: int, find: FindMistake) -> str:
-    """The mistake in an array that must have ``length`` numbers that pass the check ``find``."""
+def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
+    """Find the mistake in a one-dimensional array of numbers.
+
+    Args:
+        value: the array.
+        length: number of entries that it must have.
+        find: a check of the array's numbers.
+
+    Returns:
+        The mistake in words; empty: none.
+    """
     if not isinstance(value, np.ndarray):
         return shown(value)
     if value.shape != (length,) or value.dtype.kind not in "iuf":
@@ -148,12 +173,12 @@ def find_wrong_entry(value: Any, length: int, find: FindMistake) -> str:
 # Types.
 
 
-def is_of_type(hint: Any) -> Callable[[Any], bool]:
-    """A check of an annotated type; elements of lists and mappings are not looked at."""
+def is_of_type(hint: object) -> Check:
+    """Make a check of an annotated type; elements of lists and mappings are not checked."""
     origin = get_origin(hint)
     arguments = get_args(hint)
     if origin in UNIONS:
-        checks = [is_of_type(one) for one in arguments]
+        checks = [is_of_type(argument) for argument in arguments]
         return lambda value: any(check(value) for check in checks)
     if origin is Literal:
         return lambda value: isinstance(value, str | int) and value in arguments
@@ -175,25 +200,25 @@ def is_of_type(hint: Any) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind)
 
 
-def _is_sequence(value: Any) -> bool:
+def _is_sequence(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
 
 
-def _is_number(kind: type) -> Callable[[Any], bool]:
-    def check(value: Any) -> bool:
+def _is_number(kind: type) -> Check:
+    def check(value: object) -> bool:
         is_number = isinstance(value, kind) and not isinstance(value, bool)
         return is_number and bool(value == value)  # not NaN
 
     return check
 
 
-def _is_tuple(arguments: tuple[Any, ...]) -> Callable[[Any], bool]:
+def _is_tuple(arguments: tuple[object, ...]) -> Check:
     if arguments[1:] == (...,):
         is_right = is_of_type(arguments[0])
         return lambda value: isinstance(value, tuple | list) and all(map(is_right, value))
-    checks = [is_of_type(one) for one in arguments]
+    checks = [is_of_type(argument) for argument in arguments]
 
-    def check(value: Any) -> bool:
+    def check(value: object) -> bool:
         if not isinstance(value, tuple) or len(value) != len(checks):
             return False
         return all(check_part(part) for check_part, part in zip(checks, value, strict=True))
@@ -201,13 +226,15 @@ def _is_tuple(arguments: tuple[Any, ...]) -> Callable[[Any], bool]:
     return check
 
 
-def _has_methods(protocol: type) -> Callable[[Any], bool]:
-    functions = {name for name, one in vars(protocol).items() if isinstance(one, FunctionType)}
-    public = [name for name in functions if not name.startswith("_")]
-    return lambda value: all(callable(getattr(value, name, None)) for name in public)
+def _has_methods(protocol: type) -> Check:
+    names = []
+    for name, attribute in vars(protocol).items():
+        if isinstance(attribute, FunctionType) and not name.startswith("_"):
+            names.append(name)
+    return lambda value: all(callable(getattr(value, name, None)) for name in names)
 
 
-def _in_words(hint: Any) -> str:
+def _in_words(hint: object) -> str:
     origin = get_origin(hint)
     arguments = get_args(hint)
     if origin in UNIONS:
@@ -219,12 +246,15 @@ def _in_words(hint: Any) -> str:
     if origin is tuple:
         return f"a tuple of {' and '.join(map(_in_words, arguments))}"
     kind = origin or hint
+    if kind in _WORDS:
+        return _WORDS[kind]
     name = str(getattr(kind, "__name__", kind))
-    return _WORDS.get(kind, f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")
+    article = "an" if name[0] in "AEIOU" else "a"
+    return f"{article} {name}"
 
 
 def _hint_of(override: Override) -> Any:
-    """The annotated type of a hook's result, or of a value; ``Any`` if it cannot be evaluated."""
+    """Return the annotated type of a hook's result, or of a value; ``Any`` if it is unknown."""
     function = function_of(override.first)
     try:
         if isinstance(function, FunctionType):
@@ -238,79 +268,87 @@ def _hint_of(override: Override) -> Any:
     return override.root if hint is Self else hint
 
 
-def _allowed_by(override: Override) -> Returns:
-    return getattr(function_of(override.first), _MARK, _ANYTHING)
+def _returns_of(override: Override) -> Returns:
+    """Return the values that a hook may return, by its first base."""
+    marked: Returns = getattr(function_of(override.first), _MARK, _ANYTHING)
+    return marked
 
 
 # Hooks that check.
 
 
 @cache
-def guard(found: type, key: str, here: str = "", like: type | None = None) -> None:
+def guard(user_class: type, key: str, class_key: str = "", like: type | None = None) -> None:
     """Let the hooks of a user's class check their results from now on.
 
     Args:
-        found: the class.
+        user_class: the class.
         key: the key of a scenario that holds the part, in messages about results.
-        here: the key in messages about the class itself; empty: the same.
+        class_key: the key in messages about the class itself; empty: ``key``.
         like: the class of fedsim whose hooks it has, although it may not inherit it.
 
     Raises:
-        ScenarioError: a hook of a wrong form, or an attribute with a wrong value.
+        ScenarioError: a hook has a wrong form, or an attribute a wrong value.
     """
-    refuse_wrong_hooks(found, here or key, like)
-    for one in halves_of(found):
-        for override in overrides(one, like):
-            _refuse_wrong_value(one, override, here or key)
-            _guard_one(one, override, key)
+    refuse_wrong_hooks(user_class, class_key or key, like)
+    for half in halves_of(user_class):
+        for override in overrides(half, like):
+            _refuse_wrong_value(half, override, class_key or key)
+            _guard_hook(half, override, key)
 
 
-def _refuse_wrong_value(one: type, override: Override, key: str) -> None:
-    """Refuse a wrong value of a plain attribute that says what a class is or does."""
-    name = override.name
-    own = override.own
+def _refuse_wrong_value(half: type, override: Override, key: str) -> None:
+    """Refuse a wrong value of an attribute that is no method."""
     first = override.first
     is_method = callable(first) or isinstance(first, METHODS)
     if is_method or not override.is_value:
         return
-    allowed = _allowed_by(override)
+    allowed = _returns_of(override)
     hint = _hint_of(override)
-    if mistake := _check_of(hint, allowed)(own, None):
-        told = f"{key}: {one.__qualname__}.{name}{home_of(one)} is {mistake}"
-        raise ScenarioError(f"{told}; allowed is {allowed.allowed or _in_words(hint)}")
+    find_mistake = _check_of(hint, allowed)
+    mistake = find_mistake(override.own, None)
+    if mistake:
+        raise ScenarioError(
+            f"{key}: {half.__qualname__}.{override.name}{home_of(half)} is {mistake}; allowed is "
+            f"{allowed.allowed or _in_words(hint)}"
+        )
 
 
-def _guard_one(one: type, override: Override, key: str) -> None:
+def _guard_hook(half: type, override: Override, key: str) -> None:
+    """Replace a hook by one that checks its results, if anything is to be checked."""
     name = override.name
     own = override.own
     function = function_of(own)
     if not isinstance(function, FunctionType) or isinstance(own, METHODS):
         return
-    allowed = _allowed_by(override)
+    allowed = _returns_of(override)
     hint = _hint_of(override)
     is_free = hint in (None, NoneType) or (hint is Any and allowed == _ANYTHING)
     if is_free or hasattr(function, _GUARDED):
         return
-    definer = next(parent for parent in one.__mro__ if name in vars(parent))
-    told = f"{key}: {definer.__qualname__}.{name}{home_of(function) or home_of(definer)}"
-    checking = _checking(function, told, hint, allowed, is_method=own is function)
-    _replace(one, name, own, checking)
+    definer = next(parent for parent in half.__mro__ if name in vars(parent))
+    place = home_of(function) or home_of(definer)
+    label = f"{key}: {definer.__qualname__}.{name}{place}"
+    checking = _make_checking(function, label, hint, allowed, is_method=own is function)
+    _replace(half, name, own, checking)
 
 
-def _replace(one: type, name: str, own: Any, function: FunctionType) -> None:
-    hook: Any = function
+def _replace(half: type, name: str, own: object, function: Callable[..., object]) -> None:
+    """Set an attribute of a class to a function, in the form of the attribute ``own``."""
+    hook: object = function
     if isinstance(own, property):
         hook = property(function, own.fset, own.fdel, own.__doc__)
     elif isinstance(own, cached_property):
         hook = cached_property(function)
-        hook.__set_name__(one, name)
-    setattr(one, name, hook)
+        hook.__set_name__(half, name)
+    setattr(half, name, hook)
 
 
-def _check_of(hint: Any, allowed: Returns) -> FindMistake:
+def _check_of(hint: object, allowed: Returns) -> FindMistake:
+    """Make a check of the type, and then of the value."""
     is_right_type = is_of_type(hint)
 
-    def find(value: Any, *arguments: Any, **options: Any) -> str:
+    def find(value: object, *arguments: object, **options: object) -> str:
         if not is_right_type(value):
             return shown(value)
         return allowed.find_mistake(value, *arguments, **options)
@@ -318,51 +356,61 @@ def _check_of(hint: Any, allowed: Returns) -> FindMistake:
     return find
 
 
-def _checking(
+def _make_checking(
     own: FunctionType,
-    told: str,
+    label: str,
     hint: Any,
     allowed: Returns,
     *,
     is_method: bool,
-) -> FunctionType:
-    """The same hook, which refuses wrong results; ``told``: key, name and place of the hook."""
+) -> Callable[..., object]:
+    """Make a function that calls a hook and refuses wrong results.
+
+    Args:
+        own: the hook.
+        label: key, name and place of the hook, for messages.
+        hint: annotated type of the result.
+        allowed: the allowed results.
+        is_method: whether the hook is a method; a property describes a part, so its mistakes are
+            mistakes of the scenario.
+    """
     find_mistake = _check_of(hint, allowed)
     in_words = allowed.allowed or _in_words(hint)
-    error_type = SimulationError if is_method else ScenarioError  # a property says what a part is
-    key = told.partition(":")[0]
+    error_type = SimulationError if is_method else ScenarioError
+    key = label.partition(":")[0]
 
-    def check(value: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        if mistake := find_mistake(value, *arguments, **options):
-            raise error_type(f"{told} returns {mistake}; allowed is {in_words}")
+    def check(value: object, arguments: Sequence[object], options: Mapping[str, object]) -> None:
+        mistake = find_mistake(value, *arguments, **options)
+        if mistake:
+            raise error_type(f"{label} returns {mistake}; allowed is {in_words}")
         if allowed.guarded:
-            made: Any = type(value)
-            guard(made, key, like=hint)
+            guard(type(value), key, like=hint)
+
+    def refuse_draws(states: Mapping[str, object]) -> None:
+        now = generator_states()
+        changed = [name for name, state in states.items() if now[name] != state]
+        if changed:
+            raise SimulationError(
+                f"{label} draws from the global generator of {' and of '.join(changed)}, so that "
+                f"no run can be repeated; allowed is {allowed.keyed}"
+            )
 
     @wraps(own)
-    def hook(*arguments: Any, **options: Any) -> Any:
+    def hook(*arguments: object, **options: object) -> object:
         states = generator_states() if allowed.keyed else {}
         value = own(*arguments, **options)
         check(value, arguments, options)
-        if allowed.keyed and (drawn := _moved_since(states)):
-            raise SimulationError(
-                f"{told} draws from the global generator of {' and of '.join(drawn)}, so that "
-                f"no run can be repeated; allowed is {allowed.keyed}"
-            )
+        if allowed.keyed:
+            refuse_draws(states)
         return value
 
     @wraps(own)
-    async def awaited(*arguments: Any, **options: Any) -> Any:
+    async def awaited_hook(*arguments: object, **options: object) -> object:
         value = await own(*arguments, **options)
         check(value, arguments, options)
         return value
 
-    checking: Any = awaited if inspect.iscoroutinefunction(inspect.unwrap(own)) else hook
-    checking.__dict__[_GUARDED] = True
-    return checking  # type: ignore[no-any-return]
-
-
-def _moved_since(states: Mapping[str, Any]) -> list[str]:
-    """Names of the process's generators from which somebody has drawn."""
-    now = generator_states()
-    return [name for name, state in states.items() if now[name] != state]
+    is_coroutine = inspect.iscoroutinefunction(inspect.unwrap(own))
+    checking: Callable[..., object] = awaited_hook if is_coroutine else hook
+    setattr(checking, _GUARDED, True)
+    return checking

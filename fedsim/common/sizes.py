@@ -1,5 +1,6 @@
-"""Distributions of the devices' training sample counts, for partitions that deal by size and for
-runs without learning.
+"""Distributions of the devices' training sample counts.
+
+Partitions that deal by size use them, and runs without learning.
 """
 
 from typing import Annotated, Literal
@@ -30,7 +31,7 @@ class UniformSizes(Spec):
         return self
 
     def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Training samples of each device, int64 [devices]."""
+        """Draw the training samples of each device, int64 [devices]."""
         return generator.integers(self.low, self.high, devices, endpoint=True)
 
 
@@ -44,17 +45,21 @@ class LongTailSizes(Spec):
     """multiplies all these bounds, for smaller studies of the same shape."""
 
     def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Training samples of each device, int64 [devices]; the shares of devices are exact up
-        to rounding.
+        """Draw the training samples of each device, int64 [devices].
+
+        The shares of devices are exact up to rounding.
         """
-        shares, lows, highs = (np.array(column) for column in zip(*_LONG_TAIL, strict=True))
+        shares, lows, highs = zip(*_LONG_TAIL, strict=True)
         edges = np.round(np.cumsum(shares) * devices).astype(np.int64)
-        tier = generator.permutation(np.repeat(np.arange(len(edges)), np.diff(edges, prepend=0)))
-        lows, highs = (
-            np.maximum(1, np.round(bounds * self.scale)).astype(np.int64)
-            for bounds in (lows, highs)
-        )
-        return np.asarray(generator.integers(lows[tier], highs[tier], endpoint=True))
+        tier_sizes = np.diff(edges, prepend=0)
+        tier = generator.permutation(np.repeat(np.arange(len(edges)), tier_sizes))
+        low = self._scale_bounds(lows)[tier]
+        high = self._scale_bounds(highs)[tier]
+        return np.asarray(generator.integers(low, high, endpoint=True))
+
+    def _scale_bounds(self, bounds: tuple[int, ...]) -> NDArray[np.int64]:
+        scaled = np.round(np.array(bounds) * self.scale)
+        return np.maximum(1, scaled).astype(np.int64)
 
 
 Sizes = Annotated[

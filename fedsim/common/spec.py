@@ -1,8 +1,8 @@
-"""``Spec``, the base of every table of a scenario: a frozen pydantic model that refuses unknown
-keys and wrong types.
+"""``Spec``, the base of every table of a scenario.
 
-A spec holds the values of a table and implements the rule that they parametrise: ``Renewal``
-holds mean times and draws paths.
+It is a frozen pydantic model that refuses unknown keys and wrong types. A spec holds the values of a
+table and implements the rule that these values parametrise: ``Renewal`` holds mean times and draws
+paths.
 """
 
 import ast
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -28,37 +28,49 @@ Epochs = Annotated[int, Field(ge=1, le=100_000)]
 Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
 """Steps of SGD."""
 
+_ATTRIBUTE = re.compile(
+    r"^    (\w[\w, ]*): ((?:.*\n?)(?:\n|     .*\n?)*)", re.MULTILINE
+)  # of a docstring: names of attributes, and their description
 
-def _said(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return "not given" if value is None else str(value).lower()
+
+def _format_value(value: object) -> str:
+    """Format a value of a key for messages; a table by its kind."""
+    if value is None:
+        return "not given"
+    if isinstance(value, bool):
+        return str(value).lower()
     return repr(getattr(value, "kind", value))
 
 
 class OnlyWith:
-    """Annotation of a key that may be set only where one of the keys ``modes`` has one of
-    ``values`` (by default: is true).
+    """Annotation of a key that counts only in some modes.
+
+    Args:
+        modes: keys of the table; one of them must have one of ``values``.
+        values: values of these keys, or kinds of their tables; by default any true value.
     """
 
-    def __init__(self, *modes: str, values: tuple[Any, ...] = ()) -> None:
+    def __init__(self, *modes: str, values: tuple[object, ...] = ()) -> None:
         self._modes = modes
         self._values = values
 
     def check(self, spec: "Spec", name: str) -> None:
         """Raise ``ValueError`` if the key ``name`` has no effect in ``spec``."""
-        found = {mode: getattr(spec, mode) for mode in self._modes}
-        if any(
-            getattr(value, "kind", value) in self._values if self._values else value
-            for value in found.values()
-        ):
+        mode_values = {mode: getattr(spec, mode) for mode in self._modes}
+        if any(map(self._is_met, mode_values.values())):
             return
         modes = " or ".join(map(repr, self._modes))
-        allowed = " or ".join(map(_said, self._values)) or "given"
-        here = " and ".join(f"{mode!r} is {_said(value)}" for mode, value in found.items())
+        allowed = " or ".join(map(_format_value, self._values)) or "given"
+        phrases = [f"{mode!r} is {_format_value(value)}" for mode, value in mode_values.items()]
         raise ValueError(
-            f"'{name}' is {_said(getattr(spec, name))}, which counts only where {modes} is "
-            f"{allowed}; here {here}"
+            f"'{name}' is {_format_value(getattr(spec, name))}, which counts only where {modes} is "
+            f"{allowed}; here {' and '.join(phrases)}"
         )
+
+    def _is_met(self, value: object) -> bool:
+        if not self._values:
+            return bool(value)
+        return getattr(value, "kind", value) in self._values
 
 
 class Spec(BaseModel):
@@ -85,63 +97,67 @@ class Spec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_keys(cls, data: Any) -> Any:
+    def _refuse_unknown_keys(cls, data: object) -> object:
         """Refuse an unknown key, with the allowed and the nearest names; -0.0 becomes 0.0."""
         if not isinstance(data, dict):
             return data
         for key in data:
             if key in cls.instead and data[key] is not None:
-                said = {"key": repr(key), "instead": repr(cls.instead[key])}
-                message = "has the key {key}, which it does not take; allowed is {instead}"
-                raise PydanticCustomError("unknown_key", message, said)
-            if key not in cls.model_fields:
-                hint = hint_for_key(str(key)) or nearest(str(key), cls.model_fields)
-                said = {"key": repr(key), "allowed": f"{', '.join(cls.model_fields)}{hint}"}
                 raise PydanticCustomError(
-                    "unknown_key", "has the unknown key {key}; allowed are {allowed}", said
+                    "unknown_key",
+                    "has the key {key}, which it does not take; allowed is {instead}",
+                    {"key": repr(key), "instead": repr(cls.instead[key])},
+                )
+            if key not in cls.model_fields:
+                names = ", ".join(cls.model_fields)
+                hint = hint_for_key(str(key)) or nearest(str(key), cls.model_fields)
+                raise PydanticCustomError(
+                    "unknown_key",
+                    "has the unknown key {key}; allowed are {allowed}",
+                    {"key": repr(key), "allowed": f"{names}{hint}"},
                 )
         return {
             key: value + 0.0 if isinstance(value, float) else value for key, value in data.items()
         }
 
     @model_validator(mode="after")
-    def _keys_have_their_mode(self) -> Self:
+    def _check_modes(self) -> Self:
+        """Refuse a key that is set and has no effect in the mode of the table."""
+        fields = type(self).model_fields
         for name, note in _modes_of(type(self)):
-            if getattr(self, name) != type(self).model_fields[name].get_default(
-                call_default_factory=True
-            ):
+            default = fields[name].get_default(call_default_factory=True)
+            if getattr(self, name) != default:
                 note.check(self, name)
         return self
 
     @classmethod
     def takes(cls) -> set[str]:
         """Names of the accepted keys; a subclass drops an inherited key by annotating it None."""
-        return {
-            name for name, field in cls.model_fields.items() if field.annotation is not NoneType
-        }
+        fields = cls.model_fields.items()
+        return {name for name, field in fields if field.annotation is not NoneType}
 
     @classmethod
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema for TOML editors: descriptions from docstrings, defaults with units, no
-        null.
+        """The schema for TOML editors.
+
+        It has descriptions from docstrings and defaults with units, and it allows no null.
         """
         reference = handler(schema)
         table = handler.resolve_ref_schema(reference)
-        told = told_of(cls)
-        usual = cls.model_construct().model_dump(mode="json", exclude_none=True, warnings=False)
+        descriptions = told_of(cls)
+        defaults = cls.model_construct().model_dump(mode="json", exclude_none=True, warnings=False)
         keys: JsonSchemaValue = {}
-        for name, said in table["properties"].items():
-            ways = _ways(said)
-            if not ways:
+        for name, key_schema in table["properties"].items():
+            options = _options_of(key_schema)
+            if not options:
                 continue  # dropped by this kind
-            keys[name] = ways[0] if len(ways) == 1 else {"anyOf": ways}
-            keys[name] |= {
-                word: known[name]
-                for word, known in (("description", told), ("default", usual))
-                if name in known
-            }
+            keys[name] = options[0] if len(options) == 1 else {"anyOf": options}
+            if name in descriptions:
+                keys[name]["description"] = descriptions[name]
+            if name in defaults:
+                keys[name]["default"] = defaults[name]
         table["properties"] = keys
         table["description"] = summary(cls)
         if "kind" in keys:
@@ -151,67 +167,82 @@ class Spec(BaseModel):
 
 @cache
 def _modes_of(spec: type[Spec]) -> list[tuple[str, OnlyWith]]:
-    """The keys of a spec with an ``OnlyWith``, inherited ones included."""
-    specs = [one for one in spec.__mro__ if issubclass(one, Spec)]
-    fields = [(name, field) for one in reversed(specs) for name, field in one.model_fields.items()]
-    notes = {
-        name: note
-        for name, field in fields
-        for note in field.metadata
-        if isinstance(note, OnlyWith)
-    }
+    """The keys of a spec, inherited ones included, that are annotated with ``OnlyWith``."""
+    notes: dict[str, OnlyWith] = {}
+    for parent in reversed(spec.__mro__):
+        if not issubclass(parent, Spec):
+            continue
+        for name, field in parent.model_fields.items():
+            for note in field.metadata:
+                if isinstance(note, OnlyWith):
+                    notes[name] = note
     return list(notes.items())
 
 
-def _ways(said: JsonSchemaValue) -> list[JsonSchemaValue]:
-    """The alternatives of a value's schema, without null and without pydantic's titles."""
-    parts = said.get("anyOf") or said.get("oneOf")
+def _options_of(schema: JsonSchemaValue) -> list[JsonSchemaValue]:
+    """List the alternatives of a value's schema, without null and without pydantic's titles."""
+    parts = schema.get("anyOf") or schema.get("oneOf")
     if parts is not None:
-        ways = [way for part in parts for way in _ways(part)]
-        return [way for number, way in enumerate(ways) if way not in ways[:number]]
-    if said.get("type") == "null":
+        options: list[JsonSchemaValue] = []
+        for part in parts:
+            for option in _options_of(part):
+                if option not in options:
+                    options.append(option)
+        return options
+    if schema.get("type") == "null":
         return []
-    own = said.get("title", "").startswith("a ")  # a quantity's
-    return [{key: said[key] for key in said if key != "default" and (key != "title" or own)}]
+    option = dict(schema)
+    option.pop("default", None)
+    is_quantity = schema.get("title", "").startswith("a ")
+    if not is_quantity:
+        option.pop("title", None)
+    return [option]
 
 
 def json_schema(spec: type[Spec], handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-    """The JSON schema of a spec as a definition within another schema."""
-    schema: Any = spec.__pydantic_core_schema__
-    name = (
-        {"ref": f"{spec.__module__}.{spec.__qualname__}:{id(spec)}"}
-        if schema["type"] == "model"
-        else {}
-    )
-    return handler(core_schema.definitions_schema({**schema, **name}, []))
+    """The JSON schema of a spec as a definition within another schema.
+
+    Args:
+        spec: the class.
+        handler: pydantic's generator of the other schema.
+    """
+    schema: dict[str, Any] = {**spec.__pydantic_core_schema__}
+    if schema["type"] == "model":
+        schema["ref"] = f"{spec.__module__}.{spec.__qualname__}:{id(spec)}"
+    definition = cast(CoreSchema, schema)
+    return handler(core_schema.definitions_schema(definition, []))
 
 
 def summary(spec: type) -> str:
     """First paragraph of a class's docstring, which may be inherited."""
-    return _plain((inspect.getdoc(spec) or "").partition("Attributes:")[0].partition("\n\n")[0])
+    text = (inspect.getdoc(spec) or "").partition("Attributes:")[0]
+    return _plain(text.partition("\n\n")[0])
 
 
 @cache
 def told_of(spec: type) -> dict[str, str]:
-    """The text of each attribute of a class, inherited ones included.
+    """The description of each attribute of a class, inherited ones included.
 
-    The text is the string literal behind the attribute, or an entry under "Attributes:" that may
-    name several.
+    The description is the string literal behind the attribute, or an entry under "Attributes:"
+    that may name several attributes.
+
+    Returns:
+        Name -> description in one line.
     """
-    told: dict[str, str] = {}
-    for one in reversed(spec.__mro__):
-        keys = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("Attributes:")[2]
-        for names, text in re.findall(
-            r"^    (\w[\w, ]*): ((?:.*\n?)(?:\n|     .*\n?)*)", keys, re.MULTILINE
-        ):
-            told |= dict.fromkeys(names.split(", "), _plain(text))
-        for field, behind in pairwise(_classes(one.__module__).get(one.__name__, ())):
-            match field, behind:
+    descriptions: dict[str, str] = {}
+    for parent in reversed(spec.__mro__):
+        docstring = inspect.cleandoc(parent.__dict__.get("__doc__") or "")
+        entries = docstring.partition("Attributes:")[2]
+        for names, text in _ATTRIBUTE.findall(entries):
+            descriptions |= dict.fromkeys(names.split(", "), _plain(text))
+        body = _classes(parent.__module__).get(parent.__name__, [])
+        for statement, following in pairwise(body):
+            match statement, following:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
                     value=ast.Constant(value=str(text))
                 ):
-                    told[name] = _plain(text)
-    return told
+                    descriptions[name] = _plain(text)
+    return descriptions
 
 
 @cache
@@ -221,9 +252,8 @@ def _classes(module: str) -> dict[str, list[ast.stmt]]:
         source = inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):
         return {}
-    return {
-        one.name: one.body for one in ast.walk(ast.parse(source)) if isinstance(one, ast.ClassDef)
-    }
+    nodes = ast.walk(ast.parse(source))
+    return {node.name: node.body for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 def _plain(text: str) -> str:

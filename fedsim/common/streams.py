@@ -1,8 +1,8 @@
-"""Keyed randomness: every draw comes from a stream named by (seed, purpose, ids).
+"""Keyed randomness: every draw comes from a stream that is named by seed, purpose and ids.
 
-No draw depends on another. Scalars come from a counter hash (a microsecond), arrays from numpy's
-Philox (25 to make). Purposes begin with ``"world/"`` or ``"strategy/"``: one seed gives every
-strategy the same world.
+No draw depends on another. Scalars come from a counter hash (1 us each), arrays from numpy's
+Philox (25 us for a generator). Purposes begin with ``"world/"`` or ``"strategy/"``: one seed gives
+every strategy the same world.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import random
 import sys
 from functools import lru_cache
 from threading import RLock
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,30 +23,41 @@ _MIX2 = 0x94D049BB133111EB
 _ID_STEP = 0xD1342543DE82EF95  # an odd multiplier, so that consecutive ids land far apart
 _UNIT = 2.0**-53
 
+Word = TypeVar("Word", int, NDArray[np.uint64])
+"""A 64-bit word, or an array of them."""
+
 shared_generators = RLock()
-"""Held while fedsim sets a generator of the process to a state of its own."""
+"""Held while fedsim sets the state of a generator that the whole process shares."""
 
 
-def generator_states() -> dict[str, Any]:
-    """States of the process's own generators by name, as values that compare; torch's if loaded."""
+def generator_states() -> dict[str, object]:
+    """States of the generators that the process shares.
+
+    Returns:
+        Name -> state, as a value that can be compared. ``torch`` is present if torch is loaded.
+    """
     with shared_generators:
         kind, words, *counts = np.random.get_state()  # noqa: NPY002
-        states: dict[str, Any] = {
+        states: dict[str, object] = {
             "Python's random": random.getstate(),
             "numpy.random": (kind, np.asarray(words).tobytes(), *counts),
         }
-        if (torch := sys.modules.get("torch")) is not None:
+        torch = sys.modules.get("torch")
+        if torch is not None:
             states["torch"] = torch.get_rng_state().numpy().tobytes()
     return states
 
 
-def _mix(z: Any) -> Any:
-    """The finaliser of splitmix64: a bijection of 64-bit words (int, or uint64 arrays), each bit
-    of which moves all others.
-    """
+def _mix(z: Word) -> Word:
+    """Finalise words as in splitmix64: a bijection in which each bit of the input moves all bits."""
     z = ((z ^ (z >> 30)) * _MIX1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX2) & _MASK
     return z ^ (z >> 31)
+
+
+def _hash(root: int, entity: Word, count: Word) -> Word:
+    z = _mix((root + (entity + 1) * _ID_STEP) & _MASK)
+    return _mix((z + (count + 1) * _GOLDEN) & _MASK)
 
 
 @lru_cache(maxsize=4096)
@@ -77,7 +88,7 @@ class Streams:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def word(self, purpose: str, entity: Any = 0, count: Any = 0) -> Any:
+    def word(self, purpose: str, entity: int = 0, count: int = 0) -> int:
         """Return 64 random bits, a function of the seed and the arguments.
 
         Args:
@@ -88,8 +99,7 @@ class Streams:
         Returns:
             An int, or uint64 [...] if an argument is an array.
         """
-        z = _mix((_root(self.seed, purpose) + (entity + 1) * _ID_STEP) & _MASK)
-        return _mix((z + (count + 1) * _GOLDEN) & _MASK)
+        return _hash(_root(self.seed, purpose), entity, count)
 
     def uniform(self, purpose: str, entity: int = 0, count: int = 0) -> float:
         """Return a number between 0 and 1, never 0 and never 1, so that its logarithm exists.
@@ -99,7 +109,7 @@ class Streams:
             entity: number of the device or another entity.
             count: number of the draw.
         """
-        return ((self.word(purpose, entity, count) >> 11) + 0.5) * _UNIT  # type: ignore[no-any-return]
+        return ((_hash(_root(self.seed, purpose), entity, count) >> 11) + 0.5) * _UNIT
 
     def normal(self, purpose: str, entity: int = 0, count: int = 0) -> float:
         """Return a standard normal draw (Box-Muller on two words of the stream).
@@ -125,11 +135,11 @@ class Streams:
         Returns:
             float64, in the shape to which both broadcast.
         """
+        counts = np.atleast_1d(count).astype(np.uint64)
         with np.errstate(over="ignore"):
-            words = self.word(
-                purpose, entities.astype(np.uint64), np.atleast_1d(count).astype(np.uint64)
-            )
-        return ((words >> 11).astype(np.float64) + 0.5) * _UNIT  # type: ignore[no-any-return]
+            words = _hash(_root(self.seed, purpose), entities.astype(np.uint64), counts)
+        uniforms: NDArray[np.float64] = ((words >> 11).astype(np.float64) + 0.5) * _UNIT
+        return uniforms
 
     def generator(self, purpose: str, *ids: int) -> np.random.Generator:
         """Return a numpy generator at the start of a stream, for an array of draws.
@@ -154,24 +164,30 @@ class Streams:
 
 
 class Shuffle:
-    """A random permutation of 0 to n - 1 (Fisher and Yates's), drawn number by number;
-    ``remaining``, at first n, are left.
+    """A random permutation of 0 to n - 1 (Fisher and Yates), drawn number by number.
+
+    Args:
+        generator: the source of random numbers.
+        remaining: n.
+
+    Attributes:
+        remaining: numbers that are not drawn yet.
     """
 
     def __init__(self, generator: np.random.Generator, remaining: int) -> None:
         self.remaining = remaining
         self._generator = generator
-        self._moved = dict[int, int]()
+        self._number_at: dict[int, int] = {}  # positions whose number is not the position itself
 
     def draw(self, count: int) -> list[int]:
-        """The next ``count`` numbers, or all that remain."""
-        moved = self._moved
+        """Draw the next ``count`` numbers, or all that remain."""
+        number_at = self._number_at
         remaining = self.remaining
         numbers = []
         for draw in self._generator.random(min(remaining, count)).tolist():
             position = int(draw * remaining)
-            numbers.append(moved.get(position, position))
+            numbers.append(number_at.get(position, position))
             remaining -= 1
-            moved[position] = moved.pop(remaining, remaining)
+            number_at[position] = number_at.pop(remaining, remaining)
         self.remaining = remaining
         return numbers

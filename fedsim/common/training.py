@@ -1,7 +1,7 @@
-"""Local training and its time limit: written by a strategy, timed by the world, carried out by a
-solver.
+"""Local training and its time limit.
 
-``start``, ``anchor`` and ``linear`` are refs, into which the learning side alone looks.
+A strategy describes a training, the world computes its time, and a solver carries it out.
+``start``, ``anchor`` and ``linear`` are refs, whose values only the learning side reads.
 """
 
 from collections.abc import Iterable
@@ -19,22 +19,32 @@ Places = tuple[tuple[int, int], ...]
 """Ranges of tensors in a flat model: begin and end, in order."""
 
 CutBy = Literal["width", "rank", "adapters"]
-"""Size of a smaller model: a share of channels and units, a rank of adapters, or one where
-adapters alone are trained.
+"""Size of a smaller model: a share of channels and units, a rank of adapters, or 1 if adapters
+alone are trained.
 """
 
 
 def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
-    """Places of ranges in order; adjacent ones become one."""
-    found: list[tuple[int, int]] = []
+    """Places of ranges, which are in order; adjacent ranges become one, empty ones are left out."""
+    places: list[tuple[int, int]] = []
     for begin, end in ranges:
-        if begin < end:
-            found.append((found.pop()[0] if found and found[-1][1] == begin else begin, end))
-    return tuple(found)
+        if begin >= end:
+            continue
+        if places and places[-1][1] == begin:
+            first, _ = places.pop()
+            places.append((first, end))
+        else:
+            places.append((begin, end))
+    return tuple(places)
 
 
 def complement(places: Places, size: int) -> Places:
-    """Places of all other numbers in a flat model of so many."""
+    """Places of the numbers of a flat model that are outside of ``places``.
+
+    Args:
+        places: the places.
+        size: length of the flat model.
+    """
     begins = [0, *(end for _, end in places)]
     ends = [*(begin for begin, _ in places), size]
     return places_of(zip(begins, ends, strict=True))
@@ -46,57 +56,31 @@ LastBatch = Literal["keep", "drop", "merge"]
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """The batches of an epoch: their size, and the treatment of an incomplete last batch.
+    """The batches of an epoch.
 
-    The only batch of an epoch is kept in any case.
+    The only batch of an epoch is kept even if it is incomplete.
 
-    Args:
-        size: samples in a batch.
-        last: ``keep`` leaves an incomplete last batch smaller, ``drop`` leaves it out, ``merge``
-            adds its samples to the batch before it.
-
-    Example:
-        >>> from fedsim.plugin import Batching
-        >>> kept = Batching(size=10)
-        >>> kept.count(25), kept.last_size(25)
-        (3, 5)
-        >>> merged = Batching(size=10, last="merge")
-        >>> merged.count(25), merged.last_size(25)
-        (2, 15)
+    Attributes:
+        size: samples of a batch.
+        last: the fate of an incomplete last batch. ``keep``: it is a smaller batch. ``drop``: it
+            is left out. ``merge``: its samples join the batch before it.
     """
 
     size: int
-    """samples of a batch."""
     last: LastBatch = "keep"
-    """the fate of an incomplete last batch."""
 
     def count(self, samples: int) -> int:
-        """Return the number of batches in an epoch.
-
-        Args:
-            samples: number of samples of the device.
-        """
+        """Number of batches in an epoch on ``samples`` samples."""
         if self.last == "keep":
             return -(-samples // self.size)
         return max(samples // self.size, min(samples, 1))
 
     def last_size(self, samples: int) -> int:
-        """Return the number of samples in the last batch of an epoch; all others have ``size``.
-
-        Args:
-            samples: number of samples of the device.
-        """
+        """Samples in the last batch of an epoch on ``samples``; all earlier batches have ``size``."""
         return self.taken(samples) - self.size * max(0, self.count(samples) - 1)
 
     def taken(self, samples: N) -> N:
-        """Return the number of samples that an epoch processes, which ``drop`` makes fewer.
-
-        Args:
-            samples: number of samples of the device; an int, or int64 [devices].
-
-        Returns:
-            An int, or int64 [devices].
-        """
+        """Samples that an epoch processes out of ``samples``, an int or int64 [devices]."""
         if self.last != "drop":
             return samples
         return samples - samples % self.size * (samples >= self.size)
@@ -145,12 +129,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A contrastive term in the loss of each sample: weight x -log(p / (p + q)).
+    """A contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3).
 
-    log p and log q are the cosines of the sample's representation with its representations under
-    the start and under ``previous``, over ``temperature``. Each step costs two more forward passes.
-
-    Source: MOON, Li et al. 2021, Eq. 3.
+    The term is weight x -log(p / (p + q)).
+    log p and log q are cosines over ``temperature``: of the sample's representation with its
+    representation under the start, and under ``previous``. Each step costs two more forward passes.
 
     Attributes:
         previous: a model (a ``Ref``).
@@ -165,29 +148,31 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Local SGD on a device's own data: w <- w - lr (gradient + mu (w - anchor) + linear).
+    """Local SGD on a device's own data.
 
-    The gradient is a batch's, with the weight decay and L2 of ``[training]``; with
-    momentum all of it goes through the velocity.
+    A step is w <- w - lr (gradient + mu (w - anchor) + linear); w is ``start`` before the first.
+    The gradient is of a batch, with weight decay and L2 by ``[training]``. With momentum, the
+    velocity accumulates the whole sum in the parentheses.
 
     Attributes:
-        start: the model at its beginning: a ``Ref``, ``BEST`` or a ``PreviousResult``.
+        start: the model at the beginning: a ``Ref``, ``BEST`` or a ``PreviousResult``.
         epochs: passes over the data; at least 1.
         steps: SGD steps instead of epochs; they count as one epoch (``epochs=1``).
         full_batch: one SGD step uses all samples, so that an epoch is one step.
         part: the part of its data that the device trains on; None for all.
         mu: weight of the proximal term mu/2 ||w - anchor||^2.
-        anchor: its center (a ``Ref``); None for ``start``.
+        anchor: center of the proximal term (a ``Ref``); None for ``start``.
         linear: added to every gradient (a ``Ref``); None for nothing.
-        lr: the learning rate; None for the rate of ``[training]``, decayed by the round.
-        held: whole tensors of the flat model that keep their start. A step takes as long as one
-            without.
-        only_batch: number (from 0) of the one batch on which all ``steps`` are.
+        lr: the learning rate; None for the rate in ``[training]``, decayed by the round.
+        held: whole tensors of the flat model that keep their start. They do not shorten a step.
+        only_batch: number (from 0) of the batch on which all ``steps`` are.
         contrast: a contrastive term in the loss; None for none.
-        share: share of its batches that it takes, where a trainer stops early; shortens all epochs.
-        cut: the smaller model whose cost a step has; None: the whole one. All numbers outside of
-            it are 0 or held.
-        last_gradient: it gives the gradient of its last step in place of the trained model.
+        share: share of the batches that are processed, if a trainer stops early; shortens all
+            epochs.
+        cut: the smaller model whose cost a step has; None: the whole model. All numbers outside
+            of the smaller model are 0 or held.
+        last_gradient: whether the result is the gradient of the last step in place of the trained
+            model.
 
     Raises:
         SimulationError: ``epochs`` and ``steps`` do not go together.
@@ -229,32 +214,30 @@ class Training:
 
     @property
     def terms(self) -> list[str]:
-        """Names of the terms that the training adds to the loss."""
-        asked = {
-            "proximal": self.mu,
-            "linear": self.linear is not None,
-            "contrastive": self.contrast is not None,
-        }
-        return [name for name, is_there in asked.items() if is_there]
+        """Names of the terms that are added to the loss."""
+        terms = []
+        if self.mu:
+            terms.append("proximal")
+        if self.linear is not None:
+            terms.append("linear")
+        if self.contrast is not None:
+            terms.append("contrastive")
+        return terms
 
     @property
     def asked_besides(self) -> int:
-        """Models that each step evaluates in addition to the trained one."""
+        """Number of models that each step evaluates in addition to the trained model."""
         return 0 if self.contrast is None else 2
 
     def batching(self, usual: Batching) -> Batching:
-        """Return the batches of this training.
-
-        Args:
-            usual: the batches of ``[training]``, for a training without other batches.
-        """
+        """The batches of this training; ``usual`` are the batches of ``[training]``."""
         return usual.whole if self.full_batch else usual
 
     def samples_an_epoch(self, samples: int, usual: Batching) -> int:
-        """Return the number of samples processed in one counted epoch.
+        """Number of samples that one counted epoch processes.
 
         Args:
-            samples: number of samples of the device.
+            samples: samples on which the device trains.
             usual: the batches of ``[training]``.
         """
         batches = self.batching(usual)
@@ -266,45 +249,49 @@ class Training:
         return passes * batches.taken(samples) + batches.taken_in(rest, samples)
 
     def sgd_steps(self, samples: int, usual: Batching) -> int:
-        """Return the number of SGD steps.
+        """Number of SGD steps of the training.
 
         Args:
-            samples: number of samples of the device.
+            samples: samples on which the device trains.
             usual: the batches of ``[training]``.
         """
-        if not samples or self.steps is not None:
-            return (self.steps or 0) if samples else 0
+        if not samples:
+            return 0
+        if self.steps is not None:
+            return self.steps
         return self.epochs * self.batching(usual).count(samples)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Limit of a device's training time, and its behaviour at the limit."""
+    """Limit of a device's training time, and the device's behaviour at the limit.
+
+    Attributes:
+        stop_at: the absolute time (s) at which the device stops; finished epochs count.
+        budget: computing time (s) from the device's first computation for the round on, tests and
+            earlier trainings included.
+        reserve_upload: bytes whose expected time on the device's own uplink is kept in reserve.
+        adaptive: whether another epoch begins only if an epoch of the mean length of the finished
+            ones fits.
+        at_least: finished epochs without which none counts and the task ends as late, or, with
+            ``go_on``, goes on untrained.
+        go_on: whether the task goes on untrained if too few epochs were finished (``at_least``).
+        reserve_s: further time in reserve (s), for the steps after the training.
+        cut_undoes: whether an unfinished epoch undoes the finished ones.
+    """
 
     stop_at: float | None = None
-    """the absolute time (s) at which the training stops; finished epochs count."""
     budget: float | None = None
-    """computing time (s), from the device's first computation for the round on; tests and earlier
-    trainings count.
-    """
     reserve_upload: float = 0.0
-    """bytes of an upload, whose expected time on the device's uplink is kept in reserve."""
     adaptive: bool = False
-    """whether another epoch begins only if one of the finished epochs' mean length fits."""
     at_least: int = 1
-    """least number of finished epochs. With fewer none counts, and the task ends as ``late``, or
-    with ``go_on`` continues untrained.
-    """
     go_on: bool = False
-    """whether the task continues untrained with fewer than ``at_least`` finished epochs."""
     reserve_s: float = 0.0
-    """further time in reserve (s), for the steps after the training."""
     cut_undoes: bool = False
-    """whether an unfinished epoch undoes the finished ones."""
 
     @property
     def reserves(self) -> bool:
-        """Whether the training keeps time in reserve."""
+        """Whether the limit keeps time in reserve."""
         return self.reserve_upload > 0.0 or self.reserve_s > 0.0
 
 

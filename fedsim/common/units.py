@@ -30,6 +30,13 @@ _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z/]+)\s*")
 
 
+_BPS = re.compile(r"(?i)^([kmg]?)bps$")  # another notation of bits or bytes per second
+
+
+def _spell_bps(match: re.Match[str]) -> str:
+    return match[1] + ("B/s" if "B" in match[0] else "bit/s")
+
+
 def _refused(message: str, **values: str) -> PydanticCustomError:
     return PydanticCustomError("quantity", message, values)
 
@@ -39,11 +46,11 @@ class Quantity:
     """Annotation by which pydantic reads and writes a float with a unit.
 
     Attributes:
-        what: its name in messages.
+        what: name of the quantity in messages.
         units: unit -> factor.
-        least, most: bounds in the base unit, beside 0.
+        least, most: bounds in the base unit; 0 may be allowed below ``least``.
         infinite: whether "inf" is allowed too.
-        shown: the units that it is written in; empty for all.
+        shown: the units in which a value is written; empty for all.
         zero: whether 0 is allowed.
     """
 
@@ -60,64 +67,64 @@ class Quantity:
         return next(unit for unit, factor in self.units.items() if factor == 1.0)
 
     def read(self, text: object) -> float:
-        """Parse a quantity and check its bounds; ``PydanticCustomError`` lists the allowed units
-        and values.
+        """Parse a quantity and check its bounds.
+
+        Raises:
+            PydanticCustomError: the text is no such quantity, or out of bounds.
         """
-        value = 0.0 if text == 0 and not self.zero else self._parsed(text)
-        if (
-            (self.zero and value == 0)
-            or self.least <= value <= self.most
-            or (self.infinite and "inf" in str(text))
-        ):
+        value = 0.0
+        if self.zero or text != 0:
+            value = self._parse(text)
+        is_zero = self.zero and value == 0
+        is_infinite = self.infinite and "inf" in str(text)
+        if is_zero or is_infinite or self.least <= value <= self.most:
             return value
         base = self._base
-        allowed = f"{self.least:g} {base} to {self.most:g} {base}" + (
-            f", and inf {base}" if self.infinite else ""
-        )
+        allowed = f"{self.least:g} {base} to {self.most:g} {base}"
+        if self.infinite:
+            allowed += f", and inf {base}"
         if self.zero:
             raise _refused(f"{self.what} is 0 {base}, or {allowed}")
         raise _refused(
             f"{self.what} here must be above 0 {base}; allowed is {allowed}, such as '90 {base}'"
         )
 
-    def _parsed(self, text: object) -> float:
-        number = (
-            f"{text:g}"
-            if isinstance(text, int | float) and 0 < text < math.inf and text is not True
-            else "90"
+    def _parse(self, text: object) -> float:
+        number = "90"
+        if isinstance(text, int | float) and 0 < text < math.inf and text is not True:
+            number = f"{text:g}"
+        unit = "s" if "s" in self.units else next(iter(self.units))
+        allowed = (
+            f"a number and a unit out of {', '.join(self.units)}; for example '{number} {unit}'"
         )
-        example = f"'{number} {'s' if 's' in self.units else next(iter(self.units))}'"
-        allowed = f"a number and a unit out of {', '.join(self.units)}; for example {example}"
         if not isinstance(text, str):
             raise _refused("{what} needs its unit: {allowed}", what=self.what, allowed=allowed)
         match = _QUANTITY.fullmatch(text)
         if match is None or match[2] not in self.units:
-            hint = self._meant(match[2]) if match else ""
+            hint = self._hint_at_unit(match[2]) if match else ""
             raise _refused("{what} is {allowed}{hint}", what=self.what, allowed=allowed, hint=hint)
         value = float(match[1]) * self.units[match[2]]
         if math.isnan(value) or value < 0:
             raise _refused("{what} cannot be negative", what=self.what)
         return value
 
-    def _meant(self, unit: str) -> str:
-        """Hint at the unit probably meant: other letter case, another notation (``mbps``), or a
-        similar name.
-        """
-        written = re.sub(
-            r"(?i)^([kmg]?)bps$", lambda bps: bps[1] + ("B/s" if "B" in bps[0] else "bit/s"), unit
-        )
-        alike = [known for known in self.units if known.lower() == written.lower()]
-        best = [known for known in alike if ("B" in known) == ("B" in written)] or alike
-        best = best or sorted(
-            (known for known in self.units if written.lower().startswith(known)),
-            key=len,
-            reverse=True,
-        )
-        return f" (did you mean {best[0]!r}?)" if best else nearest(unit, self.units)
+    def _hint_at_unit(self, unit: str) -> str:
+        """Hint at the unit probably meant by another case, by ``mbps``, or by a similar name."""
+        spelled = _BPS.sub(_spell_bps, unit)
+        lower = spelled.lower()
+        same_letters = [option for option in self.units if option.lower() == lower]
+        same_case = [option for option in same_letters if ("B" in option) == ("B" in spelled)]
+        prefixes = [option for option in self.units if lower.startswith(option)]
+        prefixes.sort(key=len, reverse=True)
+        candidates = same_case or same_letters or prefixes
+        if not candidates:
+            return nearest(unit, self.units)
+        return f" (did you mean {candidates[0]!r}?)"
 
     def written(self, value: float) -> str:
-        """The value in the unit with the shortest number (of equals, the largest) that reads
-        back to the very same float.
+        """Write a value in the unit with the shortest number that reads back to an equal float.
+
+        Of several such units, the largest is used.
         """
         exact = []
         for unit, factor in self.units.items():
@@ -127,12 +134,13 @@ class Quantity:
                 exact.append((len(number), -factor, f"{number} {unit}"))
         if exact:
             return min(exact)[2]
-        return (
-            f"{value:g} {self._base}" if float(f"{value:g}") == value else f"{value!r} {self._base}"
-        )
+        number = f"{value:g}"
+        if float(number) != value:
+            number = repr(value)
+        return f"{number} {self._base}"
 
     def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
+        self, source: object, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         serialization = core_schema.plain_serializer_function_ser_schema(self.written)
         return core_schema.no_info_plain_validator_function(self.read, serialization=serialization)
@@ -207,19 +215,28 @@ GramsPerJoule = Annotated[float, Quantity("a carbon intensity", _CARBON, 1e-12, 
 
 
 def read_quantity(name: str, text: str, kind: Any) -> float:
-    """Parse ``text``, the value of ``name``, as a quantity type such as ``Seconds``;
-    ``ScenarioError`` if it is none.
+    """Parse a quantity.
+
+    Args:
+        name: name of the value, for errors.
+        text: the text, such as ``"90 s"``.
+        kind: type of the quantity, such as ``Seconds``.
+
+    Returns:
+        The value in the base unit.
+
+    Raises:
+        ScenarioError: the text is no such quantity.
     """
     try:
         return float(TypeAdapter(kind).validate_python(text))
     except ValidationError as error:
-        raise ScenarioError(
-            f"{name} is {text!r}: {error.errors(include_url=False)[0]['msg']}"
-        ) from None
+        problem = error.errors(include_url=False)[0]
+        raise ScenarioError(f"{name} is {text!r}: {problem['msg']}") from None
 
 
 def show_seconds(value: float) -> str:
-    """A time for people: ``"1 h 02 min"``, ``"12.3 s"``."""
+    """Format a time (s) for people: ``"1 h 02 min"``, ``"12.3 s"``."""
     if value < 60:
         return f"{value:.3g} s"
     minutes = value / 60
@@ -227,15 +244,13 @@ def show_seconds(value: float) -> str:
     days = value / 86400
     if minutes < 60:
         return f"{int(minutes)} min {int(value % 60):02d} s"
-    return (
-        f"{int(hours)} h {int(minutes % 60):02d} min"
-        if hours < 24
-        else f"{int(days)} d {int(hours % 24):02d} h"
-    )
+    if hours < 24:
+        return f"{int(hours)} h {int(minutes % 60):02d} min"
+    return f"{int(days)} d {int(hours % 24):02d} h"
 
 
 def show_bytes(value: float) -> str:
-    """A size for people: ``"1.26 MB"``."""
+    """Format a size (bytes) for people: ``"1.26 MB"``."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(value) >= factor:
             return f"{value / factor:.3g} {unit}"
@@ -243,7 +258,7 @@ def show_bytes(value: float) -> str:
 
 
 def show_joules(value: float) -> str:
-    """An energy for people: ``"3.6 kJ"``; from a kilowatt-hour on in kWh, ``"1.2 kWh"``."""
+    """Format an energy (J) for people: ``"3.6 kJ"``, from a kilowatt-hour on ``"1.2 kWh"``."""
     for unit, factor in (("MWh", 3.6e9), ("kWh", 3.6e6), ("kJ", 1e3)):
         if abs(value) >= factor:
             return f"{float(f'{value / factor:.3g}'):,g} {unit}"

@@ -5,22 +5,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from fedsim.common.errors import nearest, shown
 
 _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
 
 
-def in_words(problem: Any) -> str:
-    """Second half of a message, naming the valid values, for one entry of
-    ``ValidationError.errors()``.
+def in_words(problem: ErrorDetails) -> str:
+    """Second half of a message, which names the valid values.
+
+    Args:
+        problem: an entry of ``ValidationError.errors()``.
     """
     value = problem["input"]
     limits = problem.get("ctx", {})
-    number = _number(value)
+    number = _number_of(value)
     match problem["type"]:
         case "int_type" | "int_from_float" | "int_parsing" | "int_parsing_size":
-            example = 10 if number is None or abs(number) > 1e9 else max(1, round(number))
+            example = 10
+            if number is not None and abs(number) <= 1e9:
+                example = max(1, round(number))
             return f"it must be a whole number, such as {example}"
         case "float_type" | "float_parsing":
             return f"it must be a number, such as {number or 0.5:g}"
@@ -29,41 +34,46 @@ def in_words(problem: Any) -> str:
         case "bool_type":
             return "it must be true or false"
         case "list_type" | "tuple_type":
-            # the example shows the number without its quotes
-            if isinstance(value, str) and number is not None:
-                value = round(number) if number == round(number) else number
-            return f"it must be a list, such as {shown([10 if isinstance(value, dict) else value])}"
+            entry = value
+            if isinstance(value, dict):
+                entry = 10
+            elif isinstance(value, str) and number is not None:  # without its quotes
+                entry = round(number) if number == round(number) else number
+            return f"it must be a list, such as {shown([entry])}"
         case "string_type":
             return f"it must be a text in quotes, such as {shown(str(value))}"
         case "dict_type":
             return "it must be a table, such as { name = 1 }"
         case "too_short" | "too_long" | "string_too_long" | "string_too_short" as kind:
-            least = limits.get("min_length")
-            bound = (
-                f"at most {limits.get('max_length'):,}" if least is None else f"{least:,} or more"
-            )
-            return (
-                f"it must have {bound} {'characters' if kind.startswith('string') else 'entries'}"
-            )
+            unit = "characters" if kind.startswith("string") else "entries"
+            return f"it must have {_format_length(limits)} {unit}"
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
-            name, bound = next((name, limits[name]) for name in _BOUNDS if name in limits)
-            share = (
-                isinstance(bound, float)
-                and bound == 1
-                and name in ("le", "lt")
-                and 1 < value <= 100
-            )
-            hint = f" (did you mean {value / 100:g}?)" if share else ""
-            if isinstance(bound, int | float):
-                bound = (
-                    f"{bound:,.0f}" if bound == round(bound) and abs(bound) < 1e15 else f"{bound:g}"
-                )
-            return f"it must be {_BOUNDS[name].format(bound)}{hint}"
-    message: str = problem["msg"].removeprefix("Value error, ")
+            name = next(name for name in _BOUNDS if name in limits)
+            bound = limits[name]
+            is_share = isinstance(bound, float) and bound == 1 and name in ("le", "lt")
+            hint = ""
+            if is_share and 1 < value <= 100:  # a percentage
+                hint = f" (did you mean {value / 100:g}?)"
+            return f"it must be {_BOUNDS[name].format(_format_bound(bound))}{hint}"
+    message = problem["msg"].removeprefix("Value error, ")
     return message[0].lower() + message[1:]
 
 
-def _number(value: Any) -> float | None:
+def _format_length(limits: Mapping[str, int]) -> str:
+    if "min_length" in limits:
+        return f"{limits['min_length']:,} or more"
+    return f"at most {limits['max_length']:,}"
+
+
+def _format_bound(bound: object) -> str:
+    if not isinstance(bound, int | float):
+        return str(bound)
+    is_whole = bound == round(bound) and abs(bound) < 1e15
+    return f"{bound:,.0f}" if is_whole else f"{bound:g}"
+
+
+def _number_of(value: Any) -> float | None:
+    """Return the finite number that a value is, or that its text means; None for another value."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -72,23 +82,32 @@ def _number(value: Any) -> float | None:
 
 
 def explain(
-    error: ValidationError, sections: Mapping[str, Any], whole: str = "the scenario"
+    error: ValidationError, sections: Mapping[str, object], whole: str = "the scenario"
 ) -> str:
-    """One message for an invalid scenario: key, value, allowed values, nearest valid name."""
-    first, *others = error.errors(include_url=False)
-    key = _key_path(first["loc"], sections) or whole
+    """One message for an invalid scenario: key, value, allowed values, nearest valid name.
+
+    Args:
+        error: the error of its validation.
+        sections: the scenario as nested tables.
+        whole: name of the document in the message.
+    """
+    first, *more = error.errors(include_url=False)
+    location = first["loc"]
+    message = _explain_problem(_key_path(location, sections) or whole, first)
     # A key that accepts a word or another type has one problem per alternative.
-    a_word = bool(first["loc"]) and str(first["loc"][-1]).startswith("literal[")
-    ways = [
-        f"; or {in_words(other)}"
-        for other in others
-        if a_word and other["loc"][:-1] == first["loc"][:-1]
-    ]
-    more = len(others) - len(ways)
-    return _explain_one(key, first) + "".join(ways) + (f" (and {more} more)" if more else "")
+    accepts_word = bool(location) and str(location[-1]).startswith("literal[")
+    unexplained = 0
+    for problem in more:
+        if accepts_word and problem["loc"][:-1] == location[:-1]:
+            message += f"; or {in_words(problem)}"
+        else:
+            unexplained += 1
+    if unexplained:
+        message += f" (and {unexplained} more)"
+    return message
 
 
-def _explain_one(key: str, problem: Any) -> str:
+def _explain_problem(key: str, problem: ErrorDetails) -> str:
     value = problem["input"]
     message = problem["msg"]
     match problem["type"]:
@@ -104,14 +123,10 @@ def _explain_one(key: str, problem: Any) -> str:
         case "missing":
             return f"{key} is missing"
         case "literal_error":
-            allowed = [
-                word.strip("' ")
-                for word in problem["ctx"]["expected"].replace(" or ", ",").split(",")
-            ]
-            return (
-                f"{key} is {shown(value)}; allowed are "
-                f"{', '.join(allowed)}{nearest(str(value), allowed)}"
-            )
+            words = problem["ctx"]["expected"].replace(" or ", ",").split(",")
+            allowed = [word.strip("' ") for word in words]
+            hint = nearest(str(value), allowed)
+            return f"{key} is {shown(value)}; allowed are {', '.join(allowed)}{hint}"
         case "value_error":
             return f"{key}: {message.removeprefix('Value error, ')}"
         case "quantity":
@@ -119,19 +134,19 @@ def _explain_one(key: str, problem: Any) -> str:
     return f"{key} is {shown(value)}; {in_words(problem)}"
 
 
-def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
-    """The key as written in the scenario, from pydantic's location."""
+def _key_path(location: tuple[int | str, ...], sections: object) -> str:
+    """Find the key as it is written in the scenario, from pydantic's location."""
     keys: list[str] = []
-    here = sections
+    value = sections
     for depth, part in enumerate(location):
         if str(part).startswith(("~", "literal[")):
             continue  # pydantic's label of an alternative
-        last = depth == len(location) - 1
-        if (isinstance(here, Mapping) and part in here) or (
-            isinstance(here, list) and isinstance(part, int)
+        is_last = depth == len(location) - 1
+        if (isinstance(value, Mapping) and part in value) or (
+            isinstance(value, list) and isinstance(part, int)
         ):
-            here = here[part]  # type: ignore[index]
-        elif not (last and isinstance(here, Mapping | str)):
+            value = value[part]
+        elif not (is_last and isinstance(value, Mapping | str)):
             continue  # the key behind a shorthand value
         keys.append(str(part))
     return ".".join(keys)

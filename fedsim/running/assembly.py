@@ -31,9 +31,10 @@ from fedsim.world import columns
 from fedsim.world.availability import Spans, changes, one_by_one
 from fedsim.world.batteries import Batteries
 from fedsim.world.build import WorldBuilder
-from fedsim.world.device_kinds import Capacity, Rooflines, estimates
+from fedsim.world.device_kinds import Capacity, estimates
 from fedsim.world.meters.base import Column, MeterContext
 from fedsim.world.network import Network
+from fedsim.world.rooflines import Rooflines
 
 if TYPE_CHECKING:
     from fedsim.running.sections import Sections

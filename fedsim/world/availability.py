@@ -1,14 +1,14 @@
 """Availability of devices: when each device can be reached.
 
-A path is a pure function of (seed, device): ``span(device, time)`` may be called for any time in
-any order, and the answer never depends on earlier calls.
+The path of a device is a pure function of the seed and the device: ``span(device, time)`` may be
+called for any time in any order, and its result never depends on earlier calls.
 """
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 
@@ -27,32 +27,38 @@ _KEYED = "streams.generator('world/NAME')"
 _SPANS = "an array of bools, and one of ends that are later than the times (s)"
 
 
-def _find_wrong_span(span: Span, paths: Any, device: int, time: float) -> str:
+def _find_wrong_span(span: Span, paths: object, device: int, time: float) -> str:
     is_right = isinstance(span.on, bool | np.bool_) and span.start <= time < span.end
     return "" if is_right else f"{shown(span)} for {time!r} s"
 
 
-def _find_wrong_return(when: float, paths: Any, device: int, time: float) -> str:
+def _find_wrong_return(when: float, paths: object, device: int, time: float) -> str:
     return "" if when >= time else f"{shown(when)} for {time!r} s"
 
 
-def _find_wrong_flags(flags: AnyArray, paths: Any, devices: Ints, time: float) -> str:
+def _find_wrong_flags(flags: AnyArray, paths: object, devices: Ints, time: float) -> str:
     is_right = flags.shape == devices.shape and flags.dtype == np.bool_
     return "" if is_right else shown(flags)
 
 
-def _find_wrong_spans(spans: tuple[Any, Any], paths: Any, devices: Ints, times: Floats) -> str:
+def _find_wrong_spans(
+    spans: tuple[AnyArray, AnyArray], paths: object, devices: Ints, times: Floats
+) -> str:
     on, until = spans
-    is_time = find_outside(infinite=True)
     mistake = _find_wrong_flags(on, paths, devices, 0.0)
-    if mistake := mistake or find_wrong_entry(until, len(devices), is_time):
+    if mistake:
+        return mistake
+    mistake = find_wrong_entry(until, len(devices), find_outside(infinite=True))
+    if mistake:
         return mistake
     over = np.flatnonzero(until <= times)
-    return f"an end at {until[over[0]]} s for {times[over[0]]} s" if len(over) else ""
+    if not len(over):
+        return ""
+    return f"an end at {until[over[0]]} s for {times[over[0]]} s"
 
 
 class Availability(Protocol):
-    """The paths of a population; a class needs ``span``, the other methods are for speed.
+    """The paths of a population; a class needs ``span``, all further methods are for speed.
 
     ``on`` is called when a strategy looks at many devices, ``spans`` when the run folder is
     written.
@@ -117,11 +123,11 @@ class Availability(Protocol):
         """Vectorised ``span``, at an individual time for each device.
 
         Args:
-            devices: numbers of devices, int64 [n].
-            times: a time for each (s), float64 [n].
+            devices: numbers of devices, all different, int64 [n].
+            times: a time for each device (s), float64 [n].
 
         Returns:
-            Whether each is on, bool [n], and until when (s), float64 [n].
+            Whether each device is on, bool [n], and the end of its phase (s), float64 [n].
         """
         return one_by_one(self.span)(devices, times)
 
@@ -193,7 +199,7 @@ class Renewal(AvailabilityModel):
 
 
 _TOOLS = "fedsim.toolbox.worlds.availability"
-_OTHERS = {
+_TOOLBOX_KINDS = {
     "diurnal": (
         f"{_TOOLS}:Diurnal",
         "the share of devices that are on follows the local hour, as a sinusoid",
@@ -204,20 +210,18 @@ _OTHERS = {
         "phones as FLASH recorded them: on while idle, charging and on Wi-Fi",
     ),
 }
-_KNOWN = Registry.of("availability", AlwaysOn, Renewal).known
+_CORE_KINDS = Registry.of("availability", AlwaysOn, Renewal).known
 _BASE = "fedsim.world.availability:AvailabilityModel"
 _KEY = "population.availability"
-AVAILABILITIES = Registry("availability", _BASE, {**_KNOWN, **_OTHERS}, key=_KEY)
+AVAILABILITIES = Registry("availability", _BASE, {**_CORE_KINDS, **_TOOLBOX_KINDS}, key=_KEY)
 AvailabilitySpec = Annotated[AvailabilityModel, AVAILABILITIES]
 
 Spans = Callable[[Ints, Floats], tuple[Flags, Floats]]
-"""``span`` of different devices, each at a time of its own (s): whether each is on, and until
-when (s).
-"""
+"""Type of ``Availability.spans``."""
 
 
 def one_by_one(span: Callable[[int, float], Span]) -> Spans:
-    """``span`` of many devices, one after another."""
+    """Make a function ``spans`` that calls ``span`` for one device after another."""
 
     def spans(devices: Ints, times: Floats) -> tuple[Flags, Floats]:
         pairs = zip(devices.tolist(), times.tolist(), strict=True)
@@ -242,25 +246,34 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
         ``device`` int64, ``time`` (s) float64 and ``on`` bool; [rows] each.
     """
     count = len(devices)
-    # any beginning of it is spread evenly
+    # multiples of the golden ratio: the first devices of this order are spread evenly
     devices = devices[np.argsort(np.arange(count) * _GOLDEN % 1, kind="stable")]
     time = np.zeros(count)
-    last = np.full(count, -1)
-    rows = np.zeros(count, dtype=np.int64)
-    columns = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=np.bool_))]
-    fitting = count
-    going = np.arange(count)
-    while len(going):
-        now = time[going]
-        on, until = spans(devices[going], now)
-        new = last[going] != on  # an off phase may follow another one
-        columns.append((going[new], now[new], on[new]))
-        last[going], time[going] = on, until
-        rows[going] += new
-        fitting = int(np.searchsorted(np.cumsum(rows), most, side="right"))
+    last_state = np.full(count, -1)
+    row_counts = np.zeros(count, dtype=np.int64)
+    places = [np.empty(0, dtype=np.int64)]
+    times = [np.empty(0)]
+    states = [np.empty(0, dtype=np.bool_)]
+    fitting = count  # devices whose rows are within ``most``
+    walking = np.arange(count)  # places of devices whose paths go on
+    while len(walking):
+        now = time[walking]
+        on, until = spans(devices[walking], now)
+        is_change = last_state[walking] != on  # an off phase may follow another one
+        places.append(walking[is_change])
+        times.append(now[is_change])
+        states.append(on[is_change])
+        last_state[walking] = on
+        time[walking] = until
+        row_counts[walking] += is_change
+        fitting = int(np.searchsorted(np.cumsum(row_counts), most, side="right"))
         # a path of the user's own may not move on
-        going = going[(now < until) & (until <= end) & (going < fitting)]
-    place, times, states = (np.concatenate(column) for column in zip(*columns, strict=True))
+        walking = walking[(now < until) & (until <= end) & (walking < fitting)]
+    place = np.concatenate(places)
     rows = np.flatnonzero(place < fitting)
     rows = rows[np.argsort(devices[place[rows]], kind="stable")]
-    return {"device": devices[place[rows]], "time": times[rows], "on": states[rows]}
+    return {
+        "device": devices[place[rows]],
+        "time": np.concatenate(times)[rows],
+        "on": np.concatenate(states)[rows],
+    }

@@ -3,8 +3,8 @@
 A level is a straight line between breakpoints: a charger is plugged in or out, the battery is full,
 flat or charged enough to restart, a radio falls asleep, a step begins or ends. So a battery is
 known in closed form from its last breakpoint on, without polling. Breakpoints lie on the clock's
-grid. A device draws its idle power all the time, out of reach too, unless its battery is flat: then
-the device is off until the battery is charged to the level at which it restarts.
+grid. A device draws its idle power all the time, also while it is disconnected, unless its battery
+is flat: then the device is off until the battery is charged to the level at which it restarts.
 """
 
 import math
@@ -26,7 +26,7 @@ from fedsim.world.steps import TaskStep
 
 _NONE = array("d")
 _AT, _LEVEL, _FLAT, _TAIL = range(4)  # columns of the devices' points
-_LOOK_S = 3_600.0  # how far to look ahead during a transfer, whose end is not known
+_LOOK_S = 3_600.0  # look-ahead during a transfer, whose end is not known
 
 
 @dataclass(slots=True)
@@ -116,10 +116,10 @@ class _Course:
 class Batteries:
     """The batteries of all devices; a battery of infinite capacity is ignored.
 
-    Emits ``battery`` when a task begins or ends, when a device runs flat within the tail of one,
-    and at the end of all that were ever asked: ``level``, joules since it joined that were
-    ``charged``, drawn ``idle``, and ``drawn`` for tasks, ``flat``, and ``path``, the breakpoints
-    since the record before, [time, level] each.
+    Emits ``battery`` when a task begins or ends, when a device runs flat within the tail of a task,
+    and at the end of the run for each device that had a task. Fields are ``level`` (J), energy since
+    the device joined that was ``charged``, drawn ``idle`` and ``drawn`` for tasks (J), ``flat``, and
+    ``path``, the breakpoints since the record before, [time, level] each.
 
     Args:
         simulation: the clock.
@@ -145,10 +145,10 @@ class Batteries:
         self._points = np.zeros((len(arrival), 7))
         self._points[:, _AT], self._points[:, _LEVEL] = arrival, columns["initial_j"]
         self._points[:, _FLAT] = columns["initial_j"] <= 0
-        self._loads: dict[int, Load] = {}  # of those that work
-        # when each that ever was ran flat, or went on again, in turn (s)
+        self._loads: dict[int, Load] = {}  # of the devices at work
+        # of devices that ever ran flat: times at which they ran flat, or restarted, in turn (s)
         self._turns: dict[int, array[float]] = {}
-        # of those that were ever asked: time and level of each breakpoint
+        # of devices that ever had a task: time (s) and level (J) of each breakpoint
         self._paths: dict[int, array[float]] = {}
         self._alarms: dict[int, Alarm] = {}
         simulation.env.declare_alarm("flat", self._set_flat)
@@ -196,9 +196,9 @@ class Batteries:
         turns = self._turns.get(device, _NONE)
         place = bisect_right(turns, time)
         up = (self._columns["initial_j"].item(device) > 0) != bool(place % 2)
-        return Span(
-            up, turns[place - 1] if place else 0.0, turns[place] if place < len(turns) else math.inf
-        )
+        start = turns[place - 1] if place else 0.0
+        end = turns[place] if place < len(turns) else math.inf
+        return Span(up, start, end)
 
     def charge(self, device: int) -> float:
         """Charge of the device's battery now, 0 to 1; 1 for a device without one.
@@ -209,14 +209,16 @@ class Batteries:
             return 1.0
         point = self._point(device)
         now = self._simulation.now
-        self._go(device, point, now, self._loads.get(device, Load()).total).follow(point, now)
+        load = self._loads.get(device, Load())
+        course = self._go(device, point, now, load.total)
+        course.follow(point, now)
         return point.level / self._draws(device, "capacity_j")
 
     def plugged_in(self, device: int) -> bool:
         """Whether the device is on a charger now; true for a device without a battery."""
         return not self.has(device) or self._charging.span(device, self._simulation.now).on
 
-    # What a device does that has a battery.
+    # Tasks and steps of a device with a battery.
 
     def start(self, device: int) -> None:
         alarm = self._alarms.pop(device, None)
@@ -244,9 +246,8 @@ class Batteries:
         if self._loads[device].off:
             return math.inf
         point = self._point(device)
-        self._go(
-            device, point, min(until, self._simulation.end), self._loads[device].total, to_flat=True
-        )
+        watts = self._loads[device].total
+        self._go(device, point, min(until, self._simulation.end), watts, to_flat=True)
         return point.at if point.flat else math.inf
 
     def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]:
@@ -276,22 +277,27 @@ class Batteries:
         return point.at if point.flat else until, point.flat and not reserve, load.scarce
 
     def end(self, device: int, moved: float, *, dry: bool) -> None:
-        """The running step has ended after ``moved`` bytes; ``dry``: because the battery is
-        empty.
+        """End the running step.
+
+        Args:
+            device: number of the device.
+            moved: bytes transferred in the step.
+            dry: whether an empty battery ended the step.
         """
         self.settle(device, moved)
         load = self._loads[device]
         self._loads[device] = Load(off=load.off)
         point = self._point(device)
-        # it is within a tick; a battery that was flat when its task began may have charged since
-        if dry and not load.off:
+        if (
+            dry and not load.off
+        ):  # empty to within a tick; one that was flat before may have charged
             point.level = 0.0
             point.flat = True
             point.tail = 0.0
             self._keep(device, point)
-        elif (
-            load.moves and not point.flat and self._draws(device, "tail_w")
-        ):  # the radio of a flat device sleeps
+            return
+        is_awake = load.moves and not point.flat  # the radio of a flat device sleeps
+        if is_awake and self._draws(device, "tail_w"):
             self._points[device, _TAIL] = self._simulation.now + self._draws(device, "tail_s")
 
     def stop(self, device: int) -> None:
@@ -313,14 +319,15 @@ class Batteries:
         self._report(device)
 
     def close(self) -> None:
-        """Report the batteries of all devices ever asked."""
+        """Report the batteries of all devices that ever had a task."""
         for device in sorted(self._paths):
             self._report(device)
 
     # From breakpoint to breakpoint.
 
     def _draws(self, device: int, name: str) -> float:
-        return self._columns[name].item(device)  # type: ignore[no-any-return]
+        coefficient: float = self._columns[name].item(device)
+        return coefficient
 
     def _point(self, device: int) -> _Point:
         return _Point(*self._points[device].tolist())
@@ -338,8 +345,9 @@ class Batteries:
         idle = 0.0
         end = math.inf
         if charge:
-            plugged_in, _, end = self._charging.span(device, point.at)
-            charge = charge if plugged_in else 0.0
+            is_plugged_in, _, end = self._charging.span(device, point.at)
+            if not is_plugged_in:
+                charge = 0.0
         if point.flat:
             net = charge
             watts = 0.0
@@ -438,8 +446,8 @@ class Batteries:
 
     _STATE = ("_points", "_loads")
 
-    def snapshot(self) -> dict[str, Any]:
-        state = {name: getattr(self, name) for name in self._STATE}
+    def snapshot(self) -> dict[str, object]:
+        state: dict[str, object] = {name: getattr(self, name) for name in self._STATE}
         for name in ("_turns", "_paths"):
             state[name] = {device: times.tolist() for device, times in getattr(self, name).items()}
         return state
@@ -455,7 +463,7 @@ class Batteries:
 class Powered(Availability):
     """Availability cut to the times at which batteries are not flat.
 
-    An on phase ends when the device goes out of reach; it may run flat before.
+    An on phase ends when the device disconnects; its battery may run flat before.
     """
 
     def __init__(self, within: Availability, batteries: Batteries) -> None:

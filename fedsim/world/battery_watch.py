@@ -118,7 +118,7 @@ class BatteryWatch:
             ("battery", number), when, partial(self._ring, task), CUT
         )
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         batteries = None if self.batteries is None else self.batteries.snapshot()
         return {"batteries": batteries, "scarce": list(self._scarce)}
 

@@ -5,7 +5,6 @@ A world has devices, their availability, a network, tasks and processes.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -19,13 +18,13 @@ from fedsim.common.wording import explain
 from fedsim.world.availability import Availability
 from fedsim.world.batteries import Batteries, Powered
 from fedsim.world.compute import Compute
-from fedsim.world.device_kinds import Rooflines
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network, NetworkSpec, StarSpec
 from fedsim.world.population import Population, PopulationSpec
-from fedsim.world.processes import Processes, World, WorldSpec
+from fedsim.world.processes import Process, Processes, World, WorldSpec
+from fedsim.world.rooflines import Rooflines
 from fedsim.world.task import Task, TaskStep
 
 
@@ -130,7 +129,7 @@ class WorldBuilder:
         )
 
     def build_processes(
-        self, specs: Sequence[Any], on_switched_on: Callable[[int], None]
+        self, specs: Sequence[Process], on_switched_on: Callable[[int], None]
     ) -> Processes:
         """Build and start the processes of the world; see ``Processes``."""
         return Processes(specs, self._streams, self.capacity, self.tasks, on_switched_on)
@@ -144,9 +143,9 @@ class _WorldSections(Spec):
 
 
 def build_world(
-    population: Mapping[str, Any] | None = None,
-    network: Mapping[str, Any] | None = None,
-    processes: Sequence[Any] = (),
+    population: Mapping[str, object] | None = None,
+    network: Mapping[str, object] | None = None,
+    processes: Sequence[object] = (),
     seed: int = 1,
 ) -> World:
     """Build a world without learning and without a strategy, for SimPy processes of your own.
@@ -179,14 +178,14 @@ def build_world(
         >>> world.env.run(until=world.env.process(train_and_send(world)))
         (5.52, 'done')
     """
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "population": population or {},
         "network": network or {},
         "seed": seed,
         "world": {"processes": [*processes]},
     }
     try:
-        sections = _WorldSections(**values)
+        sections = _WorldSections.model_validate(values)
     except ValidationError as error:
         raise ScenarioError(explain(error, values, "the world")) from None
     simulation = Simulation()

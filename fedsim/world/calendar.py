@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, tzinfo
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from zoneinfo import ZoneInfo, available_timezones
 
 import numpy as np
@@ -23,10 +23,13 @@ from fedsim.world.distributions import Constant, NameDistribution
 DAY_S = 86_400.0
 
 
-def _instant(value: Any) -> Any:
+def _instant(value: object) -> object:
+    """Return the text of an instant; refuse a text that names none."""
     text = value.isoformat() if isinstance(value, datetime | date | time) else value
     try:
-        _parsed(text)
+        if not isinstance(text, str):
+            raise TypeError
+        _parse(text)
     except (TypeError, ValueError):
         allowed = (
             "a date and time, or a time of day, is allowed; for example '2024-03-04T06:00+01:00' "
@@ -36,19 +39,17 @@ def _instant(value: Any) -> Any:
     return text
 
 
-def _parsed(text: str) -> datetime:
-    """An instant; without an offset it is UTC, and without a date it is on the first of January
-    2024.
-    """
+def _parse(text: str) -> datetime:
+    """Parse an instant: UTC unless it has an offset, on 1 January 2024 unless it has a date."""
     try:
-        found = datetime.combine(date(2024, 1, 1), time.fromisoformat(text))
+        instant = datetime.combine(date(2024, 1, 1), time.fromisoformat(text))
     except ValueError:
-        found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+        instant = datetime.fromisoformat(text)
+    return instant if instant.tzinfo else instant.replace(tzinfo=UTC)
 
 
 class CalendarSpec(Spec):
-    """``population.calendar``: which instant simulated time 0 is, and the devices' time zones."""
+    """``population.calendar``: the instant of simulated time 0, and the devices' time zones."""
 
     starts: Annotated[str, BeforeValidator(_instant)] = "2024-01-01T00:00"
     """a date and time (ISO 8601), or a time of day alone; UTC unless it has an offset."""
@@ -58,15 +59,21 @@ class CalendarSpec(Spec):
     """
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> "Calendar":
-        """The devices' calendar; draws from ``world/zone``.
+        """Build the devices' calendar; draws from ``world/zone``.
 
-        ``ScenarioError`` for an unknown time zone.
+        Args:
+            streams: random streams of the run.
+            devices: number of devices.
+            root: folder of data files; None for the working directory.
+
+        Raises:
+            ScenarioError: a time zone is unknown.
         """
-        names = self.zone.by_device(
-            "population.calendar.zone", streams.generator("world/zone"), devices, root
-        )
-        known, which = distinct(names)
-        return Calendar(_parsed(self.starts), [_zone(name) for name in known.tolist()], which)
+        generator = streams.generator("world/zone")
+        names = self.zone.by_device("population.calendar.zone", generator, devices, root)
+        zone_names, which = distinct(names)
+        zones = [_find_zone(name) for name in zone_names.tolist()]
+        return Calendar(_parse(self.starts), zones, which)
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,8 @@ class Calendar:
     Attributes:
         starts: the instant of time 0.
         zones: the time zones that devices are in.
-        which: position in ``zones`` of each device's, int [devices].
-        stated: whether the scenario has stated these.
+        which: position in ``zones`` of each device's time zone, int [devices].
+        stated: whether the scenario has a calendar.
     """
 
     starts: datetime
@@ -99,10 +106,9 @@ class Calendar:
 
         Summer time never changes it later.
         """
-        passed: Floats = np.array(
-            [seconds_of_day(self.starts.astimezone(zone).time()) for zone in self.zones]
-        )
-        return each(lambda which: passed[which], self.which)
+        times = [self.starts.astimezone(zone).time() for zone in self.zones]
+        zone_s: Floats = np.array([seconds_of_day(of_day) for of_day in times])
+        return each(lambda which: zone_s[which], self.which)
 
     def simulated_s(self, instant: datetime, device: int) -> float:
         """Return the simulated time of an instant (s).
@@ -111,29 +117,25 @@ class Calendar:
             instant: date and time; without an offset it is in the device's time zone.
             device: number of the device.
         """
-        known = (
-            instant
-            if instant.tzinfo
-            else instant.replace(tzinfo=self.zones[int(self.which[device])])
-        )
-        return on_grid((known - self.starts).total_seconds())
+        if not instant.tzinfo:
+            zone = self.zones[int(self.which[device])]
+            instant = instant.replace(tzinfo=zone)
+        return on_grid((instant - self.starts).total_seconds())
 
 
 def seconds_of_day(of_day: time) -> float:
-    """Seconds since midnight."""
-    passed = datetime.combine(date.min, of_day.replace(tzinfo=None)) - datetime.combine(
-        date.min, time()
-    )
-    return on_grid(passed.total_seconds())
+    """Seconds since midnight, on the clock's grid."""
+    midnight = datetime.combine(date.min, time())
+    instant = datetime.combine(date.min, of_day.replace(tzinfo=None))
+    return on_grid((instant - midnight).total_seconds())
 
 
-def _zone(name: str) -> tzinfo:
+def _find_zone(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (ValueError, KeyError, OSError):  # raised by zoneinfo for unknown names
-        allowed = (
-            f"names of time zones such as 'Europe/Berlin'{nearest(name, available_timezones())}"
-        )
+        hint = nearest(name, available_timezones())
         raise ScenarioError(
-            f"population.calendar.zone is {name!r}; allowed are {allowed}"
+            f"population.calendar.zone is {name!r}; allowed are names of time zones such as "
+            f"'Europe/Berlin'{hint}"
         ) from None

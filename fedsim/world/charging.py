@@ -1,49 +1,57 @@
-"""Paths of when a device is plugged in: never, each day at its time, or in random phases."""
+"""Charging models: when a device is plugged in."""
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from pydantic import Field
 
 from fedsim.clock.simulation import TICK_S, on_grid
+from fedsim.common.arrays import Floats
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import PositiveSeconds
 from fedsim.world.calendar import DAY_S
-from fedsim.world.distributions import TimeDistribution
+from fedsim.world.distributions import Distribution, TimeDistribution
 from fedsim.world.phases import Phases, Span
 
 
 class Charging(Protocol):
-    """When devices are plugged in: pure functions of (seed, device)."""
+    """The paths of charging of all devices, pure functions of the seed and the device."""
 
     def span(self, device: int, time: float) -> Span:
-        """The phase of ``device`` at ``time`` (s), on while it is plugged in.
+        """The phase of a device at ``time`` (s), on while the device is plugged in.
 
         An off phase may follow another one.
         """
 
 
 class ChargingModel(Spec):
-    """The base of every kind of charging."""
+    """The base of every charging model."""
 
     kind: str
 
     def build(self, streams: Streams, devices: int, starts: float, root: Path | None) -> Charging:
-        """Paths of a run from ``starts``, a time of the day (s); draws from ``world/charging``.
+        """Build the paths of charging; draws from ``world/charging``.
 
-        By default the spec itself.
+        Args:
+            streams: random streams of the run.
+            devices: number of devices.
+            starts: time of the day at which the run begins (s).
+            root: folder of data files; None for the working directory.
         """
-        return self  # type: ignore[return-value]
+        raise NotImplementedError
 
 
 class Never(ChargingModel):
     """A device has what is in its battery at first."""
 
     kind: Literal["never"] = "never"
+
+    def build(self, streams: Streams, devices: int, starts: float, root: Path | None) -> "Never":
+        return self
 
     def span(self, device: int, time: float) -> Span:
         return Span(False, 0.0, math.inf)
@@ -67,33 +75,38 @@ class Daily(ChargingModel):
     begins: TimeDistribution
     """the time of the day, from '24 h' on of the next morning."""
     lasts: TimeDistribution
-    """at most 24 h."""
+    """the duration, at most 24 h."""
     chance: float = Field(default=1.0, ge=0.0, le=1.0)
-    """that a device is plugged in on a day."""
+    """probability that a device is plugged in on a day."""
 
     def build(self, streams: Streams, devices: int, starts: float, root: Path | None) -> Charging:
-        begins, lasts = (
-            said.by_device(
-                f"energy.battery.charging.{name}",
-                streams.generator(f"world/charging/{name}"),
-                devices,
-                root,
-            )
-            for name, said in (("begins", self.begins), ("lasts", self.lasts))
-        )
-        begins, lasts = (
-            np.rint(each / TICK_S) * TICK_S
-            for each in (np.mod(begins - starts, DAY_S), np.clip(lasts, 0.0, DAY_S))
-        )
-        return _Days(streams, begins, lasts, self.chance)
+        def draw(name: str, distribution: Distribution) -> Floats:
+            key = f"energy.battery.charging.{name}"
+            generator = streams.generator(f"world/charging/{name}")
+            return distribution.by_device(key, generator, devices, root)
+
+        begins = np.mod(draw("begins", self.begins) - starts, DAY_S)
+        lasts = np.clip(draw("lasts", self.lasts), 0.0, DAY_S)
+        return _Days(streams, _round_to_ticks(begins), _round_to_ticks(lasts), self.chance)
+
+
+def _round_to_ticks(times: Floats) -> Floats:
+    rounded: Floats = np.rint(times / TICK_S) * TICK_S
+    return rounded
 
 
 class _Days:
-    """Each day from ``begins`` (s from the start of the run, below a day) for ``lasts`` (s);
-    float64 [devices] each.
+    """Charging each day at a device's time.
+
+    Args:
+        streams: random streams of the run.
+        begins: first begin of charging of each device (s from the start of the run, below a day),
+            float64 [devices].
+        lasts: duration of each device's charging (s), float64 [devices].
+        chance: probability that a device is plugged in on a day.
     """
 
-    def __init__(self, streams: Streams, begins: Any, lasts: Any, chance: float) -> None:
+    def __init__(self, streams: Streams, begins: Floats, lasts: Floats, chance: float) -> None:
         self._streams = streams
         self._begins = begins
         self._lasts = lasts
@@ -102,17 +115,16 @@ class _Days:
     def span(self, device: int, time: float) -> Span:
         begins = self._begins.item(device)
         lasts = self._lasts.item(device)
-        day = math.floor((time - begins) / DAY_S)  # the first may have begun before the run
+        day = math.floor((time - begins) / DAY_S)  # day -1 has begun before the run
         # beyond 97 days the division's rounding may be a tick short
         if time >= begins + (day + 1) * DAY_S:
             day += 1
         start = begins + day * DAY_S
         end = begins + (day + 1) * DAY_S
-        if (
-            self._chance < 1
-            and self._streams.uniform("world/charging", device, day + 1) >= self._chance
-        ):
-            return Span(False, start, end)
+        if self._chance < 1:
+            draw = self._streams.uniform("world/charging", device, day + 1)
+            if draw >= self._chance:
+                return Span(False, start, end)
         if time < start + lasts:
             return Span(True, start, on_grid(start + lasts))
         return Span(False, start + lasts, end)

@@ -176,17 +176,17 @@ class HostSpec(Spec):
     """
 
     number: int = Field(default=1, ge=1)
-    """how many hosts, all alike."""
+    """number of hosts, all alike."""
     cores: int | None = Field(default=None, ge=1)
-    """how many computations run at full speed at once; more share the cores evenly."""
+    """number of computations that run at full speed at once; more share the cores evenly."""
     throughput: list[CurvePoint] | None = Field(default=None, min_length=1)
     """instead of ``cores``, points [computations at once, total speed relative to one], linear
     from [1, 1], flat at the end.
     """
     workers: int | None = Field(default=None, ge=1)
-    """how many tasks run at once; further ones queue, first come, first served. None: all run."""
+    """number of tasks that run at once; further tasks queue, first come, first served. None: all run."""
     memory: Bytes | None = None
-    """of a host; as many tasks run at once as fit. None: all fit."""
+    """memory of a host, which limits the tasks that run at once. None: all fit."""
     task_memory: Annotated[Bytes | None, OnlyWith("memory")] = None
     """memory that a task takes from its begin to its end."""
     start_up: Seconds = 0.0

@@ -70,7 +70,7 @@ class Computing:
         start = task.step_start
         now = self._simulation.now
         limit = plan.limit
-        # then the device has vanished, or the run is over
+        # after it the device is disconnected, or the run is over
         last = max(start, min(task.off, self._simulation.end))
         reach = self._compute.reach_s
         if reach < math.inf:
@@ -209,7 +209,7 @@ class Computing:
             ("look-ahead", number), when, partial(self.look_ahead, task)
         )
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         state: dict[str, Any] = {
             "paces": self.paces,
             "known_ends": self._fixed_ends,

@@ -1,10 +1,10 @@
 """Arrivals and departures; a device is present from its arrival until before its departure."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 import numpy as np
 
@@ -18,12 +18,20 @@ from fedsim.world.phases import Span
 
 
 class Turnover(Spec):
-    """The base of arrivals and departures; ``key`` is where the scenario has them, in errors."""
+    """The base of models of arrivals, and of departures."""
 
     kind: str
 
     def check(self, key: str, devices: int) -> None:
-        """Raise ``ScenarioError`` if this does not fit a population of ``devices`` devices."""
+        """Check that the model fits a population.
+
+        Args:
+            key: the key of the scenario, in errors.
+            devices: number of devices.
+
+        Raises:
+            ScenarioError: the model does not fit.
+        """
 
     def draw(
         self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None
@@ -33,9 +41,9 @@ class Turnover(Spec):
         Args:
             key: the key of the scenario, in errors.
             streams: random streams.
-            arrival: arrivals that are known (s), float64 [devices].
+            arrival: arrivals so far (s), float64 [devices]: of departures, the final ones.
             usual: time of a device for which nothing is specified (s).
-            root: folder of data files.
+            root: folder of data files; None for the working directory.
 
         Returns:
             The times (s), float64 [devices].
@@ -129,6 +137,14 @@ def bounded(within: Availability, arrival: Floats, departure: Floats) -> Availab
     return within
 
 
+class LifetimesState(TypedDict):
+    """State of ``Lifetimes`` in a snapshot."""
+
+    arrived: int
+    left: int
+    waiting: list[tuple[float, int]]
+
+
 class Lifetimes:
     """Emits ``arrival`` (not at time 0) and ``departure``.
 
@@ -155,8 +171,9 @@ class Lifetimes:
         self._on_arrival = on_arrival
         self._newcomers, self._arrivals = _in_order(arrival, arrival > 0)
         self._leavers, self._departures = _in_order(departure, departure < math.inf)
-        self._arrived = self._left = 0
-        # a heap: times at which arrived newcomers can be reached
+        self._arrival_count = 0
+        self._departure_count = 0
+        # a heap: time at which each newcomer can be reached first (s), and its number
         self._waiting: list[tuple[float, int]] = []
         simulation.env.declare_alarm("arrival", self._set_arrival)
         simulation.env.declare_alarm("departure", self._set_departure)
@@ -167,12 +184,16 @@ class Lifetimes:
         """Whether each device has arrived and not left at ``time`` (s); bool [devices]."""
         return (self._arrival <= time) & (time < self._departure)
 
-    def snapshot(self) -> dict[str, Any]:
-        return {"arrived": self._arrived, "left": self._left, "waiting": self._waiting}
+    def snapshot(self) -> LifetimesState:
+        return {
+            "arrived": self._arrival_count,
+            "left": self._departure_count,
+            "waiting": self._waiting,
+        }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._arrived = state["arrived"]
-        self._left = state["left"]
+    def restore(self, state: LifetimesState) -> None:
+        self._arrival_count = state["arrived"]
+        self._departure_count = state["left"]
         self._waiting = state["waiting"]
 
     def _set_arrival(self, number: int, when: float) -> None:
@@ -185,17 +206,19 @@ class Lifetimes:
 
     def _await_arrival(self) -> None:
         """Wake up at the next arrival, or when a waiting newcomer can be reached."""
-        reached = self._waiting[0][0] if self._waiting else math.inf
-        self._set_arrival(self._arrived, min(reached, self._arrivals.item(self._arrived)))
+        when = self._arrivals.item(self._arrival_count)
+        if self._waiting:
+            when = min(when, self._waiting[0][0])
+        self._set_arrival(self._arrival_count, when)
 
     def _await_departure(self) -> None:
-        self._set_departure(self._left, self._departures.item(self._left))
+        self._set_departure(self._departure_count, self._departures.item(self._departure_count))
 
     def _arrive(self) -> None:
         now = self._simulation.now
-        while self._arrivals.item(self._arrived) <= now:
-            device = self._newcomers.item(self._arrived)
-            self._arrived += 1
+        while self._arrivals.item(self._arrival_count) <= now:
+            device = self._newcomers.item(self._arrival_count)
+            self._arrival_count += 1
             self._simulation.emit("arrival", device=device)
             reachable = self._availability.next_on(device, now)
             if reachable < math.inf:
@@ -205,14 +228,15 @@ class Lifetimes:
         self._await_arrival()
 
     def _depart(self) -> None:
-        while self._departures.item(self._left) <= self._simulation.now:
-            self._simulation.emit("departure", device=self._leavers.item(self._left))
-            self._left += 1
+        while self._departures.item(self._departure_count) <= self._simulation.now:
+            device = self._leavers.item(self._departure_count)
+            self._simulation.emit("departure", device=device)
+            self._departure_count += 1
         self._await_departure()
 
 
 def _in_order(times: Floats, selection: Flags) -> tuple[Ints, Floats]:
-    """Selected devices by time and number, and their times (s) with infinity at the end."""
+    """Sort selected devices by time and number; returns them, and their times and infinity (s)."""
     devices = np.flatnonzero(selection)
     devices = devices[np.argsort(times[devices], kind="stable")]
     return devices, np.append(times[devices], math.inf)

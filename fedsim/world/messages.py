@@ -6,10 +6,10 @@ start; bytes sent until then are charged.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar, TypedDict
 
 from fedsim.clock.environment import CUT, Alarm
 from fedsim.clock.simulation import Simulation
@@ -54,6 +54,14 @@ class Message:
 
 
 OnEnd = Callable[[Message, Outcome], None]
+
+
+class MessagesState(TypedDict):
+    """State of ``Messages`` in a snapshot."""
+
+    off: list[int]
+    under_way: dict[int, Message]
+    sent: int
 
 
 class Messages:
@@ -200,7 +208,7 @@ class Messages:
         destination = message.destination
         delivered = self.delivered(message)
         edge = network.edge_at(max(source, destination))
-        fields: dict[str, Any] = {"round": message.round}
+        fields: dict[str, object] = {"round": message.round}
         if edge is not None and SERVER in (source, destination):
             kind = "edge-transfer"
             fields["edge"] = edge
@@ -222,10 +230,10 @@ class Messages:
 
     # Snapshots, between two instants.
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> MessagesState:
         return {"off": sorted(self.lost), "under_way": self.under_way, "sent": self._sent}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: MessagesState) -> None:
         self.lost = set(state["off"])
         self.under_way = state["under_way"]
         self._sent = state["sent"]

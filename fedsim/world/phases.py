@@ -1,5 +1,6 @@
-"""Alternating random phases of a device, a pure function of (seed, device), with the phase found
-last as a cache.
+"""Alternating random phases of each device, a pure function of the seed and the device.
+
+The phase that was looked up last is cached for each device.
 """
 
 import math
@@ -16,12 +17,12 @@ from fedsim.world.columns import DeviceRows
 _TICKS_PER_SECOND = 1 / TICK_S
 _ROWS_AT_ONCE = 4_096  # bounds the memory of a walk for any population
 _PHASES_AT_ONCE = 128
-_LAST_BITS = 2.0**-48  # more than two logarithms of a number may differ by, as a share of it
+_LAST_BITS = 2.0**-48  # bound of the relative difference of two implementations of the logarithm
 _MOST_PHASES = 10_000_000  # of one device in one walk, which then takes some ten seconds
 
 
 class Span(NamedTuple):
-    """One phase of a path.
+    """One phase of a path: an interval in which a device is on, or off.
 
     Attributes:
         on: whether the device can be reached.
@@ -41,11 +42,18 @@ class Span(NamedTuple):
 
 
 class Phases:
-    """Alternating exponential phases of each device, with mean lengths in s, sampled lazily.
+    """Alternating exponential phases of each device, sampled lazily.
 
     Phase k of a device is its k-th draw of ``purpose``. The phase at time 0 (drawn from
     ``purpose/first``) is on with the long-run share of on time, so that the population starts in
     its steady state.
+
+    Args:
+        streams: random streams of the run.
+        purpose: name of the stream.
+        mean_on: mean length of the phases in which a device is on (s).
+        mean_off: mean length of the phases in which a device is off (s).
+        devices: number of devices.
     """
 
     def __init__(
@@ -56,17 +64,18 @@ class Phases:
         self._first = f"{purpose}/first"
         self._means = (mean_off, mean_on)
         self._share_on = mean_on / (mean_on + mean_off)
-        # before that there are not too many phases
+        # a walk over less time than this cannot have too many phases
         self._far_s = _MOST_PHASES * min(mean_on, mean_off)
         self._rows = DeviceRows(devices)
-        # The phase that each device was last found in, by its row; one that ends at 0 has never
-        # been looked for.
+        # The phase that was looked up last, by the device's row; it ends at 0 before the first
+        # look-up.
         self._count = np.zeros(self._rows.room, dtype=np.int64)
         self._on = np.zeros(self._rows.room, dtype=np.bool_)
         self._start = np.zeros(self._rows.room)
         self._end = np.zeros(self._rows.room)
 
     def span(self, device: int, time: float) -> Span:
+        """The phase of a device at ``time`` (s)."""
         row = device if self._rows.all else int(self._rows_of(np.array([device]))[0])
         start = self._start.item(row)
         end = self._end.item(row)
@@ -87,38 +96,55 @@ class Phases:
             on = not on
             start = end
             end += self._length(device, count, on)
-        self._count[row], self._on[row], self._start[row], self._end[row] = count, on, start, end
+        self._count[row] = count
+        self._on[row] = on
+        self._start[row] = start
+        self._end[row] = end
         return Span(on, start, end)
 
     def check_walk(self, device: int, start: float, end: float) -> None:
-        """Raise ``SimulationError`` if there are too many phases from ``start`` to ``end`` (s)
-        to go through.
+        """Refuse a walk over too many phases of a device.
+
+        Args:
+            device: number of the device.
+            start: begin of the walk (s).
+            end: end of the walk (s).
+
+        Raises:
+            SimulationError: more phases are expected than a walk may have.
         """
-        expected, (off, on) = 2 * (end - start) / sum(self._means), self._means
+        off, on = self._means
+        expected = 2 * (end - start) / sum(self._means)
         if expected > _MOST_PHASES:
-            many = (
-                f"{expected:.1g} phases of {on:g} s and {off:g} s between {start:g} s and {end:g} "
-                f"s ({self._purpose})"
-            )
             raise SimulationError(
-                f"device {device} has {many}; allowed are {_MOST_PHASES:.0e}; make them longer"
+                f"device {device} has {expected:.1g} phases of {on:g} s and {off:g} s between "
+                f"{start:g} s and {end:g} s ({self._purpose}); allowed are {_MOST_PHASES:.0e}; "
+                "make them longer"
             )
 
     def next_on(self, device: int, time: float) -> float:
+        """The first time (s) from ``time`` on at which a device is on."""
         span = self.span(device, time)
         return time if span.on else span.end
 
     def on(self, devices: Ints, time: float) -> Flags:
+        """Whether each of different devices is on at ``time`` (s); bool [len(devices)]."""
         return self.spans(devices, np.full(len(devices), time))[0]
 
     def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
-        """``span`` of different devices, each at a time of its own (s): whether each is on, and
-        until when (s).
+        """Vectorised ``span``.
+
+        Args:
+            devices: numbers of devices, all different, int64 [n].
+            times: a time for each device (s), float64 [n].
+
+        Returns:
+            Whether each device is on, bool [n], and the end of its phase (s), float64 [n].
         """
         rows = self._rows_of(devices)
         for begin in range(0, len(devices), _ROWS_AT_ONCE):
             piece = slice(begin, begin + _ROWS_AT_ONCE)
-            self._bring(devices[piece], rows[piece], times[piece])
+            self._walk_to(devices[piece], rows[piece], times[piece])
         return self._on[rows], self._end[rows]
 
     def _rows_of(self, devices: Ints) -> Ints:
@@ -129,63 +155,74 @@ class Phases:
         return rows
 
     def _length(self, device: int, count: int, on: bool) -> float:
+        """Draw the length of a device's phase number ``count`` (s)."""
         uniform = self._streams.uniform(self._purpose, device, count)
-        return max(
-            TICK_S,
-            round(-math.log(uniform) * self._means[on] * _TICKS_PER_SECOND) / _TICKS_PER_SECOND,
-        )
+        ticks = round(-math.log(uniform) * self._means[on] * _TICKS_PER_SECOND)
+        return max(TICK_S, ticks / _TICKS_PER_SECOND)
 
     # Many devices at once.
 
-    def _bring(self, devices: Ints, rows: Ints, time: Floats) -> None:
-        start = self._start[rows]
+    def _walk_to(self, devices: Ints, rows: Ints, times: Floats) -> None:
+        """Look up the phase of each device at its time (s), and cache it."""
+        is_unknown = (times < self._start[rows]) | (self._end[rows] == 0.0)
+        if is_unknown.any():
+            self._begin_paths(devices[is_unknown], rows[is_unknown])
         end = self._end[rows]
-        again = (time < start) | (end == 0.0)
-        if again.any():
-            ask = devices[again]
-            row = rows[again]
-            on = self._streams.uniforms(self._first, ask) < self._share_on
-            self._count[row], self._on[row], self._start[row] = 0, on, 0.0
-            self._end[row] = self._lengths(
-                ask, np.zeros((len(ask), 1), dtype=np.int64), on[:, None]
-            )[:, 0]
-            end = self._end[rows]
-        behind = np.flatnonzero(end <= time)
+        behind = np.flatnonzero(end <= times)
         if behind.size:
-            first = int(behind[np.argmax(time[behind] - end[behind])])
-            self.check_walk(int(devices[first]), end.item(first), time.item(first))
+            farthest = int(behind[np.argmax(times[behind] - end[behind])])
+            self.check_walk(int(devices[farthest]), end.item(farthest), times.item(farthest))
         while behind.size:
-            self._walk(devices[behind], rows[behind], time[behind])
-            behind = behind[self._end[rows[behind]] <= time[behind]]
+            self._walk(devices[behind], rows[behind], times[behind])
+            behind = behind[self._end[rows[behind]] <= times[behind]]
 
-    def _walk(self, devices: Ints, rows: Ints, time: Floats) -> None:
-        """Take so many phases as will probably bring most of the devices to their times."""
+    def _begin_paths(self, devices: Ints, rows: Ints) -> None:
+        """Set the cached phases of devices to their phases at time 0."""
+        on = self._streams.uniforms(self._first, devices) < self._share_on
+        first_counts = np.zeros((len(devices), 1), dtype=np.int64)
+        self._count[rows] = 0
+        self._on[rows] = on
+        self._start[rows] = 0.0
+        self._end[rows] = self._lengths(devices, first_counts, on[:, None])[:, 0]
+
+    def _walk(self, devices: Ints, rows: Ints, times: Floats) -> None:
+        """Walk over as many phases as probably bring most of the devices to their times (s)."""
         count = self._count[rows]
         on = self._on[rows]
         end = self._end[rows]
-        expected = float(np.mean(time - end)) / (sum(self._means) / 2)
+        expected = float(np.mean(times - end)) / (sum(self._means) / 2)
         ahead = np.arange(1, min(_PHASES_AT_ONCE, int(1.1 * expected) + 4))
         states = on[:, None] ^ (ahead % 2 == 1)
         ends = np.empty((len(devices), len(ahead) + 1))
-        ends[:, 0], ends[:, 1:] = end, self._lengths(devices, count[:, None] + ahead, states)
+        ends[:, 0] = end
+        ends[:, 1:] = self._lengths(devices, count[:, None] + ahead, states)
         np.cumsum(ends, axis=1, out=ends)
-        # the column of the phase that each stops in
-        passed = np.minimum((ends <= time[:, None]).sum(axis=1), len(ahead))
-        own = np.arange(len(devices))
-        self._count[rows], self._on[rows] = count + passed, on ^ (passed % 2 == 1)
-        self._start[rows], self._end[rows] = ends[own, passed - 1], ends[own, passed]
+        # the column of the phase in which each device's time lies, or of the last one
+        passed = np.minimum((ends <= times[:, None]).sum(axis=1), len(ahead))
+        line = np.arange(len(devices))
+        self._count[rows] = count + passed
+        self._on[rows] = on ^ (passed % 2 == 1)
+        self._start[rows] = ends[line, passed - 1]
+        self._end[rows] = ends[line, passed]
 
     def _lengths(self, devices: Ints, counts: Ints, on: Flags) -> Floats:
-        """``_length`` of several phases of each device, to the same bits; float64, shape as
-        ``counts``.
+        """Draw lengths of several phases of each device (s), equal to ``_length`` in all bits.
+
+        Args:
+            devices: numbers of devices, int64 [n].
+            counts: numbers of phases, int64 [n, m].
+            on: whether the device is on in each phase, bool [n, m].
+
+        Returns:
+            Lengths (s), float64 [n, m].
         """
         uniforms = self._streams.uniforms(self._purpose, devices[:, None], counts)
         means = np.where(on, self._means[1], self._means[0])
         ticks = -np.log(uniforms) * means * _TICKS_PER_SECOND
-        # numpy's own logarithm differs from that of ``math`` in the last bits now and then: where
-        # that may matter, it is taken.
+        # numpy's logarithm now and then differs in its last bits from ``math``'s, which is taken
+        # for lengths so close to half a tick that their rounding depends on these bits
         close = np.abs(ticks - np.floor(ticks) - 0.5) <= ticks * _LAST_BITS
-        exact = np.array([-math.log(one) for one in uniforms[close].tolist()])
+        exact = np.array([-math.log(uniform) for uniform in uniforms[close].tolist()])
         ticks[close] = exact * means[close] * _TICKS_PER_SECOND
         lengths: Floats = np.maximum(TICK_S, np.rint(ticks) / _TICKS_PER_SECOND)
         return lengths

@@ -25,7 +25,6 @@ from fedsim.world.device_kinds import (
     Capacity,
     CapacityModel,
     OwnKind,
-    Rooflines,
     find_kind,
 )
 from fedsim.world.distributions import (
@@ -42,6 +41,7 @@ from fedsim.world.distributions import (
     SpeedDistribution,
 )
 from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
+from fedsim.world.rooflines import Rooflines
 from fedsim.world.steps import Work
 
 # a forward pass costs a third of a training step (forward, and backward at twice that)

@@ -48,7 +48,7 @@ class MessageSlots:
             return False
         return not task.request("slot", self.queues[direction])
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         lines = {
             direction: in_line("slot", slots, self._running)
             for direction, slots in self.queues.items()

@@ -19,6 +19,7 @@ from fedsim.world.meters.energy import POWERS, Power
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.flows import Network
+from fedsim.world.services import ChargeWatch, ComputationTimer, DeviceTimes
 
 Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
 """Cause of a task's early end; ``late``: past its deadline, or no longer needed."""
@@ -41,16 +42,16 @@ class StepServices(Protocol):
         """The links on which messages are sent."""
 
     @property
-    def population(self) -> Any:
-        """The devices (``Population``), with their speeds and data."""
+    def population(self) -> DeviceTimes:
+        """Times of undisturbed work on each device."""
 
     @property
-    def computing(self) -> Any:
-        """The timing of computations (``Computing``)."""
+    def computing(self) -> ComputationTimer:
+        """The timing of computations."""
 
     @property
-    def charge(self) -> Any:
-        """The batteries of devices at work (``BatteryWatch``)."""
+    def charge(self) -> ChargeWatch:
+        """The batteries of devices at work."""
 
     @property
     def running(self) -> Mapping[int, "Task"]:

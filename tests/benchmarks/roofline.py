@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.common.model_cost import ModelCost
 from fedsim.toolbox.models.profile import profile
-from fedsim.world.device_kinds import operations_s
+from fedsim.world.rooflines import operations_s
 from tests.benchmarks.script import parser
 
 BATCH, CLASSES = 32, 10

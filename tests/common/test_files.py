@@ -15,7 +15,7 @@ import tomli_w
 from fedsim.common.files import read_json, read_toml
 from fedsim.common.units import GramsPerJoule
 from fedsim.testing import quiet_world
-from fedsim.world.distributions import DeviceTable
+from fedsim.world.device_table import DeviceTable
 from tests.calls import call
 
 DEEP = "[" * 100_000 + "]" * 100_000

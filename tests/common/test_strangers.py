@@ -124,7 +124,7 @@ def forget(mark: Path) -> None:
     for name in [*sys.modules]:
         if name.partition(".")[0] in names or name.startswith(("fedsim_file_", "fedsim.flower")):
             del sys.modules[name]
-    imports._places.of.clear()
+    imports._finder.places.clear()
     invalidate_caches()  # of the folders that Python has listed
     mark.unlink(missing_ok=True)
 

@@ -18,9 +18,10 @@ from fedsim.common.training import Batching, LastBatch, Part, Training
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, run
 from fedsim.toolbox.models.profile import profile
 from fedsim.world.compute import Compute, HostSpec, SlowPhases
-from fedsim.world.device_kinds import DeviceKind, Rooflines, operations_s
+from fedsim.world.device_kinds import DeviceKind
 from fedsim.world.network import Star
 from fedsim.world.population import Population
+from fedsim.world.rooflines import Rooflines, operations_s
 from fedsim.world.steps import Work
 from tests.benchmarks.hashes import STRATEGIES
 from tests.benchmarks.roofline import MODELS, batch_s, fit

@@ -15,7 +15,7 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.units import BytesPerSecond, SamplesPerSecond
 from fedsim.running.assembly import Run
-from fedsim.world.distributions import DeviceTable
+from fedsim.world.device_table import DeviceTable
 
 
 def table(folder: Path, text: str, *columns: str) -> DeviceTable:

@@ -1,6 +1,9 @@
 """Devices at work: what each step takes, how it can end early, and who wins a tie."""
 
+import json
 import math
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
@@ -501,6 +504,21 @@ def test_a_kind_of_step_is_one_class(off: float, late: float, step: tuple[Any, .
     assert steps[1][:3] == step
     assert TaskStep.kinds["ReadSamples"] is ReadSamples
     assert POWERS["read"] == "compute"
+
+
+def test_powers_for_audits_are_those_of_the_steps() -> None:
+    shipped = [step for step in TaskStep.kinds.values() if step.__module__.startswith("fedsim.")]
+    powers = {}
+    for step in shipped:
+        for name in step.names or (step.__dict__.get("name"),):
+            if step.power is not None and isinstance(name, str):
+                powers[name] = step.power
+    script = (
+        "import json, sys; from fedsim.world.meters.energy import POWERS; "
+        "assert 'fedsim.world.task' not in sys.modules; print(json.dumps(POWERS))"
+    )
+    listed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert json.loads(listed.stdout) == powers
 
 
 def test_two_kinds_of_steps_have_different_class_names() -> None:

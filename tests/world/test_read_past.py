@@ -23,7 +23,8 @@ from fedsim.toolbox.worlds.availability import Intervals, read_flash
 from fedsim.toolbox.worlds.capacities import read_capacities
 from fedsim.toolbox.worlds.regions import RegionsSpec
 from fedsim.world.calendar import Calendar
-from fedsim.world.distributions import IDS, FromFile
+from fedsim.world.device_table import IDS
+from fedsim.world.distributions import FromFile
 from fedsim.world.energy.spec import ZoneSpec
 from tests.lab.test_log import GOOD, HEAD
 from tests.learning.test_sources import save

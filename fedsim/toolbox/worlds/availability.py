@@ -31,7 +31,7 @@ from fedsim.toolbox.worlds.published import recorded_phones
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.calendar import DAY_S, Calendar, seconds_of_day
 from fedsim.world.columns import each
-from fedsim.world.distributions import DeviceTable
+from fedsim.world.device_table import DeviceTable
 from fedsim.world.phases import Span
 
 

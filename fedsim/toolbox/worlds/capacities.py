@@ -15,7 +15,7 @@ from fedsim.common.streams import Streams
 from fedsim.common.wording import in_words
 from fedsim.toolbox.worlds.published import fedscale_capacities, is_pickle
 from fedsim.world.device_kinds import Capacity, CapacityModel
-from fedsim.world.distributions import DeviceTable
+from fedsim.world.device_table import DeviceTable
 
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
 _LEFT_OUT = ("client", "communication_kbps")  # a number of each row, and one rate for both ways

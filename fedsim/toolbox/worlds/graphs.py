@@ -6,7 +6,6 @@ Routes have the fewest hops.
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -24,7 +23,7 @@ from fedsim.world.columns import ALL
 from fedsim.world.network.endpoints import SERVER, in_ticks
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport
-from fedsim.world.network.spec import AccessColumns, NetworkModel, SharedLink
+from fedsim.world.network.spec import NetworkInputs, NetworkModel, SharedLink
 
 if TYPE_CHECKING:
     import networkx
@@ -359,38 +358,38 @@ class GraphSpec(NetworkModel):
     def edge_servers(self) -> int:
         return len(self.edge_nodes)
 
-    def _connect(
-        self,
-        simulation: Simulation,
-        columns: AccessColumns,
-        transport: Transport,
-        root: Path | None,
-    ) -> Network:
-        graph = read_graph(sought(self.file, root))
-        nodes_of_keys = {
-            "server": [self.server],
-            "attach": self.attach,
-            "edge.nodes": self.edge_nodes,
-            "hosts": self.hosts,
-        }
-        for key, nodes in nodes_of_keys.items():
-            for place, node in enumerate(nodes):
-                if node not in graph:
-                    where = key if key == "server" else f"{key}.{place}"
-                    raise ScenarioError(
-                        f"network.{where} is {node!r}, which is no node of "
-                        f"{self.file!r}{nearest(node, graph)}"
-                    )
+    def _connect(self, inputs: NetworkInputs) -> Network:
+        graph = read_graph(sought(self.file, inputs.root))
+        self._refuse_unknown_nodes(graph)
         edge = self.edge
         edges = None
         if edge is not None:
             edges = EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
         try:
             return between(
-                simulation, *columns, graph, self.server, self.attach, transport, edges, self.hosts
+                inputs.simulation,
+                *inputs.columns,
+                graph,
+                self.server,
+                self.attach,
+                inputs.transport,
+                edges,
+                self.hosts,
             )
         except SimulationError as error:
             raise ScenarioError(f"network.file {self.file!r}: {error}") from None
+
+    def _refuse_unknown_nodes(self, graph: "networkx.Graph[Any]") -> None:
+        nodes = {"server": self.server}
+        lists = {"attach": self.attach, "edge.nodes": self.edge_nodes, "hosts": self.hosts}
+        for key, names in lists.items():
+            nodes |= {f"{key}.{place}": name for place, name in enumerate(names)}
+        for key, node in nodes.items():
+            if node not in graph:
+                raise ScenarioError(
+                    f"network.{key} is {node!r}, which is no node of "
+                    f"{self.file!r}{nearest(node, graph)}"
+                )
 
 
 class TreeSpec(NetworkModel):
@@ -410,13 +409,7 @@ class TreeSpec(NetworkModel):
     def edge_servers(self) -> int:
         return 0 if self.edge is None else self.cells
 
-    def _connect(
-        self,
-        simulation: Simulation,
-        columns: AccessColumns,
-        transport: Transport,
-        root: Path | None,
-    ) -> Network:
+    def _connect(self, inputs: NetworkInputs) -> Network:
         cells = range(self.cells)
         links = {"server down": self.server.down, "server up": self.server.up}
         for cell in cells:
@@ -425,9 +418,18 @@ class TreeSpec(NetworkModel):
         edge = self.edge
         edges = None
         if edge is not None:
-            of = np.arange(self.cells)
-            edges = EdgeServers(cells, edge.receive, edge.send, edge.latency, of)
-        return Graph(simulation, *columns, links, _between_cells, cells, SERVER, transport, edges)
+            edge_of_cell = np.arange(self.cells)
+            edges = EdgeServers(cells, edge.receive, edge.send, edge.latency, edge_of_cell)
+        return Graph(
+            inputs.simulation,
+            *inputs.columns,
+            links,
+            _between_cells,
+            cells,
+            SERVER,
+            inputs.transport,
+            edges,
+        )
 
 
 def _between_cells(tail: int, head: int) -> list[str]:

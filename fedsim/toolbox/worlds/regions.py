@@ -20,11 +20,11 @@ from fedsim.common.arrays import Floats
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.files import read_toml, sought
 from fedsim.world.device_kinds import Figure
-from fedsim.world.distributions import DeviceTable
+from fedsim.world.device_table import DeviceTable
 from fedsim.world.network.endpoints import SERVER
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Transport
-from fedsim.world.network.spec import AccessColumns, NetworkModel
+from fedsim.world.network.spec import AccessColumns, NetworkInputs, NetworkModel
 
 _TABLE = Path(__file__).with_name("cloud_regions.toml")
 _EARTH_KM = 6371.0
@@ -425,27 +425,29 @@ class RegionsSpec(NetworkModel):
         pairs = permutations(self._names, 2)
         return [] if self.file is not None else cloud_facts().outside_of_rules(pairs)
 
-    def _connect(
-        self,
-        simulation: Simulation,
-        columns: AccessColumns,
-        transport: Transport,
-        root: Path | None,
-    ) -> Network:
+    def _connect(self, inputs: NetworkInputs) -> Network:
         server = self.server_in or self.of[0]
         names = self._names
         if self.file is None:
             facts = cloud_facts()
             table = {pair: facts.connection(*pair) for pair in permutations(names, 2)}
         else:
-            table = _read(sought(self.file, root))
+            table = _read(sought(self.file, inputs.root))
             for source, target in combinations(names, 2):
                 if (source, target) not in table and (target, source) not in table:
                     raise ScenarioError(
                         f"network.file {self.file!r} has no row from {source!r} to {target!r}, "
                         "nor back"
                     )
-        return Regions(simulation, columns, transport, self.of, server, self.connections, table)
+        return Regions(
+            inputs.simulation,
+            inputs.columns,
+            inputs.transport,
+            self.of,
+            server,
+            self.connections,
+            table,
+        )
 
 
 def _read(path: Path) -> dict[tuple[str, str], Connection]:

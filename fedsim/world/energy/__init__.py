@@ -1,3 +1,1 @@
-"""Energy from plugs and batteries: watts by device and phase, batteries that run flat, the
-carbon of a grid.
-"""
+"""The section ``[energy]``: powers by device and phase, batteries, and the carbon of a grid."""

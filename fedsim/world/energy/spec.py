@@ -1,9 +1,7 @@
-"""``[energy]``: what devices and the server's side draw, from which grid, and out of which
-batteries.
-"""
+"""The table ``[energy]``: powers of devices and of the server's side, the grid, and batteries."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +19,10 @@ from fedsim.world.batteries import Batteries
 from fedsim.world.calendar import DAY_S
 from fedsim.world.charging import ChargingSpec, Never
 from fedsim.world.device_kinds import KIND_POWERS, Figure, catalogue, figures, find_kind
+from fedsim.world.device_table import DeviceTable
 from fedsim.world.distributions import (
     Choice,
     Constant,
-    DeviceTable,
     Distribution,
     LogNormal,
     TimeDistribution,
@@ -36,32 +34,37 @@ from fedsim.world.meters.energy import COEFFICIENTS, EnergyMeter
 
 _NAMES = ("idle", "compute", "receive", "send", "receive_byte", "send_byte", "tail", "tail_lasts")
 _KEYS = dict(zip(_NAMES, COEFFICIENTS, strict=True))
-"""The keys of a scenario, and the coefficients that they are for."""
+"""Key of ``[energy]`` -> the coefficient that it sets."""
 
 _PHONES = Path(__file__).with_name("presets.toml")
-TITLES = catalogue(_PHONES) | dict.fromkeys(
-    ("raspberry-pi-4", "jetson-nano", "laptop"), "the kind of device of that name"
-)
-"""Name -> what it is, of every preset: phones, and some of the kinds of devices."""
+_KIND_PRESETS = ("raspberry-pi-4", "jetson-nano", "laptop")
+TITLES = catalogue(_PHONES) | dict.fromkeys(_KIND_PRESETS, "the kind of device of that name")
+"""Name -> title of every preset: phones, and some kinds of devices."""
 
 
 def preset_figures(name: str) -> dict[str, Figure]:
-    """The figures of a preset with their sources: W, J a byte, s."""
+    """Figures of a preset with their sources.
+
+    Args:
+        name: the preset, a key of ``TITLES``.
+
+    Returns:
+        Name -> figure in W, J/B or s. Names are ``COEFFICIENTS`` for a phone, and keys of
+        ``DeviceKind`` for a kind of device.
+    """
     if name in catalogue(_PHONES):
         return figures(name, "energy.preset", _PHONES)
-    return {
-        key: figure
-        for key, figure in figures(name, "energy.preset").items()
-        if key in KIND_POWERS.values()
-    }
+    kind_figures = figures(name, "energy.preset")
+    power_keys = KIND_POWERS.values()
+    return {key: figure for key, figure in kind_figures.items() if key in power_keys}
 
 
 def _coefficients(name: str) -> dict[str, float]:
-    """Draw of a preset: ``COEFFICIENTS`` (W, J a byte, s), as far as they are not 0."""
+    """Return the ``COEFFICIENTS`` of a preset (W, J/B, s); phones omit coefficients of 0."""
     if name in catalogue(_PHONES):
-        return {key: figure.value for key, figure in preset_figures(name).items()}
+        return {key: float(figure.value) for key, figure in preset_figures(name).items()}
     kind = find_kind(name, {}, "energy.preset")
-    return {draws: getattr(kind, key) for draws, key in KIND_POWERS.items()}
+    return {coefficient: getattr(kind, key) for coefficient, key in KIND_POWERS.items()}
 
 
 _Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -78,27 +81,42 @@ ShareDistribution = Annotated[Distribution, by_device(_Share, Constant, Uniform,
 _Intensities = GramsPerJoule | list[GramsPerJoule]
 
 
+def _as_list(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+class ZoneProfile(TypedDict):
+    """A zone of the grid, as ``energy.json`` holds it.
+
+    Attributes:
+        name: name of the zone.
+        hours: carbon intensity in the 24 hours of the day (g/J).
+        offset_s: time of the zone's day at the start of the run (s).
+    """
+
+    name: str
+    hours: list[float]
+    offset_s: float
+
+
 class ZoneSpec(Spec):
     """A part of the grid."""
 
     name: str = Field(default="", max_length=200)
-    """for people."""
+    """name of the zone in reports."""
     share: float = Field(default=1.0, ge=0.0, le=1e6)
-    """of the devices that are in it."""
+    """share of the devices that are in the zone; shares are divided by their sum."""
     intensity: Annotated[
         list[GramsPerJoule] | None,
-        BeforeValidator(
-            lambda said: said if isinstance(said, list) else [said],
-            json_schema_input_type=_Intensities,
-        ),
+        BeforeValidator(_as_list, json_schema_input_type=_Intensities),
     ] = None
-    """one, or one for each of the 24 hours of its day."""
+    """one value, or one for each of the 24 hours of the zone's day."""
     file: str | None = None
-    """instead, a CSV file with a column ``intensity`` and 24 rows, such as ``475 g/kWh``; sought
-    as all files are. Rows go by a column ``hour``, 0 to 23, if there is one.
+    """instead of ``intensity``, a CSV file with a column ``intensity`` and 24 rows, such as
+    ``475 g/kWh``. Rows go by a column ``hour``, 0 to 23, if the file has one.
     """
     ahead: Seconds = 0.0
-    """how far its time of the day is ahead of ``energy.starts``."""
+    """time by which the zone's time of the day is ahead of ``energy.starts``."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "ZoneSpec":
@@ -113,37 +131,48 @@ class ZoneSpec(Spec):
             raise ValueError("'ahead' is less than '24 h'")
         return self
 
-    def profile(self, place: int, root: Path | None, starts: float) -> dict[str, Any]:
-        """Its ``name``, its ``hours`` (g/J), and the time of its day when the run begins,
-        ``offset_s``.
+    def profile(self, place: int, root: Path | None, starts: float) -> ZoneProfile:
+        """The zone's name, carbon intensity by hour, and time of day at the start of the run.
+
+        Args:
+            place: position of the zone in the list of zones, for its name and for errors.
+            root: folder of data files; None for the working directory.
+            starts: time of the day at which the run begins (s).
+
+        Raises:
+            DataError: the file is missing or malformed.
         """
-        hours: list[float] = (self.intensity or []) * (24 // len(self.intensity or [""]))
-        if self.file is not None:
-            key = f"energy.carbon.zones.{place}.file"
-            table = DeviceTable(key, sought(self.file, root), ("intensity",), ("hour",), others=())
-            table.note(
-                "rows by 'hour'" if "hour" in table.cells else "a row for each hour from 0 to 23"
-            )
-            hours = table.values("intensity", GramsPerJoule)
-            if len(hours) != 24:
-                raise DataError(f"{key} {self.file!r} has {len(hours)} rows; allowed are 24")
-            if "hour" in table.cells:
-                order = table.values("hour", int)
-                if sorted(order) != list(range(24)):
-                    raise DataError(
-                        f"{key} {self.file!r} has not each hour from 0 to 23 once in its "
-                        "column 'hour'"
-                    )
-                hours = [hours[order.index(hour)] for hour in range(24)]
         return {
             "name": self.name or f"zone {place}",
-            "hours": hours,
+            "hours": self._hours(f"energy.carbon.zones.{place}.file", root),
             "offset_s": (starts + self.ahead) % DAY_S,
         }
 
+    def _hours(self, key: str, root: Path | None) -> list[float]:
+        if self.file is not None:
+            return _read_hours(key, self.file, root)
+        assert self.intensity is not None
+        return self.intensity * (24 // len(self.intensity))
+
+
+def _read_hours(key: str, file: str, root: Path | None) -> list[float]:
+    """Read the carbon intensity of 24 hours (g/J) from the file that the scenario's key names."""
+    table = DeviceTable(key, sought(file, root), ("intensity",), ("hour",), others=())
+    has_order = "hour" in table.cells
+    table.note("rows by 'hour'" if has_order else "a row for each hour from 0 to 23")
+    intensities: list[float] = table.values("intensity", GramsPerJoule)
+    if len(intensities) != 24:
+        raise DataError(f"{key} {file!r} has {len(intensities)} rows; allowed are 24")
+    if not has_order:
+        return intensities
+    order = table.values("hour", int)
+    if sorted(order) != list(range(24)):
+        raise DataError(f"{key} {file!r} has not each hour from 0 to 23 once in its column 'hour'")
+    return [intensities[order.index(hour)] for hour in range(24)]
+
 
 class CarbonSpec(Spec):
-    """The zones of the grid, the first of which has the server's side.
+    """The zones of the grid; the server's side is in the first.
 
     One zone may stand for the list.
     """
@@ -157,15 +186,20 @@ class CarbonSpec(Spec):
         return self
 
     def draw(self, streams: Streams, devices: int) -> Ints:
-        """The place of each device's zone, int64 [devices]; draws from ``world/energy/zone``."""
+        """Draw the position in ``zones`` of each device's zone, int64 [devices].
+
+        Draws from ``world/energy/zone``.
+        """
         shares = np.array([zone.share for zone in self.zones])
-        return streams.generator("world/energy/zone").choice(
-            len(shares), devices, p=shares / shares.sum()
-        )
+        generator = streams.generator("world/energy/zone")
+        return generator.choice(len(shares), devices, p=shares / shares.sum())
 
 
-def _zones(said: Any) -> Any:
-    return {"zones": [said]} if isinstance(said, dict) and "zones" not in said else said
+def _zones(value: object) -> object:
+    """Return the table of the zones; a table without the key ``zones`` is the only zone."""
+    if isinstance(value, dict) and "zones" not in value:
+        return {"zones": [value]}
+    return value
 
 
 Carbon = Annotated[
@@ -174,20 +208,27 @@ Carbon = Annotated[
 
 
 class PlaceSpec(Spec):
-    """Draws of the server and the way to it, or of each cell or attachment node of a tree or
-    graph (edge servers, say).
+    """Draws of the server and the way to it, or of each place of a tree or graph.
+
+    A place is a cell or an attachment node, such as an edge server.
     """
 
     idle: Watts = 0.0
-    """drawn all the time, from the start of the run to its end."""
+    """power from the start of the run to its end."""
     byte: JoulesPerByte = 0.0
-    """of each byte on the wire that passes, both ways."""
+    """energy of each byte on the wire that passes, both ways."""
     update: Joules = 0.0
-    """of each update that is aggregated there."""
+    """energy of each update that is aggregated at the place."""
 
     def coefficients(self, count: int, overhead: float) -> dict[str, float]:
-        """Draw of ``count`` such places: W, J an update and J a byte of payload, which takes
-        ``overhead`` bytes on the wire.
+        """Coefficients of several places together.
+
+        Args:
+            count: number of places.
+            overhead: bytes on the wire for a byte of payload.
+
+        Returns:
+            ``idle_w`` (W), ``update_j`` (J an update) and ``j_byte`` (J a byte of payload).
         """
         return {
             "idle_w": self.idle * count,
@@ -200,29 +241,37 @@ class BatterySpec(Spec):
     """``[energy.battery]``."""
 
     capacity: EnergyDistribution
-    """when full; ``inf J`` for one that is never flat."""
+    """energy when full; ``inf J`` for a battery that is never flat."""
     initial: ShareDistribution = Constant[_Share](value=1.0)
-    """how full it is when the device joins, 0 to 1."""
+    """charge of the battery when the device joins, 0 to 1."""
     charge: PowerDistribution | None = None
-    """what a charger gives, to the battery and to the device."""
+    """power of a charger, for the battery and the device."""
     charging: ChargingSpec = Never()
-    """when it is plugged in."""
+    """times at which the device is plugged in."""
     restart: float = Field(default=0.1, ge=0.001, le=1.0)
-    """how full a battery that was flat must be for its device to go on."""
+    """charge at which a device whose battery was flat restarts, 0 to 1."""
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, Floats]:
-        """``capacity_j``, ``initial_j``, ``charge_w`` of all devices, float64 [devices] each;
-        draws from ``world/battery``.
+        """Draw the batteries of all devices, from ``world/battery``.
+
+        Args:
+            streams: random streams of the run.
+            devices: number of devices.
+            root: folder of data files; None for the working directory.
+
+        Returns:
+            ``capacity_j`` (J), ``initial_j`` (J) and ``charge_w`` (W), float64 [devices] each.
         """
 
-        def drawn(name: str, said: Distribution) -> AnyArray:
-            return said.by_device(
-                f"energy.battery.{name}", streams.generator(f"world/battery/{name}"), devices, root
-            )
+        def draw_column(name: str, distribution: Distribution) -> AnyArray:
+            generator = streams.generator(f"world/battery/{name}")
+            return distribution.by_device(f"energy.battery.{name}", generator, devices, root)
 
-        capacity = drawn("capacity", self.capacity)
-        share = drawn("initial", self.initial)
-        charge = np.zeros(devices) if self.charge is None else drawn("charge", self.charge)
+        capacity = draw_column("capacity", self.capacity)
+        share = draw_column("initial", self.initial)
+        charge = np.zeros(devices)
+        if self.charge is not None:
+            charge = draw_column("charge", self.charge)
         return {
             "capacity_j": capacity,
             "initial_j": np.where(share > 0, capacity, 0.0) * share,
@@ -230,9 +279,12 @@ class BatterySpec(Spec):
         }
 
 
-def _preset(value: Any) -> Any:
+def _preset(value: object) -> object:
+    """Return a list of presets; refuse an unknown name."""
     names = [value] if isinstance(value, str) else value
-    for name in names if isinstance(names, list) else ():
+    if not isinstance(names, list):
+        return names
+    for name in names:
         if name not in TITLES:
             hint = nearest(str(name), TITLES)
             raise PydanticCustomError(
@@ -242,27 +294,30 @@ def _preset(value: Any) -> Any:
 
 
 class EnergySpec(Spec):
-    """``[energy]``: what is drawn beyond ``idle`` comes on top of it. Keys that are not given
-    come from the preset, else from the device's kind, else they are 0.
+    """``[energy]``: powers of devices and of the server's side, carbon, and batteries.
+
+    All powers are added to ``idle``. A missing key has the value of the preset, else of the
+    device's kind, else 0.
 
     Attributes:
-        preset: what is drawn by a kind of device, or by several, of which each device is one.
-        shares: of the presets; by default equal.
-        idle: by a device that is on. Counted while it works on a task; a battery drains by it
-            all the time.
-        compute: while it trains or tests, at full utilisation; slow phases take the same power
-            for longer.
+        preset: a kind of device whose powers the devices have, or several, of which each device
+            is one.
+        shares: share of each preset; by default equal.
+        idle: power of a device that is on. Counted while it works on a task; a battery drains
+            by it all the time.
+        compute: power during training and tests, at full utilisation; slow phases take the same
+            power for longer.
         utilisation: the part of ``compute`` that is drawn.
-        receive, send: during a transfer, its latency included.
-        receive_byte, send_byte: of each byte on the wire, headers included (``[network]
+        receive, send: power during a transfer, its latency included.
+        receive_byte, send_byte: energy of each byte on the wire, headers included (``[network]
             protocol``).
-        tail: by a radio that stays awake for ``tail_lasts`` after a transfer, or until the next
-            one, even beyond the run's end.
+        tail: power of a radio that stays awake for ``tail_lasts`` after a transfer, or until the
+            next one, even beyond the run's end.
         tail_lasts: the duration of the tail.
-        server, edge: what the server's side draws.
+        server, edge: powers of the server's side.
         starts: the time of the day at which the run begins, for charging and carbon.
-        carbon: of the grid; None: not counted.
-        battery: None: all are plugged in.
+        carbon: carbon intensity of the grid; None: grams are not counted.
+        battery: the devices' batteries; None: all devices are plugged in.
     """
 
     preset: Annotated[
@@ -285,67 +340,81 @@ class EnergySpec(Spec):
     battery: BatterySpec | None = None
 
     @model_validator(mode="after")
-    def _matching(self) -> "EnergySpec":
-        names = self.preset or []
-        shares = self.shares
-        if shares is not None and (
-            len(shares) != len(names) or min(shares, default=0) < 0 or sum(shares) <= 0
-        ):
-            raise ValueError("'shares' must be as many as the presets, none negative, not all zero")
+    def _check_shares_and_start(self) -> "EnergySpec":
+        if self.shares is not None:
+            is_complete = len(self.shares) == len(self.preset or [])
+            is_positive = min(self.shares, default=0) >= 0 and sum(self.shares) > 0
+            if not (is_complete and is_positive):
+                raise ValueError(
+                    "'shares' must be as many as the presets, none negative, not all zero"
+                )
         if self.starts >= DAY_S:
             raise ValueError("'starts' is a time of the day: less than '24 h'")
         return self
 
     def build(self, context: MeterContext) -> EnergyMeter:
-        """Build the meter of a world; draws from ``world/energy/...``. Joules a byte count
-        payload from here on.
+        """Build the meter of a world; draws from ``world/energy/...``.
 
-        ``ScenarioError``: there are no cells for ``edge``. ``DataError``: a file is missing or
-        malformed.
+        The meter counts bytes of payload; its joules a byte include the headers.
+
+        Args:
+            context: the world in which the meter counts.
+
+        Raises:
+            ScenarioError: the network has no cells for ``edge``.
+            DataError: a file is missing or malformed.
         """
-        streams = context.streams
         devices = context.devices
         cells = context.places
-        root = context.folder
         if self.edge is not None and cells is None:
             raise ScenarioError(
                 'energy.edge is given, but network.kind has no cells; allowed with "tree" and '
                 '"graph" only'
             )
-        drawn = [_coefficients(name) for name in self.preset or []] or [{}]
-        which = self.preset_places(streams, devices)
-        columns: dict[str, AnyArray]
-        columns = {
-            key: np.array([of.get(key, 0.0) for of in drawn])[which] for key in _KEYS.values()
+        columns = self._draw_coefficients(context)
+        zones: list[ZoneProfile] = []
+        if self.carbon is None:
+            columns["zone"] = np.zeros(devices, dtype=np.int64)
+        else:
+            for place, zone in enumerate(self.carbon.zones):
+                zones.append(zone.profile(place, context.folder, self.starts))
+            columns["zone"] = self.carbon.draw(context.streams, devices)
+        if self.battery is not None:
+            columns |= self.battery.draw(context.streams, devices, context.folder)
+        edge = self.edge or PlaceSpec()
+        setting = {
+            "idle_while": "working",  # when ``idle`` counts: older versions knew ``there`` too
+            "batteries": self.battery is not None,
+            "server": self.server.coefficients(1, context.overhead),
+            "edge": edge.coefficients(cells or 0, context.overhead),
+            "zones": zones,
         }
-        columns |= context.powers if self.preset is None else {}
+        return EnergyMeter(columns, setting)
+
+    def _draw_coefficients(self, context: MeterContext) -> dict[str, AnyArray]:
+        """Draw the ``COEFFICIENTS`` of all devices, float64 [devices] each."""
+        streams = context.streams
+        presets: list[dict[str, float]] = [{}]
+        if self.preset is not None:
+            presets = [_coefficients(name) for name in self.preset]
+        places = self.preset_places(streams, context.devices)
+        columns: dict[str, AnyArray] = {}
+        for name in _KEYS.values():
+            columns[name] = np.array([preset.get(name, 0.0) for preset in presets])[places]
+        if self.preset is None:
+            columns |= context.powers
         for key, name in _KEYS.items():
-            said: Distribution | None = getattr(self, key)
-            if said is not None:
-                columns[name] = said.by_device(
-                    f"energy.{key}", streams.generator(f"world/energy/{key}"), devices, root
+            distribution: Distribution | None = getattr(self, key)
+            if distribution is not None:
+                generator = streams.generator(f"world/energy/{key}")
+                columns[name] = distribution.by_device(
+                    f"energy.{key}", generator, context.devices, context.folder
                 )
         columns["compute_w"] = columns["compute_w"] * self.utilisation
         for name in ("receive_j_byte", "send_j_byte"):
             columns[name] = columns[name] * context.overhead
         columns["tail_s"] = np.rint(columns["tail_s"] / TICK_S) * TICK_S
-        grid = [] if self.carbon is None else self.carbon.zones
-        zones = [zone.profile(place, root, self.starts) for place, zone in enumerate(grid)]
-        columns["zone"] = (
-            np.zeros(devices, dtype=np.int64)
-            if self.carbon is None
-            else self.carbon.draw(streams, devices)
-        )
-        if self.battery is not None:
-            columns |= self.battery.draw(streams, devices, root)
-        setting = {
-            "idle_while": "working",  # when ``idle`` counts: older versions knew ``there`` too
-            "batteries": self.battery is not None,
-            "server": self.server.coefficients(1, context.overhead),
-            "edge": (self.edge or PlaceSpec()).coefficients(cells or 0, context.overhead),
-            "zones": zones,
-        }
-        return EnergyMeter(columns, setting)
+        return columns
 
     def batteries(
         self,
@@ -355,7 +424,15 @@ class EnergySpec(Spec):
         arrival: Floats,
         root: Path | None,
     ) -> Batteries | None:
-        """The batteries of devices that join at ``arrival`` (s); None where there are none."""
+        """The batteries of the devices; None if the scenario has no batteries.
+
+        Args:
+            energy: the meter that ``build`` made.
+            simulation: the clock.
+            streams: random streams of the run.
+            arrival: arrival of each device (s), float64 [devices].
+            root: folder of data files; None for the working directory.
+        """
         if self.battery is None:
             return None
         assert isinstance(energy, EnergyMeter)
@@ -363,11 +440,12 @@ class EnergySpec(Spec):
         return Batteries(simulation, energy.columns, self.battery.restart, charging, arrival)
 
     def preset_places(self, streams: Streams, devices: int) -> NDArray[np.int64]:
-        """The place in ``preset`` of each device's own; int64 [devices].
+        """Draw the position in ``preset`` of each device's preset, int64 [devices].
 
         Draws from ``world/energy/preset``.
         """
-        shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
-        return streams.generator("world/energy/preset").choice(
-            len(self.preset or [""]), devices, p=shares
-        )
+        shares = None
+        if self.shares is not None:
+            shares = np.array(self.shares) / sum(self.shares)
+        count = len(self.preset or [""])
+        return streams.generator("world/energy/preset").choice(count, devices, p=shares)

@@ -1,11 +1,10 @@
-"""Quantities counted besides bytes: energy, money, and the user's own, as columns of rounds and
-devices (``base.Meter``).
-"""
+"""Meters, which count energy, money and the user's own quantities by round and device."""
 
 from fedsim.world.meters.energy import EnergyMeter
 from fedsim.world.meters.spec import Bill
 
 OF_SECTIONS = (EnergyMeter, Bill)
-"""The meters that have a section of the scenario; their columns are always there, empty where
-they do not count.
+"""The meters that have a section of the scenario.
+
+Their columns are in every table, and empty if the scenario lacks the section.
 """

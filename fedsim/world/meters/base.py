@@ -1,16 +1,14 @@
-"""The base of meters: a meter hears every step and transfer, and adds columns to rounds and
-devices and a summary entry.
-"""
+"""The base of meters, which count a quantity from the records of a run, and the meters of a run."""
 
 import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +28,9 @@ from fedsim.common.streams import Streams
 Payloads = tuple[tuple[str, float], ...]
 """The parts of a message in the order in which they are sent: purpose and bytes of each."""
 
+Arguments = TypeVarTuple("Arguments")
+T = TypeVar("T")
+
 _DIRECTIONS = {"download": "down", "upload": "up"}
 
 
@@ -37,9 +38,9 @@ class Column(NamedTuple):
     """A column that a meter adds to a table.
 
     Attributes:
-        name: its name, which no other column of the table has.
-        unit: its unit, such as ``"s"``; empty for a count.
-        about: a line about it.
+        name: name of the column, which no other column of the table has.
+        unit: unit of its values, such as ``"s"``; empty for a count.
+        about: a line about its values.
     """
 
     name: str
@@ -51,11 +52,11 @@ class Step(NamedTuple):
     """A step of a task that is over.
 
     Attributes:
-        start, end: its times (s).
-        device, task: numbers of its device and its task.
+        start, end: begin and end of the step (s).
+        device, task: number of the device and of the task.
         name: ``download``, ``train``, ``evaluate``, ``compute``, ``upload``, ``encode``,
-            ``decode``, ``pause`` or ``queue``.
-        outcome: ``done``, or the cause for which it ended early.
+            ``decode``, ``sleep``, ``start-up`` or ``queue``.
+        outcome: ``done``, or the cause for which the step ended early.
         fields: all fields of its record, such as ``epochs``, ``samples`` and ``delivered``.
     """
 
@@ -63,25 +64,25 @@ class Step(NamedTuple):
     end: float
     device: int
     task: int
-    # : ``download``, ``train``, ``evaluate``, ``compute``, ``encode``, ``decode``, ``upload`` or
-    # ``queue``
     name: str
-    outcome: str  #: ``done``, or the cause for which it ended early
+    outcome: str
     fields: Mapping[str, Any]
 
 
 class Transfer(NamedTuple):
-    """A message that is over (``start``, ``end`` in s), as ``transfers.parquet`` has it.
+    """A message that is over, as ``transfers.parquet`` has it.
 
     Attributes:
-        start, end: its times (s).
+        start, end: begin and end of the message (s).
         purpose: names of its contents, joined by ``+``.
         payloads: name and bytes of each content.
         round, task: numbers of its round and its task; None for none.
         device: the sender or receiver; None between parts of the server's side.
         direction: ``up``, ``down`` or ``peer``.
-        bytes, delivered, wire_bytes: its size, the part that moved, and that with headers.
-        outcome: ``done``, or the cause for which it ended early.
+        bytes: size of the message.
+        delivered: bytes transferred.
+        wire_bytes: bytes transferred on links, with headers.
+        outcome: ``done``, or the cause for which the message ended early.
         sender, receiver: ends on the server's side other than the server; see ``source`` and
             ``destination``.
     """
@@ -104,58 +105,98 @@ class Transfer(NamedTuple):
     @property
     def source(self) -> str:
         """The sender: ``device 3``, ``edge 1``, ``server`` or another part of the server's side."""
-        return self.sender or ("server" if self.direction == "down" else f"device {self.device}")
+        if self.sender:
+            return self.sender
+        return "server" if self.direction == "down" else f"device {self.device}"
 
     @property
     def destination(self) -> str:
-        """The receiver, named like the ``source``."""
-        return self.receiver or ("server" if self.direction == "up" else f"device {self.device}")
+        """The receiver: ``device 3``, ``edge 1``, ``server`` or another part of its side."""
+        if self.receiver:
+            return self.receiver
+        return "server" if self.direction == "up" else f"device {self.device}"
 
 
 def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float) -> Transfer | None:
-    """The transfer that ends with a record; None if none does.
+    """The message that ends with a record; None if the record ends no message.
 
-    ``start``: of the step of a ``step-end`` (s).
+    Args:
+        time: time of the record (s).
+        kind: kind of the record.
+        fields: fields of the record.
+        start: begin of the step (s), if ``kind`` is ``step-end``.
     """
-    device: int | None
-    ends: tuple[str | None, str | None]
     if kind == "server-transfer":
-        purpose = fields["purpose"]
-        size = fields["bytes"]
-        of = fields.get("round")
-        ends = (fields["sender"], fields["receiver"])
-        payloads = ((purpose, size),)
-        return Transfer(
-            time, time, None, "up", purpose, size, size, 0.0, "done", of, None, payloads, *ends
-        )
+        return _instant_transfer(time, fields)
+    device: int | None = None
+    sender: str | None
+    receiver: str | None
     if kind in ("edge-transfer", "message"):
         direction, sender, receiver = ends_of(fields)
-        device = None
         start = fields["start"]
-        ends = (sender, receiver)
     elif kind == "step-end" and fields["step"] in _DIRECTIONS:
         device = fields["device"]
         direction = _DIRECTIONS[fields["step"]]
-        ends = fields.get("sender"), fields.get("receiver")
+        sender = fields.get("sender")
+        receiver = fields.get("receiver")
     else:
         return None
-    payloads = fields["payloads"]
+    payloads: Payloads = fields["payloads"]
     delivered = fields["delivered"]
-    purpose = (
-        payloads[0][0] if len(payloads) == 1 else "+".join([purpose for purpose, _ in payloads])
+    purpose = "+".join([name for name, _ in payloads])
+    return Transfer(
+        start,
+        time,
+        device,
+        direction,
+        purpose,
+        fields["bytes"],
+        delivered,
+        fields.get("wire_bytes", delivered),
+        fields["outcome"],
+        fields["round"],
+        fields.get("task"),
+        payloads,
+        sender,
+        receiver,
     )
-    sizes = fields["bytes"], delivered, fields.get("wire_bytes", delivered)
-    of = fields["outcome"], fields["round"], fields.get("task")
-    return Transfer(start, time, device, direction, purpose, *sizes, *of, payloads, *ends)
 
 
-def ends_of(told: Mapping[str, Any]) -> tuple[str, str, str]:
-    """``direction``, ``sender`` and ``receiver`` of a message outside of tasks, from its record."""
-    if "source" in told:
-        return "peer", told["source"], told["destination"]
-    edge = f"edge {told['edge']}"
-    direction = told["direction"]
-    return (direction, "server", edge) if direction == "down" else (direction, edge, "server")
+def _instant_transfer(time: float, fields: Mapping[str, Any]) -> Transfer:
+    """The message of a record ``server-transfer``: between parts of the server, without a link."""
+    purpose = fields["purpose"]
+    size = fields["bytes"]
+    return Transfer(
+        start=time,
+        end=time,
+        device=None,
+        direction="up",
+        purpose=purpose,
+        bytes=size,
+        delivered=size,
+        wire_bytes=0.0,
+        outcome="done",
+        round=fields.get("round"),
+        task=None,
+        payloads=((purpose, size),),
+        sender=fields["sender"],
+        receiver=fields["receiver"],
+    )
+
+
+def ends_of(fields: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Direction, sender and receiver of a message outside of tasks.
+
+    Args:
+        fields: fields of its record, ``edge-transfer`` or ``message``.
+    """
+    if "source" in fields:
+        return "peer", fields["source"], fields["destination"]
+    edge = f"edge {fields['edge']}"
+    direction: str = fields["direction"]
+    if direction == "down":
+        return direction, "server", edge
+    return direction, edge, "server"
 
 
 @dataclass(frozen=True)
@@ -164,8 +205,8 @@ class MeterContext:
 
     Attributes:
         devices: number of devices.
-        places: number of edge servers or cells; None without.
-        streams: random streams by name, the same for every strategy.
+        places: number of edge servers or cells; None if the network has none.
+        streams: random streams by name, equal for all strategies.
         overhead: bytes on the wire for a byte of payload.
         folder: the folder where relative paths of files begin.
         powers: draws by kind of device (W), float64 [devices] each.
@@ -182,11 +223,10 @@ class MeterContext:
 class Meter:
     """The base of every meter: it counts something from the records of a run.
 
-    A class of your own is named by its import path in ``[[meters]]``; the parameters of its
-    ``__init__`` after ``context`` are keys of that table. Besides ``on_step`` and ``on_transfer`` a
-    method ``on_KIND(time, fields)``, such as ``on_task_end``, hears the records of that kind. All
-    attributes but those in ``fixed`` are saved with the run: numbers, text, lists, dicts, arrays of
-    numpy.
+    A scenario names a class of your own by its import path in ``[[meters]]``. The parameters of
+    its ``__init__`` after ``context`` are keys of that table. A method ``on_KIND(time, fields)``,
+    such as ``on_task_end``, receives the records of that kind. All attributes except ``fixed`` are
+    saved with the run: numbers, text, lists, dicts, arrays of numpy.
 
     Attributes:
         entry: the name of its entry in the summary; by default the name of the class.
@@ -272,19 +312,19 @@ class Meter:
             time: time of the end (s).
         """
 
-    def summary(self) -> Mapping[str, Any]:
+    def summary(self) -> Mapping[str, object]:
         """The meter's entry in ``summary.json``; by default the sums over the devices."""
         return {name: math.fsum(values) for name, values in self.of_devices().items()}
 
-    def files(self) -> Mapping[str, Any]:
+    def files(self) -> Mapping[str, object]:
         """Return the meter's files: tables by column (``*.parquet``), documents (``*.json``)."""
         return {}
 
-    def snapshot(self) -> dict[str, Any]:
-        """State needed to resume a run; ``restore`` takes it back."""
+    def snapshot(self) -> dict[str, object]:
+        """State needed to resume a run, for ``restore``."""
         return {name: value for name, value in vars(self).items() if name not in self.fixed}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, object]) -> None:
         """Restore the counts of a ``snapshot``, when a run is resumed.
 
         Args:
@@ -293,9 +333,18 @@ class Meter:
         vars(self).update(state)
 
 
+_Listener = Callable[[float, Mapping[str, object]], object]
+
+
 class Meters:
-    """The meters of a run, ``of_sections`` of the scenario and the user's ``own``; each hears
-    every record.
+    """The meters of a run, which all receive every record.
+
+    Args:
+        of_sections: section of the scenario -> its meter.
+        own: the user's meters.
+
+    Raises:
+        ScenarioError: two of the user's meters have one entry, or a method has wrong parameters.
     """
 
     def __init__(
@@ -313,31 +362,39 @@ class Meters:
             self._own[name] = meter
         self.of_sections = dict(of_sections or {})
         self._all = self.of_sections | self._own
-        self._heard: dict[str, list[tuple[str, Callable[[float, dict[str, Any]], None]]]] = {}
-        self._steps = [
-            pair for pair in self._all.items() if type(pair[1]).on_step is not Meter.on_step
-        ]
-        self._transfers = [
-            pair for pair in self._all.items() if type(pair[1]).on_transfer is not Meter.on_transfer
-        ]
+        self._listeners: dict[str, list[tuple[str, _Listener]]] = {}
+        self._steps: list[tuple[str, Meter]] = []
+        self._transfers: list[tuple[str, Meter]] = []
+        for entry, meter in self._all.items():
+            if type(meter).on_step is not Meter.on_step:
+                self._steps.append((entry, meter))
+            if type(meter).on_transfer is not Meter.on_transfer:
+                self._transfers.append((entry, meter))
         self._starts: dict[int, float] = {}  # of the running step of each task
-        self._told: dict[str, float] = {}  # totals at the last round
+        self._last_totals: dict[str, float] = {}  # at the last round
 
     def __bool__(self) -> bool:
         return bool(self._all)
 
+    def _find_listeners(self, kind: str) -> list[tuple[str, _Listener]]:
+        """Find the method ``on_KIND`` of each meter that has one."""
+        name = "on_" + re.sub(r"\W", "_", kind)
+        if hasattr(Meter, name):
+            return []
+        listeners = []
+        for entry, meter in self._all.items():
+            listener: _Listener | None = getattr(meter, name, None)
+            if listener is not None:
+                listeners.append((entry, listener))
+        return listeners
+
     def take(self, record: Record) -> None:
+        """Pass a record on to the meters."""
         time, kind, fields = record
-        if kind not in self._heard:
-            name = "on_" + re.sub(r"\W", "_", kind)
-            own = (
-                []
-                if hasattr(Meter, name)
-                else [(of, getattr(meter, name, None)) for of, meter in self._all.items()]
-            )
-            self._heard[kind] = [(of, hear) for of, hear in own if hear is not None]
-        for of, hear in self._heard[kind]:
-            _asked(of, time, hear, time, fields)
+        if kind not in self._listeners:
+            self._listeners[kind] = self._find_listeners(kind)
+        for entry, listener in self._listeners[kind]:
+            _call(entry, time, listener, time, fields)
         start = time
         if kind == "step-start":
             self._starts[fields["task"]] = time
@@ -352,118 +409,150 @@ class Meters:
                 fields["outcome"],
                 fields,
             )
-            for of, meter in self._steps:
-                _asked(of, time, meter.on_step, step)
-        if self._transfers and (ended := transfer_of(time, kind, fields, start)) is not None:
-            for of, meter in self._transfers:
-                _asked(of, time, meter.on_transfer, ended)
+            for entry, meter in self._steps:
+                _call(entry, time, meter.on_step, step)
+        if not self._transfers:
+            return
+        transfer = transfer_of(time, kind, fields, start)
+        if transfer is not None:
+            for entry, meter in self._transfers:
+                _call(entry, time, meter.on_transfer, transfer)
 
-    def columns(self, table: str) -> list[Column]:
-        """The columns of the user's own meters in ``round`` or ``device``."""
-        return [
-            column for meter in self._own.values() for column in getattr(meter, f"{table}_columns")
-        ]
+    def columns(self, table: Literal["round", "device"]) -> list[Column]:
+        """Columns that the user's own meters add to a table."""
+        return _columns_of(self._own.values(), table)
 
-    def names(self, table: str) -> list[str]:
-        """The names of all their columns in ``round`` or ``device``."""
-        return [
-            column.name
-            for meter in self._all.values()
-            for column in getattr(meter, f"{table}_columns")
-        ]
+    def names(self, table: Literal["round", "device"]) -> list[str]:
+        """Names of the columns that all meters add to a table."""
+        return [column.name for column in _columns_of(self._all.values(), table)]
 
     def of_round(self, time: float) -> dict[str, float | None]:
+        """The increase of all totals since the last round, for a round that ends at ``time`` (s).
+
+        Raises:
+            SimulationError: a meter fails, or a total is no finite number.
+        """
         row: dict[str, float | None] = {}
-        for of, meter in self._all.items():
-            totals = _asked(of, time, meter.totals, time)
+        for entry, meter in self._all.items():
+            totals = _call(entry, time, meter.totals, time)
             for name, _, _ in meter.round_columns:
-                total = totals.get(name, "nothing") if isinstance(totals, Mapping) else totals
-                if total is not None and (not isinstance(total, Real) or not math.isfinite(total)):
-                    wrong = (
-                        f"totals gives {total!r} for its column {name!r}; allowed is a number, or "
-                        "None"
-                    )
-                    raise SimulationError(f"the meter {of!r}: {wrong}")
-                row[name] = None if total is None else float(total) - self._told.get(name, 0.0)
-                self._told[name] = float(total or 0.0)
+                total = _find_total(entry, totals, name)
+                if total is None:
+                    row[name] = None
+                    self._last_totals[name] = 0.0
+                else:
+                    row[name] = total - self._last_totals.get(name, 0.0)
+                    self._last_totals[name] = total
         return row
 
     def of_devices(self, devices: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-        """The columns of some devices; float64 [len(devices)] each."""
-        found = {}
-        for of, meter in self._all.items():
-            counted = _asked(of, None, meter.of_devices)
+        """The columns of some devices.
+
+        Args:
+            devices: numbers of the devices, int64 [n].
+
+        Returns:
+            Name -> column, float64 [n] each.
+        """
+        columns = {}
+        for entry, meter in self._all.items():
+            totals = _call(entry, None, meter.of_devices)
             for column in meter.device_columns:
+                name = column.name
                 try:
-                    found[column.name] = np.asarray(counted[column.name], dtype=np.float64)[devices]
+                    columns[name] = np.asarray(totals[name], dtype=np.float64)[devices]
                 except (KeyError, IndexError, TypeError, ValueError):
-                    what = f"a number for each device in its column {column.name!r}"
                     raise SimulationError(
-                        f"the meter {of!r}: of_devices gives not {what}"
+                        f"the meter {entry!r}: of_devices gives not a number for each device in "
+                        f"its column {name!r}"
                     ) from None
-        return found
+        return columns
 
     def close(self, time: float) -> None:
-        for of, meter in self._all.items():
-            _asked(of, time, meter.close, time)
+        """Close all meters at the end of the run, ``time`` (s)."""
+        for entry, meter in self._all.items():
+            _call(entry, time, meter.close, time)
 
-    def summary(self) -> dict[str, Any]:
-        entries = {of: dict(_asked(of, None, meter.summary)) for of, meter in self._all.items()}
-        for of, entry in entries.items():
+    def summary(self) -> dict[str, object]:
+        """The entries of all meters in ``summary.json``; the user's are under ``meters``."""
+        entries: dict[str, dict[str, object]] = {}
+        for entry, meter in self._all.items():
+            entries[entry] = dict(_call(entry, None, meter.summary))
+        for entry, content in entries.items():
             try:
-                json.dumps(entry, allow_nan=False)
+                json.dumps(content, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise SimulationError(
-                    f"the meter {of!r}: what summary gives must be JSON: {error}"
+                    f"the meter {entry!r}: what summary gives must be JSON: {error}"
                 ) from None
-        own = {of: entries.pop(of) for of in self._own}
-        return entries | ({"meters": own} if own else {})
+        own = {entry: entries.pop(entry) for entry in self._own}
+        return {**entries, "meters": own} if own else {**entries}
 
     def files(self) -> Iterator[tuple[str, Any, Mapping[str, type]]]:
-        """The files of their own: name, content, and of a table the types of its columns."""
+        """Name, content and column types of each file that a meter adds to the run folder."""
         for meter in self._all.values():
             for name, content in meter.files().items():
                 yield name, content, meter.tables.get(name, {})
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {
             "starts": self._starts,
-            "told": self._told,
-            "meters": {of: one.snapshot() for of, one in self._all.items()},
+            "told": self._last_totals,
+            "meters": {entry: meter.snapshot() for entry, meter in self._all.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._starts = state["starts"]
-        self._told = state["told"]
-        for of, meter in self._all.items():
-            meter.restore(state["meters"][of])
+        self._last_totals = state["told"]
+        for entry, meter in self._all.items():
+            meter.restore(state["meters"][entry])
+
+
+def _columns_of(meters: Iterable[Meter], table: Literal["round", "device"]) -> list[Column]:
+    columns: list[Column] = []
+    for meter in meters:
+        columns += meter.round_columns if table == "round" else meter.device_columns
+    return columns
+
+
+def _find_total(entry: str, totals: object, name: str) -> float | None:
+    """Find the total of a column in the result of ``Meter.totals``; refuse what is no number."""
+    total = totals.get(name, "nothing") if isinstance(totals, Mapping) else totals
+    if total is None:
+        return None
+    if isinstance(total, Real) and math.isfinite(total):
+        return float(total)
+    raise SimulationError(
+        f"the meter {entry!r}: totals gives {total!r} for its column {name!r}; allowed is a "
+        "number, or None"
+    )
 
 
 def _refuse_wrong_parameters(entry: str, meter: type[Meter]) -> None:
-    """Refuse a meter with a method ``on_KIND`` that does not take the time and the fields of a
-    record.
-    """
+    """Refuse a method ``on_KIND`` whose parameters are not the time and the fields of a record."""
     for name, hook in inspect.getmembers(meter, inspect.isfunction):
         if not name.startswith("on_") or hasattr(Meter, name):
             continue
         try:
             inspect.signature(hook).bind("self", "time", "fields")
         except TypeError:
-            given = ", ".join(inspect.signature(hook).parameters)
-            wrong = (
-                f"{name}{home_of(hook)} is 'def {name}({given})'; it must be 'def {name}(self, "
-                "time, fields)'"
-            )
-            raise ScenarioError(f"the meter {entry!r}: {wrong}") from None
+            parameters = ", ".join(inspect.signature(hook).parameters)
+            raise ScenarioError(
+                f"the meter {entry!r}: {name}{home_of(hook)} is 'def {name}({parameters})'; it "
+                f"must be 'def {name}(self, time, fields)'"
+            ) from None
 
 
-def _asked(of: str, time: float | None, hook: Callable[..., Any], *given: Any) -> Any:
+def _call(
+    entry: str, time: float | None, hook: Callable[[*Arguments], T], *arguments: *Arguments
+) -> T:
+    """Call a method of a meter; an error names the meter and the time (s)."""
     try:
-        return hook(*given)
+        return hook(*arguments)
     except FedsimError:
         raise
     except Exception as error:
         when = "" if time is None else f" at {time!r} s"
         raise SimulationError(
-            f"the meter {of!r} failed{when}{place_of(error)}: {told(error)}"
+            f"the meter {entry!r} failed{when}{place_of(error)}: {told(error)}"
         ) from error

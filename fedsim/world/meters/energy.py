@@ -1,8 +1,8 @@
-"""The ledger of energy: joules by device and phase, and their carbon, read off the records.
+"""The ledger of energy: joules by device and phase, and their carbon, counted from the records.
 
-``idle`` is drawn by being on; ``compute``, ``receive``, ``send`` and ``tail`` come on top of it. A
-tail is the time for which the radio stays awake after a transfer, until the device's next one, even
-beyond the run's end. Energy is booked when its phase is over. The server's side has two books,
+A device that is on draws ``idle``; ``compute``, ``receive``, ``send`` and ``tail`` are added to it.
+A tail is the time for which the radio stays awake after a transfer, until the device's next one,
+even beyond the run's end. Energy is booked when its phase is over. The server's side has two books,
 ``server`` and ``edge``. Carbon intensity may differ by zone and hour.
 """
 
@@ -15,6 +15,15 @@ from numpy.typing import NDArray
 
 from fedsim.common.arrays import AnyArray
 from fedsim.world.meters.base import Column, Meter, Step
+from fedsim.world.meters.fields import (
+    BatteryFields,
+    EdgeTransferFields,
+    ServerTransferFields,
+    StepFields,
+    TaskEndFields,
+    TaskFields,
+    UpdatesFields,
+)
 
 TABLE = "energy.parquet"
 SETTING = "energy.json"
@@ -34,7 +43,7 @@ COEFFICIENTS = (
 awake (s).
 """
 Power = Literal["receive", "send", "compute"]
-"""What a device does, beside idling, that draws power."""
+"""The phases, other than idle and tail, in which a device draws power."""
 POWERS: dict[str, Power] = {
     "download": "receive",
     "upload": "send",
@@ -44,9 +53,11 @@ POWERS: dict[str, Power] = {
     "decode": "compute",
     "encode": "compute",
 }
-"""Name of a step in records -> the power that a device draws during it.
+"""Name of a step in records -> the power that the device draws during the step.
 
-Kinds of steps of a user's own are added as they are defined; steps that only idle have no entry.
+Steps of idle power alone have no entry. The powers of fedsim's own steps are repeated here because
+an audit reads records without loading the steps; a test compares them with the classes of
+``world.steps``. ``TaskStep`` adds the kinds of steps that users define.
 """
 DAY_S = 86_400.0
 _HOUR_S = 3_600.0
@@ -58,44 +69,57 @@ def computing_steps() -> list[str]:
 
 
 class Zone:
-    """A part of the grid: the carbon intensity in the 24 ``hours`` of its day (g/J); ``offset``:
-    its time of the day at 0 s.
+    """A part of the grid.
+
+    Args:
+        hours: carbon intensity in the 24 hours of the zone's day (g/J).
+        offset: time of the zone's day at the start of the run (s).
     """
 
     def __init__(self, hours: list[float], offset: float) -> None:
         self._hours = hours
         self._offset = offset
-        self._flat = len(set(hours)) == 1
-        self._before = [math.fsum(hours[:hour]) * _HOUR_S for hour in range(25)]
+        self._is_constant = len(set(hours)) == 1
+        # integral of the intensity from midnight to each hour (g s/J)
+        self._until_hour = [math.fsum(hours[:hour]) * _HOUR_S for hour in range(25)]
 
     def grams(self, joules: float, start: float, end: float) -> float:
-        """Emissions (g) of ``joules`` drawn evenly from ``start`` to ``end`` (s); all at once if
-        these are the same.
+        """Emissions of energy that is drawn evenly over an interval, or at one instant.
+
+        Args:
+            joules: the energy (J).
+            start: begin of the interval (s).
+            end: end of the interval (s); equal to ``start`` for an instant.
+
+        Returns:
+            Emissions (g).
         """
-        if self._flat:
+        if self._is_constant:
             return joules * self._hours[0]
         if end <= start:
-            return joules * self._hours[int((start + self._offset) % DAY_S // _HOUR_S)]
-        return joules * (self._summed(end) - self._summed(start)) / (end - start)
+            hour = int((start + self._offset) % DAY_S // _HOUR_S)
+            return joules * self._hours[hour]
+        return joules * (self._integral(end) - self._integral(start)) / (end - start)
 
-    def _summed(self, time: float) -> float:
+    def _integral(self, time: float) -> float:
+        """Integrate the intensity from midnight before the run to ``time`` (s); g s/J."""
         days, rest = divmod(time + self._offset, DAY_S)
         hour = int(rest // _HOUR_S)
         return (
-            days * self._before[24]
-            + self._before[hour]
+            days * self._until_hour[24]
+            + self._until_hour[hour]
             + (rest - hour * _HOUR_S) * self._hours[hour]
         )
 
 
 class EnergyMeter(Meter):
-    """Joules and grams, booked as the records come.
+    """Joules and grams of CO2 of a run.
 
     Args:
         columns: ``COEFFICIENTS`` and the ``zone`` of each device; [devices] each.
-        setting: what is not of a device: ``batteries`` (whether there are any), ``server`` and
-            ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and
-            ``offset_s``).
+        setting: settings that are not of a device: ``batteries`` (whether devices have
+            batteries), ``server`` and ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones``
+            (``hours`` in g/J and ``offset_s``).
     """
 
     round_columns = (
@@ -123,12 +147,12 @@ class EnergyMeter(Meter):
         self.wasted = 0.0
         self.grams: float | None = 0.0 if self._zones else None
         self._places_since = 0.0
-        # of each open task: its begin, and what it has drawn beyond idle
+        # of each open task: its begin (s), and the energy that it has drawn beyond idle (J)
         self._tasks: dict[int, tuple[float, float]] = {}
         self._idlers: dict[int, bool] = {}  # tasks that trained without an epoch that counts
         # joules of tasks whose updates are at an edge server, and may be lost there
         self._at_edges: dict[int, float] = {}
-        # of a device: begin (s), its task, whether that is wasted
+        # of a device's radio: begin of the tail (s), the task, whether the task is wasted
         self._tails: dict[int, tuple[float, int, bool]] = {}
 
     def totals(self, time: float) -> dict[str, float | None]:
@@ -138,27 +162,32 @@ class EnergyMeter(Meter):
     def close(self, time: float) -> None:
         self._settle(time, over=True)
 
-    def summary(self) -> dict[str, Any]:
-        joules = math.fsum(self.by_phase.values())
-        grams = {} if self.grams is None else {"grams": self.grams}
-        return {"joules": joules, "by_phase": dict(self.by_phase), "wasted": self.wasted, **grams}
+    def summary(self) -> dict[str, object]:
+        entry: dict[str, object] = {
+            "joules": math.fsum(self.by_phase.values()),
+            "by_phase": dict(self.by_phase),
+            "wasted": self.wasted,
+        }
+        if self.grams is not None:
+            entry["grams"] = self.grams
+        return entry
 
     def of_devices(self) -> dict[str, NDArray[np.float64]]:
-        """Joules of each phase (``idle_j`` and so on), their sum ``joules``, and ``grams``;
-        float64 [devices] each.
-        """
-        books = {f"{phase}_j": values for phase, values in self._books.items()}
-        return books | {
-            "joules": sum(self._books.values(), np.zeros(len(self._grams))),
-            "grams": self._grams,
-        }
+        """Totals of each device, float64 [devices] each.
 
-    def files(self) -> dict[str, Any]:
-        """``energy.parquet``, what each device draws and has drawn, and ``energy.json``, what
-        else energy is counted by.
+        Returns:
+            Joules of each phase (``idle_j`` and so on), their sum ``joules``, and ``grams``.
         """
+        totals = {f"{phase}_j": joules for phase, joules in self._books.items()}
+        totals["joules"] = sum(self._books.values(), np.zeros(len(self._grams)))
+        totals["grams"] = self._grams
+        return totals
+
+    def files(self) -> dict[str, object]:
+        """Coefficients and totals of devices (``energy.parquet``), the setting (``energy.json``)."""
+        devices = np.arange(len(self._grams))
         return {
-            TABLE: {"device": np.arange(len(self._grams)), **self.columns, **self.of_devices()},
+            TABLE: {"device": devices, **self.columns, **self.of_devices()},
             SETTING: self.setting,
         }
 
@@ -171,41 +200,45 @@ class EnergyMeter(Meter):
             self.grams += grams
 
     def _book_places(
-        self, places: Sequence[str], draw: str, amount: float, start: float, end: float
+        self, places: Sequence[str], coefficient: str, amount: float, start: float, end: float
     ) -> None:
-        """Book ``amount`` times a coefficient for places of the server's side, in the first
-        zone.
-        """
+        """Book ``amount`` times a coefficient of places of the server's side, in the first zone."""
         for place in places:
-            joules = self.setting[place][draw] * amount
+            joules = self.setting[place][coefficient] * amount
             self.by_phase[place] += joules
             if self.grams is not None:
                 self.grams += self._zones[0].grams(joules, start, end)
 
-    def _draws(self, device: int, name: str) -> float:
-        return self.columns[name].item(device)  # type: ignore[no-any-return]
+    def _coefficient(self, device: int, name: str) -> float:
+        coefficient: float = self.columns[name].item(device)
+        return coefficient
 
     def _settle(self, time: float, *, over: bool) -> None:
-        """Book the server's idle power up to ``time`` (s), and tails that are through, all of
-        them if the run is ``over``.
+        """Book the server's idle power up to ``time`` (s), and the tails that have ended.
+
+        Books all tails if the run is ``over``.
         """
         self._book_places(PLACES, "idle_w", time - self._places_since, self._places_since, time)
         self._places_since = time
         for device, (begin, _, _) in list(self._tails.items()):
-            if over or begin + self._draws(device, "tail_s") <= time:
-                self._end_tail(device, math.inf if over else time)
+            if over:
+                self._end_tail(device, math.inf)
+            elif begin + self._coefficient(device, "tail_s") <= time:
+                self._end_tail(device, time)
 
     def _end_tail(self, device: int, time: float) -> None:
-        """End a tail at ``time`` (s), or when its duration is over."""
-        if (tail := self._tails.pop(device, None)) is not None:
-            begin, task, is_wasted = tail
-            end = min(time, begin + self._draws(device, "tail_s"))
-            joules = self._draws(device, "tail_w") * (end - begin)
-            self._book(device, "tail", joules, begin, end)
-            self._charge(task, joules, is_wasted)
+        """End the tail of a device at ``time`` (s), or when its duration is over."""
+        tail = self._tails.pop(device, None)
+        if tail is None:
+            return
+        begin, task, is_wasted = tail
+        end = min(time, begin + self._coefficient(device, "tail_s"))
+        joules = self._coefficient(device, "tail_w") * (end - begin)
+        self._book(device, "tail", joules, begin, end)
+        self._charge(task, joules, is_wasted)
 
     def _charge(self, task: int, joules: float, is_wasted: bool = False) -> None:
-        """Add joules to a task, or to the waste where it has ended and is wasted."""
+        """Add joules to a running task; if it has ended and is wasted, to the wasted energy."""
         if task in self._tasks:
             begin, drawn = self._tasks[task]
             self._tasks[task] = begin, drawn + joules
@@ -214,10 +247,10 @@ class EnergyMeter(Meter):
         elif task in self._at_edges:
             self._at_edges[task] += joules
 
-    def on_task_start(self, time: float, fields: dict[str, Any]) -> None:
+    def on_task_start(self, time: float, fields: TaskFields) -> None:
         self._tasks[fields["task"]] = time, 0.0
 
-    def on_step_start(self, time: float, fields: dict[str, Any]) -> None:
+    def on_step_start(self, time: float, fields: StepFields) -> None:
         if POWERS.get(fields["step"]) in ("receive", "send"):
             self._end_tail(fields["device"], time)
 
@@ -227,19 +260,10 @@ class EnergyMeter(Meter):
         if phase is None:
             return
         if phase == "compute":
-            joules = self._draws(device, "compute_w") * fields.get("core_s", time - start)
+            core_s = fields.get("core_s", time - start)
+            joules = self._coefficient(device, "compute_w") * core_s
         else:
-            moved = fields["delivered"]
-            joules = (
-                self._draws(device, f"{phase}_w") * (time - start)
-                + self._draws(device, f"{phase}_j_byte") * moved
-            )
-            of_edge = "sender" in fields or "receiver" in fields
-            if of_edge:
-                self._at_edges[task] = 0.0
-            self._book_places(("edge",) if of_edge else PLACES, "j_byte", moved, start, time)
-            if self._draws(device, "tail_w") and outcome != "battery":
-                self._tails[device] = time, task, False
+            joules = self._book_transfer(ended, phase)
         if step == "train" and not fields["epochs"]:
             self._idlers[task] = True
         if outcome == "battery":
@@ -247,52 +271,68 @@ class EnergyMeter(Meter):
         self._book(device, phase, joules, start, time)
         self._charge(task, joules)
 
-    def on_task_end(self, time: float, fields: dict[str, Any]) -> None:
+    def _book_transfer(self, ended: Step, phase: Literal["receive", "send"]) -> float:
+        """Book a message at its places, and begin the tail; returns the device's joules."""
+        start, time, device, task, _, outcome, fields = ended
+        delivered = fields["delivered"]
+        joules: float = (
+            self._coefficient(device, f"{phase}_w") * (time - start)
+            + self._coefficient(device, f"{phase}_j_byte") * delivered
+        )
+        if "sender" in fields or "receiver" in fields:
+            self._at_edges[task] = 0.0
+            self._book_places(("edge",), "j_byte", delivered, start, time)
+        else:
+            self._book_places(PLACES, "j_byte", delivered, start, time)
+        if self._coefficient(device, "tail_w") and outcome != "battery":
+            self._tails[device] = time, task, False
+        return joules
+
+    def on_task_end(self, time: float, fields: TaskEndFields) -> None:
         task = fields["task"]
         device = fields["device"]
         begin, drawn = self._tasks.pop(task)
         is_wasted = self._idlers.pop(task, False) or fields["outcome"] != "done"
-        idle = self._draws(device, "idle_w") * (time - begin)
+        idle = self._coefficient(device, "idle_w") * (time - begin)
         joules = drawn + idle
         if is_wasted:
             self.wasted += joules
             self._at_edges.pop(task, None)
         elif task in self._at_edges:
             self._at_edges[task] = joules
-        if device in self._tails and self._tails[device][1] == task:
-            self._tails[device] = (*self._tails[device][:2], is_wasted)
+        if device in self._tails:
+            tail_begin, tail_task, _ = self._tails[device]
+            if tail_task == task:
+                self._tails[device] = tail_begin, task, is_wasted
         self._book(device, "idle", idle, begin, time)
 
-    def on_battery(self, time: float, fields: dict[str, Any]) -> None:
+    def on_battery(self, time: float, fields: BatteryFields) -> None:
         if fields["flat"]:
             self._end_tail(fields["device"], time)
 
-    def on_aggregate(self, time: float, fields: dict[str, Any]) -> None:
-        self._book_places(
-            ("edge" if "edge" in fields else "server",),
-            "update_j",
-            len(fields["tasks"]),
-            time,
-            time,
-        )
+    def on_aggregate(self, time: float, fields: UpdatesFields) -> None:
+        place = "edge" if "edge" in fields else "server"
+        self._book_places((place,), "update_j", len(fields["tasks"]), time, time)
 
-    def on_edge_transfer(self, time: float, fields: dict[str, Any]) -> None:
+    def on_edge_transfer(self, time: float, fields: EdgeTransferFields) -> None:
         self._book_places(PLACES, "j_byte", fields["delivered"], fields["start"], time)
 
-    def on_updates_lost(self, time: float, fields: dict[str, Any]) -> None:
-        """Counts the energy of tasks whose updates are lost at an edge server as wasted,
-        including their radios' tails.
+    def on_updates_lost(self, time: float, fields: UpdatesFields) -> None:
+        """Count the energy of tasks whose updates are lost at an edge server as wasted.
+
+        Their radios' tails are included.
         """
-        lost = fields["tasks"]
-        self.wasted += math.fsum([self._at_edges.pop(task, 0.0) for task in lost])
+        lost_tasks = fields["tasks"]
+        self.wasted += math.fsum([self._at_edges.pop(task, 0.0) for task in lost_tasks])
         for device, (begin, task, _) in self._tails.items():
-            if task in lost:
+            if task in lost_tasks:
                 self._tails[device] = begin, task, True
 
-    def on_round(self, time: float, fields: dict[str, Any]) -> None:
+    def on_round(self, time: float, fields: Mapping[str, object]) -> None:
+        """Forget tasks that have ended: their updates have left the edge servers."""
         self._at_edges = {
             task: joules for task, joules in self._at_edges.items() if task in self._tasks
         }
 
-    def on_server_transfer(self, time: float, fields: dict[str, Any]) -> None:
+    def on_server_transfer(self, time: float, fields: ServerTransferFields) -> None:
         self._book_places(("server",), "j_byte", fields["bytes"], time, time)

@@ -2,15 +2,17 @@
 
 import math
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field, create_model
 
+from fedsim.common.arrays import Floats
 from fedsim.common.errors import FedsimError, ScenarioError, place_of, told
 from fedsim.common.registry import Registry, keys_of
 from fedsim.common.spec import Spec
 from fedsim.world.meters.base import Column, Meter, MeterContext, Transfer
+from fedsim.world.meters.fields import TaskEndFields, TaskFields
 
 Price = Annotated[float, Field(ge=0.0, le=1e12)]
 
@@ -20,21 +22,21 @@ _ITEMS = ("hours", "gigabytes", "requests", "tasks")
 
 
 class Prices(Spec):
-    """Rates of an endpoint of a kind, in the currency of the bill."""
+    """Rates of a kind of endpoint, in the currency of the bill."""
 
     per_hour: Price = 0.0
-    """an hour of its work: of a device during tasks, of others from the start of the run."""
+    """price of an hour: for a device during its tasks, else from the start of the run."""
     per_gigabyte: Price = 0.0
-    """10^9 bytes that leave it, with headers."""
+    """price of 10^9 bytes that the endpoint sends, with headers."""
     per_request: Price = 0.0
-    """a message that it sends, whole or cut short."""
+    """price of a message that the endpoint sends, whole or cut short."""
 
 
 class DevicePrices(Prices):
     """Rates of a device."""
 
     per_task: Price = 0.0
-    """each task, however it ends."""
+    """price of a task, however it ends."""
 
 
 class CostsSpec(Spec):
@@ -44,17 +46,22 @@ class CostsSpec(Spec):
     """
 
     currency: str = Field(default="USD", min_length=1, max_length=20)
-    """in which all prices are."""
+    """currency of all prices."""
     device: DevicePrices = DevicePrices()
-    """what each device costs."""
+    """prices of each device."""
     edge: Prices | None = None
-    """what each edge server (or cell) costs."""
+    """prices of each edge server (or cell)."""
     server: Prices = Prices()
-    """what the server costs."""
+    """prices of the server."""
 
     def build(self, context: MeterContext) -> "Bill":
-        """The bill of a run; ``ScenarioError`` if there are no edge servers or cells for
-        ``edge``.
+        """The bill of a run.
+
+        Args:
+            context: the world in which the bill counts.
+
+        Raises:
+            ScenarioError: the network has no edge servers or cells for ``edge``.
         """
         if self.edge is not None and context.places is None:
             raise ScenarioError(
@@ -65,8 +72,9 @@ class CostsSpec(Spec):
 
 
 class Bill(Meter):
-    """The costs of a run, booked when a task or a message is over; hours of the server's side as
-    they pass.
+    """The costs of a run.
+
+    A task or a message is booked when it is over, hours of the server's side as they pass.
     """
 
     round_columns = (
@@ -91,20 +99,17 @@ class Bill(Meter):
         self._devices = np.zeros(context.devices)
         self._begins: dict[int, float] = {}
 
-    def on_task_start(self, time: float, fields: dict[str, Any]) -> None:
+    def on_task_start(self, time: float, fields: TaskFields) -> None:
         self._begins[fields["task"]] = time
 
-    def on_task_end(self, time: float, fields: dict[str, Any]) -> None:
+    def on_task_end(self, time: float, fields: TaskEndFields) -> None:
         hours = (time - self._begins.pop(fields["task"])) / _HOUR_S
         self._book("device", "hours", self._prices.device.per_hour * hours, fields["device"])
         self._book("device", "tasks", self._prices.device.per_task, fields["device"])
 
     def on_transfer(self, ended: Transfer) -> None:
-        source, destination = (name.partition(" ")[0] for name in (ended.source, ended.destination))
-        source, destination = (
-            kind if kind in ("device", "edge") else "server" for kind in (source, destination)
-        )
-        if source == destination == "server":
+        source = _kind_of(ended.source)
+        if source == _kind_of(ended.destination) == "server":
             return
         rates = self._rates[source]
         device = ended.device if source == "device" else None
@@ -119,14 +124,14 @@ class Bill(Meter):
         for kind, count in self._places.items():
             self._booked[kind]["hours"] = self._rates[kind].per_hour * count * time / _HOUR_S
 
-    def of_devices(self) -> dict[str, Any]:
+    def of_devices(self) -> dict[str, Floats]:
         return {"cost": self._devices}
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         by_kind = {kind: math.fsum(items.values()) for kind, items in self._booked.items()}
-        by_item = {
-            item: math.fsum(items[item] for items in self._booked.values()) for item in _ITEMS
-        }
+        by_item = {}
+        for item in _ITEMS:
+            by_item[item] = math.fsum(items[item] for items in self._booked.values())
         return {
             "currency": self._prices.currency,
             "total": self._total(),
@@ -143,20 +148,32 @@ class Bill(Meter):
             self._devices[device] += amount
 
 
-class MeterSpec(Spec):
-    """A meter that a scenario names, and its parameters."""
+def _kind_of(endpoint: str) -> str:
+    """Find the kind of an endpoint by its name, such as ``edge 1``."""
+    kind = endpoint.partition(" ")[0]
+    return kind if kind in ("device", "edge") else "server"
 
-    made: ClassVar[type[Meter]] = Meter
+
+class MeterSpec(Spec):
+    """The table of a user's meter: its class and its parameters."""
+
+    meter_class: ClassVar[type[Meter]] = Meter
 
     kind: str
 
     def build(self, context: MeterContext) -> Meter:
-        """The meter, which has counted nothing yet; ``ScenarioError`` if it cannot be made of
-        what the scenario says.
+        """Make the meter with the parameters of the table.
+
+        Args:
+            context: the world in which the meter counts.
+
+        Raises:
+            ScenarioError: the meter's ``__init__`` fails.
         """
-        given = {name: getattr(self, name) for name in type(self).model_fields if name != "kind"}
+        names = [name for name in type(self).model_fields if name != "kind"]
+        parameters = {name: getattr(self, name) for name in names}
         try:
-            return self.made(context, **given)
+            return self.meter_class(context, **parameters)
         except FedsimError:
             raise
         except Exception as error:
@@ -167,25 +184,23 @@ class MeterSpec(Spec):
 
 class _MeterRegistry(Registry):
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
-        return _of_class(self.find(kind, key), kind)
+        return _spec_of(self.find(kind, key), kind)
 
 
 @cache
-def _of_class(found: type[Meter], kind: str) -> type[MeterSpec]:
-    keys, is_open = keys_of(found)
+def _spec_of(meter_class: type[Meter], kind: str) -> type[MeterSpec]:
+    """Make the table of a class of meters: the parameters of its ``__init__`` are keys."""
+    keys, is_open = keys_of(meter_class)
     if is_open:
         raise ScenarioError(
             f"kind is {kind!r}, whose __init__ takes '**'; allowed are parameters by name: "
             "each is a key"
         )
-    base = type(
-        found.__name__,
-        (MeterSpec,),
-        {"made": found, "__doc__": found.__doc__, "__module__": found.__module__},
-    )
-    return create_model(
-        found.__name__, __base__=base, __module__=found.__module__, kind=(str, kind), **keys
-    )
+    name = meter_class.__name__
+    module = meter_class.__module__
+    attributes = {"meter_class": meter_class, "__doc__": meter_class.__doc__, "__module__": module}
+    base = type(name, (MeterSpec,), attributes)
+    return create_model(name, __base__=base, __module__=module, kind=(str, kind), **keys)
 
 
 METERS = _MeterRegistry("meter", "fedsim.world.meters.base:Meter", {}, key="meters")

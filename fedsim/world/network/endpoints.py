@@ -29,7 +29,7 @@ def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]
     return (at, device) if direction == "down" else (device, at)
 
 
-def _find_wrong_route(links: Sequence[str], network: "Endpoints", *_: Any, **__: Any) -> str:
+def _find_wrong_route(links: Sequence[str], network: "Endpoints", *_: object, **__: object) -> str:
     if not isinstance(links, list | tuple):
         return ""
     unknown = [name for name in links if name not in network.links]
@@ -55,7 +55,7 @@ class Endpoints(ABC):
         hosts: names of further endpoints, which have no latency.
 
     Attributes:
-        devices, endpoints: number of devices, and of endpoints besides the server.
+        devices, endpoints: number of devices, and of endpoints without the server.
         hosts: name -> number of each.
         access: built rates of the devices' own links, ``down`` and ``up`` (bytes/s), float64
             [devices] each.

@@ -1,16 +1,17 @@
-"""The form of sharing rules; and max-min fairness over any links: all that runs is shared again
-at each change, in numpy.
+"""Sharing rules of links: their protocol, and max-min fairness over any links.
+
+``Filling`` computes the rates of all flows again at each change, in numpy.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
 
-_ROUNDING = 4  # ends that differ by so many last bits of a float64 are one
+_ROUNDING = 4  # flows whose ends differ by at most this many last bits end together
 
 Route = Iterable[tuple[str, float]]
 """The links of a flow: the name, and the present rate of each (bytes/s)."""
@@ -19,13 +20,15 @@ Route = Iterable[tuple[str, float]]
 class Sharing(Protocol):
     """A sharing rule at work on a set of links, in bytes on the wire.
 
-    A snapshot keeps its attributes: plain data.
+    Its attributes are plain data, which a snapshot holds.
+
+    Attributes:
+        next_end: end of the next flow if nothing changes (s, exact); infinity without flows.
+        changed: whether flows or links have changed since the last ``share``.
     """
 
     next_end: float
-    """end of the next flow if nothing changes (s, exact); infinity without flows."""
     changed: bool
-    """whether flows or links have changed since the last ``share``."""
 
     def enter(
         self,
@@ -110,45 +113,51 @@ class Sharing(Protocol):
 
 
 def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Floats:
-    """Weighted max-min fair rates of flows over shared links (bytes/s), float64 [flows].
+    """Weighted max-min fair rates of flows over shared links.
 
-    Each round offers every flow the least of its links' shares a unit of weight. Shares only rise,
-    so these are final: the cap of a flow within its offer, and a link's share where it is the offer
-    of all its flows. (Bertsekas and Gallager, Data Networks, section 6.5.2, at all local
-    bottlenecks at a time.)
+    Each iteration offers every flow the least share, per unit of weight, of its links. Shares only
+    rise, so two kinds of flows are settled: a flow whose cap is within its offer, and a flow on a
+    link whose share is the offer of all its flows (Bertsekas and Gallager, Data Networks, section
+    6.5.2, at all local bottlenecks at a time).
 
     Args:
-        capacity: bytes/s, float64 [links]; an infinite one pads routes.
+        capacity: capacity of each link (bytes/s), float64 [links]; infinite for the link that
+            pads routes.
         routes: numbers of the links of each flow, padded; int64 [flows, hops].
-        caps: largest rate of each flow, bytes/s, infinity allowed where a link is finite;
+        caps: largest rate of each flow (bytes/s), which may be infinite if a link is finite;
             float64 [flows].
-        weights: of the flows, above 0; float64 [flows]. A flow of weight w is as w flows.
+        weights: weight of each flow, above 0; float64 [flows]. A flow of weight w is served as w
+            flows.
+
+    Returns:
+        Rates (bytes/s), float64 [flows].
     """
     links = len(capacity)
     hops = routes.shape[1]
     room = capacity.copy()
     rates = np.empty(len(routes))
-    open_ = np.arange(len(routes))
-    while open_.size:
-        route = routes[open_]
-        weight = weights[open_]
-        cap = (caps / weights)[open_]
+    unsettled = np.arange(len(routes))
+    while unsettled.size:
+        route = routes[unsettled]
+        weight = weights[unsettled]
+        cap = (caps / weights)[unsettled]
         flat = route.ravel()
-        there = np.bincount(flat, weights=np.repeat(weight, hops), minlength=links)
-        shares = (room / np.where(there > 0, there, 1))[route]
+        link_weight = np.bincount(flat, weights=np.repeat(weight, hops), minlength=links)
+        shares = (room / np.where(link_weight > 0, link_weight, 1))[route]
         offer = np.minimum(shares.min(axis=1), cap)
         not_full = np.bincount(flat, weights=(offer[:, None] < shares).ravel(), minlength=links)
         settled = (cap <= offer) | (not_full[route] == 0).any(axis=1)
-        rate = rates[open_[settled]] = (offer * weight)[settled]
+        rate = (offer * weight)[settled]
+        rates[unsettled[settled]] = rate
         room -= np.bincount(route[settled].ravel(), weights=np.repeat(rate, hops), minlength=links)
-        open_ = open_[~settled]
+        unsettled = unsettled[~settled]
     return rates
 
 
 class Filling:
     """Flows over any links, shared by ``max_min`` at each change.
 
-    A link is known from its first flow on.
+    A link is registered with its first flow.
     """
 
     def __init__(self) -> None:
@@ -158,9 +167,12 @@ class Filling:
         self._capacity = [math.inf]
         self._since = 0.0
         self._id = np.empty(0, dtype=np.int64)
-        self._size, self._sent, self._cap, self._weight, self._rate, self._end = (
-            np.empty(0) for _ in range(6)
-        )
+        self._size = np.empty(0)
+        self._sent = np.empty(0)
+        self._cap = np.empty(0)
+        self._weight = np.empty(0)
+        self._rate = np.empty(0)
+        self._end = np.empty(0)
         self._route = np.zeros((0, 1), dtype=np.int64)
         self._entering: list[tuple[int, float, float, float, float, list[int]]] = []
         self._leaving: list[int] = []
@@ -205,17 +217,23 @@ class Filling:
             self._keep(~np.isin(self._id, self._leaving))
             self._leaving.clear()
         if self._entering:
-            ids, *numbers, routes = zip(*self._entering, strict=True)
+            ids, sizes, sent, caps, weights, routes = zip(*self._entering, strict=True)
             self._id = np.append(self._id, np.array(ids, dtype=np.int64))
-            columns = (self._size, self._sent, self._cap, self._weight)
-            self._size, self._sent, self._cap, self._weight = map(np.append, columns, numbers)
-            hops = max(self._route.shape[1], *map(len, routes))
-            known = np.pad(self._route, ((0, 0), (0, hops - self._route.shape[1])))
-            self._route = np.concatenate(
-                (known, [[*route, *[0] * (hops - len(route))] for route in routes])
-            )
+            self._size = np.append(self._size, sizes)
+            self._sent = np.append(self._sent, sent)
+            self._cap = np.append(self._cap, caps)
+            self._weight = np.append(self._weight, weights)
+            self._add_routes(routes)
             self._entering.clear()
         self._fill()
+
+    def _add_routes(self, routes: Sequence[list[int]]) -> None:
+        """Append rows to the table of routes, and pad all its rows to one length."""
+        before = self._route.shape[1]
+        hops = max(before, *map(len, routes))
+        padded = np.pad(self._route, ((0, 0), (0, hops - before)))
+        added = [[*route, *[0] * (hops - len(route))] for route in routes]
+        self._route = np.concatenate((padded, added))
 
     def advance(self, until: float) -> list[tuple[float, int]]:
         ended: list[tuple[float, int]] = []

@@ -20,17 +20,17 @@ from fedsim.common.units import Bytes, PositiveBytes, Seconds
 FloatOrFloats = TypeVar("FloatOrFloats", float, Floats)
 
 _MEASURED_CLIENTS = range(3, 13)  # of the real federations of docs/validation.md
-_QUEUE_S = 1e-3  # bytes of a connection in its machine's queue
-# of weight 1 by round trip, and of the largest
-_USUAL_ROUND_TRIP_S = 0.1
-_LEAST_ROUND_TRIP_S = 1e-3
+_QUEUE_S = 1e-3  # time in which a machine sends the bytes of a connection in its queue
+_USUAL_ROUND_TRIP_S = 0.1  # of a flow whose weight by round trip is 1
+_LEAST_ROUND_TRIP_S = 1e-3  # below it, weights by round trip do not rise
 
 
-def _find_wrong_times(value: Any, *_: Any, **__: Any) -> str:
+def _find_wrong_times(value: object, *_: object, **__: object) -> str:
     is_array = isinstance(value, np.ndarray) and value.dtype.kind in "iuf"
     if not is_array and not isinstance(value, Real):
         return shown(value)
-    return find_outside(least=0.0, infinite=True)(value)
+    find_mistake = find_outside(least=0.0, infinite=True)
+    return find_mistake(value)
 
 
 class Protocol(Spec):
@@ -136,16 +136,17 @@ class Protocol(Spec):
         """
         wire = size * self.overhead
         window = self.window
+        seconds: FloatOrFloats
         if window == math.inf:
-            return wire / rate  # type: ignore[no-any-return]
-        # a rate without limit, a round trip that takes no time
+            seconds = wire / rate
+            return seconds
+        # the rate may be infinite, and a round trip may take no time
         with np.errstate(divide="ignore", invalid="ignore"):
-            to_rate = np.ceil(np.log2(np.fmax(rate * round_trip / window, 1.0)))
-            rounds = np.minimum(to_rate, np.floor(np.log2(wire / window + 1)))
+            rounds_to_rate = np.ceil(np.log2(np.fmax(rate * round_trip / window, 1.0)))
+            rounds = np.minimum(rounds_to_rate, np.floor(np.log2(wire / window + 1)))
             rest = wire - window * (2**rounds - 1)
-            seconds: FloatOrFloats = rounds * round_trip + rest / np.minimum(
-                rate, window * 2**rounds / round_trip
-            )
+            window_rate = window * 2**rounds / round_trip
+            seconds = rounds * round_trip + rest / np.minimum(rate, window_rate)
         return seconds
 
 
@@ -167,15 +168,13 @@ class Tcp(Protocol):
     turns: bool = True
 
     def rules(self) -> list[str]:
+        if not self.weigh_as_measured:
+            return []
         domain = (
             f"{_MEASURED_CLIENTS.start} to {_MEASURED_CLIENTS.stop - 1} clients at a time, by cable"
         )
         error = "rounds are 2 % off on the mean in seven of ten real federations, 7 % at most"
-        return (
-            [f"shares of TCP's flows (weight_spread) follow a rule for {domain}: {error}"]
-            if self.weigh_as_measured
-            else []
-        )
+        return [f"shares of TCP's flows (weight_spread) follow a rule for {domain}: {error}"]
 
     def outside_of_rules(self, at_once: int) -> list[str]:
         if at_once < _MEASURED_CLIENTS.stop or not self.weigh_as_measured:
@@ -187,7 +186,7 @@ class Tcp(Protocol):
 
     @property
     def weigh_as_measured(self) -> bool:
-        """Whether random weights are those that were fitted."""
+        """Whether ``weight_spread`` has the value that was fitted to measurements."""
         return bool(self.weight_spread == type(self).model_fields["weight_spread"].default)
 
 
@@ -210,7 +209,7 @@ class Transport:
 
     Attributes:
         protocol: the protocol, such as ``NetworkModel.protocol``.
-        streams: the streams that its weights are drawn from.
+        streams: the streams from which weights are drawn.
     """
 
     protocol: Protocol

@@ -1,8 +1,9 @@
 """The table ``[network]``: a star, a tree of cells, or any graph from a file."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Floats
@@ -11,18 +12,40 @@ from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import LinkRate, Seconds
-from fedsim.world.distributions import Constant, RateDistribution, TimeDistribution
+from fedsim.world.distributions import Constant, Distribution, RateDistribution, TimeDistribution
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 from fedsim.world.network.star import Star
 
 OwnRates = tuple[Floats, ...] | None
+"""Rates down and up of the devices (bytes/s), and perhaps latencies (s); float64 [devices] each."""
 AccessColumns = tuple[Floats, Floats, Floats]
+"""Rates down and up (bytes/s) and latency (s) of the devices' links; float64 [devices] each."""
+
+
+@dataclass(frozen=True)
+class NetworkInputs:
+    """Everything from which a network is built, except its own parameters.
+
+    Attributes:
+        simulation: the clock.
+        columns: the devices' links.
+        transport: the protocol of transfers, with its random streams.
+        root: folder of data files; None for the working directory.
+    """
+
+    simulation: Simulation
+    columns: AccessColumns
+    transport: Transport
+    root: Path | None
 
 
 class SharedLink(Spec):
-    """A link of the server, or of a cell to the server: ``down`` to the devices, ``up`` from
-    them.
+    """A link of the server, or of a cell to the server.
+
+    Attributes:
+        down: rate to the devices.
+        up: rate from the devices.
     """
 
     down: LinkRate = math.inf
@@ -47,7 +70,7 @@ _COLUMNS = "three arrays of a number for each device: two of rates above 0, one 
 
 def _find_wrong_column(
     columns: AccessColumns,
-    model: Any,
+    model: object,
     streams: Streams,
     devices: int,
     rates: OwnRates,
@@ -55,8 +78,11 @@ def _find_wrong_column(
 ) -> str:
     down, up, latency = columns
     checks = ((down, _is_rate), (up, _is_rate), (latency, _is_latency))
-    mistakes = [find_wrong_entry(column, devices, check) for column, check in checks]
-    return next(filter(None, mistakes), "")
+    for column, check in checks:
+        mistake = find_wrong_entry(column, devices, check)
+        if mistake:
+            return mistake
+    return ""
 
 
 class NetworkModel(Spec):
@@ -69,7 +95,7 @@ class NetworkModel(Spec):
     device: DeviceLinks = DeviceLinks()
     """the devices' own links."""
     protocol: ProtocolSpec = Fluid()
-    """what a transfer is besides its payload."""
+    """headers, slow start and weights of transfers."""
 
     @property
     def has_device_rates(self) -> bool:
@@ -80,7 +106,7 @@ class NetworkModel(Spec):
     @property
     @returns("a whole number, 1 or more, or None", find_outside(least=1))
     def places(self) -> int | None:
-        """Number of cells, or of nodes to which devices are attached, if any."""
+        """Number of cells, or of nodes to which devices are attached; None for a star."""
         return None
 
     @property
@@ -94,7 +120,7 @@ class NetworkModel(Spec):
         return []
 
     def outside_of_rules(self) -> list[str]:
-        """Lines about what lies outside of the domain in which such a rule was fitted."""
+        """Warnings about parameters outside of the domain in which a rule was fitted."""
         return []
 
     @returns(keyed="streams.generator('world/NAME')", guarded=True)
@@ -106,26 +132,21 @@ class NetworkModel(Spec):
         rates: OwnRates = None,
         root: Path | None = None,
     ) -> Network:
-        """The network of a run.
+        """Build the network of a run.
 
         Args:
             simulation: the clock, passed on to ``Network``.
-            streams: random numbers by purposes ``world/...``, the same for every strategy.
+            streams: random numbers by purposes ``world/...``, equal for all strategies.
             devices: number of devices.
-            rates: rates down and up (bytes/s) instead of ``device``'s, and latencies (s) if
-                ``device`` has none; ``columns`` sees to them.
-            root: the folder where files are sought, passed on to ``columns``.
+            rates: rates down and up (bytes/s) that replace those in ``device``, and latencies (s)
+                if ``device`` has none. Passed on to ``columns``.
+            root: folder of data files, passed on to ``columns``; None for the working directory.
         """
         columns = self.columns(streams, devices, rates, root)
-        return self._connect(simulation, columns, Transport(self.protocol, streams), root)
+        transport = Transport(self.protocol, streams)
+        return self._connect(NetworkInputs(simulation, columns, transport, root))
 
-    def _connect(
-        self,
-        simulation: Simulation,
-        columns: AccessColumns,
-        transport: Transport,
-        root: Path | None,
-    ) -> Network:
+    def _connect(self, inputs: NetworkInputs) -> Network:
         raise NotImplementedError
 
     @returns(_COLUMNS, _find_wrong_column)
@@ -141,21 +162,21 @@ class NetworkModel(Spec):
             root: folder of data files; None for the working directory.
         """
 
-        def column(name: Literal["down", "up", "latency"], purpose: str) -> Floats:
-            distribution = getattr(self.device, name)
-            values: Floats = distribution.by_device(
-                f"network.device.{name}", streams.generator(purpose), devices, root
-            )
-            return values
+        def draw(name: Literal["down", "up", "latency"], purpose: str) -> Floats:
+            distribution: Distribution = getattr(self.device, name)
+            generator = streams.generator(purpose)
+            return distribution.by_device(f"network.device.{name}", generator, devices, root)
 
         if rates is None:
-            rates = column("down", "world/link-down"), column("up", "world/link-up")
+            down = draw("down", "world/link-down")
+            up = draw("up", "world/link-up")
+            rates = (down, up)
         down, up, *latencies = rates
         latency = self.device.latency
         is_default = isinstance(latency, Constant) and latency.value == 0
         if latencies and is_default:
             return down, up, latencies[0]
-        return down, up, column("latency", "world/latency")
+        return down, up, draw("latency", "world/latency")
 
 
 class StarSpec(NetworkModel):
@@ -166,14 +187,9 @@ class StarSpec(NetworkModel):
     kind: Literal["star"] = "star"
     server: SharedLink = SharedLink()
 
-    def _connect(
-        self,
-        simulation: Simulation,
-        columns: AccessColumns,
-        transport: Transport,
-        root: Path | None,
-    ) -> Network:
-        return Star(simulation, *columns, self.server.down, self.server.up, transport)
+    def _connect(self, inputs: NetworkInputs) -> Network:
+        server = self.server
+        return Star(inputs.simulation, *inputs.columns, server.down, server.up, inputs.transport)
 
 
 _GRAPHS = "fedsim.toolbox.worlds.graphs"

@@ -1,9 +1,16 @@
 """Slow start: a window caps the rate of a flow, and doubles every round trip."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import Any
+from typing import TypedDict
+
+
+class WindowsState(TypedDict):
+    """State of ``Windows`` in a snapshot."""
+
+    windows: dict[int, float]
+    round_trips: list[tuple[float, int]]
 
 
 class Windows:
@@ -56,9 +63,9 @@ class Windows:
             heappop(self._round_trips)
         return self._round_trips[0][0] if self._round_trips else math.inf
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> WindowsState:
         return {"windows": self._rates, "round_trips": self._round_trips}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: WindowsState) -> None:
         self._rates = state["windows"]
         self._round_trips = state["round_trips"]

@@ -1,6 +1,4 @@
-"""Activity of a process, a message or a computation: an event of SimPy that can be cancelled and
-saved.
-"""
+"""Activities of a process, messages and computations: events that can be cancelled and saved."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,16 +13,18 @@ from fedsim.world.messages import Message, Messages
 from fedsim.world.task import Outcome
 
 Call = tuple[Any, ...]
-"""The method and arguments that began an activity; a restored process finds the activity by
-them.
-"""
+"""The method and arguments that began an activity, by which a restored process finds it."""
+
+ComputationState = tuple[Call, int, int, float, float, float, float]
+"""The arguments of ``ComputeActivity`` after ``on_end``."""
+
+_Callback = Callable[[Any], None]
 
 
-class _Waiters(list[Any]):
-    """The callbacks of an ``event``: an activity, or a condition that waits for activities,
-    directly or by other conditions.
+class _Waiters(list[_Callback]):
+    """The callbacks of an activity, or of a condition that waits for activities.
 
-    An interrupted process removes its own callback, and so gives these activities up.
+    An interrupted process removes its callback, and so gives these activities up.
     """
 
     def __init__(self, event: simpy.Event, give_up: Sequence[Callable[[], None]]) -> None:
@@ -32,7 +32,7 @@ class _Waiters(list[Any]):
         self._event = event
         self.give_up = [*give_up]
 
-    def append(self, callback: Any) -> None:
+    def append(self, callback: _Callback) -> None:
         super().append(callback)
         condition = _condition_of(callback)
         if condition is None or condition is self._event:
@@ -42,21 +42,21 @@ class _Waiters(list[Any]):
         else:
             condition.callbacks = _Waiters(condition, self.give_up)
 
-    def remove(self, callback: Any) -> None:
+    def remove(self, callback: _Callback) -> None:
         super().remove(callback)
         if isinstance(getattr(callback, "__self__", None), simpy.Process):
             for give_up in self.give_up:
                 give_up()
 
 
-def _condition_of(callback: Any) -> simpy.events.Condition | None:
-    """The condition whose method a callback is."""
+def _condition_of(callback: object) -> simpy.events.Condition | None:
+    """Return the condition whose method a callback is; None for another callback."""
     owner = getattr(callback, "__self__", None)
     return owner if isinstance(owner, simpy.events.Condition) else None
 
 
 def _is_awaited(event: simpy.Event) -> bool:
-    """Whether anybody waits for the event, directly or by conditions."""
+    """Whether a process waits for the event, directly or by conditions."""
     for callback in event.callbacks or ():
         condition = _condition_of(callback)
         if condition is None or (condition is not event and _is_awaited(condition)):
@@ -85,9 +85,10 @@ class Activity(simpy.Event):
         'cancelled'
     """
 
-    def __init__(self, env: Environment, call: Call, on_end: Callable[[Any], object]) -> None:
+    def __init__(self, env: Environment, call: Call, on_end: Callable[[Self], object]) -> None:
         super().__init__(env)
-        self.callbacks: Any = _Waiters(self, [partial(env.call, self._cancel_unless_awaited, CUT)])
+        give_up = partial(env.call, self._cancel_unless_awaited, CUT)
+        self.callbacks: list[_Callback] = _Waiters(self, [give_up])
         self.call = call
         self._environment = env
         self._on_end = on_end
@@ -128,7 +129,7 @@ class Activity(simpy.Event):
 
 
 class Sending(Activity):
-    """A message under way, see ``World.send``."""
+    """A message under way, which ``World.send`` began."""
 
     def __init__(
         self,
@@ -144,7 +145,8 @@ class Sending(Activity):
 
     @property
     def left(self) -> float:
-        return self.call[3] - self._messages.delivered(self.message)  # type: ignore[no-any-return]
+        size: float = self.call[3]
+        return size - self._messages.delivered(self.message)
 
     def cancel(self) -> None:
         if self.outcome is None:
@@ -152,44 +154,65 @@ class Sending(Activity):
 
 
 class ComputeActivity(Activity):
-    """A computation of a device, see ``World.compute``, with ``state`` as ``saved``; it is away
-    from ``until`` (s) on.
+    """A computation of a device, which ``World.compute`` began.
+
+    Args:
+        env: the environment.
+        on_end: called with the computation at its end.
+        call: the method and arguments that began the computation.
+        number: number of the computation.
+        device: number of the device.
+        began: begin of the computation (s).
+        ends: its end at the present pace (s).
+        until: time from which the device is away (s).
+        pace: factor of the device's speed.
     """
 
-    number: int
-    device: int
-    began: float
-    ends: float
-    until: float
-
     def __init__(
-        self, env: Environment, on_end: Callable[["ComputeActivity"], None], call: Call, *state: Any
+        self,
+        env: Environment,
+        on_end: Callable[["ComputeActivity"], None],
+        call: Call,
+        number: int,
+        device: int,
+        began: float,
+        ends: float,
+        until: float,
+        pace: float,
     ) -> None:
         super().__init__(env, call, on_end)
-        self.number, self.device, self.began, self.ends, self.until, self._pace = state
-        self._left = 0.0  # when it has ended
+        self.number = number
+        self.device = device
+        self.began = began
+        self.ends = ends
+        self.until = until
+        self._pace = pace
+        self._left_at_end = 0.0
         self._alarm: Alarm | None = None
 
     def arm(self) -> None:
+        """Set the alarm for the end: the computation is done, or the device is away before."""
         if self._alarm is not None:
             self._alarm.cancel()
-        done = self.ends <= self.until > self._environment.now
         when = min(self.ends, self.until)
-        if when < math.inf:
-            ring = partial(self.finish, "done" if done else "lost")
-            self._alarm = self._environment.at(
-                ("compute", self.number), when, ring, NORMAL if done else CUT
-            )
+        if when == math.inf:
+            return
+        outcome: Outcome = "lost"
+        priority = CUT
+        if self.ends <= self.until > self._environment.now:
+            outcome = "done"
+            priority = NORMAL
+        ring = partial(self.finish, outcome)
+        self._alarm = self._environment.at(("compute", self.number), when, ring, priority)
 
     @property
     def left(self) -> float:
-        return (
-            self._left
-            if self.outcome is not None
-            else (self.ends - self._environment.now) * self._pace
-        )
+        if self.outcome is not None:
+            return self._left_at_end
+        return (self.ends - self._environment.now) * self._pace
 
     def set_pace(self, pace: float) -> None:
+        """Set the factor of the device's speed from now on."""
         self.ends = on_grid(self._environment.now + self.left / pace)
         self._pace = pace
         self.arm()
@@ -199,11 +222,13 @@ class ComputeActivity(Activity):
             self.finish(outcome)
 
     def finish(self, outcome: Outcome) -> None:
+        """End the computation with an outcome; no effect if it has ended."""
         if self.outcome is None:
             if self._alarm is not None:
                 self._alarm.cancel()
-            self._left = 0.0 if outcome == "done" else self.left
+            self._left_at_end = 0.0 if outcome == "done" else self.left
             self.end(outcome)
 
-    def saved(self) -> tuple[Any, ...]:
+    def saved(self) -> ComputationState:
+        """The arguments with which the activity can be made again."""
         return self.call, self.number, self.device, self.began, self.ends, self.until, self._pace

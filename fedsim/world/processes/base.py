@@ -1,4 +1,4 @@
-"""Processes of the world: their base, those that come with fedsim, and how a scenario names one."""
+"""Processes of the world: their base, and the registry by which a scenario names one."""
 
 from collections.abc import Generator
 from functools import cache
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, create_model
 
+from fedsim.clock.environment import ProcessGenerator
 from fedsim.common.errors import ScenarioError, shown
 from fedsim.common.imports import named
 from fedsim.common.registry import Registry, keys_of
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fedsim.world.processes.world import World
 
 
-def _find_wrong_run(events: Any, *_: Any, **__: Any) -> str:
+def _find_wrong_run(events: object, *_: object, **__: object) -> str:
     return "" if isinstance(events, Generator) else shown(events)
 
 
@@ -54,7 +55,7 @@ class Process(Spec):
     """
 
     restorable: ClassVar[bool] = False
-    """Whether a run with it can be saved and resumed."""
+    """Whether a run with the process can be saved and resumed."""
 
     kind: str
 
@@ -82,9 +83,10 @@ class Process(Spec):
 
 
 @cache
-def _of_function(function: FunctionType, path: str) -> type[Process]:
-    """A process that is a generator function ``f(world, ...)``: its other parameters are the
-    scenario's keys.
+def _spec_of(function: FunctionType, path: str) -> type[Process]:
+    """Make the class of a process from a generator function ``f(world, ...)``.
+
+    The function's parameters after the first are keys of the scenario.
     """
     if not isgeneratorfunction(function) or not signature(function).parameters:
         raise ScenarioError(
@@ -92,7 +94,7 @@ def _of_function(function: FunctionType, path: str) -> type[Process]:
         )
     fields, _ = keys_of(function)
 
-    def run(self: Process, world: "World") -> Generator[Any, Any, Any]:
+    def run(self: Process, world: "World") -> ProcessGenerator:
         yield from function(world, **{name: getattr(self, name) for name in fields})
 
     base = type(function.__name__, (Process,), {"run": run, "__module__": function.__module__})
@@ -101,13 +103,12 @@ def _of_function(function: FunctionType, path: str) -> type[Process]:
 
 class _ProcessRegistry(Registry):
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
-        """The class of a kind, one made for it where its path leads to a function."""
-        found = named(kind, key) if ":" in kind else None
-        return (
-            _of_function(found, kind)
-            if isinstance(found, FunctionType)
-            else super().spec(kind, key)
-        )
+        """The class of a kind; a path to a generator function gives a new class."""
+        if ":" in kind:
+            target = named(kind, key)
+            if isinstance(target, FunctionType):
+                return _spec_of(target, kind)
+        return super().spec(kind, key)
 
 
 _TOOLS = "fedsim.toolbox.worlds.processes"
@@ -143,9 +144,10 @@ class WorldSpec(Spec):
     @property
     def not_restorable(self) -> str | None:
         """Why a run with these processes cannot be saved and resumed; None if it can."""
-        names = [repr(process.kind) for process in self.processes if not process.restorable]
-        return (
-            f"the process {names[0]} does not say how it is restored (see fedsim.plugin.Process)"
-            if names
-            else None
-        )
+        for process in self.processes:
+            if not process.restorable:
+                return (
+                    f"the process {process.kind!r} does not say how it is restored (see "
+                    "fedsim.plugin.Process)"
+                )
+        return None

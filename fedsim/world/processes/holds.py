@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from fedsim.common.errors import CheckpointError
 from fedsim.world.life import TaskRunner
@@ -44,7 +44,7 @@ class Effects(Protocol):
     messages: Messages
     silent: bool
 
-    def emit(self, kind: str, **fields: Any) -> None:
+    def emit(self, kind: str, **fields: object) -> None:
         """Record what a process has done."""
 
     def computations_on(self, device: int) -> list[ComputeActivity]:

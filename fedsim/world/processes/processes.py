@@ -1,13 +1,13 @@
 """The processes of a run: their start, their records, and their restoring from a snapshot."""
 
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import simpy
 
-from fedsim.clock.environment import Alarm
+from fedsim.clock.environment import Alarm, ProcessGenerator
 from fedsim.common.errors import (
     CheckpointError,
     FedsimError,
@@ -19,7 +19,8 @@ from fedsim.common.errors import (
 from fedsim.common.streams import Streams
 from fedsim.world.device_kinds import Capacity
 from fedsim.world.life import TaskRunner
-from fedsim.world.processes.activity import Call, ComputeActivity, Sending
+from fedsim.world.processes.activity import Call, ComputationState, ComputeActivity, Sending
+from fedsim.world.processes.base import Process
 from fedsim.world.processes.holds import Holds
 from fedsim.world.processes.world import World
 
@@ -43,7 +44,7 @@ class Processes:
 
     def __init__(
         self,
-        specs: Sequence[Any],
+        specs: Sequence[Process],
         streams: Streams,
         capacity: Capacity,
         tasks: TaskRunner,
@@ -88,7 +89,7 @@ class Processes:
         for spec, world in zip(self._specs, self._worlds, strict=True):
             self.simulation.process(self._play(spec, world))
 
-    def _play(self, spec: Any, world: "World") -> Generator[Any, Any, Any]:
+    def _play(self, spec: Process, world: World) -> ProcessGenerator:
         try:
             yield from spec.run(world)
         except CheckpointError as error:
@@ -113,7 +114,7 @@ class Processes:
         env = self.simulation.env
         return all(env.is_background(event) for event in env.alarms() if isinstance(event, Alarm))
 
-    def emit(self, kind: str, **fields: Any) -> None:
+    def emit(self, kind: str, **fields: object) -> None:
         if not self.silent:
             self.acts[kind] += 1
             self.simulation.emit(kind, **fields)
@@ -133,8 +134,8 @@ class Processes:
             f"does not come to where it was: it had not begun {call[0]}{call[1:]}"
         )
 
-    def add_computation(self, process: int, *state: Any) -> ComputeActivity:
-        """Add a computation of a process, with a state as ``ComputeActivity.saved`` has it."""
+    def add_computation(self, process: int, *state: *ComputationState) -> ComputeActivity:
+        """Add a computation of a process, by the arguments of ``ComputeActivity``."""
         computation = ComputeActivity(self.simulation.env, self._end_computation, *state)
         self.computing[computation.number] = computation, process
         return computation
@@ -161,7 +162,7 @@ class Processes:
 
     # Snapshots, between two instants.
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {
             "states": [world.state for world in self._worlds],
             "sending": [
@@ -176,8 +177,14 @@ class Processes:
         }
 
     def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
-        """Restore processes after all but alarms; ``CheckpointError``: a process has other holds
-        or waits than it had.
+        """Restore the processes, after everything except alarms.
+
+        Args:
+            state: the snapshot.
+            alarms: kind, number and time (s) of each alarm that is set again later.
+
+        Raises:
+            CheckpointError: a process has other holds than before, or waits for other times.
         """
         for world, saved in zip(self._worlds, state["states"], strict=True):
             world.state = dict(saved)

@@ -16,7 +16,13 @@ from fedsim.common.streams import Streams
 from fedsim.common.units import Bytes, Flops, Seconds
 from fedsim.world.device_kinds import Capacity
 from fedsim.world.network.endpoints import SERVER, Direction
-from fedsim.world.processes.activity import Activity, Call, ComputeActivity, Sending
+from fedsim.world.processes.activity import (
+    Activity,
+    Call,
+    ComputationState,
+    ComputeActivity,
+    Sending,
+)
 from fedsim.world.processes.holds import Effects, Hold, Holds
 from fedsim.world.steps import Payload, Work
 
@@ -79,8 +85,8 @@ class ProcessServices(Effects, Protocol):
     def resumed(self, number: int, call: Call) -> Any:
         """The activity that a restored process had begun by a call; None outside of a restore."""
 
-    def add_computation(self, process: int, *state: Any) -> ComputeActivity:
-        """Add a computation of a process, with a state as ``ComputeActivity.saved`` has it."""
+    def add_computation(self, process: int, *state: *ComputationState) -> ComputeActivity:
+        """Add a computation of a process, by the arguments of ``ComputeActivity``."""
 
 
 class World:
@@ -540,7 +546,7 @@ class World:
         self._processes.tasks.slots.add(direction, slots)
         self._processes.emit("queue", direction=direction, slots=slots.capacity)
 
-    def emit(self, kind: str, **data: Any) -> None:
+    def emit(self, kind: str, **data: object) -> None:
         """Record an event of the kind ``process:KIND``, as a row of ``events.parquet``.
 
         Args:

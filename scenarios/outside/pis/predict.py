@@ -22,7 +22,8 @@ from fedsim.learning.objectives import Classification
 from fedsim.learning.spec import TrainingSpec
 from fedsim.running.scenarios.outside import rows as tables
 from fedsim.toolbox.models import profile as counted
-from fedsim.world.device_kinds import Rooflines, find_kind
+from fedsim.world.device_kinds import find_kind
+from fedsim.world.rooflines import Rooflines
 
 HERE = Path(__file__).resolve().parent
 BATCH, SHAPE = 16, (3, 224, 224)

@@ -1,0 +1,327 @@
+"""Tables of a user, CSV or Parquet, with a row for each device or each event of a device."""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from io import TextIOWrapper
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedsim.common.errors import DataError, nearest, shown
+from fedsim.common.files import SOUGHT, open_file, regular
+from fedsim.common.notes import note
+from fedsim.common.units import Quantity
+from fedsim.common.wording import in_words
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_BARE = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf")
+_REFUSED = object()  # in place of a value for empty cells
+_DIGITS = re.compile("([0-9]+)")
+_STEMS = ("device", "client", "node", "user", "phone", "worker", "participant")
+_SHORT_IDS = ("id", "Id", "ID", "cid", "uid", "index", "Index")
+_PANDAS_INDEXES = ("", "Unnamed: 0", "__index_level_0__")
+
+
+def _id_names() -> Iterator[str]:
+    yield "device"
+    for stem in _STEMS:
+        for form in (stem, stem.capitalize(), stem.upper()):
+            yield from (form, f"{form}id", f"{form}Id", f"{form}ID")
+            for between in "_- ":
+                yield from (f"{form}{between}id", f"{form}{between}Id", f"{form}{between}ID")
+    yield from (*_SHORT_IDS, *_PANDAS_INDEXES)
+
+
+IDS = tuple(dict.fromkeys(_id_names()))
+"""Names of columns that give rows their order; of several in a table, the first in this tuple.
+
+Values are numbers of devices if they are 0, 1 and so on.
+"""
+
+
+class DeviceTable:
+    """A table of a user.
+
+    Args:
+        key: the key of the scenario that names the file, for messages.
+        path: the file, Parquet (``.parquet``) or CSV.
+        columns: names of the columns that the table must have.
+        more: names of the columns that are read if the table has them.
+        others: names of further columns that are accepted and not read; None: all are accepted.
+
+    Attributes:
+        rows: number of rows.
+        cells: column -> its cells in order of the rows, text without spaces around it; None for
+            an empty cell.
+
+    Raises:
+        DataError: the file is missing, malformed or empty, or its columns are wrong.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        path: Path,
+        columns: Sequence[str],
+        more: Sequence[str] = (),
+        others: Sequence[str] | None = None,
+    ) -> None:
+        import pyarrow as pa
+
+        self._key = key
+        self._path = path
+        read_columns = [*columns, *more]
+        try:
+            names, table = _read(path, dict.fromkeys(read_columns))
+        except FileNotFoundError:
+            raise DataError(f"{key}: there is no file {str(path)!r}; {SOUGHT}") from None
+        except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
+            raise DataError(
+                f"{key}: {str(path)!r} cannot be read: {str(error).splitlines()[0]}"
+            ) from None
+        for column in columns:
+            if column not in names:
+                raise DataError(
+                    f"{key}: {str(path)!r} has no column {column!r}; it has "
+                    f"{', '.join(names)}{nearest(column, names)}"
+                )
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise DataError(
+                f"{key}: {str(path)!r} has the column {repeated[0]!r} twice; allowed is once"
+            )
+        if others is not None:
+            self._refuse_unused(names, read_columns, others)
+        self.rows: int = table.num_rows
+        if not self.rows:
+            raise DataError(f"{key}: {str(path)!r} has no rows")
+        self._names = names
+        self.cells: dict[str, list[object]] = {}
+        for name in table.column_names:
+            self.cells[name] = [_clean(cell) for cell in table.column(name).to_pylist()]
+
+    def _refuse_unused(
+        self, names: Sequence[str], read_columns: Sequence[str], others: Sequence[str]
+    ) -> None:
+        allowed = (*read_columns, *others)
+        for name in names:
+            if name not in allowed:
+                raise DataError(
+                    f"{self._key}: {str(self._path)!r} has the column {name!r}, which nothing "
+                    f"uses; known are {', '.join(allowed)}{nearest(name, read_columns)}"
+                )
+
+    def note(self, meaning: str) -> None:
+        """Note for the user how the table is read; ``meaning`` ends the sentence."""
+        columns = ", ".join(map(repr, self._names))
+        note(f"{self._key} from {str(self._path)!r} (columns {columns}): {meaning}")
+
+    def wrong(self, row: int, column: str, why: str) -> DataError:
+        """Make the error for a wrong cell.
+
+        Args:
+            row: number of the row from 0; the message counts from 1, without the header.
+            column: name of the column.
+            why: the reason, which ends the message.
+        """
+        cell = f"{column} is {shown(self.cells[column][row])}"
+        return DataError(f"{self._key}: row {row + 1} of {str(self._path)!r}: {cell}: {why}")
+
+    def values(
+        self, column: str, kind: Any, unit: str | None = None, empty: object = _REFUSED
+    ) -> list[Any]:
+        """Values of a column in order of the rows.
+
+        Args:
+            column: name of the column.
+            kind: type of the values, such as ``int`` or ``Seconds``.
+            unit: unit of cells that are bare numbers.
+            empty: value of empty cells; they are refused if it is missing.
+
+        Raises:
+            DataError: a cell has no value of this type.
+        """
+        cells = self.cells[column]
+        full_rows = [row for row, cell in enumerate(cells) if cell is not None]
+        if len(full_rows) < len(cells) and empty is _REFUSED:
+            raise self.wrong(cells.index(None), column, "every row needs a value")
+        texts = [cells[row] for row in full_rows]
+        has_unit = any(isinstance(part, Quantity) for part in get_args(kind))
+        if has_unit and unit is not None:
+            texts = [_with_unit(cell, unit) for cell in texts]
+        try:
+            full_values = TypeAdapter(list[kind]).validate_python(texts)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            row = full_rows[int(problem["loc"][0])]
+            hint = ""
+            if has_unit and unit is None and _BARE.fullmatch(str(cells[row])):
+                hint = ", or give the 'unit' of all of them in the scenario"
+            raise self.wrong(row, column, f"{in_words(problem)}{hint}") from None
+        value_of_row = dict(zip(full_rows, full_values, strict=True))
+        return [value_of_row.get(row, empty) for row in range(len(cells))]
+
+    def devices(self, devices: int) -> list[int]:
+        """Number of the device of each row, from the column ``device``, [rows].
+
+        Args:
+            devices: number of devices.
+
+        Raises:
+            DataError: a cell is no number of a device.
+        """
+        numbers = self.values("device", int)
+        for row, number in enumerate(numbers):
+            if not 0 <= number < devices:
+                raise self.wrong(row, "device", f"allowed are 0 to {devices - 1}")
+        return numbers
+
+    def by_device(
+        self,
+        column: str,
+        devices: int,
+        kind: Any,
+        unit: str | None = None,
+        empty: object = _REFUSED,
+    ) -> list[Any]:
+        """Values of a column in order of devices, [devices].
+
+        Args:
+            column: name of the column.
+            devices: number of devices.
+            kind: type of the values, such as ``int`` or ``Seconds``.
+            unit: unit of cells that are bare numbers.
+            empty: value of empty cells; they are refused if it is missing.
+
+        Raises:
+            DataError: a cell has no value of this type, or a device has not one row.
+        """
+        values = self.values(column, kind, unit, empty)
+        order_column = self._order_column(column)
+        if order_column is None:
+            self.note(f"column {column!r}, a row for each device in their order")
+        else:
+            self.note(f"column {column!r}, rows by {order_column!r}")
+        if "device" in self.cells:
+            return [values[row] for row in self._rows_by_number(devices)]
+        if self.rows != devices:
+            raise DataError(
+                f"{self._key}: {str(self._path)!r} has {self.rows} rows for {devices} devices; "
+                "allowed is one a device"
+            )
+        order = None if order_column is None else self._rows_by_id(order_column)
+        if order is None:
+            return values
+        return [values[row] for row in order]
+
+    def _rows_by_number(self, devices: int) -> list[int]:
+        """Find the row of each device by the column ``device``; refuse two rows or none."""
+        row_of: dict[int, int] = {}
+        for row, device in enumerate(self.devices(devices)):
+            first_row = row_of.setdefault(device, row)
+            if first_row != row:
+                raise self.wrong(
+                    row,
+                    "device",
+                    f"row {first_row + 1} is of the same device; allowed is one a device",
+                )
+        for device in range(devices):
+            if device not in row_of:
+                raise DataError(
+                    f"{self._key}: {str(self._path)!r} has no row for device {device}; allowed "
+                    f"is one for each of 0 to {devices - 1}"
+                )
+        return [row_of[device] for device in range(devices)]
+
+    def _order_column(self, column: str) -> str | None:
+        """Find the column, other than ``column``, that gives the rows their order; None: none."""
+        names = [name for name in self.cells if name != column and name in IDS]
+        return min(names, key=IDS.index, default=None)
+
+    def _rows_by_id(self, name: str) -> list[int] | None:
+        """Find the row of each device by a column of ids; None if the rows are in order.
+
+        Raises:
+            DataError: ids are not the devices' numbers, and do not ascend.
+        """
+        row_of: dict[str, int] = {}
+        for row, cell in enumerate(self.cells[name]):
+            if cell is None:
+                raise self.wrong(row, name, "every row needs a value, or the column is left out")
+            text = str(cell)
+            if isinstance(cell, float) and cell.is_integer():
+                text = str(int(cell))
+            first_row = row_of.setdefault(text, row)
+            if first_row != row:
+                raise self.wrong(
+                    row, name, f"row {first_row + 1} has the same; allowed is one a device"
+                )
+        numbers = [str(device) for device in range(self.rows)]
+        if row_of.keys() == {*numbers}:
+            return [row_of[number] for number in numbers]
+        for row, (before, after) in enumerate(pairwise(row_of), 1):
+            if _natural_key(after) < _natural_key(before):
+                raise self.wrong(
+                    row,
+                    name,
+                    f"it comes after {shown(before)}, and these are not the numbers of the "
+                    f"devices, 0 to {self.rows - 1}; sort the rows, or name the device of each in "
+                    "a column 'device'",
+                )
+        return None
+
+
+def _natural_key(text: str) -> list[tuple[int, str]]:
+    """Make a key that sorts "c2" before "c10"."""
+    key = []
+    for part in _DIGITS.split(text):
+        if part.isdecimal():
+            digits = part.lstrip("0")
+            key.append((len(digits), digits))
+        else:
+            key.append((-1, part))
+    return key
+
+
+def _read(path: Path, columns: Iterable[str]) -> tuple[list[str], "pyarrow.Table"]:
+    """Read some columns of a file; returns the names of all its columns, and the table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyarrow import csv as arrow
+
+    if path.suffix == ".parquet":
+        with pq.ParquetFile(regular(path)) as file:
+            names = list(file.schema_arrow.names)
+            return names, file.read(columns=[name for name in columns if name in names])
+    with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as lines:
+        names = next(csv.reader(lines), [])
+    present = [name for name in columns if name in names]
+    options = arrow.ConvertOptions(
+        include_columns=present or names[:1],
+        column_types=dict.fromkeys(names, pa.string()),
+        null_values=[""],
+        strings_can_be_null=True,
+    )
+    read_options = arrow.ReadOptions(use_threads=False)
+    return names, arrow.read_csv(regular(path), read_options, convert_options=options)
+
+
+def _clean(cell: object) -> object:
+    """Strip a text; return None for an empty text and for NaN."""
+    if isinstance(cell, str):
+        return cell.strip() or None
+    is_nan = cell != cell
+    return None if is_nan else cell
+
+
+def _with_unit(cell: object, unit: str) -> object:
+    """Append the unit to a bare number; return any other cell as it is."""
+    text = repr(cell) if isinstance(cell, int | float) else cell
+    if isinstance(text, str) and _BARE.fullmatch(text):
+        return f"{text} {unit}"
+    return cell

@@ -1,0 +1,50 @@
+"""Fields of records, as far as fedsim's own meters read them."""
+
+from collections.abc import Sequence
+from typing import NotRequired, TypedDict
+
+
+class TaskFields(TypedDict):
+    """Fields of ``task-start``."""
+
+    task: int
+    device: int
+
+
+class TaskEndFields(TaskFields):
+    """Fields of ``task-end``."""
+
+    outcome: str
+
+
+class StepFields(TaskFields):
+    """Fields of ``step-start``."""
+
+    step: str
+
+
+class BatteryFields(TypedDict):
+    """Fields of ``battery``: a battery ran flat, or is charged to the level of a restart."""
+
+    device: int
+    flat: bool
+
+
+class UpdatesFields(TypedDict):
+    """Fields of ``aggregate`` and ``updates-lost``; ``edge`` if they are at an edge server."""
+
+    tasks: Sequence[int]
+    edge: NotRequired[int]
+
+
+class EdgeTransferFields(TypedDict):
+    """Fields of ``edge-transfer``: begin (s), and bytes transferred."""
+
+    start: float
+    delivered: float
+
+
+class ServerTransferFields(TypedDict):
+    """Fields of ``server-transfer``: bytes of the message."""
+
+    bytes: float

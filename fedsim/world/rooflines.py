@@ -1,0 +1,284 @@
+"""Training times of kinds of devices, by a roofline.
+
+Each operation takes the longer of its arithmetic and its memory traffic (Williams, Waterman and
+Patterson, "Roofline", CACM 2009). CPUs make further passes over some data, GPUs none. A batch and
+an epoch have fixed costs, which are added.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.errors import ScenarioError
+from fedsim.common.model_cost import ModelCost, Operations, Processor
+from fedsim.common.training import Batching, CutBy, Training
+from fedsim.common.units import show_bytes
+from fedsim.world.device_kinds import DeviceKind
+
+_CHECKED_BATCHES = range(16, 65)
+_ARM_BATCH = 16
+_ARM_NUMBERS = 3 * 224 * 224
+_RULES: dict[Processor, str] = {
+    "cpu": "times of training on a CPU follow a rule for batches of 16 to 64 on one core: 8 % off on "
+    "the mean of six models, "
+    "12 % at most; recurrent ones 8 % to 11 % on the mean, 28 % at most from batches of 4 on",
+    "arm": "times of training on ARM cores follow a rule for batches of 16 images on a Raspberry Pi "
+    "4: a model left out of its "
+    "26 is 13 % off in the median, 52 % at most",
+}
+
+
+def _processor(kind: DeviceKind) -> Processor:
+    if kind.gpu:
+        return "gpu"
+    return "arm" if kind.arm else "cpu"
+
+
+def operations_s(
+    operations: Operations,
+    samples: int,
+    flops: float,
+    bandwidth: float,
+    processor: Processor = "cpu",
+) -> float:
+    """Time of operations on a batch.
+
+    Args:
+        operations: the operations of a pass.
+        samples: samples of the batch.
+        flops: FLOP/s that the processor reaches.
+        bandwidth: bytes/s that its memory reaches.
+        processor: kind of the processor.
+
+    Returns:
+        The time (s).
+    """
+    per_batch = operations[:, 0::2]
+    per_sample = operations[:, 1::2]
+    work, traffic, passes, arm_work, arm_passes = (per_batch + samples * per_sample).T
+    if processor == "arm":
+        work = arm_work
+        passes = arm_passes
+    seconds = np.maximum(work / flops, traffic / bandwidth)
+    if processor != "gpu":
+        seconds = seconds + passes / bandwidth
+    return float(seconds.sum())
+
+
+class Rooflines:
+    """Training times and memory of devices of several kinds.
+
+    Args:
+        kinds: the kinds of devices.
+        which: position in ``kinds`` of each device's kind, int [devices].
+        cost: operations and memory of the trained model.
+        batching: batches of an epoch of training.
+        cost_of: function of how a model is cut, and to which size: cost of the smaller model
+            (``Training.cut``); None if no model is cut.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[DeviceKind],
+        which: NDArray[np.integer],
+        cost: ModelCost,
+        batching: Batching,
+        cost_of: Callable[[CutBy, float], ModelCost] | None = None,
+    ) -> None:
+        self.kinds = kinds
+        self.which = which
+        self._cost = cost
+        self._batching = batching
+        self._cost_of = cost_of
+        self._batch_s = cache(self._compute_batch_s)
+        self._smaller = cache(self._make_smaller)
+
+    def _make_smaller(self, by: CutBy, size: float) -> "Rooflines":
+        """Make the rooflines of a smaller model."""
+        assert self._cost_of is not None
+        return Rooflines(self.kinds, self.which, self._cost_of(by, size), self._batching)
+
+    def training_s(self, device: int, training: Training, samples: int) -> float:
+        """Time of one epoch of a training.
+
+        Args:
+            device: number of the device.
+            training: the training.
+            samples: samples on which the device trains.
+
+        Returns:
+            The time (s).
+        """
+        if training.cut is not None:
+            smaller = self._smaller(*training.cut)
+            return smaller.training_s(device, replace(training, cut=None), samples)
+        kind = int(self.which[device])
+        if not samples:
+            return self.kinds[kind].epoch
+        batching = training.batching(self._batching)
+        passes = 1
+        rest = 0
+        if training.steps is not None:
+            passes, rest = divmod(training.steps, batching.count(samples))
+        if training.only_batch is not None:
+            passes = 0
+            rest = training.steps or 0
+        size = min(batching.size, samples)
+
+        def epoch_s(learns: bool) -> float:
+            full_s = passes * self._epoch_s(kind, samples, batching, learns)
+            return full_s + rest * self._batch_s(kind, size, learns)
+
+        forward_s = epoch_s(learns=False)
+        return self.kinds[kind].epoch + epoch_s(learns=True) + training.asked_besides * forward_s
+
+    def rules(self) -> list[str]:
+        """A line for each rule of training times that the devices follow: its domain and error."""
+        processors = {_processor(kind) for kind in self._used_kinds()}
+        return [_RULES[processor] for processor in sorted(processors & {*_RULES})]
+
+    def outside_of_rules(self, numbers: int) -> list[str]:
+        """Warnings about trainings outside of the domain of the rules.
+
+        Args:
+            numbers: numbers in a sample.
+        """
+        size = self._batching.size
+        processors = {_processor(kind) for kind in self._used_kinds()}
+        lines = []
+        if processors & {"cpu", "gpu"} and size not in _CHECKED_BATCHES:
+            checked = f"{_CHECKED_BATCHES.start} to {_CHECKED_BATCHES.stop - 1}"
+            lines.append(
+                f"times of batches of {size} samples are less certain: they were compared with "
+                f"real ones at {checked} "
+                "(docs/time.md)"
+            )
+        if "arm" in processors and (size, numbers) != (_ARM_BATCH, _ARM_NUMBERS):
+            lines.append(
+                "times of boards with ARM cores are less certain: their rule is of batches of "
+                f"{_ARM_BATCH} images of "
+                f"{_ARM_NUMBERS} numbers, and here batches of {size} samples of {numbers} are "
+                "trained on (docs/time.md)"
+            )
+        return lines
+
+    def _used_kinds(self) -> list[DeviceKind]:
+        return [self.kinds[place] for place in np.unique(self.which).tolist()]
+
+    def testing_s(self, device: int, samples: int) -> float:
+        """Time of a forward pass over ``samples`` samples (s)."""
+        kind = int(self.which[device])
+        size = min(self._batching.size, samples)
+        return self._pass_s(kind, samples, size, learns=False)
+
+    def epochs_s(self, samples: Ints) -> Floats:
+        """Time of an epoch of training on every device.
+
+        Args:
+            samples: samples of each device, int64 [devices].
+
+        Returns:
+            The times (s), float64 [devices].
+        """
+        seconds = np.empty(len(samples))
+        for kind, figures in enumerate(self.kinds):
+            is_of_kind = self.which == kind
+            counts, places = np.unique(samples[is_of_kind], return_inverse=True)
+            times = []
+            for count in counts.tolist():
+                times.append(figures.epoch + self._epoch_s(kind, count, self._batching, True))
+            seconds[is_of_kind] = np.array(times)[places]
+        return seconds
+
+    def speeds(self) -> Floats:
+        """Speed of every device in full batches (samples/s), float64 [devices]."""
+        size = self._batching.size
+        speeds = [size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))]
+        by_device: Floats = np.array(speeds)[self.which]
+        return by_device
+
+    def needed(self, training: Training | None, samples: int) -> float:
+        """Memory that a computation takes up.
+
+        Args:
+            training: the training; None for a test.
+            samples: samples on which the device computes.
+
+        Returns:
+            The memory (bytes).
+        """
+        if training is None:
+            return self._cost.weights
+        batch = self._largest_batch(training, samples)
+        return (
+            self._cost.memory
+            + batch * self._cost.memory_a_sample
+            + training.asked_besides * self._cost.weights
+        )
+
+    def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
+        """Time until the device runs out of memory, in the first forward pass.
+
+        Args:
+            device: number of the device.
+            training: the training; None for a test.
+            samples: samples on which the device computes.
+
+        Returns:
+            The time (s); None if the computation fits into memory.
+        """
+        if training is not None and training.cut is not None:
+            smaller = self._smaller(*training.cut)
+            return smaller.failing_s(device, replace(training, cut=None), samples)
+        kind = int(self.which[device])
+        figures = self.kinds[kind]
+        if self.needed(training, samples) <= figures.room:
+            return None
+        size = max(1, min(self._batching.size, samples))
+        return figures.epoch + self._batch_s(kind, size, False)
+
+    def check(self, samples: int) -> None:
+        """Raise ``ScenarioError`` for a model that no device has room to train on ``samples``."""
+        needed = self.needed(Training(None), samples)
+        room = max(kind.room for kind in self.kinds)
+        if needed > room:
+            raise ScenarioError(
+                f"population.device: training the model takes {show_bytes(needed)}, and no device "
+                f"has room, at most {show_bytes(room)}"
+            )
+
+    def _largest_batch(self, training: Training, samples: int) -> int:
+        batching = training.batching(self._batching)
+        return max(min(batching.size, samples), batching.last_size(samples))
+
+    def _epoch_s(self, kind: int, samples: int, batching: Batching, learns: bool) -> float:
+        """Compute the time of a pass over the batches of an epoch (s)."""
+        size = batching.size
+        if batching.last != "merge" or samples <= size:
+            return self._pass_s(kind, batching.taken(samples), min(size, samples), learns)
+        last = batching.last_size(samples)
+        full_s = self._pass_s(kind, samples - last, size, learns)
+        return full_s + self._batch_s(kind, last, learns)
+
+    def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:
+        """Compute the time of batches of ``size`` samples and of the rest (s)."""
+        if not samples:
+            return 0.0
+        count, rest = divmod(samples, size)
+        rest_s = self._batch_s(kind, rest, learns) if rest else 0.0
+        return count * self._batch_s(kind, size, learns) + rest_s
+
+    def _compute_batch_s(self, kind: int, samples: int, learns: bool) -> float:
+        figures = self.kinds[kind]
+        cost = self._cost
+        parts = (cost.forward, cost.backward, cost.update) if learns else (cost.forward,)
+        flops = figures.flops * figures.flops_share
+        bandwidth = figures.bandwidth * figures.bandwidth_share
+        processor = _processor(figures)
+        return figures.batch + sum(
+            operations_s(part, samples, flops, bandwidth, processor) for part in parts
+        )
