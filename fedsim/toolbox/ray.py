@@ -28,7 +28,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from fedsim.clock.executors import Executor, answer
+from fedsim.clock.executors import Answer, Executor, answer
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.imports import learn, places
 
@@ -223,12 +223,14 @@ class Ray(Executor):
         reference.future().add_done_callback(lambda answer: self._settle(future, answer))
         return future
 
-    def _settle(self, future: "Future[Any]", answer: "Future[bytes]") -> None:
+    def _settle(self, future: "Future[Any]", answer: "Future[Answer]") -> None:
         self._open.pop(future, None)
         if not future.set_running_or_notify_cancel():
             return
         try:
-            succeeded, outcome = pickle.loads(answer.result())
+            content, buffers = answer.result()
+            # the store's memory is free again at once
+            succeeded, outcome = Answer(content, [bytearray(part) for part in buffers]).outcome()
         except Exception as error:
             succeeded = False
             outcome = SimulationError(
@@ -258,7 +260,7 @@ def _carry_out(
     where: dict[str, str],
     parcel: Parcel,
     *shared: Any,
-) -> bytes:
+) -> Answer:
     """Carry out the call in ``parcel``, for an executor with that number whose process is on the
     node ``home``.
     """

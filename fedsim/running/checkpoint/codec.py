@@ -141,7 +141,12 @@ def _value(
 
 
 def fields_of(value: Any) -> list[str]:
-    """Names of an object's fields: its slots, its dataclass's fields, or its present entries."""
+    """Names of an object's fields: its class's ``__saved__``, its slots, its dataclass's fields, or its
+    present entries.
+    """
+    saved = getattr(type(value), "__saved__", None)
+    if saved is not None:
+        return list(saved)
     if isinstance(value, Mapping):  # a state: it may have more entries than declared fields
         return list(value)
     found = [base.__dict__.get("__slots__", ()) for base in reversed(type(value).__mro__)]
