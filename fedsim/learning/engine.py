@@ -303,7 +303,7 @@ class Learning(Learner):
         return self._name("gradient", replace(recipe, training=training), update.device)
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
-        await self._computing.compute(ref for ref, _ in updates)
+        await self.compute([ref for ref, _ in updates])
         finite = [(ref, weight) for ref, weight in updates if math.isfinite(ref.train_loss)]
         total = math.fsum(weight for _, weight in finite)
         if not total:

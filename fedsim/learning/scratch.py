@@ -148,5 +148,5 @@ class Scratch:
             return
         self._free.clear()
         self._end = 0
-        if self._file is not None:
+        if self._file is not None and not self._file.closed:
             os.ftruncate(self._file.fileno(), 0)

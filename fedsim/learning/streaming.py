@@ -106,11 +106,16 @@ def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list
     """
     twins: dict[Ref, Twin] = {}
     recipes: dict[Ref, Recipe] = {}
+    outside: dict[Ref, Ref] = {}
     stack = list(targets)
     while stack:
         ref = stack.pop()
         recipe = ref.recipe
         if recipe is None or ref in twins:
+            continue
+        named = ref.outside if isinstance(ref, Twin) else None
+        if named is not None and named.held is not None:
+            outside[ref] = named
             continue
         twin = Twin(ref.name, ref.serial, None, ref.device, loss=ref.loss, state=ref.state)
         if not again or ref in targets:
@@ -118,8 +123,9 @@ def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list
         twins[ref] = twin
         recipes[ref] = recipe
         stack += parents(recipe)
+    names: dict[Ref, Ref] = {**twins, **outside}
     for ref, twin in twins.items():
-        recipe = renamed(recipes[ref], twins)
+        recipe = renamed(recipes[ref], names)
         twin.recipe = recipe
         for parent in parents(recipe):
             if isinstance(parent, Twin):
@@ -156,7 +162,7 @@ def steps_of(targets: Sequence[Twin]) -> deque[Step]:
                     yield part, depth
             for position, (part, _) in enumerate(recipe.parts):
                 if nests:
-                    yield part, depth + 1
+                    yield part, depth + (position > 0)  # the first part opens the sum
                 steps.append(Step(ref, position))
             if recipe.otherwise is not None:
                 yield recipe.otherwise, depth
@@ -360,10 +366,8 @@ class Stream:
         coefficients: Sequence[float],
     ) -> Weights:
         """The sum of the finite parts with other coefficients; freed parts are computed again."""
-        models: list[Ref] = []
-        for (part, _), is_finite in zip(recipe.parts, finite, strict=True):
-            if is_finite:
-                models.append(_found_again(part))
+        pairs = zip(recipe.parts, finite, strict=True)
+        models = [part for (part, _), is_finite in pairs if is_finite]
         parts = tuple(zip(models, coefficients, strict=True))
         again = Ref(ref.name, ref.serial, Mixed(parts, None, rescale=False))
         with self._calculator.muted():
@@ -378,12 +382,6 @@ def _is_ready(ref: Twin) -> bool:
     if recipe is None or isinstance(recipe, Mixed):
         return False
     return all(parent.held is not None for parent in parents(recipe))
-
-
-def _found_again(part: Ref) -> Ref:
-    """A part of a mix: the model outside if somebody names it, else its twin."""
-    outside = part.outside if isinstance(part, Twin) else None
-    return part if outside is None or outside.held is None else outside
 
 
 def _restore(twins: Sequence[Twin]) -> None:

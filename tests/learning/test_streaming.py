@@ -150,13 +150,12 @@ def test_the_cells_of_a_mean_of_means_are_added_up_one_after_the_other() -> None
 
 
 def test_parts_that_nobody_names_are_freed_as_they_are_added() -> None:
-    _, updates, mean = _cohort(40)
-    updates.clear()
+    mean = _cohort(40)[2]
     calculator = Plain()
     scratch = _play([mean], calculator)
     assert mean.value is not None
     assert mean.value.tolist() == [4.0] * D
-    assert max(calculator.alive) == 3  # the start, the part that is added, and the next one
+    assert max(calculator.alive) == 2  # the start, and the part whose turn it is
     assert sum(array() is not None for array in calculator.arrays) == 0
     assert scratch.written_bytes == 0
     assert len(calculator.begun) == 41
@@ -205,7 +204,7 @@ def test_there_is_room_in_memory_until_it_is_taken_and_again_when_it_is_given_ba
 
 
 def test_the_file_is_emptied_when_nobody_names_its_models() -> None:
-    _, updates, mean = _cohort(5)
+    updates, mean = _cohort(5)[1:]
     scratch = _play([mean], Plain())
     file = scratch._file
     assert file is not None
