@@ -9,7 +9,7 @@ import tempfile
 import weakref
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,8 @@ class Scratch:
         self._room = room
         self._used = 0
         self._in_memory: dict[int, weakref.ref[Any]] = {}  # by the id of a ref
-        self._file: IO[bytes] | None = None
+        self._file: list[int] = []  # its descriptor, once it is open
+        weakref.finalize(self, _close, self._file).atexit = False
         self._end = 0
         self._free: dict[int, list[int]] = {}  # places of released weights, by their number
         self._live = 0
@@ -118,9 +119,11 @@ class Scratch:
         return written
 
     def _descriptor(self) -> int:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="fedsim-", buffering=0)  # noqa: SIM115
-        return self._file.fileno()
+        if not self._file:
+            descriptor, name = tempfile.mkstemp(prefix="fedsim-")
+            Path(name).unlink()
+            self._file.append(descriptor)
+        return self._file[0]
 
     def read(self, place: int, length: int) -> Weights:
         """Weights from the file.
@@ -148,5 +151,10 @@ class Scratch:
             return
         self._free.clear()
         self._end = 0
-        if self._file is not None and not self._file.closed:
-            os.ftruncate(self._file.fileno(), 0)
+        if self._file:
+            os.ftruncate(self._file[0], 0)
+
+
+def _close(file: list[int]) -> None:
+    while file:
+        os.close(file.pop())

@@ -206,20 +206,19 @@ def test_there_is_room_in_memory_until_it_is_taken_and_again_when_it_is_given_ba
 def test_the_file_is_emptied_when_nobody_names_its_models() -> None:
     updates, mean = _cohort(5)[1:]
     scratch = _play([mean], Plain())
-    file = scratch._file
-    assert file is not None
-    assert os.fstat(file.fileno()).st_size == 5 * 4 * D
+    file = scratch._descriptor()
+    assert os.fstat(file).st_size == 5 * 4 * D
     updates.pop()
     again = Ref("model-9", 9, None)
     again.settle(np.arange(D, dtype=np.float32))
     scratch.hold(again)
-    assert os.fstat(file.fileno()).st_size == 5 * 4 * D  # in the free place
+    assert os.fstat(file).st_size == 5 * 4 * D  # in the free place
     assert again.value is not None
     assert again.value.tolist() == [0.0, 1.0, 2.0, 3.0]
     updates.clear()
     again.held = None
     gc.collect()
-    assert os.fstat(file.fileno()).st_size == 0
+    assert os.fstat(file).st_size == 0
 
 
 def test_targets_lie_on_disk_unless_their_weights_are_wanted() -> None:
