@@ -11,11 +11,11 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from fedsim.common.errors import ScenarioError, SimulationError, nearest
 from fedsim.common.imports import at, learn, places
@@ -229,7 +229,7 @@ class WorkerProcesses:
             pickle.dump(places(), worker.stdin)
             pickle.dump((function, args), worker.stdin, protocol=5)
             worker.stdin.flush()
-            is_done, outcome = pickle.load(worker.stdout)
+            is_done, outcome = read_answer(worker.stdout).outcome()
         except (EOFError, BrokenPipeError) as error:
             del self._of_thread.worker
             raise SimulationError(
@@ -261,37 +261,69 @@ def serve() -> None:
             function, args = pickle.load(calls)
         except EOFError:
             return
-        answers.write(answer(partial(function, *args)))
+        answer(partial(function, *args)).write(answers)
         answers.flush()
 
 
-def answer(work: Callable[[], object]) -> bytes:
+class Answer(NamedTuple):
+    """The outcome of work: a pickle of (True, its value) or (False, its error).
+
+    Attributes:
+        content: the pickle without the memory of its arrays.
+        buffers: the memory of each array, which is not copied into the pickle.
+    """
+
+    content: bytes
+    buffers: Sequence[Any] = ()
+
+    def write(self, stream: BinaryIO) -> None:
+        """Write the answer, for ``read_answer``."""
+        views = [pickle.PickleBuffer(buffer).raw() for buffer in self.buffers]
+        pickle.dump((self.content, [view.nbytes for view in views]), stream, protocol=5)
+        for view in views:
+            stream.write(view)
+
+    def outcome(self) -> tuple[bool, Any]:
+        """Whether the work succeeded, and its value or error."""
+        succeeded, value = pickle.loads(self.content, buffers=self.buffers)
+        return succeeded, value
+
+
+def read_answer(stream: BinaryIO) -> Answer:
+    """Read an answer that ``Answer.write`` has written, arrays into memory of their own.
+
+    Raises:
+        EOFError: the stream ends before.
+    """
+    content, sizes = pickle.load(stream)
+    buffers = []
+    for size in sizes:
+        buffer = bytearray(size)
+        if stream.readinto(buffer) < size:  # type: ignore[attr-defined]
+            raise EOFError
+        buffers.append(buffer)
+    return Answer(content, buffers)
+
+
+def answer(work: Callable[[], object]) -> Answer:
     """Call a function, and pickle its outcome.
 
     Returns:
-        A pickle of ``(True, value)``, or of ``(False, error)``. The error is a
-        ``SimulationError`` with the message if the value or the original error cannot be pickled.
+        The value, or the error. The error is a ``SimulationError`` with the message if the value
+        or the original error cannot be pickled.
     """
     try:
         value = work()
     except Exception as error:
         error.add_note("".join(traceback.format_exception(error)))
-        return _pickle_error(error)
+        outcome = False, error
+    buffers: list[pickle.PickleBuffer] = []
     try:
-        return pickle.dumps((True, value), protocol=5)
+        content = pickle.dumps(outcome, protocol=5, buffer_callback=buffers.append)
+        if not outcome[0]:
+            pickle.loads(content, buffers=buffers)
+        return Answer(content, buffers)
     except Exception as error:
-        return _pickle_message(error)
-
-
-def _pickle_error(error: Exception) -> bytes:
-    try:
-        content = pickle.dumps((False, error), protocol=5)
-        pickle.loads(content)  # some errors can be pickled, but not made again
-        return content
-    except Exception:
-        return _pickle_message(error)
-
-
-def _pickle_message(error: Exception) -> bytes:
-    message = f"{type(error).__name__}: {error}"
-    return pickle.dumps((False, SimulationError(message)), protocol=5)
+        wrong = error if outcome[0] else outcome[1]
+        failure = SimulationError(f"{type(wrong).__name__}: {wrong}")
+        return Answer(pickle.dumps((False, failure), protocol=5))

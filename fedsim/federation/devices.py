@@ -219,7 +219,7 @@ class Devices:
     @cached_property
     def zero(self) -> Ref:
         """The model whose weights are all 0."""
-        return self.learner.given(np.zeros(int(self.learner.parameters), dtype=np.float32))
+        return self.learner.zero()
 
     # Snapshots, between two instants.
 

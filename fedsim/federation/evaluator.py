@@ -4,7 +4,7 @@ It takes no simulated time and moves no bytes.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -264,13 +264,15 @@ class Evaluator:
                 means[name] = sum(value * weight for value, weight in reports) / total
         return means
 
-    async def _changes(self, pairs: Sequence[tuple[Ref, Ref]]) -> Iterator[NDArray[np.float64]]:
-        """update - start of each pair, float64 [d]."""
-        values = await self._learner.values([ref for pair in pairs for ref in pair])
-        return (
-            np.subtract(*pair, dtype=np.float64)
-            for pair in zip(values[::2], values[1::2], strict=True)
-        )
+    async def _changes(
+        self, pairs: Sequence[tuple[Ref, Ref]]
+    ) -> AsyncIterator[NDArray[np.float64]]:
+        """update - start of each pair, float64 [d], one at a time in memory."""
+        learner = self._learner
+        await learner.compute([ref for pair in pairs for ref in pair])
+        for update, start in pairs:
+            weights, start_weights = await learner.values([update, start])
+            yield np.subtract(weights, start_weights, dtype=np.float64)
 
     async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
         """The mean of ||update - center||_2 over pairs of finite models (FlexCFL, Eq. 3).
@@ -284,7 +286,7 @@ class Evaluator:
         with np.errstate(all="ignore"):
             lengths = [
                 math.sqrt(np.square(change).sum())
-                for change in await self._changes(pairs)
+                async for change in self._changes(pairs)
                 if np.isfinite(change).all()
             ]
         return sum(lengths) / len(lengths) if lengths else None
@@ -340,7 +342,7 @@ class Evaluator:
             return {}
         with np.errstate(all="ignore"):
             units = np.array(
-                [change / np.linalg.norm(change) for change in await self._changes(pairs)]
+                [change / np.linalg.norm(change) async for change in self._changes(pairs)]
             )
             cosines = units @ units.T
         groups = self._groups(strategy)

@@ -86,7 +86,7 @@ class ServerModels:
 
     def zero(self) -> Ref:
         """The model whose weights are all 0."""
-        return self.given(np.zeros(self._parameters, dtype=np.float32))
+        return self._learner.zero()
 
     def apply(
         self,

@@ -11,23 +11,21 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from typing_extensions import override
 
 from fedsim.clock.executors import Executor, Inline
 from fedsim.clock.simulation import Record, Simulation
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.notes import collected_notes
 from fedsim.common.streams import Streams
-from fedsim.common.training import Training
 from fedsim.common.units import show_bytes, show_seconds
+from fedsim.lab.model_memory import model_memory_lines
+from fedsim.lab.tally import Tally, UsedTraining
 from fedsim.lab.terminal import outside_lines, share_done
-from fedsim.learning import Learner
 from fedsim.records import folder as files
 from fedsim.records import parquet
 from fedsim.records.recorder import Recorder
@@ -36,7 +34,6 @@ from fedsim.strategies.round_params import RoundParams
 
 if TYPE_CHECKING:
     from fedsim.learning.engine import Learning
-    from fedsim.learning.refs import Ref
     from fedsim.running.scenario import Scenario
 
 PATIENCE_S = 2.0
@@ -211,33 +208,6 @@ def _range(seconds: Floats) -> str:
     return f"{middle} (median; {low} to {high})"
 
 
-UsedTraining = tuple[int, Training]
-"""A device, and a training of it whose result the run uses."""
-
-
-class Tally(Learner):
-    """A learner that computes nothing, and counts.
-
-    Attributes:
-        trainings: whose results the run uses.
-        tests: number of tests of models.
-    """
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.trainings: list[UsedTraining] = []
-        self.tests = 0
-
-    @override
-    def train(self, training: Training, device: int, **options: Any) -> "Ref":
-        self.trainings.append((device, training))
-        return super().train(training, device, **options)
-
-    @override
-    async def evaluate(self, models: "Mapping[str, tuple[Ref, Sequence[int] | None]]") -> None:
-        self.tests += 1
-
-
 class Beginning:
     """The beginning of a run, and its measured cost.
 
@@ -249,6 +219,7 @@ class Beginning:
         run: of the scenario, without learning.
         tally: the learner of the run, which counts trainings and tests.
         core: the learning engine; None without learning.
+        workers: workers of the executor.
         build_s: real time (s) until the run could begin.
         real_s: real time (s) of the simulation and its records.
         share: part of the run that was tried, 0..1.
@@ -288,6 +259,7 @@ class Beginning:
             )
             self.core = Learning(Simulation(executor=executor), *parts)
             self.run.check_sizes(self.core)
+        self.workers = executor.workers
         self.build_s = time.perf_counter() - start
 
     @property
@@ -446,6 +418,9 @@ def _trial_lines(trial: Beginning, patience_s: float) -> list[str]:
         f"here a run takes {most}about {show_seconds(real_s)}: {', '.join(parts)}",
         f"it needs about {memory} of memory and {disk} on disk",
     ]
+    if trial.core is not None:
+        workers = trial.workers
+        lines += model_memory_lines(trial.run, trial.tally.together, workers)
     if trial.futile is not None:
         lines.append(
             f"it makes not one round ({trial.futile}): devices, deadline and strategy do not "

@@ -288,3 +288,11 @@ def _output(layer: Layer, shape: Shape) -> Shape:
             "larger images"
         )
     return output
+
+
+def matching_tensors(tensors: Sequence[Tensor], patterns: Patterns, key: str) -> set[str]:
+    """Names of the tensors whose name or ``CLASS:NAME`` matches a pattern."""
+    names = {tensor.name: tensor.name for tensor in tensors}
+    for tensor in tensors:
+        names[f"{tensor.layer}:{tensor.name}"] = tensor.name
+    return {names[match] for match in matching(list(names), patterns, key)}

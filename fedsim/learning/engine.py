@@ -1,15 +1,14 @@
 """Deferred learning: a model is only a name until its weights are needed.
 
-The engine then computes the model and its uncomputed ancestors in waves (``refs.waves``). All
-trainings of a wave form one cohort. Models that nobody needs, such as a straggler's update, are
+The engine then computes the model and its uncomputed ancestors (``computing``): in waves, of which
+all trainings form one cohort, or part by part. Models that nobody needs, such as a straggler's update, are
 never computed.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,26 +17,19 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.clock.simulation import Simulation
-from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.streams import Streams
 from fedsim.common.training import Training
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.cohort import LocalWork
+from fedsim.learning.computing import Computing, weights_of
 from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.evaluation import Evaluation
-from fedsim.learning.functions import (
-    FunctionCall,
-    carry_out_all,
-    function_at,
-    mean_state,
-    weighted_sum,
-)
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import Layered, Model, TorchModel
 from fedsim.learning.modules import fit, load, numbers
 from fedsim.learning.objectives import Classification, Objective
-from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Weights, waves
+from fedsim.learning.refs import Ref, Trained, Weights
 from fedsim.learning.solvers.probe import SAMPLES, probe
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights
 from fedsim.learning.solvers.selection import pick, torch_device
@@ -47,7 +39,6 @@ from fedsim.learning.testsets import TestSets, counted, judge, judge_each
 _ADAPTERS = "strategy/adapters"
 _INIT = "strategy/init"  # the stream of initial models, equal for all strategies with one seed
 _TESTED_AT_ONCE = 64  # models in one request to a worker if each model is tested on one device
-_REQUESTS = 8  # requests for each worker and wave; with fewer, workers would idle at the end
 _MOST_PARAMETERS = 1_000_000_000  # 4 GB; a run holds several models
 
 
@@ -85,7 +76,6 @@ class Learning(Learner):
         classes = data.pool.outputs or data.pool.classes
         super().__init__(model, shape, classes)
         self._simulation = simulation
-        self._may_wait = True
         self._objective = objective or Classification()
         self._model = model
         self._training = training
@@ -113,6 +103,9 @@ class Learning(Learner):
             self._try(data)
         self._work = LocalWork(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
+        self._computing = Computing(
+            simulation, self._work, data, streams, self._initial, int(self.parameters)
+        )
         for shared in (samples, self._solver, self._work):
             simulation.executor.place(shared)
 
@@ -176,20 +169,28 @@ class Learning(Learner):
         ref.settle(np.array(weights, dtype=np.float32))
         return ref
 
+    def zero(self) -> Ref:
+        ref = super().zero()
+        ref.settle(np.zeros(self.parameters, dtype=np.float32))
+        return ref
+
     def shift(self, device: int, version: int) -> None:
         self._tests.shift(device, version)
 
     # Numbers.
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
-        await self._compute(refs)
-        return [_weights_of(ref) for ref in refs]
+        await self._computing.compute(refs)
+        return [weights_of(ref) for ref in refs]
+
+    async def compute(self, refs: Sequence[Ref]) -> None:
+        await self._computing.compute(refs, stay=False)
 
     def compute_now(self, ref: Ref) -> None:
-        self._may_wait = False
+        self._computing.may_wait = False
         with suppress(StopIteration):
-            self._compute([ref]).send(None)
-        self._may_wait = True
+            self._computing.compute([ref]).send(None)
+        self._computing.may_wait = True
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         shapes = self._solver.tensors
@@ -200,7 +201,8 @@ class Learning(Learner):
         return tensors
 
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation:
-        await self._compute(ref for ref, _ in models.values())
+        refs = [ref for ref, _ in models.values()]
+        await self._computing.compute(refs, stay=self._computing.has_room(len(refs)))
         personal: dict[str, tuple[Ref, int]] = {}
         shared: dict[str, tuple[Ref, Sequence[int] | None]] = {}
         for name, (ref, devices) in models.items():
@@ -220,13 +222,13 @@ class Learning(Learner):
         tests = {}
         requests = []
         for name, (ref, devices) in models.items():
-            weights = _weights_of(ref)
+            weights = weights_of(ref)
             samples = self._tests.of(devices)
             tests[name] = samples
             requests += [
                 (self._solver, self._objective, weights, *block) for block in samples.blocks
             ]
-        judged = iter(await self._submit_all(judge, requests))
+        judged = iter(await self._computing.submit_all(judge, requests))
         results = {}
         for name, samples in tests.items():
             parts = [next(judged) for _ in samples.blocks]
@@ -237,20 +239,20 @@ class Learning(Learner):
 
     async def _evaluate_personal(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
         """Evaluate computed models, each on the test samples of one device, in order."""
-        weights = [_weights_of(ref) for ref, _ in models]
         devices = [device for _, device in models]
         shards = [self._tests.shard(device) for device in devices]
         sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
         order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
-        requests = []
-        for start in range(0, len(order), _TESTED_AT_ONCE):
-            chunk = order[start : start + _TESTED_AT_ONCE].tolist()
-            chunk_weights = tuple(weights[position] for position in chunk)
-            chunk_shards = tuple(shards[position] for position in chunk)
-            requests.append(
-                (self._solver, self._objective, self._tests.samples, chunk_weights, chunk_shards)
-            )
-        judged = await self._submit_all(judge_each, requests)
+        together = self._computing.models_at_once(_TESTED_AT_ONCE)
+
+        def requests() -> Iterator[tuple[Any, ...]]:
+            for start in range(0, len(order), together):
+                chunk = order[start : start + together].tolist()
+                weights = tuple(weights_of(models[position][0]) for position in chunk)
+                chunk_shards = tuple(shards[position] for position in chunk)
+                yield self._solver, self._objective, self._tests.samples, weights, chunk_shards
+
+        judged = await self._computing.submit_all(judge_each, requests(), models=together)
         return counted(self._objective, devices, np.repeat(order, sizes[order]), judged)
 
     def train(
@@ -301,113 +303,12 @@ class Learning(Learner):
         return self._name("gradient", replace(recipe, training=training), update.device)
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
-        await self._compute(ref for ref, _ in updates)
+        await self.compute([ref for ref, _ in updates])
         finite = [(ref, weight) for ref, weight in updates if math.isfinite(ref.train_loss)]
         total = math.fsum(weight for _, weight in finite)
         if not total:
             return None
         return math.fsum(ref.train_loss * weight for ref, weight in finite) / total
-
-    async def _compute(self, targets: Iterable[Ref]) -> None:
-        """Compute models, after the models that they are made from."""
-        for wave in waves(targets):
-            first = wave[0]
-            recipe = first.recipe
-            if isinstance(recipe, Trained):
-                await self._train(wave)
-            elif isinstance(recipe, Best):
-                await self._choose(wave)
-            elif isinstance(recipe, Applied):
-                await self._apply(wave)
-            elif isinstance(recipe, Initial):
-                first.settle(self._initial(recipe.count))
-            elif isinstance(recipe, Mixed):
-                first.settle(self._mix(recipe))
-                if first.state is not None:
-                    first.state = _mix_states(recipe)
-
-    async def _choose(self, refs: Sequence[Ref]) -> None:
-        questions = [self._work.question(ref, self._data) for ref in refs]
-        results = await self._submit_chunks(self._work.objectives, questions)
-        for ref, objectives in zip(refs, results, strict=True):
-            ref.choose(objectives)
-
-    async def _apply(self, refs: Sequence[Ref]) -> None:
-        pending = []
-        calls = []
-        for ref in refs:
-            call = self._call(ref)
-            if isinstance(call, FunctionCall):
-                pending.append(ref)
-                calls.append(call)
-            else:
-                ref.settle(call)
-        values = await self._submit_chunks(carry_out_all, calls)
-        for ref, value in zip(pending, values, strict=True):
-            ref.settle(value)
-
-    def _call(self, ref: Ref) -> FunctionCall | Weights:
-        """The call that computes ``ref``, or the weights that replace its result."""
-        recipe = ref.recipe
-        assert isinstance(recipe, Applied)
-        models = list(recipe.models)
-        if recipe.size is None:
-            models = self._filter_finite(models)
-        is_incomplete = len(models) < len(recipe.models)
-        if not models or (is_incomplete and not recipe.leave_out):
-            return self._substitute(recipe.otherwise)
-        stream = None if recipe.stream is None else (self._streams, *recipe.stream)
-        weights = [_weights_of(model) for model in models]
-        function = function_at(recipe.function)
-        return FunctionCall(function, weights, recipe.constants, stream, recipe.size)
-
-    async def _train(self, refs: Sequence[Ref]) -> None:
-        jobs = [self._work.job(ref, self._data) for ref in refs]
-        results = await self._submit_chunks(self._work.train, jobs, self._work.order(jobs))
-        for ref, job, solved in zip(refs, jobs, results, strict=True):
-            if solved.numbers:
-                self._simulation.emit(
-                    "reported",
-                    numbers=dict(solved.numbers),
-                    device=ref.device,
-                    round=job.recipe.round,
-                    ref=ref.name,
-                )
-            ref.settle(solved.weights, solved.train_loss, solved.numbers)
-            ref.state = solved.state or ref.state
-
-    async def _submit_chunks(
-        self, work: Callable[..., Any], items: Sequence[Any], order: Sequence[int] | None = None
-    ) -> list[Any]:
-        """Have the workers apply ``work``, a function of a list, to chunks of the items.
-
-        Args:
-            work: gives one result for each item of its list.
-            items: the items.
-            order: positions of the items in the order of submission; by default ascending.
-
-        Returns:
-            The result for each item, in the order of ``items``.
-        """
-        if order is None:
-            order = range(len(items))
-        size = max(1, -(-len(items) // (_REQUESTS * self._simulation.executor.workers)))
-        requests = []
-        for start in range(0, len(items), size):
-            positions = order[start : start + size]
-            requests.append(([items[position] for position in positions],))
-        chunks = await self._submit_all(work, requests)
-        results = dict(zip(order, chain(*chunks), strict=True))
-        return [results[position] for position in range(len(items))]
-
-    async def _submit_all(
-        self, function: Callable[..., Any], requests: Iterable[tuple[Any, ...]]
-    ) -> list[Any]:
-        """Submit all requests to the workers, then wait for the result of each."""
-        futures = [self._simulation.submit(function, *request) for request in requests]
-        if self._may_wait:
-            return [await self._simulation.join(future) for future in futures]
-        return [future.result() for future in futures]
 
     def _initial(self, count: int) -> Weights:
         """The weights of an initial model, [d]."""
@@ -442,50 +343,3 @@ class Learning(Learner):
         if model.file is not None:
             load(module, model.file, self._root)
         return module
-
-    def _mix(self, recipe: Mixed) -> Weights:
-        """The weights of a mix, [d]; see ``Learner.mix``."""
-        models = self._filter_finite([model for model, _ in recipe.parts])
-        coefficients = [coefficient for model, coefficient in recipe.parts if model.finite]
-        if len(models) < len(recipe.parts):
-            total = math.fsum(coefficient for _, coefficient in recipe.parts)
-            rest = math.fsum(coefficients)
-            if not models or (recipe.rescale and 0.0 in (total, rest)):
-                return self._substitute(recipe.otherwise)
-            if recipe.rescale:
-                factor = total / rest
-                coefficients = [coefficient * factor for coefficient in coefficients]
-        if not models:
-            return np.zeros(self.parameters, dtype=np.float32)
-        return weighted_sum([_weights_of(model) for model in models], coefficients)
-
-    def _filter_finite(self, models: Sequence[Ref]) -> list[Ref]:
-        """Select the finite models, and record every other one."""
-        for model in models:
-            if not model.finite:
-                self._simulation.emit("non-finite", device=model.device, ref=model.name)
-        return [model for model in models if model.finite]
-
-    def _substitute(self, otherwise: Ref | None) -> Weights:
-        """The weights used for a model that cannot be computed, [d]."""
-        if otherwise is None:
-            return np.full(self.parameters, np.nan, dtype=np.float32)
-        return _weights_of(otherwise)
-
-
-def _mix_states(recipe: Mixed) -> Mapping[str, AnyArray]:
-    """The mean of the states of a mix's finite parts, else the state of its substitute."""
-    states = [(part.state, weight) for part, weight in recipe.parts if part.finite]
-    mean = mean_state(states)
-    if mean:
-        return mean
-    if recipe.otherwise is not None and recipe.otherwise.state:
-        return recipe.otherwise.state
-    return {}
-
-
-def _weights_of(ref: Ref) -> Weights:
-    """The weights of a ref that has been computed, [d]."""
-    if ref.value is None:
-        raise ValueError(f"{ref} has no value: it is not of this run, or its run has no learning")
-    return ref.value

@@ -201,6 +201,35 @@ def weighted_sum(
     return mixed
 
 
+class RunningSum:
+    """A sum of coefficient x model whose models come one after the other.
+
+    The result has the bits of ``weighted_sum`` of the same models in the same order.
+
+    Args:
+        length: number of weights of a model, d.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._total = np.zeros(length)
+        self._product = np.empty(min(_BLOCK, length))
+
+    def add(self, model: NDArray[np.float32], coefficient: float) -> None:
+        """Add a model, float32 [d], times its coefficient."""
+        with np.errstate(all="ignore"):  # a sum may leave the range of float32
+            for start in range(0, len(model), _BLOCK):
+                block = slice(start, start + _BLOCK)
+                numbers = model[block]
+                product = self._product[: len(numbers)]
+                np.multiply(numbers, coefficient, out=product, dtype=np.float64)
+                self._total[block] += product
+
+    def result(self) -> NDArray[np.float32]:
+        """The sum so far, float32 [d]."""
+        with np.errstate(all="ignore"):
+            return self._total.astype(np.float32)
+
+
 def mean_state(
     parts: Sequence[tuple[Mapping[str, AnyArray] | None, float]],
 ) -> dict[str, AnyArray]:

@@ -157,6 +157,10 @@ class Learner:
             )
         return self._name("model", None)
 
+    def zero(self) -> Ref:
+        """The model whose weights are all 0."""
+        return self._name("model", None)
+
     def apply(
         self,
         function: Function,
@@ -235,12 +239,20 @@ class Learner:
         Raises:
             SimulationError: the run has no learning.
         """
-        if not refs:
-            return []
-        raise SimulationError(
-            f'the strategy looks at the weights of {refs[0].name}, but learning = "off" has '
-            'none; set learning = "on"'
-        )
+        await self.compute(refs)
+        return []
+
+    async def compute(self, refs: Sequence[Ref]) -> None:
+        """Compute models together as ``values`` does, without their weights in memory.
+
+        Raises:
+            SimulationError: the run has no learning.
+        """
+        if refs:
+            raise SimulationError(
+                f'the strategy looks at the weights of {refs[0].name}, but learning = "off" has '
+                'none; set learning = "on"'
+            )
 
     def compute_now(self, ref: Ref) -> None:
         """Compute a model at once, without yielding to the simulation.

@@ -29,7 +29,7 @@ from fedsim.learning.architecture import (
     Tensor,
     convolution,
     dense,
-    matching,
+    matching_tensors,
 )
 from fedsim.learning.data.federated import TokenShape
 
@@ -169,20 +169,12 @@ class PartedModel(Model):
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
         tensors = self.trained(shape, classes)
         if self.send is not None:
-            sent = _matching_tensors(tensors, self.send, "model.send")
+            sent = matching_tensors(tensors, self.send, "model.send")
             return [tensor._replace(kept=tensor.name not in sent) for tensor in tensors]
         if self.keep is not None:
-            kept = _matching_tensors(tensors, self.keep, "model.keep")
+            kept = matching_tensors(tensors, self.keep, "model.keep")
             return [tensor._replace(kept=tensor.name in kept) for tensor in tensors]
         return tensors
-
-
-def _matching_tensors(tensors: list[Tensor], patterns: Patterns, key: str) -> set[str]:
-    """Names of the tensors whose name or ``CLASS:NAME`` matches a pattern."""
-    names = {tensor.name: tensor.name for tensor in tensors}
-    for tensor in tensors:
-        names[f"{tensor.layer}:{tensor.name}"] = tensor.name
-    return {names[match] for match in matching(list(names), patterns, key)}
 
 
 class TorchModel(PartedModel):
@@ -207,7 +199,7 @@ class TorchModel(PartedModel):
         """
 
     def fitted(self, shape: Shape, classes: int) -> "nn.Module":
-        """The module with adapters and frozen tensors, with arbitrary weights."""
+        """The module with adapters and frozen tensors, with arbitrary weights or none (``meta``)."""
         from fedsim.learning.modules import fit  # loads torch
 
         return fit(self.plain_module(shape, classes), self.lora, self.train)
@@ -290,6 +282,12 @@ class Layered(TorchModel):
         from fedsim.learning.solvers.reference import module_of
 
         return module_of(self.architecture(shape, classes))
+
+    def fitted(self, shape: Shape, classes: int) -> "nn.Module":
+        from fedsim.learning.modules import fit
+        from fedsim.learning.solvers.reference import module_of
+
+        return fit(module_of(self.architecture(shape, classes), "meta"), self.lora, self.train)
 
     def base_bytes(self, shape: Shape, classes: int) -> float:
         if not self.has_frozen:

@@ -363,8 +363,9 @@ class LoRALinear(nn.Linear):
         self.weight = layer.weight
         self.bias = layer.bias
         self.scale = alpha / rank
-        self.lora_A = nn.Parameter(torch.empty(rank, layer.in_features))
-        self.lora_B = nn.Parameter(torch.zeros(layer.out_features, rank))
+        device = "meta" if layer.weight.is_meta else "cpu"
+        self.lora_A = nn.Parameter(torch.empty(rank, layer.in_features, device=device))
+        self.lora_B = nn.Parameter(torch.zeros(layer.out_features, rank, device=device))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:

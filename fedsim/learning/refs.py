@@ -5,17 +5,16 @@ that only the recipe needed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.training import Training
-
-Weights = NDArray[np.float32]
+from fedsim.learning.scratch import Weights, Written
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +120,43 @@ def parents(recipe: Recipe) -> list["Ref"]:
     return [ref for ref in refs if ref is not None]
 
 
+def renamed(recipe: Recipe, names: Mapping["Ref", "Ref"]) -> Recipe:
+    """A recipe with other models in place of some.
+
+    Args:
+        recipe: the recipe.
+        names: for each model to replace the model in its place.
+    """
+
+    def of(ref: "Ref") -> "Ref":
+        return names.get(ref, ref)
+
+    def of_optional(ref: "Ref | None") -> "Ref | None":
+        return None if ref is None else names.get(ref, ref)
+
+    match recipe:
+        case Trained(training=training, before=before):
+            contrast = training.contrast
+            if contrast is not None:
+                contrast = replace(contrast, previous=of(contrast.previous))
+            training = replace(
+                training,
+                start=of(training.start),
+                anchor=of_optional(training.anchor),
+                linear=of_optional(training.linear),
+                contrast=contrast,
+            )
+            return replace(recipe, training=training, before=of_optional(before))
+        case Mixed(parts=parts, otherwise=otherwise):
+            pairs = tuple((of(ref), coefficient) for ref, coefficient in parts)
+            return replace(recipe, parts=pairs, otherwise=of_optional(otherwise))
+        case Applied(models=models, otherwise=otherwise):
+            return replace(recipe, models=tuple(map(of, models)), otherwise=of_optional(otherwise))
+        case Best(models=models):
+            return replace(recipe, models=tuple(map(of, models)))
+    return recipe
+
+
 @dataclass(slots=True, eq=False)
 class Loss:
     """Reported training loss of an update, and the trainer's numbers by name.
@@ -144,7 +180,7 @@ class Ref:
         serial: number of refs made before this one.
         device: the device that trained or chose the model, or None.
         recipe: the computation of the model; None once the model is computed.
-        value: the weights, float32 [d], read-only; None until the model is computed.
+        held: the weights in memory, or their place on disk; None until the model is computed.
         finite: whether all weights are finite numbers; False until the model is computed.
         loss: the training loss, shared by all refs made of an update; None for other models.
         losses, choice: for a choice, the objective of each model, float64 [models], and the
@@ -157,15 +193,34 @@ class Ref:
     serial: int
     recipe: Recipe | None
     device: int | None = None
-    value: Weights | None = None
+    held: Weights | Written | None = None
     finite: bool = False
     loss: Loss | None = None
     losses: NDArray[np.float64] | None = None
     choice: int | None = None
     state: Mapping[str, AnyArray] | None = None
 
+    __saved__: ClassVar[tuple[str, ...]] = (
+        *("name", "serial", "recipe", "device", "value", "finite", "loss", "losses", "choice"),
+        "state",
+    )
+    """Names of the attributes in a snapshot."""
+
     def __repr__(self) -> str:
         return self.name
+
+    @property
+    def value(self) -> Weights | None:
+        """The weights, float32 [d], read-only; None until the model is computed.
+
+        Weights on disk are read at each access.
+        """
+        held = self.held
+        return held.read() if isinstance(held, Written) else held
+
+    @value.setter
+    def value(self, weights: Weights | None) -> None:
+        self.held = weights
 
     @property
     def train_loss(self) -> float:
@@ -191,7 +246,7 @@ class Ref:
             numbers: further reported numbers by name.
         """
         value.setflags(write=False)
-        self.value = value
+        self.held = value
         self.finite = bool(np.isfinite(value).all())
         if self.loss is not None and isinstance(self.recipe, Trained):
             self.loss.value = train_loss
@@ -212,7 +267,7 @@ class Ref:
         self.losses = losses
         self.choice = int(np.where(np.isfinite(losses), losses, np.inf).argmin())
         chosen = self.recipe.models[self.choice]
-        self.value = chosen.value
+        self.held = chosen.value
         self.finite = chosen.finite
         self.recipe = None
 
@@ -220,46 +275,52 @@ class Ref:
 _RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Trained: 3}
 
 
-def waves(targets: Iterable[Ref]) -> Iterator[list[Ref]]:
-    """Order the computation of refs and their ancestors in waves.
+class Waves:
+    """The computation of refs and their ancestors in waves.
 
     An initial model or a mix forms a wave alone, before any other wave. Otherwise a wave has all
     functions, all choices or all trainings whose parents are computed, oldest first. The caller
-    computes a wave before it takes the next one.
+    computes a wave before it takes the next one. Iterate once.
 
     Args:
         targets: the refs to compute; computed refs are skipped.
-
-    Yields:
-        The refs of a wave, which have one kind of recipe.
     """
-    stack = list(targets)
-    ready = list[tuple[int, int, Ref]]()
-    missing = dict[Ref, int]()
-    children = dict[Ref, list[Ref]]()
 
-    def add(ref: Ref, recipe: Recipe) -> None:
-        heappush(ready, (_RANKS[type(recipe)], ref.serial, ref))
+    def __init__(self, targets: Iterable[Ref]) -> None:
+        self._ready: list[tuple[int, int, Ref]] = []
+        self._missing: dict[Ref, int] = {}
+        self._children: dict[Ref, list[Ref]] = {}
+        stack = list(targets)
+        while stack:
+            ref = stack.pop()
+            if ref.recipe is not None and ref not in self._missing:
+                pending = [parent for parent in parents(ref.recipe) if parent.recipe is not None]
+                self._missing[ref] = len(pending)
+                for parent in pending:
+                    self._children.setdefault(parent, []).append(ref)
+                stack += pending
+                if not pending:
+                    self._add(ref, ref.recipe)
 
-    while stack:
-        ref = stack.pop()
-        if ref.recipe is not None and ref not in missing:
-            pending = [parent for parent in parents(ref.recipe) if parent.recipe is not None]
-            missing[ref] = len(pending)
-            for parent in pending:
-                children.setdefault(parent, []).append(ref)
-            stack += pending
-            if not pending:
-                add(ref, ref.recipe)
-    while ready:
-        rank, _, ref = heappop(ready)
-        wave = [ref]
-        while rank and ready and ready[0][0] == rank:
-            wave.append(heappop(ready)[2])
-        yield wave
-        for ref in wave:
-            del missing[ref]
-            for child in children.pop(ref, ()):
-                missing[child] -= 1
-                if not missing[child] and child.recipe is not None:
-                    add(child, child.recipe)
+    def _add(self, ref: Ref, recipe: Recipe) -> None:
+        heappush(self._ready, (_RANKS[type(recipe)], ref.serial, ref))
+
+    def __len__(self) -> int:
+        """Number of models that are still to be computed."""
+        return len(self._missing)
+
+    def __iter__(self) -> Iterator[list[Ref]]:
+        """The refs of each wave, which have one kind of recipe."""
+        ready = self._ready
+        while ready:
+            rank, _, ref = heappop(ready)
+            wave = [ref]
+            while rank and ready and ready[0][0] == rank:
+                wave.append(heappop(ready)[2])
+            yield wave
+            for ref in wave:
+                del self._missing[ref]
+                for child in self._children.pop(ref, ()):
+                    self._missing[child] -= 1
+                    if not self._missing[child] and child.recipe is not None:
+                        self._add(child, child.recipe)

@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeGuard
 import cloudpickle
 import numpy as np
 
-from fedsim.clock.executors import Executor, answer
+from fedsim.clock.executors import Answer, Executor, answer
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.imports import learn, places
@@ -268,13 +268,15 @@ class Ray(Executor):
         reference.future().add_done_callback(lambda answer: self._settle(future, answer))
         return future
 
-    def _settle(self, future: "Future[Any]", answer: "Future[bytes]") -> None:
+    def _settle(self, future: "Future[Any]", answer: "Future[Answer]") -> None:
         """Give the result of a call, or its error, to the caller's future."""
         self._open.pop(future, None)
         if not future.set_running_or_notify_cancel():
             return
         try:
-            succeeded, outcome = pickle.loads(answer.result())
+            content, buffers = answer.result()
+            # the store's memory is free again at once
+            succeeded, outcome = Answer(content, [bytearray(part) for part in buffers]).outcome()
         except Exception as error:
             succeeded = False
             outcome = SimulationError(
@@ -308,7 +310,7 @@ def _carry_out(
     module_places: dict[str, str],
     parcel: Parcel,
     *shared: AnyArray,
-) -> bytes:
+) -> Answer:
     """Carry out the call in a parcel, in a worker process.
 
     Args:

@@ -19,7 +19,7 @@ from fedsim.federation.evaluator import EvaluationSpec, Evaluator, WorldView
 from fedsim.learning.data.federated import Shard, stratified_part
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
-from fedsim.learning.refs import Initial, Mixed, Ref, Trained, waves
+from fedsim.learning.refs import Initial, Mixed, Ref, Trained, Waves
 from fedsim.learning.solvers.reference import flat_weights, load_weights, module_of
 from tests.learning.small import Counting, federation, learning, own, run
 
@@ -311,7 +311,7 @@ def _training(base: Ref, serial: int) -> Ref:
 def _play(wanted: list[Ref]) -> list[list[str]]:
     """Compute everything with zeros; returns the cohorts."""
     cohorts = []
-    for wave in waves(wanted):
+    for wave in Waves(wanted):
         for ref in wave:
             ref.settle(np.zeros(2, np.float32))
         if wave[0].device is not None:

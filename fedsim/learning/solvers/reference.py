@@ -354,17 +354,21 @@ def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None
         raise SingleSampleError(f"the part {name or 'itself'!r} is a {type(part).__name__}")
 
 
-def module_of(architecture: Architecture) -> nn.Module:
+def module_of(architecture: Architecture, device: str = "cpu") -> nn.Module:
     """Make a ``nn.Sequential`` of an architecture's layers, with arbitrary weights.
 
     A layer has the name and the arguments of its torch class.
+
+    Args:
+        architecture: the layers.
+        device: torch's device for the weights; on ``meta`` they have shapes alone.
     """
     layers = []
     with torch.device("meta"):
         for layer in architecture.layers:
             torch_class = getattr(nn, type(layer).__name__)
             layers.append(torch_class(*astuple(layer)))
-    return nn.Sequential(*layers).to_empty(device="cpu")
+    return nn.Sequential(*layers).to_empty(device=device)
 
 
 def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float32) -> Weights:

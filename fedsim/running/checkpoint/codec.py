@@ -175,11 +175,17 @@ def _value(
 
 
 def fields_of(value: object) -> list[str]:
-    """Names of an object's fields: its slots, its dataclass's fields, or its present entries.
+    """Names of an object's saved fields.
+
+    They are the ``__saved__`` of its class, else its slots, its dataclass's fields, or its present
+    entries.
 
     Args:
         value: the object.
     """
+    saved = getattr(type(value), "__saved__", None)
+    if saved is not None:
+        return list(saved)
     if isinstance(value, Mapping):  # a state: it may have more entries than declared fields
         return list(value)
     slots: list[str] = []

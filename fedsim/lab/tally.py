@@ -1,0 +1,45 @@
+"""The learner of a trial, which computes nothing and counts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from fedsim.common.training import Training
+from fedsim.lab.model_memory import Together
+from fedsim.learning import Learner
+from fedsim.learning.functions import Function
+from fedsim.learning.refs import Ref
+
+UsedTraining = tuple[int, Training]
+"""A device, and a training of it whose result the run uses."""
+
+
+class Tally(Learner):
+    """A learner that computes nothing, and counts.
+
+    Attributes:
+        trainings: whose results the run uses.
+        tests: number of tests of models.
+        together: the most models that a function took at once.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.trainings: list[UsedTraining] = []
+        self.tests = 0
+        self.together = Together()
+
+    @override
+    def apply(self, function: Function, models: Sequence[Ref], **options: Any) -> Ref:
+        self.together = max(self.together, Together(len(models), function.__name__))
+        return super().apply(function, models, **options)
+
+    @override
+    def train(self, training: Training, device: int, **options: Any) -> Ref:
+        self.trainings.append((device, training))
+        return super().train(training, device, **options)
+
+    @override
+    async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> None:
+        self.tests += 1

@@ -1,0 +1,321 @@
+"""Computes models on a simulation's executor: small ones in waves, large ones part by part."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import AnyArray
+from fedsim.common.streams import Streams
+from fedsim.learning import scratch
+from fedsim.learning.cohort import LocalWork
+from fedsim.learning.data.federated import FederatedData
+from fedsim.learning.functions import (
+    FunctionCall,
+    carry_out_all,
+    function_at,
+    mean_state,
+    weighted_sum,
+)
+from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Waves, Weights
+from fedsim.learning.scratch import Scratch
+from fedsim.learning.streaming import WAITING, Stream
+from fedsim.learning.sums import coefficients_of
+
+_REQUESTS = 8  # requests for each worker and wave; with fewer, workers would idle at the end
+
+
+class Computing:
+    """Computes models, after the models that they are made from.
+
+    Args:
+        simulation: the simulation, whose executor carries out the work.
+        work: local trainings and choices of models.
+        data: the data of all devices.
+        streams: the random streams of the run.
+        initial: gives the weights of an initial model, float32 [d], by its number.
+        parameters: number of weights of a model, d.
+        room: memory (bytes) of models beyond which they are computed part by part; by default
+            ``scratch.ROOM``.
+
+    Attributes:
+        may_wait: whether the simulation may go on with other things than this work.
+        scratch: models that somebody names, beyond the room in memory.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        work: LocalWork,
+        data: FederatedData,
+        streams: Streams,
+        initial: Callable[[int], Weights],
+        parameters: int,
+        room: float | None = None,
+    ) -> None:
+        self._simulation = simulation
+        self._work = work
+        self._data = data
+        self._streams = streams
+        self._initial = initial
+        self.parameters = parameters
+        self.room = scratch.ROOM if room is None else room
+        self.workers = simulation.executor.workers
+        self.may_wait = True
+        self.scratch = Scratch(self.room)
+        # records of models that are computed in another order: serial of the model, kind, fields
+        self._records: list[tuple[int, str, dict[str, Any]]] | None = None
+
+    async def compute(self, targets: Iterable[Ref], *, stay: bool = True) -> None:
+        """Compute models.
+
+        Args:
+            targets: the models; those that are computed are skipped.
+            stay: whether the weights of many large models stay in memory; otherwise some lie on
+                disk (``Scratch``).
+        """
+        models = list(targets)
+        waves = Waves(models)
+        if self.has_room(len(waves)):
+            await self._compute_waves(waves)
+            return
+        positions = {ref.serial: place for place, ref in enumerate(chain.from_iterable(waves))}
+        del waves  # which names all models
+        self._records = []
+        try:
+            await Stream(self, self.scratch).compute(models, stay=stay)
+            records = sorted(self._records, key=lambda record: positions[record[0]])
+        finally:
+            self._records = None
+        for _, kind, fields in records:
+            self._simulation.record(kind, fields)
+
+    def _record(self, ref: Ref, kind: str, fields: dict[str, Any]) -> None:
+        """Record something about the computation of a model, in the order of waves."""
+        if self._records is None:
+            self._simulation.record(kind, fields)
+        else:
+            self._records.append((ref.serial, kind, fields))
+
+    # One model at a time, for ``Stream``.
+
+    def begin(self, ref: Ref) -> "Future[Any] | Weights":
+        """Begin to compute a model that is no mix, and whose parents are computed."""
+        recipe = ref.recipe
+        submit = self._simulation.submit
+        if isinstance(recipe, Trained):
+            return submit(self._work.train, [self._work.job(ref, self._data)])
+        if isinstance(recipe, Best):
+            return submit(self._work.objectives, [self._work.question(ref, self._data)])
+        if isinstance(recipe, Initial):
+            return self._initial(recipe.count)
+        call = self._call(ref)
+        if isinstance(call, FunctionCall):
+            return submit(carry_out_all, [call])
+        return call
+
+    async def wait(self, work: "Future[Any]") -> Any:
+        """The only result of work that was begun."""
+        results = await self._result(work)
+        (result,) = results
+        return result
+
+    def finish(self, ref: Ref, result: Any) -> None:
+        """Store the result of work that was begun."""
+        recipe = ref.recipe
+        if isinstance(recipe, Trained):
+            self._settle_training(ref, recipe.round, result)
+        elif isinstance(recipe, Best):
+            ref.choose(result)
+        else:
+            ref.settle(result)
+
+    def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
+        """Record that the computation of ``ref`` leaves out models that are not finite."""
+        for model in models:
+            self._record(ref, "non-finite", {"device": model.device, "ref": model.name})
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Record nothing meanwhile: models are computed again."""
+        records = self._records
+        self._records = []
+        try:
+            yield
+        finally:
+            self._records = records
+
+    # In waves.
+
+    async def _compute_waves(self, waves: Waves) -> None:
+        for wave in waves:
+            first = wave[0]
+            recipe = first.recipe
+            if isinstance(recipe, Trained):
+                await self._train(wave)
+            elif isinstance(recipe, Best):
+                await self._choose(wave)
+            elif isinstance(recipe, Applied):
+                await self._apply(wave)
+            elif isinstance(recipe, Initial):
+                first.settle(self._initial(recipe.count))
+            elif isinstance(recipe, Mixed):
+                first.settle(self._mix(first, recipe))
+                if first.state is not None:
+                    first.state = _mix_states(recipe)
+
+    async def _choose(self, refs: Sequence[Ref]) -> None:
+        questions = [self._work.question(ref, self._data) for ref in refs]
+        results = await self._submit_chunks(self._work.objectives, questions)
+        for ref, objectives in zip(refs, results, strict=True):
+            ref.choose(objectives)
+
+    async def _apply(self, refs: Sequence[Ref]) -> None:
+        pending = []
+        calls = []
+        for ref in refs:
+            call = self._call(ref)
+            if isinstance(call, FunctionCall):
+                pending.append(ref)
+                calls.append(call)
+            else:
+                ref.settle(call)
+        values = await self._submit_chunks(carry_out_all, calls)
+        for ref, value in zip(pending, values, strict=True):
+            ref.settle(value)
+
+    def _call(self, ref: Ref) -> FunctionCall | Weights:
+        """The call that computes ``ref``, or the weights that replace its result."""
+        recipe = ref.recipe
+        assert isinstance(recipe, Applied)
+        models = list(recipe.models)
+        if recipe.size is None:
+            models = self._filter_finite(ref, models)
+        is_incomplete = len(models) < len(recipe.models)
+        if not models or (is_incomplete and not recipe.leave_out):
+            return self.substitute(recipe.otherwise)
+        stream = None if recipe.stream is None else (self._streams, *recipe.stream)
+        weights = [weights_of(model) for model in models]
+        function = function_at(recipe.function)
+        return FunctionCall(function, weights, recipe.constants, stream, recipe.size)
+
+    async def _train(self, refs: Sequence[Ref]) -> None:
+        jobs = [self._work.job(ref, self._data) for ref in refs]
+        results = await self._submit_chunks(self._work.train, jobs, self._work.order(jobs))
+        for ref, job, solved in zip(refs, jobs, results, strict=True):
+            self._settle_training(ref, job.recipe.round, solved)
+
+    def _settle_training(self, ref: Ref, round_number: int, solved: Any) -> None:
+        if solved.numbers:
+            fields = {"numbers": dict(solved.numbers), "device": ref.device}
+            self._record(ref, "reported", {**fields, "round": round_number, "ref": ref.name})
+        ref.settle(solved.weights, solved.train_loss, solved.numbers)
+        ref.state = solved.state or ref.state
+
+    async def _submit_chunks(
+        self, work: Callable[..., Any], items: Sequence[Any], order: Sequence[int] | None = None
+    ) -> list[Any]:
+        """Have the workers apply ``work``, a function of a list, to chunks of the items.
+
+        Args:
+            work: gives one result for each item of its list.
+            items: the items.
+            order: positions of the items in the order of submission; by default ascending.
+
+        Returns:
+            The result for each item, in the order of ``items``.
+        """
+        if order is None:
+            order = range(len(items))
+        size = max(1, -(-len(items) // (_REQUESTS * self._simulation.executor.workers)))
+        requests = []
+        for start in range(0, len(items), size):
+            positions = order[start : start + size]
+            requests.append(([items[position] for position in positions],))
+        chunks = await self.submit_all(work, requests)
+        results = dict(zip(order, chain(*chunks), strict=True))
+        return [results[position] for position in range(len(items))]
+
+    async def submit_all(
+        self, function: Callable[..., Any], requests: Iterable[tuple[Any, ...]], models: int = 0
+    ) -> list[Any]:
+        """Submit requests to the workers, and wait for the result of each.
+
+        Args:
+            function: carries out a request.
+            requests: the arguments of each request.
+            models: number of models in each request, of which few are made at a time if there is
+                no room for more.
+        """
+        results = []
+        pending: deque[Future[Any]] = deque()
+        least = WAITING * self.workers
+        for request in requests:
+            pending.append(self._simulation.submit(function, *request))
+            del request
+            while len(pending) >= least and not self.has_room(models * len(pending)):
+                results.append(await self._result(pending.popleft()))
+        while pending:
+            results.append(await self._result(pending.popleft()))
+        return results
+
+    def has_room(self, models: int) -> bool:
+        """Whether there is room in memory for some models."""
+        return 4.0 * self.parameters * models <= self.room
+
+    def models_at_once(self, most: int) -> int:
+        """Number of models in a request to a worker: ``most``, or as many as there is room for."""
+        size = 4.0 * self.parameters * WAITING * self.workers
+        return max(1, min(most, int(self.room / size)))
+
+    async def _result(self, work: "Future[Any]") -> Any:
+        return await self._simulation.join(work) if self.may_wait else work.result()
+
+    def _mix(self, ref: Ref, recipe: Mixed) -> Weights:
+        """The weights of a mix, [d]; see ``Learner.mix``."""
+        models = self._filter_finite(ref, [model for model, _ in recipe.parts])
+        coefficients = coefficients_of(recipe, [model.finite for model, _ in recipe.parts])
+        if coefficients is None:
+            return self.substitute(recipe.otherwise)
+        if not models:
+            return self.nothing()
+        return weighted_sum([weights_of(model) for model in models], coefficients)
+
+    def nothing(self) -> Weights:
+        """The sum of no models, [d]."""
+        return np.zeros(self.parameters, dtype=np.float32)
+
+    def _filter_finite(self, ref: Ref, models: Sequence[Ref]) -> list[Ref]:
+        """Select the finite models, and record every other one."""
+        self.note_left_out(ref, [model for model in models if not model.finite])
+        return [model for model in models if model.finite]
+
+    def substitute(self, otherwise: Ref | None) -> Weights:
+        """The weights used for a model that cannot be computed, [d]."""
+        if otherwise is None:
+            return np.full(self.parameters, np.nan, dtype=np.float32)
+        return weights_of(otherwise)
+
+
+def _mix_states(recipe: Mixed) -> Mapping[str, AnyArray]:
+    """The mean of the states of a mix's finite parts, else the state of its substitute."""
+    states = [(part.state, weight) for part, weight in recipe.parts if part.finite]
+    mean = mean_state(states)
+    if mean:
+        return mean
+    if recipe.otherwise is not None and recipe.otherwise.state:
+        return recipe.otherwise.state
+    return {}
+
+
+def weights_of(ref: Ref) -> Weights:
+    """The weights of a ref that has been computed, [d]."""
+    weights = ref.value
+    if weights is None:
+        raise ValueError(f"{ref} has no value: it is not of this run, or its run has no learning")
+    return weights

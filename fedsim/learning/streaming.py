@@ -1,0 +1,401 @@
+"""Computes many large models part by part, in memory that does not grow with their number.
+
+Models are computed in the order in which sums need them. A mix is an accumulator: each part is
+added as soon as it and all parts before it are computed, and is then freed. So few models are in
+memory at a time: the accumulators, and the results that workers have ready or in progress.
+
+Python's own references decide what may be freed. The graph of recipes is copied into ``Twin``
+objects first, and the models' own recipes are cut. A model that is alive after that is one that
+somebody names: a strategy's state, a message under way, the evaluation, or a recipe that is still
+to be computed. Such a model goes to ``Scratch``; any other model becomes a recipe again.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from fedsim.common.arrays import AnyArray
+from fedsim.learning.functions import RunningSum, mean_state
+from fedsim.learning.refs import (
+    Best,
+    Mixed,
+    Recipe,
+    Ref,
+    Weights,
+    parents,
+    renamed,
+)
+from fedsim.learning.scratch import Scratch
+from fedsim.learning.sums import coefficients_of
+
+WAITING = 2
+"""Results for each worker that are in progress, or wait for their turn."""
+
+_AHEAD = 8  # steps for each of these among which further work is looked for
+_OPEN_SUMS = 3  # accumulators of which one is a part of the other
+
+
+class Calculator(Protocol):
+    """Computes single models whose parents are computed."""
+
+    workers: int
+    parameters: int
+
+    def begin(self, ref: Ref) -> "Future[Any] | Weights":
+        """Begin to compute a model that is no mix."""
+
+    def finish(self, ref: Ref, result: Any) -> None:
+        """Store the result of ``begin``."""
+
+    async def wait(self, work: "Future[Any]") -> Any:
+        """The result of work of ``begin``."""
+
+    def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
+        """Record that ``ref`` leaves out models that are not finite."""
+
+    def substitute(self, otherwise: Ref | None) -> Weights:
+        """The weights in place of a mix that cannot be computed, float32 [d]."""
+
+    def nothing(self) -> Weights:
+        """The sum of no models, float32 [d]."""
+
+    def muted(self) -> AbstractContextManager[None]:
+        """Record nothing meanwhile."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Twin(Ref):
+    """A model within one computation.
+
+    Attributes:
+        original: the model outside, if anybody names it.
+        uses: number of steps to come that need the model.
+        stays: whether the weights are needed in memory after the computation.
+        spare: the recipe, by which a freed model can be computed again.
+    """
+
+    original: "weakref.ref[Ref] | None" = None
+    uses: int = 0
+    stays: bool = False
+    spare: Recipe | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.name, self.serial, None, self.device, self.held, self.finite, None, None)
+        return Ref, (*fields, None, self.state)
+
+    @property
+    def outside(self) -> Ref | None:
+        """The model outside; None if nobody names it."""
+        return None if self.original is None else self.original()
+
+
+def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list[Twin]:
+    """Copy the graph of recipes of uncomputed models, and cut the recipes of the models themselves.
+
+    Args:
+        targets: models; those that are computed are skipped.
+        stay: whether the weights of the targets are needed in memory after the computation.
+        again: whether the models are twins themselves, which keep their recipes and get no result.
+
+    Returns:
+        The twins of the uncomputed targets, each once.
+    """
+    twins: dict[Ref, Twin] = {}
+    recipes: dict[Ref, Recipe] = {}
+    outside: dict[Ref, Ref] = {}
+    stack = list(targets)
+    while stack:
+        ref = stack.pop()
+        recipe = ref.recipe
+        if recipe is None or ref in twins:
+            continue
+        named = ref.outside if isinstance(ref, Twin) else None
+        if named is not None and named.held is not None:
+            outside[ref] = named
+            continue
+        twin = Twin(ref.name, ref.serial, None, ref.device, loss=ref.loss, state=ref.state)
+        if not again or ref in targets:
+            twin.original = weakref.ref(ref)
+        twins[ref] = twin
+        recipes[ref] = recipe
+        stack += parents(recipe)
+    names: dict[Ref, Ref] = {**twins, **outside}
+    for ref, twin in twins.items():
+        recipe = renamed(recipes[ref], names)
+        twin.recipe = recipe
+        for parent in parents(recipe):
+            if isinstance(parent, Twin):
+                parent.uses += 1
+    for ref in twins:
+        if not again or ref in targets:
+            ref.recipe = None
+    found = [twins[ref] for ref in dict.fromkeys(targets) if ref in twins]
+    for twin in found:
+        twin.stays = stay
+    return found
+
+
+class Step(NamedTuple):
+    """A step of a computation: compute a model, add a part to a mix, or finish a mix."""
+
+    ref: Twin
+    part: int | None = None
+    """position of the part that is added."""
+
+
+def steps_of(targets: Sequence[Twin]) -> deque[Step]:
+    """The steps that compute models: parents first, and the parts of a mix in their order."""
+    steps: deque[Step] = deque()
+    visited: set[Twin] = set()
+
+    def visit(ref: Twin, depth: int) -> Iterator[tuple[Ref, int]]:
+        recipe = ref.recipe
+        assert recipe is not None
+        if isinstance(recipe, Mixed):
+            nests = depth < _OPEN_SUMS
+            if not nests:
+                for part, _ in recipe.parts:
+                    yield part, depth
+            for position, (part, _) in enumerate(recipe.parts):
+                if nests:
+                    yield part, depth + (position > 0)  # the first part opens the sum
+                steps.append(Step(ref, position))
+            if recipe.otherwise is not None:
+                yield recipe.otherwise, depth
+        else:
+            for parent in parents(recipe):
+                yield parent, depth
+        steps.append(Step(ref))
+
+    for target in targets:
+        stack = [iter([(target, 0)])]
+        while stack:  # no recursion: chains of models may be of any length
+            ref, depth = next(stack[-1], (None, 0))
+            if ref is None:
+                stack.pop()
+            elif isinstance(ref, Twin) and ref.recipe is not None and ref not in visited:
+                visited.add(ref)
+                stack.append(visit(ref, depth))
+    return steps
+
+
+@dataclass(slots=True, eq=False)
+class _Sum:
+    """A mix in progress.
+
+    Attributes:
+        total: the sum so far; None before the first part, and if the sum has to be repeated.
+        finite: whether each part so far is finite.
+        repeat: whether a part was not finite, so that other coefficients count.
+        states: the trainer's state of each part so far, if the mix has one.
+    """
+
+    total: RunningSum | None
+    finite: list[bool]
+    repeat: bool
+    states: list[Mapping[str, AnyArray] | None]
+
+
+class Stream:
+    """Computes models part by part.
+
+    Args:
+        calculator: computes single models.
+        scratch: holds models that somebody names.
+    """
+
+    def __init__(self, calculator: Calculator, scratch: Scratch) -> None:
+        self._calculator = calculator
+        self._scratch = scratch
+
+    async def compute(self, targets: Sequence[Ref], *, stay: bool) -> None:
+        """Compute models, after the models that they are made from.
+
+        Args:
+            targets: the models; those that are computed are skipped.
+            stay: whether their weights stay in memory; otherwise ``Scratch`` decides.
+        """
+        twins = twins_of(targets, stay=stay)
+        try:
+            await self._compute_all(twins)
+        except BaseException:
+            _restore(twins)
+            raise
+
+    async def _compute_all(self, twins: Sequence[Twin]) -> None:
+        steps = steps_of(twins)
+        waiting: dict[Twin, Future[Any] | Weights] = {}
+        sums: dict[Twin, _Sum] = {}
+        while steps:
+            ref, part = steps.popleft()
+            if part is not None:
+                self._add(ref, part, sums)
+            elif isinstance(ref.recipe, Mixed):
+                await self._finish_mix(ref, ref.recipe, sums.pop(ref, None))
+            else:
+                await self._compute(ref, steps, waiting)
+
+    async def _compute(
+        self, ref: Twin, steps: deque[Step], waiting: "dict[Twin, Future[Any] | Weights]"
+    ) -> None:
+        """Compute a model that is no mix, and begin the next ones meanwhile."""
+        calculator = self._calculator
+        if ref not in waiting:
+            waiting[ref] = calculator.begin(ref)
+        most = WAITING * calculator.workers
+        for position, step in enumerate(steps):
+            if len(waiting) >= most or position >= _AHEAD * most:
+                break
+            later = step.ref
+            if step.part is None and later not in waiting and _is_ready(later):
+                waiting[later] = calculator.begin(later)
+        result = waiting.pop(ref)
+        if isinstance(result, Future):
+            result = await calculator.wait(result)
+        recipe = ref.recipe
+        assert recipe is not None
+        calculator.finish(ref, result)
+        del result
+        self._settled(ref, recipe)
+        for parent in parents(recipe):
+            self._use(parent)
+
+    def _settled(self, ref: Twin, recipe: Recipe) -> None:
+        """Give a result to the model outside, if anybody names it."""
+        ref.spare = recipe
+        outside = ref.outside
+        if outside is not None:
+            outside.held = ref.held
+            outside.finite = ref.finite
+            outside.losses = ref.losses
+            outside.choice = ref.choice
+            outside.state = ref.state
+        if not ref.uses:
+            self._free(ref)
+
+    def _use(self, ref: Ref) -> None:
+        """A step that needed a model is done."""
+        if isinstance(ref, Twin):
+            ref.uses -= 1
+            if not ref.uses:
+                self._free(ref)
+
+    def _free(self, ref: Twin) -> None:
+        """Free a model that no further step needs."""
+        if ref.stays:
+            return
+        outside = ref.outside
+        # a choice shares its memory with a model
+        if outside is not None and not isinstance(ref.spare, Best):
+            self._scratch.hold(outside)
+        ref.held = None
+        ref.recipe = ref.spare
+        ref.spare = None
+        if ref.state is not None:
+            ref.state = {}
+
+    def _add(self, ref: Twin, position: int, sums: dict[Twin, _Sum]) -> None:
+        """Add a part to a mix."""
+        recipe = ref.recipe
+        assert isinstance(recipe, Mixed)
+        if ref not in sums:
+            sums[ref] = _Sum(None, [], repeat=False, states=[])
+        mix = sums[ref]
+        part, coefficient = recipe.parts[position]
+        mix.finite.append(part.finite)
+        if ref.state is not None:
+            mix.states.append(part.state)
+        if not part.finite:
+            mix.repeat = mix.repeat or recipe.rescale
+            if mix.repeat:
+                mix.total = None
+        elif not mix.repeat:
+            if mix.total is None:
+                mix.total = RunningSum(self._calculator.parameters)
+            weights = part.value
+            assert weights is not None, f"{part} has no value"
+            mix.total.add(weights, coefficient)
+        self._use(part)
+
+    async def _finish_mix(self, ref: Twin, recipe: Mixed, mix: _Sum | None) -> None:
+        calculator = self._calculator
+        finite = [] if mix is None else mix.finite
+        models = [part for part, _ in recipe.parts]
+        calculator.note_left_out(
+            ref, [model for model, is_finite in zip(models, finite, strict=True) if not is_finite]
+        )
+        coefficients = coefficients_of(recipe, finite)
+        if coefficients is None:
+            weights = calculator.substitute(recipe.otherwise)
+        elif not coefficients:
+            weights = calculator.nothing()
+        elif mix is None or mix.total is None:
+            weights = await self._repeat(ref, recipe, finite, coefficients)
+        else:
+            weights = mix.total.result()
+            mix.total = None
+        ref.settle(weights)
+        if ref.state is not None:
+            ref.state = self._state(recipe, finite, [] if mix is None else mix.states)
+        self._settled(ref, recipe)
+        if recipe.otherwise is not None:
+            self._use(recipe.otherwise)
+
+    def _state(
+        self,
+        recipe: Mixed,
+        finite: Sequence[bool],
+        states: Sequence[Mapping[str, AnyArray] | None],
+    ) -> Mapping[str, AnyArray]:
+        weights = [coefficient for _, coefficient in recipe.parts]
+        entries = zip(states, weights, finite, strict=True)
+        mean = mean_state([(state, weight) for state, weight, is_finite in entries if is_finite])
+        if not mean and recipe.otherwise is not None and recipe.otherwise.state:
+            return recipe.otherwise.state
+        return mean
+
+    async def _repeat(
+        self,
+        ref: Twin,
+        recipe: Mixed,
+        finite: Sequence[bool],
+        coefficients: Sequence[float],
+    ) -> Weights:
+        """The sum of the finite parts with other coefficients; freed parts are computed again."""
+        pairs = zip(recipe.parts, finite, strict=True)
+        models = [part for (part, _), is_finite in pairs if is_finite]
+        parts = tuple(zip(models, coefficients, strict=True))
+        again = Ref(ref.name, ref.serial, Mixed(parts, None, rescale=False))
+        with self._calculator.muted():
+            await self._compute_all(twins_of([again], stay=True, again=True))
+        assert again.value is not None
+        return again.value
+
+
+def _is_ready(ref: Twin) -> bool:
+    """Whether a model is still to be begun, is no mix, and has computed parents."""
+    recipe = ref.recipe
+    if recipe is None or isinstance(recipe, Mixed):
+        return False
+    return all(parent.held is not None for parent in parents(recipe))
+
+
+def _restore(twins: Sequence[Twin]) -> None:
+    """Give models outside that have not been computed a recipe again."""
+    stack: list[Ref] = list(twins)
+    visited: set[Ref] = set()
+    while stack:
+        ref = stack.pop()
+        if not isinstance(ref, Twin) or ref in visited:
+            continue
+        visited.add(ref)
+        recipe = ref.recipe or ref.spare
+        outside = ref.outside
+        if outside is not None and outside.held is None:
+            outside.recipe = recipe
+        if recipe is not None:
+            stack += parents(recipe)

@@ -1,0 +1,375 @@
+"""Large models are computed part by part: who may be freed when, by hand, and the same bits and
+records as in waves.
+"""
+
+import errno
+import gc
+import os
+import pickle
+import random
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsim.clock.executors import Inline, Threads
+from fedsim.common.errors import told
+from fedsim.common.training import Training
+from fedsim.learning import scratch as scratch_module
+from fedsim.learning.engine import Learning
+from fedsim.learning.functions import spliced, weighted_sum
+from fedsim.learning.models import Logistic
+from fedsim.learning.refs import Applied, Initial, Mixed, Ref, Trained, Waves, Weights
+from fedsim.learning.scratch import Scratch, Written
+from fedsim.learning.streaming import Stream, steps_of, twins_of
+from fedsim.running.checkpoint.codec import Encoder
+from tests.learning.small import federation, learning, run
+
+D = 4
+
+
+class Plain:
+    """A calculator whose initial models are their number everywhere, and whose trainings add 1.
+
+    Attributes:
+        arrays: all weights made so far.
+        alive: for each model that was begun how many of these were in memory.
+        lost: names of models whose computation fails.
+    """
+
+    workers = 1
+    parameters = D
+
+    def __init__(self) -> None:
+        self.arrays: list[weakref.ref[Any]] = []
+        self.begun: list[str] = []
+        self.alive: list[int] = []
+        self.lost: list[str] = []
+        self.left_out: list[tuple[str, list[str]]] = []
+
+    def begin(self, ref: Ref) -> Weights:
+        self.begun.append(ref.name)
+        self.alive.append(sum(array() is not None for array in self.arrays))
+        if ref.name in self.lost:
+            raise RuntimeError(ref.name)
+        recipe = ref.recipe
+        if isinstance(recipe, Initial):
+            return self._made(np.full(D, recipe.count, np.float32))
+        if isinstance(recipe, Trained):
+            value = recipe.training.start.value
+            return self._made(value + (np.float32(np.inf) if ref.device == 99 else 1))
+        assert isinstance(recipe, Applied)
+        return self._made(np.sum([model.value for model in recipe.models], axis=0))
+
+    def _made(self, weights: Weights) -> Weights:
+        self.arrays.append(weakref.ref(weights))
+        return weights
+
+    def finish(self, ref: Ref, result: Weights) -> None:
+        ref.settle(result)
+
+    async def wait(self, work: Any) -> Any:
+        raise AssertionError
+
+    def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
+        if models:
+            self.left_out.append((ref.name, [model.name for model in models]))
+
+    def substitute(self, otherwise: Ref | None) -> Weights:
+        assert otherwise is not None
+        assert otherwise.value is not None
+        return otherwise.value
+
+    def nothing(self) -> Weights:
+        return np.zeros(D, np.float32)
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        before = list(self.left_out)
+        yield
+        assert self.left_out == before
+
+
+def _trained(start: Ref, serial: int, device: int = 0) -> Ref:
+    return Ref(f"update-{serial}", serial, Trained(Training(start), device, 0, 0, 0), device)
+
+
+def _mixed(parts: list[tuple[Ref, float]], serial: int, **how: Any) -> Ref:
+    recipe = Mixed(tuple(parts), how.get("otherwise"), how.get("rescale", True))
+    return Ref(f"model-{serial}", serial, recipe)
+
+
+def _cohort(size: int, device: int = 0) -> tuple[Ref, list[Ref], Ref]:
+    """A start, updates from it, and their mean."""
+    start = Ref("model-0", 0, Initial(3))
+    updates = [_trained(start, 1 + number, device) for number in range(size)]
+    mean = _mixed([(update, 1 / size) for update in updates], size + 1)
+    return start, updates, mean
+
+
+def _play(targets: list[Ref], calculator: Plain, room: float = 0, stay: bool = True) -> Scratch:
+    scratch = Scratch(room)
+    run(Stream(calculator, scratch).compute(targets, stay=stay))
+    return scratch
+
+
+@pytest.fixture(autouse=True)
+def _no_array_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch_module, "_SMALL", 0)
+
+
+def test_the_steps_of_a_mean() -> None:
+    _, updates, mean = _cohort(2)
+    del updates
+    steps = [(step.ref.name, step.part) for step in steps_of(twins_of([mean], stay=True))]
+    assert steps == [
+        ("model-0", None),
+        ("update-1", None),
+        ("model-3", 0),
+        ("update-2", None),
+        ("model-3", 1),
+        ("model-3", None),
+    ]
+
+
+def test_the_cells_of_a_mean_of_means_are_added_up_one_after_the_other() -> None:
+    start = Ref("model-0", 0, Initial(3))
+    cells = [
+        _mixed([(_trained(start, n), 0.5), (_trained(start, n + 1), 0.5)], n + 2) for n in (1, 4)
+    ]
+    cloud = _mixed([(cell, 0.5) for cell in cells], 7)
+    steps = [(step.ref.name, step.part) for step in steps_of(twins_of([cloud], stay=True))]
+    assert [name for name, part in steps if part is None] == [
+        *("model-0", "update-1", "update-2", "model-3", "update-4", "update-5", "model-6"),
+        "model-7",
+    ]
+    assert steps.index(("model-7", 0)) < steps.index(("update-4", None))
+
+
+def test_parts_that_nobody_names_are_freed_as_they_are_added() -> None:
+    mean = _cohort(40)[2]
+    calculator = Plain()
+    scratch = _play([mean], calculator)
+    assert mean.value is not None
+    assert mean.value.tolist() == [4.0] * D
+    assert max(calculator.alive) == 2  # the start, and the part whose turn it is
+    assert sum(array() is not None for array in calculator.arrays) == 0
+    assert scratch.written_bytes == 0
+    assert len(calculator.begun) == 41
+
+
+def test_parts_that_somebody_names_lie_on_disk() -> None:
+    start, updates, mean = _cohort(5)
+    named = updates[1:3]
+    updates.clear()
+    calculator = Plain()
+    scratch = _play([mean], calculator)
+    assert [type(update.held) for update in named] == [Written, Written]
+    assert [update.value.tolist() for update in named if update.value is not None] == [
+        [4.0] * D
+    ] * 2
+    assert type(start.held) is Written  # named here
+    assert scratch.written_bytes == 3 * 4 * D
+    assert type(mean.held) is np.ndarray  # wanted
+    assert all(update.recipe is None and update.finite for update in named)
+
+
+def test_an_uncomputed_recipe_names_its_models() -> None:
+    start, updates, mean = _cohort(5)
+    later = _mixed([(updates[3], 1.0), (start, -1.0)], 9, rescale=False)
+    updates.clear()
+    calculator = Plain()
+    _play([mean], calculator)
+    assert len(calculator.begun) == 6
+    _play([later], calculator)
+    assert len(calculator.begun) == 6  # nothing is computed twice
+    assert later.value is not None
+    assert later.value.tolist() == [1.0] * D
+
+
+def test_there_is_room_in_memory_until_it_is_taken_and_again_when_it_is_given_back() -> None:
+    _, updates, mean = _cohort(5)
+    scratch = _play([mean], Plain(), room=3 * 4 * D)
+    kinds = [type(update.held) for update in updates]
+    assert kinds == [np.ndarray] * 3 + [Written] * 2
+    del updates[:2]
+    gc.collect()
+    other = Ref("model-9", 9, None)
+    other.settle(np.zeros(D, np.float32))
+    scratch.hold(other)
+    assert type(other.held) is np.ndarray
+
+
+def test_the_file_is_emptied_when_nobody_names_its_models() -> None:
+    updates, mean = _cohort(5)[1:]
+    scratch = _play([mean], Plain())
+    file = scratch._descriptor()
+    assert os.fstat(file).st_size == 5 * 4 * D
+    updates.pop()
+    again = Ref("model-9", 9, None)
+    again.settle(np.arange(D, dtype=np.float32))
+    scratch.hold(again)
+    assert os.fstat(file).st_size == 5 * 4 * D  # in the free place
+    assert again.value is not None
+    assert again.value.tolist() == [0.0, 1.0, 2.0, 3.0]
+    updates.clear()
+    again.held = None
+    gc.collect()
+    assert os.fstat(file).st_size == 0
+
+
+def test_targets_lie_on_disk_unless_their_weights_are_wanted() -> None:
+    _, updates, _ = _cohort(3)
+    _play(updates, Plain(), stay=False)
+    assert {type(update.held) for update in updates} == {Written}
+    _, updates, _ = _cohort(3)
+    _play(updates, Plain(), stay=True)
+    assert {type(update.held) for update in updates} == {np.ndarray}
+
+
+def test_a_sum_whose_part_is_not_finite_is_repeated_with_what_was_freed() -> None:
+    start = Ref("model-0", 0, Initial(3))
+    changes = []
+    for number in range(4):  # an update that is used through a function
+        update = _trained(start, 1 + 2 * number, device=99 if number == 2 else number)
+        recipe = Applied("f", (update, start), {}, None, None, leave_out=False)
+        changes.append(Ref(f"model-{2 + 2 * number}", 2 + 2 * number, recipe))
+    mean = _mixed([(change, 0.25) for change in changes], 10)
+    del update, recipe
+    changes.clear()
+    calculator = Plain()
+    _play([mean], calculator)
+    assert calculator.left_out == [("model-10", ["model-6"])]
+    assert mean.value is not None
+    assert mean.value.tolist() == pytest.approx([7.0] * D)
+    assert calculator.begun.count("update-1") == 2
+    assert calculator.begun.count("update-5") == 1
+    assert len(calculator.begun) == 9 + 6
+
+
+def test_a_chain_of_thousands_needs_no_recursion() -> None:
+    ref = start = Ref("model-0", 0, Initial(0))
+    for at in range(1, 6001, 3):
+        update = _trained(ref, at)
+        other = _trained(ref, at + 1)
+        parts = [(update, 0.5), (other, 0.5)] if at % 2 else [(other, 0.5), (update, 0.5)]
+        ref = _mixed(parts, at + 2, otherwise=start)
+    del update, other, parts
+    calculator = Plain()
+    _play([ref], calculator)
+    assert ref.value is not None
+    assert ref.value.tolist() == [2000.0] * D
+    assert max(calculator.alive) < 8
+
+
+def test_after_an_error_models_can_be_computed_again() -> None:
+    _, updates, mean = _cohort(4)
+    calculator = Plain()
+    calculator.lost = ["update-3"]
+    with pytest.raises(RuntimeError, match="update-3"):
+        _play([mean], calculator)
+    assert updates[0].value is not None
+    calculator.lost = []
+    _play([mean], calculator)
+    assert mean.value is not None
+    assert mean.value.tolist() == [4.0] * D
+
+
+def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    _, updates, mean = _cohort(4)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space") as failure:
+        _play([mean], Plain())
+    assert updates
+    assert told(failure.value).startswith("the disk that holds '")
+
+
+def test_a_model_on_disk_is_saved_and_sent_as_its_weights() -> None:
+    ref = Ref("model-9", 9, None)
+    ref.settle(np.arange(D, dtype=np.float32))
+    Scratch(0).hold(ref)
+    assert type(ref.held) is Written
+    encoder = Encoder({"Ref": Ref})
+    tree = encoder.encode(ref)
+    assert list(tree["objects"][0][1])[4] == "value"
+    assert [array.tolist() for array in encoder.arrays.values()] == [[0.0, 1.0, 2.0, 3.0]]
+    copy = pickle.loads(pickle.dumps(ref))
+    assert copy.held.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+# The engine, with every model too large for memory, against the same in waves.
+
+
+def _drawn(core: Learning, draw: random.Random) -> list[Ref]:
+    """Models made of each other in all ways, some of which are not finite."""
+    models = [core.initial(0), core.initial(1), core.zero()]
+    for number in range(draw.randint(5, 40)):
+        kind = draw.choice(["train", "train", "mix", "mix", "apply", "best"])
+        start, other = draw.choice(models), draw.choice(models)
+        if kind == "train":
+            training = Training(
+                start,
+                draw.randint(1, 2),
+                mu=draw.choice([0.0, 0.1]),
+                anchor=draw.choice([None, other]),
+                lr=1e38 if draw.random() < 0.15 else None,
+            )
+            models.append(core.train(training, draw.randrange(4), key=number))
+        elif kind == "mix":
+            parts = [(draw.choice(models), draw.uniform(-1, 1)) for _ in range(draw.randint(0, 6))]
+            otherwise = draw.choice([None, other])
+            models.append(core.mix(parts, otherwise, rescale=draw.random() < 0.6))
+        elif kind == "apply":
+            pair = [start, other]
+            function: Any = spliced
+            constants: dict[str, Any] = {"places": ((0, 3), (5, 6))}
+            if draw.random() < 0.5:
+                function = weighted_sum
+                constants = {"coefficients": [0.5, draw.random()]}
+            otherwise = draw.choice([None, draw.choice(models)])
+            models.append(core.apply(function, pair, otherwise=otherwise, **constants))
+        elif kind == "best":
+            models.append(core.best([start, other], draw.randrange(4)))
+    return models
+
+
+def _values(seed: int, room: float, executor: Any) -> tuple[list[bytes], list[Any]]:
+    draw = random.Random(seed)
+    core, records = learning(federation([9, 7, 12, 5]), Logistic(), executor)
+    core._computing.room = room
+    core._computing.scratch = Scratch(room)
+    models = _drawn(core, draw)
+    found = []
+    for _ in range(3):
+        targets = [draw.choice(models) for _ in range(draw.randint(1, 3))]
+        named = [model for model in models if draw.random() < 0.3]  # all others are forgotten
+        models = [*targets, *named]
+        gc.collect()
+        found += [weights.tobytes() for weights in run(core.values(targets))]
+        losses = [core.train_loss([(target, 1.0)]) for target in targets]
+        found += [repr(run(loss)).encode() for loss in losses]
+    found += [weights.tobytes() for weights in run(core.values(models))]
+    core._simulation.executor.close()
+    return found, [(record.kind, record.fields) for record in records]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_bits_and_records_are_those_of_waves(seed: int) -> None:
+    expected = _values(seed, 1e9, Inline())
+    assert _values(seed, 0, Inline()) == expected
+    if seed % 4 == 0:
+        assert _values(seed, 0, Threads(3)) == expected
+    if seed % 4 == 1:
+        assert _values(seed, 700.0, Threads(1)) == expected
+
+
+def test_waves_know_their_number() -> None:
+    _, updates, mean = _cohort(5)
+    assert len(Waves([mean])) == 7
+    assert len(Waves(updates[:2])) == 3
