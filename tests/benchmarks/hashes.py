@@ -29,7 +29,8 @@ from torch import nn
 
 import fedsim
 from fedsim.clock.executors import Inline
-from fedsim.records.schema import EventChain, event_row
+from fedsim.records.chain import RowChain
+from fedsim.records.schema import event_row
 from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES as REGISTERED
 from tests.benchmarks.processors import PORTABLE
@@ -66,7 +67,7 @@ def fingerprint(kind: str, world: str) -> dict[str, Any]:
         | OF_WORLDS.get(kind, {})
         | {"strategy": {"kind": kind} | STRATEGIES.get(kind, {})}
     )
-    job, times = Job(fedsim.Scenario(**sections), None, Inline()), EventChain()
+    job, times = Job(fedsim.Scenario(**sections), None, Inline()), RowChain()
     job.simulation.listen(lambda record: times.extend([(*event_row(record)[:-1], None)]))
     summary = asyncio.run(job.execute()).summary | {"times_sha256": times.hexdigest()}
     return {name: summary[name] for name in _STATED if name in summary}

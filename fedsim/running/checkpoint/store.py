@@ -19,7 +19,7 @@ _STATE = "state.json"
 _ARRAYS = "arrays.safetensors"
 _MANIFEST = "manifest.json"
 _KEPT = 2
-_FORMAT = 16
+_FORMAT = 17
 
 
 def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:

@@ -30,7 +30,8 @@ from fedsim.common.streams import Streams
 Payloads = tuple[tuple[str, float], ...]
 """The parts of a message in the order in which they are sent: purpose and bytes of each."""
 
-_DIRECTIONS = {"download": "down", "upload": "up"}
+DIRECTIONS = {"download": "down", "upload": "up"}
+"""Direction of the message of a step, by the step's name."""
 
 
 class Column(NamedTuple):
@@ -133,9 +134,9 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
         device = None
         start = fields["start"]
         ends = (sender, receiver)
-    elif kind == "step-end" and fields["step"] in _DIRECTIONS:
+    elif kind == "step-end" and fields["step"] in DIRECTIONS:
         device = fields["device"]
-        direction = _DIRECTIONS[fields["step"]]
+        direction = DIRECTIONS[fields["step"]]
         ends = fields.get("sender"), fields.get("receiver")
     else:
         return None
