@@ -142,9 +142,12 @@ class Environment(simpy.Environment):
     def peek(self) -> float:
         """The time of the next event (s), cancelled alarms aside; infinity if there is none."""
         schedule = self._schedule
-        while schedule and _is_cancelled(schedule[0][3]):
+        while schedule:
+            when, _, _, event = schedule[0]
+            if type(event) is not Alarm or event.ring is not None:
+                return when  # type: ignore[no-any-return]
             heappop(schedule)
-        return schedule[0][0] if schedule else inf
+        return inf
 
     def advance(self) -> float:
         """Process the events due now, up to the first that joins real work (``pending``);
@@ -210,7 +213,9 @@ class Environment(simpy.Environment):
         """Call ``ring`` in this instant, after what is scheduled in it already with the same
         priority.
         """
-        self.at(_UNNAMED, self._now, ring, priority)
+        now = self._now
+        alarm = Alarm(self, _UNNAMED, now, ring)
+        heappush(self._schedule, (now, priority, next(self._eid), alarm))
 
     # Alarms in snapshots.
 

@@ -68,8 +68,12 @@ class Recorder:
         self._rows.append(event_row(record))  # at once: what the fields hold may change later
         if kind == "step-start":
             self._starts[fields["task"]] = time
+        elif kind == "step-end" and fields["step"] in DIRECTIONS:
+            start = self._starts.get(fields["task"], time)
+            self._add_transfer(transfer_of(time, kind, fields, start))
         elif kind == "step-end":
-            self._take_step(time, fields)
+            if fields["step"] == "train" and not fields["epochs"]:
+                self.ledger.note_idle(fields["task"])
         elif kind == "task-end":
             self._starts.pop(fields["task"], None)
             self.ledger.close_task(fields["task"], fields["outcome"])
@@ -81,15 +85,6 @@ class Recorder:
             self._add_transfer(transfer_of(time, kind, fields, time))
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._settle()
-
-    def _take_step(self, time: float, fields: dict[str, Any]) -> None:
-        task = fields["task"]
-        step = fields["step"]
-        if step in DIRECTIONS:
-            start = self._starts.get(task, time)
-            self._add_transfer(transfer_of(time, "step-end", fields, start))
-        elif step == "train" and not fields["epochs"]:
-            self.ledger.note_idle(task)
 
     def _add_transfer(self, ended: Transfer | None) -> None:
         """Count a message that has ended; None: a record was of no message."""

@@ -151,6 +151,8 @@ def column(values: "Sequence[Any] | AnyArray", kind: pa.DataType) -> pa.Array:
     """Strings or numbers as a column, None as an empty cell: what ``pyarrow.array`` gives, which
     would load pandas first.
     """
+    if isinstance(values, tuple) and values.count(None) == len(values):
+        return pa.nulls(len(values), kind)
     if pa.types.is_string(kind):
         strings = pa.lib.StringBuilder()
         strings.append_values(values)

@@ -162,7 +162,8 @@ class TaskRunner:
 
     def _end(self, task: Task, cause: Cause | None) -> None:
         task.cancel("vanish")
-        task.release("worker")
+        if task.worker is not None:
+            task.release("worker")
         del self.running[task.id], self._working[task.device]
         self._busy[task.device] = False
         task.outcome = cause or "done"
@@ -312,7 +313,8 @@ class TaskRunner:
             self.end(task_id, cause)
 
     def _watch(self, task: Task) -> None:
-        task.cancel("vanish")
+        if task.vanish is not None:
+            task.cancel("vanish")
         if task.off < math.inf:
             self._set_vanish(task.id, max(task.off, self._env.now))
 
