@@ -170,18 +170,17 @@ class Environment(simpy.Environment):
                 step()
         return inf
 
-    def move(self) -> float:
-        """Move the clock to the next event, if there is one; returns the time (s)."""
+    def move(self) -> None:
+        """Move the clock to the next event, if there is one."""
         when = self.peek()
+        if self.moved is not None and self._now < when:
+            self.moved(when)
         if when < inf:
             self._now = when
-        return self._now
 
     def step(self) -> None:
         """Process the next event, and wait for the real work that it joins."""
-        when = self.peek()
-        if self.moved is not None and self.now < when:
-            self.moved(when)
+        self.move()
         if self._schedule and type(self._schedule[0][3]) is Alarm:
             self._now, _, _, alarm = heappop(self._schedule)
             alarm.process()

@@ -327,7 +327,7 @@ class Simulation:
                         if time.perf_counter() - breath > _BREATH_S:
                             await asyncio.sleep(0)
                             breath = time.perf_counter()
-                    self.now = self.env.move()
+                    self.env.move()
                 self._over = True  # no message is handled any more
                 # the first event is that of the end itself
                 for final in (lambda: None, *self._finals):
