@@ -96,6 +96,15 @@ def test_an_honest_run_passes_every_check(tiny_run: Path) -> None:
 # Damage to bytes.
 
 
+def test_a_folder_of_the_time_before_blocks_is_checked_by_single_records(tiny_run: Path) -> None:
+    summary = json.loads((tiny_run / files.SUMMARY).read_text())
+    del summary["events_block"]
+    files.write_summary(tiny_run, summary)
+    assert found(tiny_run) == {"the records are those that were fingerprinted"}
+    reseal(tiny_run)
+    assert not any(audit(tiny_run).values())
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -284,6 +293,7 @@ def test_damage_to_the_story_is_found(
             for key in ("down", "wasted", "paper")
         ),
         ({"seed": 99}, "the scenario is the one that was run"),
+        ({"events_block": 1}, "the records are those that were fingerprinted"),
     ],
     ids=str,
 )
