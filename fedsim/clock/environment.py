@@ -249,8 +249,9 @@ class Environment(simpy.Environment):
             SimulationError: such an alarm is set already.
         """
         for event in self.alarms():
-            is_named = isinstance(event, Alarm) and event.name is not _UNNAMED
-            if is_named and event.name[0] not in self._rearms:
+            if not isinstance(event, Alarm) or event.name is _UNNAMED:
+                continue
+            if event.name[0] not in self._rearms:
                 raise _no_rearm(event.name)
         self._is_saved = True
 

@@ -107,7 +107,7 @@ def test_the_chain_tells_any_cell_from_another(place: int) -> None:
     chains = []
     for cell in (row[place], None if place else 0.5, "None" if place else -1.0):
         chain = EventChain()
-        chain.extend([(*row[:place], cell, *row[place + 1 :])])  # type: ignore[arg-type]
+        chain.extend([(*row[:place], cell, *row[place + 1 :])])  # type: ignore[list-item]
         chains.append(chain.hexdigest())
     assert len(set(chains)) == len({row[place], None, "None"})
 
