@@ -49,12 +49,13 @@ class Alarm(Event):
     # it has been triggered
     _ok = True
     _value = None
+    callbacks: Any
 
     def __init__(
         self, env: "Environment", name: Name, when: float, ring: Callable[[], object]
     ) -> None:
         self.env = env  # what ``Event.__init__`` does
-        self.callbacks = [_ring]
+        self.callbacks = []
         self.name = name
         self.when = when
         self.ring: Callable[[], object] | None = ring
@@ -63,11 +64,23 @@ class Alarm(Event):
         """Never ring. The clock does not stop for a cancelled alarm."""
         self.ring = None
 
+    def process(self) -> None:
+        """Call ``ring``, then what waits for this event; its time has come."""
+        ring = self.ring
+        self.ring = None
+        callbacks = self.callbacks
+        self.callbacks = None
+        if ring is not None:
+            ring()
+        for callback in callbacks:
+            callback(self)
 
-def _ring(alarm: Any) -> None:
-    ring = alarm.ring
-    alarm.ring = None
-    ring()
+
+def _no_rearm(name: Name) -> SimulationError:
+    return SimulationError(
+        f"nothing sets an alarm of the kind {name[0]!r} again when a run is resumed; "
+        "declare the kind by Environment.declare_alarm"
+    )
 
 
 def _is_cancelled(event: Event) -> bool:
@@ -129,9 +142,12 @@ class Environment(simpy.Environment):
     def peek(self) -> float:
         """The time of the next event (s), cancelled alarms aside; infinity if there is none."""
         schedule = self._schedule
-        while schedule and _is_cancelled(schedule[0][3]):
+        while schedule:
+            when, _, _, event = schedule[0]
+            if type(event) is not Alarm or event.ring is not None:
+                return when  # type: ignore[no-any-return]
             heappop(schedule)
-        return schedule[0][0] if schedule else inf
+        return inf
 
     def advance(self) -> float:
         """Process the events due now, up to the first that joins real work (``pending``);
@@ -139,23 +155,37 @@ class Environment(simpy.Environment):
         """
         schedule = self._schedule
         step = super().step
-        now = self.now
+        now = self._now
         while schedule:  # without ``peek``, whose call would take a sixth of an event's time
             when, _, _, event = schedule[0]
-            if type(event) is Alarm and event.ring is None:
+            is_alarm = type(event) is Alarm
+            if is_alarm and event.ring is None:
                 heappop(schedule)
             elif when > now or self.pending is not None:
                 return when  # type: ignore[no-any-return]
+            elif is_alarm:
+                heappop(schedule)
+                event.process()
             else:
                 step()
         return inf
 
+    def move(self) -> None:
+        """Move the clock to the next event, if there is one."""
+        when = self.peek()
+        if self.moved is not None and self._now < when:
+            self.moved(when)
+        if when < inf:
+            self._now = when
+
     def step(self) -> None:
         """Process the next event, and wait for the real work that it joins."""
-        when = self.peek()
-        if self.moved is not None and self.now < when:
-            self.moved(when)
-        super().step()
+        self.move()
+        if self._schedule and type(self._schedule[0][3]) is Alarm:
+            self._now, _, _, alarm = heappop(self._schedule)
+            alarm.process()
+        else:
+            super().step()
         while self.pending is not None:
             (work, go_on), self.pending = self.pending, None
             wait([work])
@@ -170,20 +200,21 @@ class Environment(simpy.Environment):
             ValueError: ``when`` is before now.
             SimulationError: the run is saved, and nothing can set an alarm of this kind again.
         """
-        now = self.now
-        if when < now:
-            raise ValueError(f"an alarm at {when!r} s cannot be set at {now!r} s")
-        if self._is_saved and name is not _UNNAMED:
-            self._check_rearm(name)
+        if when < self._now:
+            raise ValueError(f"an alarm at {when!r} s cannot be set at {self._now!r} s")
+        if self._is_saved and name[0] not in self._rearms and name is not _UNNAMED:
+            raise _no_rearm(name)
         alarm = Alarm(self, name, when, ring)
-        heappush(self._queue, (when, priority, next(self._eid), alarm))
+        heappush(self._schedule, (when, priority, next(self._eid), alarm))
         return alarm
 
     def call(self, ring: Callable[[], object], priority: EventPriority = NORMAL) -> None:
         """Call ``ring`` in this instant, after what is scheduled in it already with the same
         priority.
         """
-        self.at(_UNNAMED, self.now, ring, priority)
+        now = self._now
+        alarm = Alarm(self, _UNNAMED, now, ring)
+        heappush(self._schedule, (now, priority, next(self._eid), alarm))
 
     # Alarms in snapshots.
 
@@ -218,16 +249,11 @@ class Environment(simpy.Environment):
             SimulationError: such an alarm is set already.
         """
         for event in self.alarms():
-            if isinstance(event, Alarm) and event.name is not _UNNAMED:
-                self._check_rearm(event.name)
+            if not isinstance(event, Alarm) or event.name is _UNNAMED:
+                continue
+            if event.name[0] not in self._rearms:
+                raise _no_rearm(event.name)
         self._is_saved = True
-
-    def _check_rearm(self, name: Name) -> None:
-        if name[0] not in self._rearms:
-            raise SimulationError(
-                f"nothing sets an alarm of the kind {name[0]!r} again when a run is resumed; "
-                "declare the kind by Environment.declare_alarm"
-            )
 
     def alarms(self) -> Iterator[Event]:
         """The events to come, cancelled alarms aside, in the order in which they will be

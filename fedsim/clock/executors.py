@@ -313,7 +313,7 @@ def answer(work: Callable[[], object]) -> Answer:
         or the original error cannot be pickled.
     """
     try:
-        value = work()
+        outcome = True, work()
     except Exception as error:
         error.add_note("".join(traceback.format_exception(error)))
         outcome = False, error

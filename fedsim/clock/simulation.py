@@ -175,6 +175,7 @@ class Simulation:
         self._interrupted = False
         self._sinks: list[Sink] = []
         self._sinks_of: dict[str, list[Sink]] = {}  # by kind of record
+        self._receivers: dict[str, list[Sink]] = {}  # all sinks of each kind in _sinks_of
         self._finals: list[Callable[[], None]] = []
         self._closers: list[Callable[[], None]] = []
         self._watched: deque[Record] | None = None
@@ -296,7 +297,7 @@ class Simulation:
             fields: JSON-able values, by name; the caller does not change them any more.
         """
         record = _make_record(Record, (self.now, kind, fields))
-        for sink in (*self._sinks, *self._sinks_of.get(kind, ())):
+        for sink in self._receivers.get(kind, self._sinks):
             sink(record)
         if self._watched is not None:
             self._watched.append(record)
@@ -313,6 +314,7 @@ class Simulation:
             self._sinks.append(sink)
         for kind in kinds:
             self._sinks_of.setdefault(kind, []).append(sink)
+        self._receivers = {kind: [*self._sinks, *own] for kind, own in self._sinks_of.items()}
 
     def at_end(self, final: Callable[[], None]) -> None:
         """Register a function for the end of the run, when records are taken but no handler runs.
@@ -391,7 +393,13 @@ class Simulation:
             with _rare_collections():
                 breath = time.perf_counter()
                 instants = 0
-                while await self._goes_on():
+                while True:
+                    due = self.env.advance()
+                    if self.env.pending is not None:
+                        await self._join()
+                        continue
+                    if not self._goes_on(due):
+                        break
                     instants += 1
                     if self._watched or instants >= _INSTANTS_A_LOOK:
                         instants = 0
@@ -400,7 +408,7 @@ class Simulation:
                         if time.perf_counter() - breath > _BREATH_S:
                             await asyncio.sleep(0)
                             breath = time.perf_counter()
-                    self.env.step()  # to the next instant
+                    self.env.move()
                 self._over = True  # no message is handled any more
                 # the first event is that of the end itself
                 for final in (lambda: None, *self._finals):
@@ -412,16 +420,16 @@ class Simulation:
             for close in self._closers:
                 close()
 
-    async def _goes_on(self) -> bool:
-        """Finish this instant; returns whether another one follows."""
-        env = self.env
-        due = self.env.advance()
-        while env.pending is not None:
-            (work, go_on), env.pending = env.pending, None
-            with suppress(Exception):  # it is raised where it is joined
-                await asyncio.wrap_future(work)
-            go_on()
-            due = env.advance()
+    async def _join(self) -> None:
+        """Wait for the real work that this instant has joined, and go on with it."""
+        assert self.env.pending is not None
+        (work, go_on), self.env.pending = self.env.pending, None
+        with suppress(Exception):  # it is raised where it is joined
+            await asyncio.wrap_future(work)
+        go_on()
+
+    def _goes_on(self, due: float) -> bool:
+        """End this instant; returns whether the next one follows, at ``due`` (s)."""
         if self._between:
             self.settled = True
             while self._between:

@@ -7,19 +7,19 @@ from typing import Any
 from fedsim.clock.simulation import Record
 from fedsim.common.files import sync
 from fedsim.records import folder as files
+from fedsim.records.chain import EventChain
 from fedsim.records.ledger import Ledger
 from fedsim.records.parquet import TableWriter
 from fedsim.records.schema import (
     EVENTS,
     ROUNDS,
     TRANSFERS,
-    EventChain,
     EventRow,
     encode,
     event_row,
     with_columns,
 )
-from fedsim.world.meters.base import Column, Meters, transfer_of
+from fedsim.world.meters.base import DIRECTIONS, Column, Meters, Transfer, transfer_of
 
 _ROWS_AT_ONCE = 4_096
 
@@ -36,8 +36,11 @@ class Recorder:
         self, folder: Path | None, meters: Meters | None = None, columns: Sequence[Column] = ()
     ) -> None:
         self.meters = Meters() if meters is None else meters
+        self._is_metered = bool(self.meters)
         self._chain = EventChain()
-        self._rows: list[EventRow] = []  # of records that the chain has not taken in yet
+        # rows that are in no table yet
+        self._rows: list[EventRow] = []
+        self._transfers: list[tuple[Any, ...]] = []
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []
         self.last_time = 0.0
@@ -60,11 +63,17 @@ class Recorder:
     def take(self, record: Record) -> None:
         time, kind, fields = record
         self.last_time = time
-        if self.meters:
+        if self._is_metered:
             self.meters.take(record)
         self._rows.append(event_row(record))  # at once: what the fields hold may change later
         if kind == "step-start":
             self._starts[fields["task"]] = time
+        elif kind == "step-end" and fields["step"] in DIRECTIONS:
+            start = self._starts.get(fields["task"], time)
+            self._add_transfer(transfer_of(time, kind, fields, start))
+        elif kind == "step-end":
+            if fields["step"] == "train" and not fields["epochs"]:
+                self.ledger.note_idle(fields["task"])
         elif kind == "task-end":
             self._starts.pop(fields["task"], None)
             self.ledger.close_task(fields["task"], fields["outcome"])
@@ -72,20 +81,20 @@ class Recorder:
             self.ledger.lose(fields["tasks"])
         elif kind == "round":
             self._take_round(time, fields)
-        elif (
-            ended := transfer_of(time, kind, fields, self._starts.get(fields.get("task", -1), time))
-        ) is not None:
-            self.ledger.add(ended.task, ended.direction, ended.payloads, ended.delivered)
-            if ended.task is not None and (ended.sender or ended.receiver):
-                self.ledger.note_edge(ended.task)
-            if self._tables:
-                self._tables[files.TRANSFERS].extend(
-                    [(*ended[:11], encode(ended.payloads), *ended[12:])]
-                )
-        elif kind == "step-end" and fields["step"] == "train" and not fields["epochs"]:
-            self.ledger.note_idle(fields["task"])
+        else:
+            self._add_transfer(transfer_of(time, kind, fields, time))
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._settle()
+
+    def _add_transfer(self, ended: Transfer | None) -> None:
+        """Count a message that has ended; None: a record was of no message."""
+        if ended is None:
+            return
+        self.ledger.add(ended.task, ended.direction, ended.payloads, ended.delivered)
+        if ended.task is not None and (ended.sender or ended.receiver):
+            self.ledger.note_edge(ended.task)
+        if self._tables:
+            self._transfers.append((*ended[:11], encode(ended.payloads), *ended[12:]))
 
     def _take_round(self, time: float, fields: dict[str, Any]) -> None:
         moved = (self.ledger.down, self.ledger.up, self.ledger.peer)
@@ -107,11 +116,12 @@ class Recorder:
             self._tables[files.ROUNDS].extend([tuple(row.values())])
 
     def _settle(self) -> None:
-        rows = self._rows
-        self._rows = []
-        self._chain.extend(rows)
+        self._chain.extend(self._rows)
         if self._tables:
-            self._tables[files.EVENTS].extend(rows)
+            self._tables[files.EVENTS].extend(self._rows)
+            self._tables[files.TRANSFERS].extend(self._transfers)
+        self._rows = []
+        self._transfers = []
 
     @property
     def chain(self) -> EventChain:
@@ -142,13 +152,13 @@ class Recorder:
 
         All rows are then in parts, synced to the disk.
         """
-        chain = self.chain
+        chain = self.chain.snapshot()
         parts = {name: table.flush() for name, table in self._tables.items()}
         if self._folder is not None:
             sync(self._folder)
         return {
             "parts": parts,
-            "chain": (chain.hexdigest(), chain.count),
+            "chain": chain,
             "ledger": vars(self.ledger),
             "rounds": self.rounds,
             "last_time": self.last_time,
@@ -164,7 +174,8 @@ class Recorder:
         for name, table in self._tables.items():
             table.adopt(state["parts"][name])
         self._rows = []
-        self._chain = EventChain(bytes.fromhex(state["chain"][0]), state["chain"][1])
+        self._transfers = []
+        self._chain.restore(state["chain"])
         vars(self.ledger).update(state["ledger"])
         self.rounds = state["rounds"]
         self.last_time = state["last_time"]

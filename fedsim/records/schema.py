@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedsim.world.meters.base import Column
 
 EVENT_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
+_FIELDS_WITH_COLUMN = frozenset(EVENT_COLUMNS[1:])
 
 _ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on")
 
@@ -150,6 +151,8 @@ def column(values: "Sequence[Any] | AnyArray", kind: pa.DataType) -> pa.Array:
     """Strings or numbers as a column, None as an empty cell: what ``pyarrow.array`` gives, which
     would load pandas first.
     """
+    if isinstance(values, tuple) and values.count(None) == len(values):
+        return pa.nulls(len(values), kind)
     if pa.types.is_string(kind):
         strings = pa.lib.StringBuilder()
         strings.append_values(values)
@@ -202,45 +205,23 @@ EventRow = tuple[
 
 def event_row(record: "Record") -> EventRow:
     """A record as a row of ``EVENTS``."""
-    rest = dict(record.fields)
-    pop = rest.pop
+    time, kind, fields = record
+    get = fields.get
+    data = None
+    if not fields.keys() <= _FIELDS_WITH_COLUMN:
+        rest = [item for item in fields.items() if item[0] not in _FIELDS_WITH_COLUMN]
+        data = encode(dict(rest))
     return (
-        record.time,
-        record.kind,
-        pop("device", None),
-        pop("round", None),
-        pop("group", None),
-        pop("task", None),
-        pop("step", None),
-        pop("outcome", None),
-        encode(rest) if rest else None,
+        time,
+        kind,
+        get("device"),
+        get("round"),
+        get("group"),
+        get("task"),
+        get("step"),
+        get("outcome"),
+        data,
     )
-
-
-class EventChain:
-    """h = sha256(h + record), over all records in order: it can be saved at any record and
-    continued from there.
-
-    A record enters as ``repr`` of its row, which is the same whether it was just emitted or read
-    back from Parquet.
-    """
-
-    def __init__(self, state: bytes = b"", count: int = 0) -> None:
-        self.state = state
-        self.count = count
-
-    def extend(self, rows: "Iterable[EventRow]") -> None:
-        state = self.state
-        count = self.count
-        sha256 = hashlib.sha256
-        for row in rows:
-            state = sha256(state + repr(row).encode()).digest()
-            count += 1
-        self.state = state
-        self.count = count
-
-    def hexdigest(self) -> str:
-        return self.state.hex()
 
 
 def models_digest(models: "Mapping[str, Mapping[str, AnyArray]]") -> str:

@@ -20,6 +20,7 @@ from fedsim.common.errors import CheckpointError, home_of
 from fedsim.common.harmless import say
 from fedsim.records import folder as files
 from fedsim.records import live, parquet
+from fedsim.records.chain import ROWS_A_BLOCK
 from fedsim.records.live import EVERY_S, RUNNING, Live
 from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
@@ -278,6 +279,7 @@ class Job:
             summary["packages"] = packages
         summary["events"] = recorder.chain.count
         summary["events_sha256"] = recorder.chain.hexdigest()
+        summary["events_block"] = ROWS_A_BLOCK
         summary["models_sha256"] = models_sha256
         summary["wall_s"] = time.perf_counter() - self._started
         return summary

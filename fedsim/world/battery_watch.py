@@ -73,7 +73,7 @@ class BatteryWatch:
 
     def look(self, task: Task) -> None:
         """Set an alarm for the time up to which the battery lasts at any rate of the message."""
-        battery = self._battery(task)
+        battery = None if self.batteries is None else self._battery(task)
         if battery is None:
             return
         remaining = 0.0

@@ -112,7 +112,8 @@ class TaskRunner:
         if task.continues:
             fields["continues"] = True
         self.simulation.record("task-start", fields)
-        self.charge.begin_task(task)
+        if self.batteries is not None:
+            self.charge.begin_task(task)
         if not task.steps and not self._add_steps(task):
             raise SimulationError(f"a task for device {task.device} has no steps")
         if self.computing.hosts is not None:
@@ -126,14 +127,15 @@ class TaskRunner:
 
     def _begin_step(self, task: Task) -> None:
         step = task.step
-        if self.slots.must_wait(task, step):
+        if self.slots.queues and self.slots.must_wait(task, step):
             step = Queue()
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
         task.begun = True
         task.step_start = self.simulation.now
         task.done = simpy.Event(self._env)
         self.simulation.record("step-start", {**task.fields, "step": step.name})
-        self.charge.begin_step(task, step)
+        if self.batteries is not None:
+            self.charge.begin_step(task, step)
         step.begin(task, self)
 
     def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
@@ -141,15 +143,17 @@ class TaskRunner:
         step = task.step
         flow = task.flow
         was_cut = cause is not None
-        task.cancel("alarm")
+        if task.alarm is not None:
+            task.cancel("alarm")
         cause, facts = step.end(task, self, cause)
         self.simulation.record(
             "step-end", {**task.fields, "step": step.name, "outcome": cause or "done", **facts}
         )
         task.begun = False
         task.done = None
-        sent = 0.0 if flow is None else flow.sent
-        self.charge.end_step(task, sent, is_flat=cause == "battery")
+        if self.batteries is not None:
+            sent = 0.0 if flow is None else flow.sent
+            self.charge.end_step(task, sent, is_flat=cause == "battery")
         if cause is None:
             task.position += 1
             if was_cut:
@@ -158,12 +162,14 @@ class TaskRunner:
 
     def _end(self, task: Task, cause: Cause | None) -> None:
         task.cancel("vanish")
-        task.release("worker")
+        if task.worker is not None:
+            task.release("worker")
         del self.running[task.id], self._working[task.device]
         self._busy[task.device] = False
         task.outcome = cause or "done"
         self.simulation.record("task-end", {**task.fields, "outcome": task.outcome})
-        self.charge.end_task(task)
+        if self.batteries is not None:
+            self.charge.end_task(task)
         self._on_end(task)
 
     # Services for steps.
@@ -178,7 +184,8 @@ class TaskRunner:
             end: when the step is carried out (s); infinity for never.
         """
         off = max(task.off, self.simulation.now)
-        if self.charge.runs_dry(task, min(end, off)) and task.dry < end:
+        runs_dry = self.batteries is not None and self.charge.runs_dry(task, min(end, off))
+        if runs_dry and task.dry < end:
             self.charge.set_alarm(task.id, task.dry)
         elif end <= off:
             self._set_step_end(task.id, end)
@@ -306,7 +313,8 @@ class TaskRunner:
             self.end(task_id, cause)
 
     def _watch(self, task: Task) -> None:
-        task.cancel("vanish")
+        if task.vanish is not None:
+            task.cancel("vanish")
         if task.off < math.inf:
             self._set_vanish(task.id, max(task.off, self._env.now))
 

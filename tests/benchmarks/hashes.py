@@ -29,7 +29,9 @@ from torch import nn
 
 import fedsim
 from fedsim.clock.executors import Inline
-from fedsim.records.schema import EventChain, event_row
+from fedsim.clock.simulation import Record, Sink
+from fedsim.records.chain import RowChain
+from fedsim.records.schema import event_row
 from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES as REGISTERED
 from tests.benchmarks.processors import PORTABLE
@@ -59,17 +61,31 @@ def normed() -> nn.Module:
     )
 
 
-def fingerprint(kind: str, world: str) -> dict[str, Any]:
-    """What a strategy's run in a world comes to."""
+def fingerprint(kind: str, world: str, *sinks: Sink) -> dict[str, Any]:
+    """What a strategy's run in a world comes to; ``sinks`` receive its records."""
     sections = (
         WORLDS[world]
         | OF_WORLDS.get(kind, {})
         | {"strategy": {"kind": kind} | STRATEGIES.get(kind, {})}
     )
-    job, times = Job(fedsim.Scenario(**sections), None, Inline()), EventChain()
-    job.simulation.listen(lambda record: times.extend([(*event_row(record)[:-1], None)]))
+    job = Job(fedsim.Scenario(**sections), None, Inline())
+    times = RowChain()
+
+    def add_time(record: Record) -> None:
+        times.extend([(*event_row(record)[:-1], None)])
+
+    for sink in (add_time, *sinks):
+        job.simulation.listen(sink)
     summary = asyncio.run(job.execute()).summary | {"times_sha256": times.hexdigest()}
     return {name: summary[name] for name in _STATED if name in summary}
+
+
+def require_portable(module: str) -> None:
+    """Start the script ``module`` again in the environment ``PORTABLE``, unless it is set."""
+    # it is read when numpy and torch are loaded
+    if not PORTABLE.items() <= os.environ.items():
+        arguments = [sys.executable, "-m", module, *sys.argv[1:]]
+        os.execve(sys.executable, arguments, os.environ | PORTABLE)
 
 
 def made_with() -> dict[str, str]:
@@ -88,13 +104,8 @@ def main() -> int:
     options = arguments.parse_args()
     if options.write and options.native:
         arguments.error("the table is of portable code: --write goes without --native")
-    # they are read when numpy and torch are loaded
-    if not options.native and not PORTABLE.items() <= os.environ.items():
-        os.execve(
-            sys.executable,
-            [sys.executable, "-m", "tests.benchmarks.hashes", *sys.argv[1:]],
-            os.environ | PORTABLE,
-        )
+    if not options.native:
+        require_portable("tests.benchmarks.hashes")
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {"runs": {}}
     # ``flower`` is what its app is: tests/flower has some
     kinds = options.kinds or [

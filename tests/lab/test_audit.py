@@ -18,13 +18,13 @@ from fedsim.common.errors import RunFolderError
 from fedsim.lab.audit import CHECKS, _findings, audit
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.records import folder as files
+from fedsim.records.chain import EventChain, RowChain
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import (
     EVENT_COLUMNS,
     EVENTS,
     ROUNDS,
     TRANSFERS,
-    EventChain,
     models_digest,
 )
 from fedsim.testing import quiet_world, run_until
@@ -48,10 +48,10 @@ def read(folder: Path, name: str) -> Rows:
 
 def reseal(folder: Path) -> None:
     """Make all fingerprints right for what the folder now holds."""
-    chain = EventChain()
+    summary = json.loads((folder / files.SUMMARY).read_text())
+    chain = EventChain() if "events_block" in summary else RowChain()
     names = ("time", *EVENT_COLUMNS, "data")
     chain.extend(tuple(row[name] for name in names) for row in read(folder, files.EVENTS))  # type: ignore[misc]
-    summary = json.loads((folder / files.SUMMARY).read_text())
     last = read(folder, files.EVENTS)[-1]["time"]
     summary |= {"events": chain.count, "events_sha256": chain.hexdigest(), "simulated_s": last}
     summary |= {
@@ -94,6 +94,15 @@ def test_an_honest_run_passes_every_check(tiny_run: Path) -> None:
 
 
 # Damage to bytes.
+
+
+def test_a_folder_of_the_time_before_blocks_is_checked_by_single_records(tiny_run: Path) -> None:
+    summary = json.loads((tiny_run / files.SUMMARY).read_text())
+    del summary["events_block"]
+    files.write_summary(tiny_run, summary)
+    assert found(tiny_run) == {"the records are those that were fingerprinted"}
+    reseal(tiny_run)
+    assert not any(audit(tiny_run).values())
 
 
 @pytest.mark.parametrize(
@@ -284,6 +293,7 @@ def test_damage_to_the_story_is_found(
             for key in ("down", "wasted", "paper")
         ),
         ({"seed": 99}, "the scenario is the one that was run"),
+        ({"events_block": 1}, "the records are those that were fingerprinted"),
     ],
     ids=str,
 )

@@ -3,6 +3,8 @@ grow in parts.
 """
 
 import hashlib
+import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from hypothesis import strategies as st
 from fedsim.clock.simulation import Record
 from fedsim.common.errors import CheckpointError
 from fedsim.records import parquet
+from fedsim.records.chain import ROWS_A_BLOCK, EventChain, RowChain
 from fedsim.records.parquet import TableWriter
-from fedsim.records.schema import EventChain, EventRow, column, event_row
+from fedsim.records.schema import EventRow, column, event_row
 from fedsim.world.steps import Payload
 
 
@@ -63,20 +66,60 @@ def test_a_field_without_a_column_stands_in_the_data(
     assert fields == kept
 
 
-def test_the_chain_is_over_the_rows_as_python_writes_them_wherever_it_was_saved() -> None:
-    rows: list[EventRow] = [
+def _rows(count: int) -> list[EventRow]:
+    return [
         (number / 3, "it's é", None, number, None, None, '"', None, "{}" if number else None)
-        for number in range(4)
+        for number in range(count)
     ]
+
+
+def test_the_chain_is_over_blocks_of_columns_wherever_it_was_saved() -> None:
+    rows = _rows(2 * ROWS_A_BLOCK + 3)
+    state = b""
+    for begin in range(0, len(rows), ROWS_A_BLOCK):
+        times, *columns = zip(*rows[begin : begin + ROWS_A_BLOCK], strict=True)
+        block = struct.pack(f"<{len(times)}d", *times) + repr(columns).encode()
+        state = hashlib.sha256(state + block).digest()
+    for cut in (0, 1, ROWS_A_BLOCK - 1, ROWS_A_BLOCK, ROWS_A_BLOCK + 5, len(rows)):
+        first = EventChain()
+        first.extend(rows[:cut])
+        rest = EventChain()
+        rest.restore(json.loads(json.dumps(first.snapshot())))
+        assert rest.hexdigest() == first.hexdigest()
+        rest.extend(iter(rows[cut:]))
+        assert (rest.hexdigest(), rest.count) == (state.hex(), len(rows))
+
+
+def test_the_chain_does_not_depend_on_how_many_rows_it_gets_at_once() -> None:
+    rows = _rows(ROWS_A_BLOCK + 7)
+    one = EventChain()
+    for row in rows:
+        one.extend([row])
+        one.hexdigest()
+    every = EventChain()
+    every.extend(rows)
+    assert one.hexdigest() == every.hexdigest()
+
+
+@pytest.mark.parametrize("place", range(9))
+def test_the_chain_tells_any_cell_from_another(place: int) -> None:
+    row = _rows(2)[1]
+    chains = []
+    for cell in (row[place], None if place else 0.5, "None" if place else -1.0):
+        chain = EventChain()
+        chain.extend([(*row[:place], cell, *row[place + 1 :])])  # type: ignore[list-item]
+        chains.append(chain.hexdigest())
+    assert len(set(chains)) == len({row[place], None, "None"})
+
+
+def test_the_chain_of_older_folders_is_over_rows_as_python_writes_them() -> None:
+    rows = _rows(4)
     state = b""
     for row in rows:
         state = hashlib.sha256(state + repr(row).encode()).digest()
-    for cut in range(5):
-        first = EventChain()
-        first.extend(rows[:cut])
-        rest = EventChain(first.state, first.count)
-        rest.extend(iter(rows[cut:]))
-        assert (rest.hexdigest(), rest.count) == (state.hex(), len(rows))
+    chain = RowChain()
+    chain.extend(rows)
+    assert (chain.hexdigest(), chain.count) == (state.hex(), len(rows))
 
 
 @pytest.mark.parametrize(

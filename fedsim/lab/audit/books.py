@@ -15,9 +15,10 @@ from fedsim.common.streams import Streams
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import NOTHING, is_close, read, report, report_differences
 from fedsim.records import folder as files
+from fedsim.records.chain import ROWS_A_BLOCK, EventChain, RowChain
 from fedsim.records.ledger import Ledger, split_by_purpose
 from fedsim.records.reading import as_list
-from fedsim.records.schema import EVENTS, OF_TASKS, EventChain, models_digest
+from fedsim.records.schema import EVENTS, OF_TASKS, models_digest
 from fedsim.world.meters.base import Meter, MeterContext, Meters
 from fedsim.world.meters.spec import METERS, CostsSpec
 
@@ -52,11 +53,13 @@ def sealed(evidence: Evidence) -> Iterator[str]:
 def records_intact(evidence: Evidence) -> Iterator[str]:
     """The summary has the chain, the count and the last time of the records, all of them readable.
 
-    The chain is the fingerprint of all records in order.
+    The chain is the fingerprint of all records in order. Older folders state no ``events_block``,
+    and their chain is over single rows.
     """
     summary = evidence.run.summary
     times = evidence.events["time"].tolist()
-    chain = EventChain()
+    is_older = "events_block" not in summary
+    chain = RowChain() if is_older else EventChain()
     for batch in evidence.run.table(files.EVENTS, EVENTS.names).to_batches(65_536):
         chain.extend(zip(*map(as_list, batch.columns), strict=True))
     due = {
@@ -64,6 +67,8 @@ def records_intact(evidence: Evidence) -> Iterator[str]:
         "events_sha256": chain.hexdigest(),
         "simulated_s": times[-1] if times else summary["simulated_s"],
     }
+    if not is_older:
+        due["events_block"] = ROWS_A_BLOCK
     for key, value in due.items():
         if summary[key] != value:
             yield f"{key} is {json.dumps(summary[key])} in the summary, by the records {value!r}"

@@ -31,7 +31,8 @@ Payloads = tuple[tuple[str, float], ...]
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 
-_DIRECTIONS = {"download": "down", "upload": "up"}
+DIRECTIONS = {"download": "down", "upload": "up"}
+"""Direction of the message of a step, by the step's name."""
 
 
 class Column(NamedTuple):
@@ -134,9 +135,9 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
     if kind in ("edge-transfer", "message"):
         direction, sender, receiver = ends_of(fields)
         start = fields["start"]
-    elif kind == "step-end" and fields["step"] in _DIRECTIONS:
+    elif kind == "step-end" and fields["step"] in DIRECTIONS:
         device = fields["device"]
-        direction = _DIRECTIONS[fields["step"]]
+        direction = DIRECTIONS[fields["step"]]
         sender = fields.get("sender")
         receiver = fields.get("receiver")
     else:

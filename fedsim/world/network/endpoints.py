@@ -317,6 +317,15 @@ class Endpoints(ABC):
             links.append((f"device {destination} down", self.access["down"].item(destination)))
         return links
 
+    def own_rate(self, source: int, destination: int) -> float:
+        """The least built rate of the devices' own links on a route (bytes/s)."""
+        rate = math.inf
+        if 0 <= source < self.devices:
+            rate = self.access["up"].item(source)
+        if 0 <= destination < self.devices:
+            rate = min(rate, self.access["down"].item(destination))
+        return rate
+
     def built_rate(self, link: str) -> float:
         """Built capacity of a link (bytes/s).
 

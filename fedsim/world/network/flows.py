@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from fedsim.clock.simulation import Alarm, Simulation, on_grid, on_grid_after, tie_s
@@ -29,6 +30,7 @@ from fedsim.world.network.windows import Windows
 # numbers of the alarms "network"
 _WAKEUP = 0
 _STANDSTILL = 1
+_ID = attrgetter("id")
 _ROUNDING = 1e-12  # so little below its window's rate a flow still runs at it
 
 
@@ -90,6 +92,7 @@ class Network(Endpoints):
         self._streams = transport.streams
         self.overhead = self._protocol.overhead
         self._weighs = self._protocol.weighs
+        self._slow_start = self._protocol.slow_start
         # how many each endpoint has begun, where flows have weights
         self._transfers: dict[int, int] = {}
         self._windows = Windows(self._protocol.window)
@@ -111,12 +114,14 @@ class Network(Endpoints):
 
     def _own_rate(self, flow: Flow) -> float:
         """Least rate now of the devices' own links on a flow's way (bytes/s)."""
+        if not self.limits:
+            return self.own_rate(flow.source, flow.destination)
         links = self._now(self.own_links(flow.source, flow.destination))
         return min([rate for _, rate in links], default=math.inf)
 
     def _cap(self, flow: Flow) -> float:
         """Largest rate of a flow now, apart from the links of the sharing rule (bytes/s)."""
-        window = self._windows.rate(flow.id)
+        window = self._windows.rate(flow.id) if self._slow_start else math.inf
         return window if self._general else min(window, self._own_rate(flow))
 
     def _is_unlimited(self, flow: Flow) -> bool:
@@ -286,7 +291,8 @@ class Network(Endpoints):
         if becomes_general:
             for flow in self._running.values():
                 sent[flow.id] = self._rule(flow).sent(flow.id, now)
-        self._widen(now)
+        if self._slow_start:
+            self._widen(now)
         for flow in self._leaving:
             self._rule(flow).leave(flow.id, now)
         self._leaving.clear()
@@ -308,7 +314,7 @@ class Network(Endpoints):
     def _start_entering(self, now: float) -> None:
         """Start the flows whose latency is over; a flow that takes no time arrives at once."""
         for flow in self._entering.values():
-            if self._protocol.slow_start and flow.size > 0:
+            if self._slow_start and flow.size > 0:
                 round_trip = self.round_trip_s(flow.source, flow.destination)
                 self._windows.start(flow.id, self._own_rate(flow), round_trip, now)
             cap = self._cap(flow)
@@ -422,7 +428,8 @@ class Network(Endpoints):
     def _end(self, flow: Flow, end: float, sent: float) -> None:
         flow.ended = end
         flow.sent = sent
-        self._windows.close(flow.id)
+        if self._slow_start:
+            self._windows.close(flow.id)
         del self._flows[flow.id]
         self._uploads[flow.destination] -= flow.source >= 0
         self._sending.discard(flow.source)
@@ -500,8 +507,10 @@ class Network(Endpoints):
     def _set_alarm(self, now: float) -> None:
         """Set the one wake-up: at the next end or wider window, or now if a flow has arrived."""
         when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
-        when = min(when, self._windows.next_end())
-        self._watch_standstill(when)
+        if self._slow_start:
+            when = min(when, self._windows.next_end())
+        if when == math.inf or self._standstill is not None:
+            self._watch_standstill(when)
         if self._wakeup is not None:
             if self._wakeup.when == when:
                 return
@@ -514,7 +523,7 @@ class Network(Endpoints):
         """Call ``done`` of all flows that have ended by now, in the order of their starts."""
         self._wakeup = None
         self._advance(self._simulation.now)
-        arrived = sorted(self._arrived, key=lambda flow: flow.id)
+        arrived = sorted(self._arrived, key=_ID)
         self._arrived = []
         self._unsettle()
         for flow in arrived:

@@ -36,7 +36,8 @@ class TransferStep(TaskStep):
         flow = task.flow
         assert flow is not None
         task.flow = None
-        task.release("slot")
+        if task.slot is not None:
+            task.release("slot")
         if cause is not None:
             network.cancel(flow)
             has_arrived = flow.sent == flow.size and runner.simulation.now > task.step_start
