@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.training import Training
-from fedsim.learning.scratch import Weights, Written
+from fedsim.learning.scratch import Written
+
+Weights = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -172,7 +172,8 @@ def steps_of(targets: Sequence[Twin]) -> deque[Step]:
         steps.append(Step(ref))
 
     for target in targets:
-        stack = [iter([(target, 0)])]
+        start: tuple[Ref, int] = (target, 0)
+        stack = [iter([start])]
         while stack:  # no recursion: chains of models may be of any length
             ref, depth = next(stack[-1], (None, 0))
             if ref is None:

@@ -71,7 +71,9 @@ def measured(strategy: str, cohort: int, workers: int, codec: str) -> dict[str, 
 
 def main() -> None:
     """Measure, and print a line for each run."""
-    arguments = parser(__doc__, strategy="fedavg", workers=0, codec="plain")
+    arguments = parser(__doc__, workers=0)
+    arguments.add_argument("--strategy", default="fedavg")
+    arguments.add_argument("--codec", default="plain")
     arguments.add_argument("cohorts", nargs="*", type=int, default=[10, 40, 160])
     options = arguments.parse_args()
     cohorts = options.cohorts or [10, 40, 160]

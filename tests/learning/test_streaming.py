@@ -62,7 +62,8 @@ class Plain:
             value = recipe.training.start.value
             return self._made(value + (np.float32(np.inf) if ref.device == 99 else 1))
         assert isinstance(recipe, Applied)
-        return self._made(np.sum([model.value for model in recipe.models], axis=0))
+        values = [model.value for model in recipe.models if model.value is not None]
+        return self._made(np.asarray(np.add.reduce(values), dtype=np.float32))
 
     def _made(self, weights: Weights) -> Weights:
         self.arrays.append(weakref.ref(weights))
