@@ -32,7 +32,7 @@ DATA = federation([6, 4, 7], tests=4)
 WORKERS = Threads(2)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _closed() -> Iterator[None]:
     yield
     WORKERS.close()

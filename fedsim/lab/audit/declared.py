@@ -78,7 +78,7 @@ UNCHECKED: Mapping[str, str] = {
     "scenario: evaluation.*": "when and how accuracy is measured",
     "scenario: checkpoint.*": "a saved run is the same run",
     "scenario: drift.*": "which devices shift, and when",
-    "scenario: server.*": "how long a server computes, and waits for lost clients",
+    "scenario: server.*": "how long a server computes, and waits for disconnected clients",
     "scenario: stop.*": _UNUSED,
     "scenario: messages.*.error_feedback": _NO_TRACE,
     "scenario: messages.*.encodes": _NO_TRACE,
