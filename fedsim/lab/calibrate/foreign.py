@@ -60,7 +60,7 @@ def rows_of(
     """
     try:
         _refuse_flower(path, where)
-        rows = pd.DataFrame(_read_nvflare(path, epochs), columns=_COLUMNS)
+        rows: pd.DataFrame | None = pd.DataFrame(_read_nvflare(path, epochs), columns=_COLUMNS)
         framework = "NVFlare"
         note = (
             f"{rows['client'].nunique()} logs of NVFlare: rounds are counted, a training is the "
@@ -230,11 +230,14 @@ def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
 def _refuse_clocks(tasks: pd.DataFrame, where: str) -> None:
     """Refuse tasks whose steps are not in the order of time."""
     wrong = (tasks["begun"] > tasks["start"]) | (tasks["sent"] < tasks["end"])
-    for task in tasks[wrong].itertuples():
+    for task in tasks[wrong].to_dict("records"):
+        start = float(task["start"])
+        train_s = float(task["end"]) - start
+        lead_s = start - float(task["begun"])
         raise DataError(
-            f"{where}: client {task.client!r} trains in round {task.round} for "
-            f"{task.end - task.start:.6g} s; by the server's "
-            f"log it is asked {task.start - task.begun:+.6g} s before, or heard of too early: "
+            f"{where}: client {task['client']!r} trains in round {task['round']} for "
+            f"{train_s:.6g} s; by the server's "
+            f"log it is asked {lead_s:+.6g} s before, or heard of too early: "
             "their clocks do not agree"
         )
 
