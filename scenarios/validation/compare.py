@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 import fedsim
 from fedsim.analysis.style import GREY, PALE, SERIES, save, styled
 from fedsim.common.harmless import say
-from fedsim.lab.calibrate.log import Log, LogDefaults, read_log, took
+from fedsim.lab.calibrate.log import Log, LogDefaults, read_log
+from fedsim.lab.calibrate.tasks import took
 from fedsim.running.mistakes import explained
 
 HERE = Path(__file__).resolve().parent
