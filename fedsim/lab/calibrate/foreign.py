@@ -60,14 +60,17 @@ def rows_of(
     """
     try:
         _refuse_flower(path, where)
-        rows: pd.DataFrame | None = pd.DataFrame(_read_nvflare(path, epochs), columns=_COLUMNS)
+        rows = pd.DataFrame(_read_nvflare(path, epochs), columns=_COLUMNS)
         framework = "NVFlare"
         note = (
             f"{rows['client'].nunique()} logs of NVFlare: rounds are counted, a training is the "
             "time between two messages"
         )
         if rows.empty and path.is_dir():
-            rows = _read_appfl(path, where, size, epochs)
+            appfl_rows = _read_appfl(path, where, size, epochs)
+            if appfl_rows is None:
+                return None
+            rows = appfl_rows
             framework = "APPFL"
             note = (
                 "logs of APPFL: the first round is left out, since nothing tells its download; "
@@ -78,7 +81,7 @@ def rows_of(
         raise DataError(
             f"{where}: {str(error.filename or path)!r} cannot be read: {error.strerror}"
         ) from None
-    if rows is None or rows.empty:
+    if rows.empty:
         return None
     if samples is None:
         raise DataError(
