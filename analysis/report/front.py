@@ -28,11 +28,11 @@ def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
         colours: the colour of each line, by its place.
     """
     x_axis = _axis([point.first for point in front.points])
-    y_axis = _axis([point.other for point in front.points])
+    y_axis = _axis([point.second for point in front.points])
 
     def place(point: CostPoint) -> _Corner:
         x = x_axis.share(point.first)
-        y = y_axis.share(point.other)
+        y = y_axis.share(point.second)
         width = _WIDTH - 2 * _EDGE - 24
         height = _HEIGHT - 2 * _ROOM - 16
         return round(_EDGE + 12 + x * width, 1), round(_BOTTOM - 10 - y * height, 1)
@@ -105,7 +105,7 @@ def _room_at(corner: _Corner, occupied: Sequence[_Corner]) -> float:
 def _labels(front: ParetoFront, x_axis: Axis, y_axis: Axis) -> list[Markup]:
     first, other = front.names
     show_x = front.first.show
-    show_y = front.other.show
+    show_y = front.second.show
     vertical = f"{other}: {show_y(y_axis.low)} below, {show_y(y_axis.high)} on top"
     below = _HEIGHT - 6
     labels = (

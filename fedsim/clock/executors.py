@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import IO, Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from fedsim.common.errors import ScenarioError, SimulationError, nearest
 from fedsim.common.imports import at, learn, places
@@ -289,7 +289,7 @@ class Answer(NamedTuple):
         return succeeded, value
 
 
-def read_answer(stream: BinaryIO) -> Answer:
+def read_answer(stream: IO[bytes]) -> Answer:
     """Read an answer that ``Answer.write`` has written, arrays into memory of their own.
 
     Raises:

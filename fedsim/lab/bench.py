@@ -332,7 +332,12 @@ def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
     """
     times = pd.Series({(line.strategy, line.world): line.time_s for line in lines}, dtype=float)
     ranks = times.groupby(level=1).rank(method="first").dropna()
-    return {(str(strategy), str(world)): int(rank) for (strategy, world), rank in ranks.items()}
+    strategies = ranks.index.get_level_values(0)
+    worlds = ranks.index.get_level_values(1)
+    return {
+        (str(strategy), str(world)): int(rank)
+        for strategy, world, rank in zip(strategies, worlds, ranks, strict=True)
+    }
 
 
 def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> ComparedTable:

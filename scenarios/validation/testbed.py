@@ -221,7 +221,7 @@ def _trainer(world: World, number: int) -> Callable[[bytes], bytes]:
         optimiser = torch.optim.SGD([weights], lr=0.01)
         for batch, wanted in zip(torch.split(inputs, 10), torch.split(labels, 10), strict=True):
             optimiser.zero_grad()
-            torch.nn.functional.cross_entropy(batch @ weights.T, wanted).backward()  # type: ignore[no-untyped-call]
+            torch.nn.functional.cross_entropy(batch @ weights.T, wanted).backward()
             optimiser.step()
         return weights.detach().numpy().tobytes()
 

@@ -235,7 +235,7 @@ class PayloadTable:
     def _read_server_transfer(self, data: RecordData) -> tuple[object, ...]:
         """A message between parts of the server takes no time and no bytes on a link."""
         size = number(data["bytes"])
-        payloads = self.intern([[data["purpose"], size]])
+        payloads = self.intern([(data["purpose"], size)])
         return "up", data["sender"], data["receiver"], math.nan, size, size, 0.0, payloads
 
     def _read_sizes(self, data: RecordData) -> tuple[object, ...]:

@@ -1,6 +1,7 @@
 """Quantities of devices, drawn again from the distributions and the seed of a scenario."""
 
 import math
+from types import GenericAlias
 
 import numpy as np
 
@@ -26,6 +27,7 @@ def draw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: obj
     generator = Streams(scenario["seed"]).generator(purpose)
     if not section:
         return np.full(count, np.nan)
+    units = GenericAlias(list, (unit,))
     match section["kind"]:
         case "constant":
             return np.full(count, read(unit, section["value"]), dtype=np.float64)
@@ -40,8 +42,8 @@ def draw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: obj
         case "choice":
             shares = section.get("shares")
             weights = np.array(shares) / sum(shares) if shares else None
-            values = np.array(read(list[unit], section["values"]))
+            values = np.array(read(units, section["values"]))
             return np.asarray(generator.choice(values, count, p=weights))
         case "list":
-            return np.array(read(list[unit], section["values"]), dtype=np.float64)
+            return np.array(read(units, section["values"]), dtype=np.float64)
     return np.full(count, np.nan)

@@ -348,15 +348,15 @@ def _sum_energy(evenly: pd.DataFrame, rows: Flags, times: Floats, zone: _GridZon
         Joules, or grams of a ``zone``; float64 [times].
     """
     watts = (evenly["joules"] / (evenly["end"] - evenly["start"])).to_numpy()[rows]
-    start = evenly["start"]
-    end = evenly["end"]
+    start = evenly["start"].to_numpy()
+    end = evenly["end"].to_numpy()
     clock = times
     if zone is not None:
-        start = _integral(zone, start)
-        end = _integral(zone, end)
+        start = _integral(zone, evenly["start"])
+        end = _integral(zone, evenly["end"])
         clock = _integral(zone, times)
-    begin = np.asarray(start)[rows]
-    until = np.asarray(end)[rows]
+    begin = start[rows]
+    until = end[rows]
     sums = [float(np.sum(watts * (np.clip(now, begin, until) - begin))) for now in clock]
     return np.array(sums, dtype=np.float64)
 
@@ -365,4 +365,4 @@ def _integral(zone: _GridZone, times: "Floats | pd.Series[float]") -> Floats:
     """Integrate a zone's intensity from a midnight before the run to some times (s)."""
     sums = np.append(0.0, np.cumsum(zone["hours"])) * 3600.0
     days, rest = np.divmod(times + zone["offset_s"], DAY_S)
-    return days * sums[-1] + np.interp(rest, _HOURS, sums)
+    return np.asarray(days * sums[-1] + np.interp(rest, _HOURS, sums), dtype=np.float64)

@@ -28,10 +28,10 @@ def column_values(column: pa.ChunkedArray) -> AnyArray | pd.Categorical:
         codes = names.indices.fill_null(categories.index(""))
         return pd.Categorical.from_codes(codes, pd.Index(categories, dtype=object))
     if pa.types.is_integer(column.type):
-        return column.fill_null(NOTHING).to_numpy()
+        return np.asarray(column.fill_null(NOTHING).to_numpy())
     if pa.types.is_boolean(column.type):
-        return column.fill_null(False).to_numpy()
-    return column.to_numpy()
+        return np.asarray(column.fill_null(False).to_numpy())
+    return np.asarray(column.to_numpy())
 
 
 def report(text: str, rows: pd.DataFrame, wrong: ArrayLike | None = None) -> Iterator[str]:
@@ -45,14 +45,17 @@ def report(text: str, rows: pd.DataFrame, wrong: ArrayLike | None = None) -> Ite
     if wrong is not None:
         if not np.any(wrong):
             return
-        rows = rows[wrong]
+        rows = rows[np.asarray(wrong, dtype=np.bool_)]
     for row, *values in rows.itertuples():
         cells = dict(zip(rows.columns, map(plain_value, values), strict=True))
         yield text.format(row=row, **cells)
 
 
 def report_differences(
-    text: str, table: pd.DataFrame, due: Mapping[str, ArrayLike], **tolerance: Any
+    text: str,
+    table: pd.DataFrame,
+    due: Mapping[str, ArrayLike] | pd.DataFrame,
+    **tolerance: Any,
 ) -> Iterator[str]:
     """Yield a finding for each cell of a table that differs from the due one, by column.
 
@@ -62,12 +65,14 @@ def report_differences(
         due: the due values by column.
         tolerance: arguments of ``is_close``.
     """
-    for name, values in due.items():
+    for column, due_column in due.items():
+        name = str(column)
+        values = np.asarray(due_column)
         stated = np.asarray(table[name])
         if len(stated) != len(values):
             yield f"there are {len(stated)} rows with {name}; due are {len(values)}"
             continue
-        rows = pd.DataFrame({"name": name, "stated": stated, "due": np.asarray(values)})
+        rows = pd.DataFrame({"name": name, "stated": stated, "due": values})
         yield from report(text, rows, ~is_close(rows["stated"], rows["due"], **tolerance))
 
 
@@ -87,7 +92,8 @@ def latest(mask: ArrayLike, keys: ArrayLike) -> Ints:
     Returns:
         Places of rows, -1 for none; int64 [n].
     """
-    places = pd.Series(np.where(mask, np.arange(len(mask)), np.nan))
+    is_masked = np.asarray(mask)
+    places = pd.Series(np.where(is_masked, np.arange(len(is_masked)), np.nan))
     last_places = places.groupby(np.asarray(keys)).ffill().fillna(-1)
     return last_places.to_numpy().astype(np.int64)
 

@@ -60,7 +60,7 @@ def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
     mean_on = read(Seconds, section["mean_on"])
     streams = Streams(scenario["seed"])
     for _, path in table.groupby("device"):
-        device = int(path["device"].iat[0])
+        device = int(path["device"].to_numpy(np.int64)[0])
         phases = _draw_phases(streams, device, mean_on, mean_off)
         for start, is_on in zip(path["time"].tolist(), path["on"].tolist(), strict=True):
             due_start, due_on = next(phases)

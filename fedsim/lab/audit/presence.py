@@ -52,7 +52,7 @@ def _out_of_order(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":
     time = table["time"]
     is_first = device != before["device"]
     is_repeat = (time <= before["time"]) | (table["on"] == before["on"])
-    wrong = (device < 0) | (device >= evidence.run.population)
+    wrong: pd.Series[bool] = (device < 0) | (device >= evidence.run.population)
     wrong |= ~(time <= evidence.run.summary["simulated_s"])
     wrong |= device < before["device"]
     wrong |= is_first & (time != 0)
@@ -70,7 +70,8 @@ def _are_away(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool]":
     until = table["time"].shift(-1).mask(is_last, np.inf)
     is_online = at_places(table["on"], phase) == 1
     online_to_end = is_online & (spans["time"] <= at_places(until, phase))
-    return (phase >= 0) & (spans["time"] > spans["start"]) & ~online_to_end
+    are_away: pd.Series[bool] = (phase >= 0) & (spans["time"] > spans["start"]) & ~online_to_end
+    return are_away
 
 
 def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints:

@@ -7,6 +7,7 @@ are left out, because the folder does not contain them.
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -190,5 +191,6 @@ def _alike(stated: object, due: object) -> bool:
     if isinstance(stated, list) and isinstance(due, list):
         return len(stated) == len(due) and all(map(_alike, stated, due))
     if isinstance(stated, float) or isinstance(due, float):
-        return math.isnan(due) or math.isclose(stated, due, rel_tol=1e-9)
+        stated_number, due_number = cast("tuple[float, float]", (stated, due))
+        return math.isnan(due_number) or math.isclose(stated_number, due_number, rel_tol=1e-9)
     return bool(stated == due)

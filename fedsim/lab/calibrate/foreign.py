@@ -67,7 +67,10 @@ def rows_of(
             "time between two messages"
         )
         if rows.empty and path.is_dir():
-            rows = _read_appfl(path, where, size, epochs)
+            appfl_rows = _read_appfl(path, where, size, epochs)
+            if appfl_rows is None:
+                return None
+            rows = appfl_rows
             framework = "APPFL"
             note = (
                 "logs of APPFL: the first round is left out, since nothing tells its download; "
@@ -78,7 +81,7 @@ def rows_of(
         raise DataError(
             f"{where}: {str(error.filename or path)!r} cannot be read: {error.strerror}"
         ) from None
-    if rows is None or rows.empty:
+    if rows.empty:
         return None
     if samples is None:
         raise DataError(
@@ -230,11 +233,14 @@ def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
 def _refuse_clocks(tasks: pd.DataFrame, where: str) -> None:
     """Refuse tasks whose steps are not in the order of time."""
     wrong = (tasks["begun"] > tasks["start"]) | (tasks["sent"] < tasks["end"])
-    for task in tasks[wrong].itertuples():
+    for task in tasks[wrong].to_dict("records"):
+        start = float(task["start"])
+        train_s = float(task["end"]) - start
+        lead_s = start - float(task["begun"])
         raise DataError(
-            f"{where}: client {task.client!r} trains in round {task.round} for "
-            f"{task.end - task.start:.6g} s; by the server's "
-            f"log it is asked {task.start - task.begun:+.6g} s before, or heard of too early: "
+            f"{where}: client {task['client']!r} trains in round {task['round']} for "
+            f"{train_s:.6g} s; by the server's "
+            f"log it is asked {lead_s:+.6g} s before, or heard of too early: "
             "their clocks do not agree"
         )
 

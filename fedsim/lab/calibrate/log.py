@@ -187,7 +187,7 @@ def _tasks_by_client(
             f"{where} has no training, or no transfer; both are needed to fit devices and links"
         )
     complete = [] if is_run else [kind for kind in _ORDER if kind in kinds]
-    rows_of = dict(list(steps.groupby("client")))
+    rows_of = {str(name): rows_of_client for name, rows_of_client in steps.groupby("client")}
     tasks_of = {}
     single = []
     for name in sorted(rows_of, key=_sort_key):

@@ -1,10 +1,11 @@
 """Tasks and rounds of a log, as recarrays."""
 
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.world.network import Direction
 
 
 class Steps(Protocol):
@@ -19,6 +20,8 @@ class Steps(Protocol):
     start: Floats
     end: Floats
     amount: Floats
+
+    def __getitem__(self, index: slice) -> "Steps": ...
 
 
 class Tasks(Protocol):
@@ -40,6 +43,10 @@ class Tasks(Protocol):
 
     def __len__(self) -> int: ...
 
+    @overload
+    def __getitem__(self, index: Direction) -> Steps: ...
+
+    @overload
     def __getitem__(self, index: Flags | Ints) -> "Tasks": ...
 
 

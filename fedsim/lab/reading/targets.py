@@ -83,8 +83,8 @@ def until(
         if target.is_reached(row.get(target.metric), summary):
             costs: list[float | None] = [row["round"] + 1, row["time"], traffic]
             for name in COSTS[3:]:
-                values: list[float | None] = [done.get(name) for done in rows[:count]]
-                costs.append(None if None in values else math.fsum(values))
+                values = [done[name] for done in rows[:count] if done.get(name) is not None]
+                costs.append(math.fsum(values) if len(values) == count else None)
             return dict(zip(COSTS, costs, strict=True))
     return dict.fromkeys(COSTS)
 

@@ -115,7 +115,7 @@ class Operations:
         )
         rows = [*step.forward, *step.backward, *step.update]
         self.flops = np.array([row.flops for row in rows])
-        self.moved = np.array([row.moved for row in rows])
+        self.moved = np.array([row.traffic for row in rows])
         self.share = np.array(
             [SHARES.index(row.kind) if row.kind in SHARES else len(SHARES) for row in rows]
         )
