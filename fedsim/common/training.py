@@ -64,6 +64,15 @@ class Batching:
         size: samples of a batch.
         last: the fate of an incomplete last batch. ``keep``: it is a smaller batch. ``drop``: it
             is left out. ``merge``: its samples join the batch before it.
+
+    Example:
+        >>> from fedsim.plugin import Batching
+        >>> kept = Batching(size=10)
+        >>> kept.count(25), kept.last_size(25)
+        (3, 5)
+        >>> merged = Batching(size=10, last="merge")
+        >>> merged.count(25), merged.last_size(25)
+        (2, 15)
     """
 
     size: int
