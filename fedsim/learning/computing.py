@@ -22,8 +22,8 @@ from fedsim.learning.functions import (
     mean_state,
     weighted_sum,
 )
-from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Waves, Weights
-from fedsim.learning.scratch import Scratch
+from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Waves
+from fedsim.learning.scratch import Scratch, Weights
 from fedsim.learning.streaming import WAITING, Stream
 from fedsim.learning.sums import coefficients_of
 

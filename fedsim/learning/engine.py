@@ -29,7 +29,8 @@ from fedsim.learning.learner import Learner
 from fedsim.learning.models import Layered, Model, TorchModel
 from fedsim.learning.modules import fit, load, numbers
 from fedsim.learning.objectives import Classification, Objective
-from fedsim.learning.refs import Ref, Trained, Weights
+from fedsim.learning.refs import Ref, Trained
+from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.probe import SAMPLES, probe
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights
 from fedsim.learning.solvers.selection import pick, torch_device

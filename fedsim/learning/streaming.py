@@ -25,11 +25,10 @@ from fedsim.learning.refs import (
     Mixed,
     Recipe,
     Ref,
-    Weights,
     parents,
     renamed,
 )
-from fedsim.learning.scratch import Scratch
+from fedsim.learning.scratch import Scratch, Weights
 from fedsim.learning.sums import coefficients_of
 
 WAITING = 2
@@ -172,7 +171,8 @@ def steps_of(targets: Sequence[Twin]) -> deque[Step]:
         steps.append(Step(ref))
 
     for target in targets:
-        stack = [iter([(target, 0)])]
+        roots: list[tuple[Ref, int]] = [(target, 0)]
+        stack = [iter(roots)]
         while stack:  # no recursion: chains of models may be of any length
             ref, depth = next(stack[-1], (None, 0))
             if ref is None:
