@@ -30,7 +30,7 @@ from fedsim.learning.sums import coefficients_of
 _REQUESTS = 8  # requests for each worker and wave; with fewer, workers would idle at the end
 
 
-class Computing:
+class ModelComputing:
     """Computes models, after the models that they are made from.
 
     Args:
