@@ -169,7 +169,9 @@ _LAYERS = {
     "lab.loading": "analysis common clock lab.reading records running world.meters",
     "lab.audit": "common clock records world.meters",
     "lab.calibrate": "common clock records running world",
-    "lab.forecast": "common clock lab.terminal learning records running strategies",
+    "lab.model_memory": "common learning running",
+    "lab.tally": "common lab.model_memory learning",
+    "lab.forecast": "common clock lab.model_memory lab.tally lab.terminal learning records running strategies",
     "lab.study": "analysis common clock lab.compare lab.loading lab.reading lab.terminal records running "
     "strategies "
     "toolbox.ray world",

@@ -230,6 +230,7 @@ def test_only_the_environment_reaches_into_simpy() -> None:
         "Alarm uses _ok",
         "Alarm uses _value",
         "Environment uses _eid",
+        "Environment uses _now",
         "Environment uses _queue",
     ]
     assert found == {"fedsim/clock/environment.py": own}
@@ -259,8 +260,10 @@ OWN_STARTERS = {
     "tests/children.py",
     "tests/fuzzing/place.py",
     "tests/benchmarks/bounds.py",
+    "tests/benchmarks/digests.py",
     "tests/benchmarks/fuzz.py",
     "tests/benchmarks/hashes.py",
+    "tests/benchmarks/huge.py",
 }
 """They end what they start: by the fixture of all tests, by a limit for each case, and by a
 pool's context.

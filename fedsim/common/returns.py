@@ -18,6 +18,7 @@ from typing import (
     Literal,
     Self,
     TypeVar,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -384,7 +385,7 @@ def _make_checking(
         if mistake:
             raise error_type(f"{label} returns {mistake}; allowed is {in_words}")
         if allowed.guarded:
-            guard(type(value), key, like=hint)
+            guard(cast(type, type(value)), key, like=hint)
 
     def refuse_draws(states: Mapping[str, object]) -> None:
         now = generator_states()

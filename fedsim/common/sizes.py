@@ -3,6 +3,7 @@
 Partitions that deal by size use them, and runs without learning.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -57,7 +58,7 @@ class LongTailSizes(Spec):
         high = self._scale_bounds(highs)[tier]
         return np.asarray(generator.integers(low, high, endpoint=True))
 
-    def _scale_bounds(self, bounds: tuple[int, ...]) -> NDArray[np.int64]:
+    def _scale_bounds(self, bounds: Sequence[float]) -> NDArray[np.int64]:
         scaled = np.round(np.array(bounds) * self.scale)
         return np.maximum(1, scaled).astype(np.int64)
 

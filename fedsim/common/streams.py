@@ -11,7 +11,7 @@ import random
 import sys
 from functools import lru_cache
 from threading import RLock
-from typing import TypeVar
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,6 @@ _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 _ID_STEP = 0xD1342543DE82EF95  # an odd multiplier, so that consecutive ids land far apart
 _UNIT = 2.0**-53
-
-Word = TypeVar("Word", int, NDArray[np.uint64])
-"""A 64-bit word, or an array of them."""
 
 shared_generators = RLock()
 """Held while fedsim sets the state of a generator that the whole process shares."""
@@ -48,14 +45,15 @@ def generator_states() -> dict[str, object]:
     return states
 
 
-def _mix(z: Word) -> Word:
+def _mix(z: int) -> int:
     """Finalise words as in splitmix64: a bijection in which each bit of the input moves all bits."""
     z = ((z ^ (z >> 30)) * _MIX1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX2) & _MASK
     return z ^ (z >> 31)
 
 
-def _hash(root: int, entity: Word, count: Word) -> Word:
+def _hash(root: int, entity: int, count: int) -> int:
+    """Hash numbers to a word, or uint64 arrays to an array of words."""
     z = _mix((root + (entity + 1) * _ID_STEP) & _MASK)
     return _mix((z + (count + 1) * _GOLDEN) & _MASK)
 
@@ -137,7 +135,14 @@ class Streams:
         """
         counts = np.atleast_1d(count).astype(np.uint64)
         with np.errstate(over="ignore"):
-            words = _hash(_root(self.seed, purpose), entities.astype(np.uint64), counts)
+            words = cast(
+                NDArray[np.uint64],
+                _hash(
+                    _root(self.seed, purpose),
+                    cast(int, entities.astype(np.uint64)),  # arrays have the operators of an int
+                    cast(int, counts),
+                ),
+            )
         uniforms: NDArray[np.float64] = ((words >> 11).astype(np.float64) + 0.5) * _UNIT
         return uniforms
 

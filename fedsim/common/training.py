@@ -64,23 +64,44 @@ class Batching:
         size: samples of a batch.
         last: the fate of an incomplete last batch. ``keep``: it is a smaller batch. ``drop``: it
             is left out. ``merge``: its samples join the batch before it.
+
+    Example:
+        >>> from fedsim.plugin import Batching
+        >>> kept = Batching(size=10)
+        >>> kept.count(25), kept.last_size(25)
+        (3, 5)
+        >>> merged = Batching(size=10, last="merge")
+        >>> merged.count(25), merged.last_size(25)
+        (2, 15)
     """
 
     size: int
     last: LastBatch = "keep"
 
     def count(self, samples: int) -> int:
-        """Number of batches in an epoch on ``samples`` samples."""
+        """Number of batches in an epoch on ``samples`` samples.
+
+        Args:
+            samples: number of samples of the device.
+        """
         if self.last == "keep":
             return -(-samples // self.size)
         return max(samples // self.size, min(samples, 1))
 
     def last_size(self, samples: int) -> int:
-        """Samples in the last batch of an epoch on ``samples``; all earlier batches have ``size``."""
+        """Samples in the last batch of an epoch on ``samples``; all earlier batches have ``size``.
+
+        Args:
+            samples: number of samples of the device.
+        """
         return self.taken(samples) - self.size * max(0, self.count(samples) - 1)
 
     def taken(self, samples: N) -> N:
-        """Samples that an epoch processes out of ``samples``, an int or int64 [devices]."""
+        """Samples that an epoch processes out of ``samples``.
+
+        Args:
+            samples: number of samples of the device; an int, or int64 [devices].
+        """
         if self.last != "drop":
             return samples
         return samples - samples % self.size * (samples >= self.size)

@@ -134,7 +134,7 @@ def _explain_problem(key: str, problem: ErrorDetails) -> str:
     return f"{key} is {shown(value)}; {in_words(problem)}"
 
 
-def _key_path(location: tuple[int | str, ...], sections: object) -> str:
+def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
     """Find the key as it is written in the scenario, from pydantic's location."""
     keys: list[str] = []
     value = sections
@@ -142,9 +142,9 @@ def _key_path(location: tuple[int | str, ...], sections: object) -> str:
         if str(part).startswith(("~", "literal[")):
             continue  # pydantic's label of an alternative
         is_last = depth == len(location) - 1
-        if (isinstance(value, Mapping) and part in value) or (
-            isinstance(value, list) and isinstance(part, int)
-        ):
+        has_key = isinstance(value, Mapping) and part in value
+        has_position = isinstance(value, list) and isinstance(part, int)
+        if has_key or has_position:
             value = value[part]
         elif not (is_last and isinstance(value, Mapping | str)):
             continue  # the key behind a shorthand value

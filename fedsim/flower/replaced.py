@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from fedsim.flower.server_side import Session
 
-Handler = Callable[[Message, Context], Message]
+AppHandler = Callable[[Message, Context], Message]
 States = tuple[Any, Any, torch.Tensor]  # of the generators of random, numpy and torch
 
 EPOCH_S = 1_577_836_800.0  # simulated time 0 on the app's clock: 2020-01-01
@@ -310,7 +310,7 @@ def _now() -> datetime.datetime:
     return datetime.datetime.fromtimestamp(now_s, tz=datetime.UTC)
 
 
-def _note_reply(function: Handler) -> Handler:
+def _note_reply(function: AppHandler) -> AppHandler:
     """The ClientApp's function, with its reply noted in ``here``."""
 
     @wraps(function)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from fedsim.common.streams import Streams
 from fedsim.common.training import Batching
 from fedsim.learning.data.federated import FederatedData, Shard, stratified_part
-from fedsim.learning.refs import Best, Ref, Trained, Weights
+from fedsim.learning.refs import Best, Ref, Trained
+from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, one_thread, shuffled
 from fedsim.learning.solvers.dropout import advanced_key
 from fedsim.learning.spec import Trainer

@@ -22,15 +22,15 @@ from fedsim.learning.functions import (
     mean_state,
     weighted_sum,
 )
-from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Waves, Weights
-from fedsim.learning.scratch import Scratch
+from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Waves
+from fedsim.learning.scratch import Scratch, Weights
 from fedsim.learning.streaming import WAITING, Stream
 from fedsim.learning.sums import coefficients_of
 
 _REQUESTS = 8  # requests for each worker and wave; with fewer, workers would idle at the end
 
 
-class Computing:
+class ModelComputing:
     """Computes models, after the models that they are made from.
 
     Args:

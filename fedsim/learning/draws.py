@@ -36,7 +36,7 @@ class KeyedDraws(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.drawn = False
         self._key = 0
         self._generators: dict[torch.device, torch.Generator] = {}

@@ -22,14 +22,15 @@ from fedsim.common.streams import Streams
 from fedsim.common.training import Training
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.cohort import LocalWork
-from fedsim.learning.computing import Computing, weights_of
+from fedsim.learning.computing import ModelComputing, weights_of
 from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import Layered, Model, TorchModel
 from fedsim.learning.modules import fit, load, numbers
 from fedsim.learning.objectives import Classification, Objective
-from fedsim.learning.refs import Ref, Trained, Weights
+from fedsim.learning.refs import Ref, Trained
+from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.probe import SAMPLES, probe
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights
 from fedsim.learning.solvers.selection import pick, torch_device
@@ -103,7 +104,7 @@ class Learning(Learner):
             self._try(data)
         self._work = LocalWork(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
-        self._computing = Computing(
+        self._computing = ModelComputing(
             simulation, self._work, data, streams, self._initial, int(self.parameters)
         )
         for shared in (samples, self._solver, self._work):

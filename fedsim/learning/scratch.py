@@ -106,7 +106,7 @@ class Scratch:
             self._end += weights.nbytes
         self._live += 1
         written = Written(self, place, length)  # which gives the place back if writing fails
-        content = np.ascontiguousarray(weights).view(np.uint8).data
+        content = np.ascontiguousarray(weights).data.cast("B")
         try:
             while content:
                 size = os.pwrite(self._descriptor(), content, place)
@@ -133,7 +133,7 @@ class Scratch:
             length: number of weights.
         """
         weights = np.empty(length, dtype=np.float32)
-        content = weights.view(np.uint8).data
+        content = weights.data.cast("B")
         while content:
             size = os.preadv(self._descriptor(), [content], place)
             if not size:

@@ -25,11 +25,10 @@ from fedsim.learning.refs import (
     Mixed,
     Recipe,
     Ref,
-    Weights,
     parents,
     renamed,
 )
-from fedsim.learning.scratch import Scratch
+from fedsim.learning.scratch import Scratch, Weights
 from fedsim.learning.sums import coefficients_of
 
 WAITING = 2
@@ -139,7 +138,7 @@ def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list
     return found
 
 
-class Step(NamedTuple):
+class ModelStep(NamedTuple):
     """A step of a computation: compute a model, add a part to a mix, or finish a mix."""
 
     ref: Twin
@@ -147,9 +146,9 @@ class Step(NamedTuple):
     """position of the part that is added."""
 
 
-def steps_of(targets: Sequence[Twin]) -> deque[Step]:
+def steps_of(targets: Sequence[Twin]) -> deque[ModelStep]:
     """The steps that compute models: parents first, and the parts of a mix in their order."""
-    steps: deque[Step] = deque()
+    steps: deque[ModelStep] = deque()
     visited: set[Twin] = set()
 
     def visit(ref: Twin, depth: int) -> Iterator[tuple[Ref, int]]:
@@ -163,17 +162,17 @@ def steps_of(targets: Sequence[Twin]) -> deque[Step]:
             for position, (part, _) in enumerate(recipe.parts):
                 if nests:
                     yield part, depth + (position > 0)  # the first part opens the sum
-                steps.append(Step(ref, position))
+                steps.append(ModelStep(ref, position))
             if recipe.otherwise is not None:
                 yield recipe.otherwise, depth
         else:
             for parent in parents(recipe):
                 yield parent, depth
-        steps.append(Step(ref))
+        steps.append(ModelStep(ref))
 
     for target in targets:
-        start: tuple[Ref, int] = (target, 0)
-        stack = [iter([start])]
+        roots: list[tuple[Ref, int]] = [(target, 0)]
+        stack = [iter(roots)]
         while stack:  # no recursion: chains of models may be of any length
             ref, depth = next(stack[-1], (None, 0))
             if ref is None:
@@ -241,7 +240,7 @@ class Stream:
                 await self._compute(ref, steps, waiting)
 
     async def _compute(
-        self, ref: Twin, steps: deque[Step], waiting: "dict[Twin, Future[Any] | Weights]"
+        self, ref: Twin, steps: deque[ModelStep], waiting: "dict[Twin, Future[Any] | Weights]"
     ) -> None:
         """Compute a model that is no mix, and begin the next ones meanwhile."""
         calculator = self._calculator

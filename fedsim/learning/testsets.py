@@ -17,7 +17,7 @@ from fedsim.common.arrays import AnyArray, Ints
 from fedsim.learning.data.federated import FederatedData, Shard
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.objectives import Objective, SampleNumbers
-from fedsim.learning.refs import Weights
+from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Solver, one_thread
 
 _BLOCK_NUMBERS = 1 << 20  # numbers in the samples of one block of work

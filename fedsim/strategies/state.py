@@ -22,18 +22,6 @@ class Entries(Mapping[str, Any]):
     The same entries can be read and set by key, as in a dict: ``state["round"]`` is
     ``state.round``. A subclass of a strategy may thus add entries that no field declares. Such
     entries are saved too.
-
-    Example:
-        >>> from dataclasses import dataclass, field
-        >>> from fedsim.plugin import State
-        >>> @dataclass
-        ... class Memory(State):
-        ...     rounds: int = 0
-        ...     losses: list[float] = field(default_factory=list)
-        >>> memory = Memory()
-        >>> memory.rounds += 1
-        >>> memory["rounds"]
-        1
     """
 
     def __getitem__(self, name: str) -> Any:
@@ -72,6 +60,18 @@ class State(Entries, MutableMapping[str, Any]):
     The same entries can be read and set by key, as in a dict: ``state["round"]`` is
     ``state.round``. A subclass of a strategy may thus add entries that no field declares. Such
     entries are saved too.
+
+    Example:
+        >>> from dataclasses import dataclass, field
+        >>> from fedsim.plugin import State
+        >>> @dataclass
+        ... class Memory(State):
+        ...     rounds: int = 0
+        ...     losses: list[float] = field(default_factory=list)
+        >>> memory = Memory()
+        >>> memory.rounds += 1
+        >>> memory["rounds"]
+        1
     """
 
 

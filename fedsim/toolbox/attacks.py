@@ -65,14 +65,15 @@ class Attack(Spec):
         draw = (device.number, count)
         update = self.update(arithmetic, honest, result.start, ("world/attack", *draw))
 
+        def attack_model(name: str, model: Ref) -> Ref:
+            if model is honest:
+                return update
+            return self.update(arithmetic, model, device.zero(), (f"world/attack/{name}", *draw))
+
         def attack(name: str, value: object) -> object:
             if isinstance(value, Partial):
-                return replace(value, model=attack(name, value.model))
-            if value is honest:
-                return update
-            if not isinstance(value, Ref):
-                return value
-            return self.update(arithmetic, value, device.zero(), (f"world/attack/{name}", *draw))
+                return replace(value, model=attack_model(name, value.model))
+            return attack_model(name, value) if isinstance(value, Ref) else value
 
         attacked_reply = {name: attack(name, value) for name, value in reply.items()}
         return result._replace(update=update), attacked_reply

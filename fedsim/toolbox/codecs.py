@@ -1,7 +1,7 @@
 """Lossy codecs for changes or whole models, which send numbers in fewer bits, or fewer numbers."""
 
 import math
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ class Lossy(Codec):
             )
         return self
 
-    def constants(self, parameters: int) -> dict[str, object]:
+    def constants(self, parameters: int) -> dict[str, Any]:
         """Constant arguments of ``function`` for an array of ``parameters`` numbers."""
         return {}
 
@@ -211,7 +211,7 @@ class Bucketed(Lossy):
     bucket: int | None = Field(default=None, ge=1)
     """length of the runs of numbers that share a scale; None: one scale for all numbers."""
 
-    def constants(self, parameters: int) -> dict[str, object]:
+    def constants(self, parameters: int) -> dict[str, Any]:
         return {"bucket": self.bucket}
 
 
@@ -248,7 +248,7 @@ class QSGD(Bucketed):
         bits = (2 * self.levels).bit_length()
         return -(-parameters * bits // 8) + 4 * _buckets(parameters, self.bucket)
 
-    def constants(self, parameters: int) -> dict[str, object]:
+    def constants(self, parameters: int) -> dict[str, Any]:
         size = parameters if self.bucket is None else min(self.bucket, parameters)
         omega = min(size / self.levels**2, math.sqrt(size) / self.levels)
         scale = 1.0 / (1.0 + omega) if self.error_feedback else 1.0
@@ -346,7 +346,7 @@ class TopK(Sparse):
     function: ClassVar[Function] = largest_alone
     error_feedback: bool = True
 
-    def constants(self, parameters: int) -> dict[str, object]:
+    def constants(self, parameters: int) -> dict[str, Any]:
         return {"k": self.k(parameters)}
 
 
@@ -369,7 +369,7 @@ class RandomK(Sparse):
     kind: Literal["random-k"] = "random-k"
     function: ClassVar[Function] = drawn_alone
 
-    def constants(self, parameters: int) -> dict[str, object]:
+    def constants(self, parameters: int) -> dict[str, Any]:
         k = self.k(parameters)
         scale = 1.0 if self.error_feedback else parameters / max(k, 1)
         return {"k": k, "scale": scale}

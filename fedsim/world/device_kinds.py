@@ -254,8 +254,9 @@ class Capacity:
         """FLOP/s that devices reach by their kinds, float64 [devices]; None without kinds."""
         if self.which is None:
             return None
-        kind_flops: Floats = np.array([kind.flops * kind.flops_share for kind in self.kinds])
-        return kind_flops[self.which]
+        kind_flops = np.array([kind.flops * kind.flops_share for kind in self.kinds])
+        flops: Floats = kind_flops[self.which]
+        return flops
 
     def powers(self) -> dict[str, Floats]:
         """``COEFFICIENTS`` of the energy meter by the devices' kinds, float64 [devices] each."""

@@ -242,7 +242,8 @@ def by_device(quantity: Any, *forms: type[Distribution], base: str = "", key: st
             none.
         key: the key of a scenario that holds the distribution, for messages.
     """
-    specs = [form.__class_getitem__(quantity) for form in (*forms, Listed, FromFile)]
+    all_forms: tuple[type[Spec], ...] = (*forms, Listed, FromFile)
+    specs = [form.__class_getitem__(quantity) for form in all_forms]
     return Registry.of(
         "distribution",
         *cast(list[type[Spec]], specs),

@@ -22,8 +22,8 @@ from fedsim.learning import scratch as scratch_module
 from fedsim.learning.engine import Learning
 from fedsim.learning.functions import spliced, weighted_sum
 from fedsim.learning.models import Logistic
-from fedsim.learning.refs import Applied, Initial, Mixed, Ref, Trained, Waves, Weights
-from fedsim.learning.scratch import Scratch, Written
+from fedsim.learning.refs import Applied, Initial, Mixed, Ref, Trained, Waves
+from fedsim.learning.scratch import Scratch, Weights, Written
 from fedsim.learning.streaming import Stream, steps_of, twins_of
 from fedsim.running.checkpoint.codec import Encoder
 from tests.learning.small import federation, learning, run

@@ -5,7 +5,7 @@ A function returns an empty text if there is no mistake.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,22 @@ from fedsim.common.errors import shown
 from fedsim.common.returns import find_outside
 from fedsim.learning.data.federated import Dataset, FederatedData, Pool, Raw, Shard
 
-if TYPE_CHECKING:
-    from fedsim.learning.data.sources import Source
+
+class DeclaredSource(Protocol):
+    """A source, by what it declares about its samples without reading them."""
+
+    @property
+    def known(self) -> tuple[tuple[int, ...], int] | None:
+        """Shape of a sample and number of classes, if fixed."""
+
+    def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
+        """Shape of a sample and number of classes."""
+
 
 # Of a source.
 
 
-def find_wrong_raw(raw: Raw, source: "Source", root: Path | None) -> str:
+def find_wrong_raw(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
     """The first mistake in the data that a source has loaded.
 
     Args:
@@ -104,7 +113,7 @@ def _find_wrong_column(raw: Raw) -> str:
     return ""
 
 
-def _find_contradiction(raw: Raw, source: "Source", root: Path | None) -> str:
+def _find_contradiction(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
     """Another shape or number of classes than the source declares without reading."""
     name = "known"
     declared = source.known

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.training import Batching, Contrast, LastBatch, Penalised, Places
-from fedsim.learning.refs import Weights
+from fedsim.learning.scratch import Weights
 
 _NARROW = 64  # batches up to this size are always padded to the full batch size
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedsim.common.training import Contrast
 from fedsim.learning.draws import KeyedDraws
 from fedsim.learning.modules import as_real, as_tensor_like, real_shape
-from fedsim.learning.refs import Weights
+from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
 

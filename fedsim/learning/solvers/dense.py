@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.learning.architecture import Architecture
-from fedsim.learning.refs import Weights
+from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Batches, Descent, LocalSolve, ParameterStep, Solved, Solver
 from fedsim.learning.solvers.dense_loops import (
     AnyFloats,

@@ -21,8 +21,8 @@ from fedsim.learning.draws import find_draws, generators_kept, global_states
 from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.modules import settings_kept
 from fedsim.learning.objectives import Objective
-from fedsim.learning.refs import Weights
 from fedsim.learning.remains import Token, clear_caches, counts_of_norms, differences, remains
+from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
 from fedsim.learning.solvers.reference import (
     Reference,

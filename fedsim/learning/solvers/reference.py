@@ -24,7 +24,7 @@ from fedsim.learning.modules import (
     real_shape,
     samples_dtype,
 )
-from fedsim.learning.refs import Weights
+from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, ParameterStep, Solved, Solver
 from fedsim.learning.solvers.context import (
     LocalData,

@@ -21,7 +21,7 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Aggregation, Entry, Protection
 from fedsim.strategies.state import new_state
 
-Models = list[NDArray[np.float32]]
+ModelList = list[NDArray[np.float32]]
 
 
 class Robust(Aggregation):
@@ -85,7 +85,7 @@ class Robust(Aggregation):
 
 
 @pure
-def median(models: Models) -> NDArray[np.floating]:
+def median(models: ModelList) -> NDArray[np.floating]:
     """The median of each coordinate, float32 [d]; of an even number the mean of the middle two."""
     return np.asarray(np.median(np.stack(models), axis=0))
 
@@ -106,7 +106,7 @@ def cut_off(share: float, updates: int) -> int:
 
 
 @pure
-def trimmed_mean(models: Models, share: float) -> NDArray[np.floating]:
+def trimmed_mean(models: ModelList, share: float) -> NDArray[np.floating]:
     """The mean of each coordinate without ``cut_off`` values at either end, [d]."""
     cut = cut_off(share, len(models))
     middle = np.sort(np.stack(models), axis=0)[cut : len(models) - cut]
@@ -139,7 +139,7 @@ class TrimmedMean(Robust):
             )
 
 
-def squared_distances(models: Models) -> Floats:
+def squared_distances(models: ModelList) -> Floats:
     """||u_i - u_j||^2 of all pairs, float64 [n, n]."""
     distances = np.zeros((len(models), len(models)))
     for row, column in itertools.combinations(range(len(models)), 2):
@@ -183,7 +183,7 @@ class _ByDistance(Robust):
         a, b = self.least
         return max(0, min(self.malicious, (updates - b) // a))
 
-    def taken(self, models: Models) -> list[int]:
+    def taken(self, models: ModelList) -> list[int]:
         """Positions of the selected finite updates, at least one."""
         f = self.tolerated(len(models))
         # a stable sort prefers the first of equal scores
@@ -261,7 +261,7 @@ class MultiKrum(_ByDistance):
 
 
 @pure
-def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
+def bulyan(models: ModelList, malicious: int) -> NDArray[np.floating]:
     """The mean of each coordinate of the selected updates over n - 4 f values, float64 [d].
 
     The values are the nearest to the coordinate's median.
@@ -288,7 +288,7 @@ class Bulyan(_ByDistance):
     kind: Literal["bulyan"] = "bulyan"
     function: ClassVar[Function | None] = bulyan
 
-    def taken(self, models: Models) -> list[int]:
+    def taken(self, models: ModelList) -> list[int]:
         f = self.tolerated(len(models))
         remaining = list(range(len(models)))
         distances = squared_distances(models)

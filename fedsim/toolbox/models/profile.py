@@ -269,7 +269,7 @@ class Counting(TorchDispatchMode):
     """
 
     def __init__(self, call: float = 0.0) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.call = call
         self.operations = list[Counted]()
 

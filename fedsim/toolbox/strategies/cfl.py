@@ -63,7 +63,7 @@ def is_incongruent(mean_norm: float, max_norm: float, eps1: float, eps2: float) 
     return mean_norm < eps1 and max_norm >= eps2
 
 
-Entries = list[Entry]  # of ``received``, in order of the devices' numbers
+OrderedUpdates = list[Entry]  # of ``received``, in order of the devices' numbers
 
 
 class Pull(NamedTuple):
@@ -89,7 +89,7 @@ class Cluster(NamedTuple):
     """
 
     group: int
-    entries: Entries
+    entries: OrderedUpdates
     updates: list[Floats32]
     lengths: Lengths
 
@@ -106,7 +106,7 @@ class Cut(NamedTuple):
     """
 
     group: int
-    entries: Entries
+    entries: OrderedUpdates
     sides: tuple[list[int], list[int]]
     criteria: dict[str, float]
     pairs: dict[str, list[list[float]]]
@@ -316,7 +316,7 @@ class CFL(Grouped[CFLParams]):
         updates = {entry["task"]: change for entry, change in zip(received, changes, strict=True)}
         clusters = list[Cluster]()
         for group in sorted({entry["group"] for entry in received}):
-            entries: Entries = []
+            entries: OrderedUpdates = []
             for entry in self._received_from(group):
                 if np.isfinite(updates[entry["task"]]).all():
                     entries.append(entry)
@@ -326,7 +326,7 @@ class CFL(Grouped[CFLParams]):
                 clusters.append(Cluster(group, entries, finite, norms))
         return clusters
 
-    def _received_from(self, group: int) -> Entries:
+    def _received_from(self, group: int) -> OrderedUpdates:
         entries = [entry for entry in self.state.received if entry["group"] == group]
         return sorted(entries, key=lambda entry: entry["device"])
 

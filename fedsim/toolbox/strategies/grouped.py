@@ -166,7 +166,7 @@ class Grouped(Synchronous[G]):
         group = self.state.group[device]
         return None if group < 0 else group
 
-    async def choices(self, entries: Sequence[Entry], purpose: str) -> list[int]:
+    async def choices(self, entries: Sequence[Mapping[str, Any]], purpose: str) -> list[int]:
         """The group that each device has chosen, its content ``id``; random without learning.
 
         Args:

@@ -166,15 +166,15 @@ def _link(edge: str, attributes: Mapping[str, object]) -> dict[str, float]:
         raise ScenarioError(f"{edge} has no 'capacity', such as '1 Gbit/s'")
     latency = attributes.get("latency", attributes.get("delay", "0 s"))
     return {
-        "capacity": _quantity(edge, "capacity", LinkRate, attributes["capacity"]),
-        "latency": _quantity(edge, "latency", Seconds, latency),
+        "capacity": _quantity(edge, "capacity", TypeAdapter(LinkRate), attributes["capacity"]),
+        "latency": _quantity(edge, "latency", TypeAdapter(Seconds), latency),
     }
 
 
-def _quantity(edge: str, name: str, quantity: object, text: object) -> float:
-    """Convert a quantity with a unit to a number; ``quantity`` is its annotated type."""
+def _quantity(edge: str, name: str, quantity: TypeAdapter[float], text: object) -> float:
+    """Convert a quantity with a unit to a number; ``quantity`` validates it."""
     try:
-        return TypeAdapter[float](quantity).validate_python(text)
+        return quantity.validate_python(text)
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         raise ScenarioError(f"{edge} has the {name} {shown(text)}: {message}") from None

@@ -199,8 +199,11 @@ def _phone_of_log(name: str, messages: object) -> Phone:
 def _phone_of_fedscale(name: str, entry: Mapping[str, object]) -> Phone:
     active = entry["active"]
     inactive = entry["inactive"]
-    are_lists = isinstance(active, list) and isinstance(inactive, list)
-    if not are_lists or len(active) != len(inactive):
+    if (
+        not isinstance(active, list)
+        or not isinstance(inactive, list)
+        or len(active) != len(inactive)
+    ):
         raise ValueError(
             f"phone {shown(name)}: 'active' and 'inactive' are not lists of the same length"
         )

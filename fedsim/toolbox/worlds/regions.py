@@ -6,7 +6,7 @@ the window of the receiver's cloud over the round trip, and the round trip grows
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import combinations, pairwise, permutations
 from pathlib import Path
@@ -397,11 +397,14 @@ class RegionsSpec(NetworkModel):
 
     @field_validator("of", "server_in")
     @classmethod
-    def _known(cls, value: object, info: ValidationInfo) -> object:
+    def _known(
+        cls, value: Sequence[str] | str | None, info: ValidationInfo
+    ) -> Sequence[str] | str | None:
         sites = cloud_facts().sites
-        for name in (
-            [] if info.data.get("file") else [value] if isinstance(value, str) else value or []
-        ):
+        names: Sequence[str] = []
+        if not info.data.get("file"):
+            names = [value] if isinstance(value, str) else value or []
+        for name in names:
             if name not in sites:
                 raise ValueError(
                     f"{info.field_name!r} has {name!r}; allowed are "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from fedsim.clock.simulation import Alarm, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.common.arrays import Floats, Ints
@@ -25,7 +25,7 @@ from fedsim.world.network.filling import Filling, Sharing
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.protocol import PLAIN, Transport
 from fedsim.world.network.standstill import PATIENCE_S, standstill_error
-from fedsim.world.network.windows import Windows
+from fedsim.world.network.windows import Windows, WindowsState
 
 # numbers of the alarms "network"
 _WAKEUP = 0
@@ -463,7 +463,7 @@ class Network(Endpoints):
         uploads = [flow for flow in self._flows.values() if flow.source >= 0]
         self._uploads = Counter(flow.destination for flow in uploads)
         self._transfers = state["transfers"]
-        self._windows.restore(state)
+        self._windows.restore(cast(WindowsState, state))
         self.limits = state["limits"]
         if self._general:
             self._rules = [self._sharing()]

@@ -91,7 +91,7 @@ class Activity(simpy.Event):
         self.callbacks: list[_Callback] = _Waiters(self, [give_up])
         self.call = call
         self._environment = env
-        self._on_end = on_end
+        self._on_end: Callable[[Any], object] = on_end
         self.outcome: Outcome | None = None
 
     def _cancel_unless_awaited(self) -> None:
