@@ -12,7 +12,7 @@ from fedsim.analysis.report.axis import Axis
 from fedsim.analysis.report.front import draw_front
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.lab.compare import explore
-from fedsim.lab.compare.answer import Answer
+from fedsim.lab.compare.answer import WorldAnswer
 from fedsim.lab.compare.explore import HeatMap
 from fedsim.lab.compare.measures import Measure
 from fedsim.lab.compare.ranking import RankedLine, Ranking
@@ -22,7 +22,7 @@ _MOST_APART = 12  # values further apart than this factor do not fit on one line
 _DOTS_WIDTH = 1000  # of the drawn column
 
 
-def answers(worlds: Sequence[Answer], colours: dict[int, str]) -> Iterator[Markup]:
+def answers(worlds: Sequence[WorldAnswer], colours: dict[int, str]) -> Iterator[Markup]:
     """Text and plots of each world's answer.
 
     Args:
@@ -36,7 +36,7 @@ def answers(worlds: Sequence[Answer], colours: dict[int, str]) -> Iterator[Marku
         yield el("p", text, class_="soft")
 
 
-def _answer(answer: Answer, colours: dict[int, str]) -> Iterator[Markup]:
+def _answer(answer: WorldAnswer, colours: dict[int, str]) -> Iterator[Markup]:
     if answer.world:
         yield el("h3", answer.world)
     goal = answer.rankings[0] if answer.rankings else None
@@ -63,7 +63,7 @@ def _answer(answer: Answer, colours: dict[int, str]) -> Iterator[Markup]:
         yield el("details", summary, _side_by_side(fronts[1:]))
 
 
-def _sentences(answer: Answer, goal: Ranking) -> Markup:
+def _sentences(answer: WorldAnswer, goal: Ranking) -> Markup:
     """The sentences on the goal; the first is strong if it is sure."""
     first, *rest = goal.sentences
     best: str = answer.to(goal) + first
@@ -76,7 +76,7 @@ def _side_by_side(plots: Sequence[Markup]) -> Markup:
     return el("div", *(el("div", plot) for plot in plots), class_="plots")
 
 
-def _best_figures(answer: Answer, goal: Ranking) -> Markup:
+def _best_figures(answer: WorldAnswer, goal: Ranking) -> Markup:
     """The best line by the goal, and its other costs."""
     best = goal.whole[0]
     remark = ""
@@ -94,7 +94,7 @@ def _best_figures(answer: Answer, goal: Ranking) -> Markup:
     return tiles(figures)
 
 
-def _cheapest(answer: Answer, goal: Ranking, measure: Measure) -> RankedLine | None:
+def _cheapest(answer: WorldAnswer, goal: Ranking, measure: Measure) -> RankedLine | None:
     """The best line by a measure other than the goal's; None if no line is ranked by it."""
     if measure == goal.measure:
         return None

@@ -134,7 +134,7 @@ def _run_study(
     from fedsim.lab.study.conduct import Conductor
     from fedsim.lab.study.plan import read_study
     from fedsim.lab.study.pool import StudyProgress
-    from fedsim.lab.study.shards import Shard, predicted_work
+    from fedsim.lab.study.shards import StudyShard, predicted_work
     from fedsim.lab.terminal import Console
 
     if dry_run and quiet:
@@ -142,7 +142,7 @@ def _run_study(
             "--quiet prints nothing, but --dry-run only prints; give one of the two"
         )
     plan = read_study(study, changes, **settings, tell=tell_dropped(quiet))
-    share = None if shard is None else Shard.read(shard)
+    share = None if shard is None else StudyShard.read(shard)
     conductor = Conductor(plan, out, workers, executor, address, only, share, tried=not dry_run)
     if not quiet:
         say(*(f"fedsim: {note}" for note in conductor.notes), err=True)

@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial, wraps
@@ -45,8 +45,6 @@ from fedsim.flower.app_errors import is_within
 
 if TYPE_CHECKING:
     from flwr.server.compat import LegacyContext
-
-    from fedsim.flower.server_side import Session
 
 AppHandler = Callable[[Message, Context], Message]
 States = tuple[Any, Any, torch.Tensor]  # of the generators of random, numpy and torch
@@ -155,8 +153,43 @@ class Sleeper:
         self.slept_s = 0.0
 
 
+class SessionBase(Grid):  # type: ignore[misc]
+    """What the replaced functions of Flower use of a ServerApp's session.
+
+    Attributes:
+        folder: folder of the app.
+        model: the arrays that the ServerApp sent last, or that its strategy returned at the end.
+        strategy: the app's strategy, of a class of Flower; None without one.
+    """
+
+    folder: Path
+    model: ArrayRecord | None
+    strategy: object
+
+    def clock(self) -> float:
+        """Return the simulated time (s)."""
+        raise NotImplementedError
+
+    def note_figures(self, app_number: int, figures: Mapping[str, float]) -> None:
+        """Note values that the ServerApp has measured.
+
+        Args:
+            app_number: the app's own number of the round.
+            figures: the values by the app's names.
+        """
+        raise NotImplementedError
+
+    def sleep(self, seconds: float) -> None:
+        """Let simulated time pass.
+
+        Args:
+            seconds: how long (s).
+        """
+        raise NotImplementedError
+
+
 class _Here(threading.local):
-    side: "Session | None" = None  # the ServerApp that runs in this thread
+    side: "SessionBase | None" = None  # the ServerApp that runs in this thread
     sleeper: Sleeper | None = None  # the ClientApp that runs in this thread
     now_s: float | None = None  # time of Flower's own clock, of messages alone
     reply: Message | None = None  # of the ClientApp's function, before mods may hide its content
@@ -183,7 +216,7 @@ def where(**state: object) -> Iterator[None]:
 _knows_flower = {"flwr": True}  # by top package
 
 
-def _side_of_caller() -> "Session | Sleeper | None":
+def _side_of_caller() -> "SessionBase | Sleeper | None":
     """The simulated ServerApp or ClientApp, if the caller of the caller knows Flower."""
     side = here.side or here.sleeper
     if side is None:
@@ -322,7 +355,7 @@ def _note_reply(function: AppHandler) -> AppHandler:
 
 
 def _start(
-    real: Callable[..., Result], side: "Session", strategy: Strategy, *args: Any, **named: Any
+    real: Callable[..., Result], side: "SessionBase", strategy: Strategy, *args: Any, **named: Any
 ) -> Result:
     """``Strategy.start``, with its models and central evaluations noted in the session."""
     call = signature(real).bind(strategy, *args, **named)
@@ -335,7 +368,7 @@ def _start(
             side.model = arrays
             metrics: MetricRecord | None = evaluate_app(number, arrays)
             if metrics is not None:
-                side.rounds.note_figures(number, dict(metrics))
+                side.note_figures(number, dict(metrics))
             return metrics
 
         call.arguments["evaluate_fn"] = evaluate
@@ -349,7 +382,7 @@ def _start(
 
 
 def _follow_nodes(
-    real: Callable[..., object], side: "Session", grid: Grid, manager: ClientManager
+    real: Callable[..., object], side: "SessionBase", grid: Grid, manager: ClientManager
 ) -> tuple[threading.Thread, threading.Event, threading.Event]:
     """Update the manager's nodes once, without the thread that does so every 5 s.
 
@@ -366,7 +399,7 @@ def _follow_nodes(
 
 def _wait_for(
     real: Callable[..., bool],
-    side: "Session",
+    side: "SessionBase",
     manager: SimpleClientManager,
     num_clients: int,
     timeout: float = 86_400,
@@ -401,7 +434,7 @@ _EVALUATE = Exchange(
 def _ask_all(
     exchange: Exchange,
     real: Callable[..., object],
-    side: "Session",
+    side: "SessionBase",
     client_instructions: list[tuple[ClientProxy, FitIns | EvaluateIns]],
     max_workers: int | None,
     timeout: float | None,
@@ -441,14 +474,14 @@ def _ask_all(
 
 
 def _reconnect_none(
-    real: Callable[..., object], side: "Session", *args: object, **named: object
+    real: Callable[..., object], side: "SessionBase", *args: object, **named: object
 ) -> tuple[list[Any], list[Any]]:
     return [], []
 
 
 def _run_fl(
     real: Callable[..., history.History],
-    side: "Session",
+    side: "SessionBase",
     server: server.Server,
     config: ServerConfig,
 ) -> history.History:
@@ -461,7 +494,7 @@ def _run_fl(
 
 
 def _note_state(
-    real: Callable[..., None], side: "Session", grid: Grid, context: "LegacyContext"
+    real: Callable[..., None], side: "SessionBase", grid: Grid, context: "LegacyContext"
 ) -> None:
     side.strategy = context.strategy
     side.model = context.state.array_records[MAIN_PARAMS_RECORD]
@@ -470,10 +503,10 @@ def _note_state(
 
 def _note_history(
     real: Callable[..., None],
-    side: "Session",
+    side: "SessionBase",
     record: history.History,
     server_round: int,
     **figures: Any,
 ) -> None:
-    side.rounds.note_figures(server_round, dict(figures.get("metrics", figures)))
+    side.note_figures(server_round, dict(figures.get("metrics", figures)))
     real(record, server_round, **figures)

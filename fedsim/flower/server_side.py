@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from typing_extensions import override
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import SimulationError
@@ -22,7 +22,7 @@ from fedsim.flower.app import read_app
 from fedsim.flower.app_errors import error_of_app, place_of_thread
 from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
-from fedsim.flower.replaced import EPOCH_S, AppHalf, replace_all, where
+from fedsim.flower.replaced import EPOCH_S, AppHalf, SessionBase, replace_all, where
 from fedsim.flower.rounds import AppRound, AppRounds
 from fedsim.flower.turns import Over, Turns
 
@@ -63,7 +63,7 @@ class Sent:
     """whether the ServerApp has received the reply."""
 
 
-class Session(Grid):  # type: ignore[misc]
+class Session(SessionBase):
     """Flower's Grid, and the ServerApp that uses the Grid.
 
     The ServerApp's thread and the simulation take turns, so that nothing needs a lock.
@@ -191,9 +191,15 @@ class Session(Grid):  # type: ignore[misc]
         self._half.loaded(grid=self, context=context)
         self.rounds.end()
 
+    @override
     def clock(self) -> float:
         return float(self._server.now)
 
+    @override
+    def note_figures(self, app_number: int, figures: Mapping[str, float]) -> None:
+        self.rounds.note_figures(app_number, figures)
+
+    @override
     def sleep(self, seconds: float) -> None:
         if seconds > 0:
             self._wait(self._server.now + seconds)

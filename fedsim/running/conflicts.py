@@ -1,15 +1,12 @@
 """Conflicts between sections of a scenario that are each valid alone."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from fedsim.common.errors import nearest
 from fedsim.federation.codecs import MessagesSpec, Plain
 from fedsim.federation.costs import ServerSpec
+from fedsim.running.sections import Sections
 from fedsim.strategies.parts.aggregation import Mean, Weighted
-
-if TYPE_CHECKING:
-    from fedsim.running.sections import Sections
 
 SECTIONS_OF_LEARNING = (
     "learning",
@@ -25,7 +22,7 @@ SECTIONS_OF_LEARNING = (
 """Sections without meaning for a strategy that brings its own learning."""
 
 
-def conflicts(scenario: "Sections") -> Iterator[str]:
+def conflicts(scenario: Sections) -> Iterator[str]:
     """The conflicts of a scenario.
 
     Args:
@@ -48,7 +45,7 @@ def conflicts(scenario: "Sections") -> Iterator[str]:
         yield from _of_sent_state(scenario)
 
 
-def _of_learning(scenario: "Sections") -> Iterator[str]:
+def _of_learning(scenario: Sections) -> Iterator[str]:
     """Sections about learning that the strategy does not use."""
     strategy = scenario.strategy
     if strategy.brings_learning:
@@ -62,7 +59,7 @@ def _of_learning(scenario: "Sections") -> Iterator[str]:
         yield 'population.samples gives sizes without data; allowed with learning = "off" only'
 
 
-def _of_edges(scenario: "Sections") -> Iterator[str]:
+def _of_edges(scenario: Sections) -> Iterator[str]:
     """A strategy that needs edge servers, in a network without them."""
     strategy = scenario.strategy
     if not strategy.at_edges:
@@ -78,7 +75,7 @@ def _of_edges(scenario: "Sections") -> Iterator[str]:
     )
 
 
-def _of_servers(scenario: "Sections") -> Iterator[str]:
+def _of_servers(scenario: Sections) -> Iterator[str]:
     """Sections that need a server, which the strategy has not."""
     up = scenario.messages.up
     problems = []
@@ -103,7 +100,7 @@ def _of_servers(scenario: "Sections") -> Iterator[str]:
         )
 
 
-def _of_world(scenario: "Sections") -> Iterator[str]:
+def _of_world(scenario: Sections) -> Iterator[str]:
     """Keys of devices, links and checkpoints that exclude each other."""
     population = scenario.population
     if scenario.drift is not None and population.samples is not None:
@@ -126,7 +123,7 @@ def _of_world(scenario: "Sections") -> Iterator[str]:
         yield f"[checkpoint] asks for a run that can be resumed, but {obstacle}"
 
 
-def _of_messages(scenario: "Sections") -> Iterator[str]:
+def _of_messages(scenario: Sections) -> Iterator[str]:
     """Codecs that cannot write what the strategy sends."""
     strategy = scenario.strategy
     up = scenario.messages.up
@@ -163,7 +160,7 @@ def _of_messages(scenario: "Sections") -> Iterator[str]:
         )
 
 
-def _of_objective(scenario: "Sections") -> Iterator[str]:
+def _of_objective(scenario: Sections) -> Iterator[str]:
     """Keys that need metrics which the objective lacks."""
     objective = scenario.objective
     metrics = ["loss", *(metric.name for metric in scenario.figures)]
@@ -196,7 +193,7 @@ def _of_objective(scenario: "Sections") -> Iterator[str]:
         yield "malicious.attack turns labels around, and models learn other targets here"
 
 
-def _of_training(scenario: "Sections") -> Iterator[str]:
+def _of_training(scenario: Sections) -> Iterator[str]:
     """A model or a trainer that the strategy cannot use."""
     strategy = scenario.strategy
     training = scenario.training
@@ -227,7 +224,7 @@ def _of_training(scenario: "Sections") -> Iterator[str]:
         )
 
 
-def _of_sent_state(scenario: "Sections") -> Iterator[str]:
+def _of_sent_state(scenario: Sections) -> Iterator[str]:
     """Keys with which a trainer's state cannot be sent."""
     for problem in _obstacles_to_state(scenario):
         yield (
@@ -237,7 +234,7 @@ def _of_sent_state(scenario: "Sections") -> Iterator[str]:
         )
 
 
-def _obstacles_to_state(scenario: "Sections") -> Iterator[str]:
+def _obstacles_to_state(scenario: Sections) -> Iterator[str]:
     strategy = scenario.strategy
     training = scenario.training
     messages = scenario.messages

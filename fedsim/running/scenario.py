@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import tomli_w
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import ScenarioError, shown
@@ -13,7 +13,7 @@ from fedsim.common.harmless import clean
 from fedsim.common.imports import from_file
 from fedsim.common.wording import explain
 from fedsim.records.notebook import as_html, as_line
-from fedsim.running.conflicts import SECTIONS_OF_LEARNING
+from fedsim.running.conflicts import SECTIONS_OF_LEARNING, conflicts
 from fedsim.running.overrides import apply_changes, read_toml
 from fedsim.running.sections import Sections
 from fedsim.running.shipped import find_file, is_study
@@ -40,6 +40,15 @@ class Scenario(Sections):
         Traceback (most recent call last):
         fedsim.common.errors.ScenarioError: population.devices is 0; it must be 1 or more
     """
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        self.strategy.check(self.population.devices)
+        self.strategy.check_population(self.population)
+        problem = next(conflicts(self), None)
+        if problem is not None:
+            raise ScenarioError(problem)
+        return self
 
     def __init__(self, **sections: Any) -> None:
         try:

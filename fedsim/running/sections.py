@@ -1,11 +1,10 @@
 """The sections of a scenario, each a ``Spec`` from the module that implements it."""
 
 from itertools import starmap
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.federation.codecs import MessagesSpec
@@ -23,7 +22,6 @@ from fedsim.learning.objectives import (
 )
 from fedsim.learning.spec import TrainerSpec, TrainingSpec
 from fedsim.running.checkpoint import CheckpointSpec
-from fedsim.running.conflicts import conflicts
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.fedavg import FedAvgParams
@@ -82,15 +80,6 @@ class Sections(Spec):
     """when the run ends."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """when the run is saved on the way."""
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        self.strategy.check(self.population.devices)
-        self.strategy.check_population(self.population)
-        problem = next(conflicts(self), None)
-        if problem is not None:
-            raise ScenarioError(problem)
-        return self
 
     @property
     def figures(self) -> list[EvaluationMetric]:

@@ -42,7 +42,7 @@ from fedsim.world.distributions import (
 )
 from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
 from fedsim.world.rooflines import Rooflines
-from fedsim.world.steps import Work
+from fedsim.world.task import WorkAmounts
 
 # a forward pass costs a third of a training step (forward, and backward at twice that)
 _FORWARD_SHARE = 1 / 3
@@ -116,7 +116,7 @@ class Population:
             return self.rooflines.testing_s(device, samples) / self.slowness.item(device)
         return samples * self.cost / self.speed.item(device) * _FORWARD_SHARE
 
-    def working_s(self, device: int, work: Work) -> float:
+    def working_s(self, device: int, work: WorkAmounts) -> float:
         """Seconds of undisturbed work that has no ref; ``SimulationError`` if nothing says how
         long FLOPs take.
         """

@@ -15,11 +15,11 @@ from simpy.resources.resource import Request
 
 from fedsim.clock.environment import Alarm
 from fedsim.clock.simulation import Simulation, tie_s
+from fedsim.common.training import Limit, Training
 from fedsim.world.meters.energy import POWERS, Power
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.flows import Network
-from fedsim.world.services import ChargeWatch, ComputationTimer, DeviceTimes
 
 Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
 """Cause of a task's early end; ``late``: past its deadline, or no longer needed."""
@@ -28,6 +28,78 @@ Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory"
 
 Ending = tuple[Cause | None, dict[str, Any]]
 """Cause by which a step ended (None: it was completed), and further fields of its record."""
+
+
+class WorkAmounts(Protocol):
+    """Amounts of computing without a model; a step ``Work`` has them."""
+
+    @property
+    def samples(self) -> float:
+        """Number of samples, each with the time of training on it."""
+
+    @property
+    def flops(self) -> float:
+        """Number of FLOPs."""
+
+    @property
+    def seconds(self) -> float:
+        """A fixed time (s)."""
+
+
+class HostQueue(Protocol):
+    """Machines whose cores several devices share; ``Hosts`` implements it."""
+
+    def admit(self, task: "Task") -> "tuple[TaskStep, ...]":
+        """Steps that a task makes on its host before its own steps."""
+
+    def is_due(self, task: "Task") -> bool:
+        """Whether the computation of a task ends now."""
+
+
+class DeviceTimes(Protocol):
+    """Times of undisturbed work on each device; a ``Population`` has them."""
+
+    def training_s(self, device: int, training: Training, samples: int) -> float:
+        """Time of one epoch of a training on ``samples`` samples (s)."""
+
+    def testing_s(self, device: int, samples: int) -> float:
+        """Time of a forward pass over ``samples`` samples (s)."""
+
+    def working_s(self, device: int, work: WorkAmounts) -> float:
+        """Time of other work (s)."""
+
+    def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
+        """Time until a training, or a test (None), runs out of memory (s); None if it fits."""
+
+
+class ComputationTimer(Protocol):
+    """The timing of computations; ``Computing`` implements it."""
+
+    @property
+    def hosts(self) -> "HostQueue | None":
+        """Machines whose cores the devices share; None if each device has its own."""
+
+    def begin(self, task: "Task", training: Training | None) -> None:
+        """Begin a training, or an evaluation (None)."""
+
+    def look_ahead(self, task: "Task") -> None:
+        """Set the alarm for the end of the running computation, or for a later look."""
+
+    def limit_of(self, task: "Task", limit: Limit) -> float:
+        """Absolute time at which a limit ends the running step (s); infinity for never."""
+
+    def end(self, task: "Task", limit: Limit, cause: "Cause | None") -> dict[str, Any]:
+        """End the running computation; returns fields of its record."""
+
+
+class ChargeWatch(Protocol):
+    """The watch over batteries of devices at work; ``BatteryWatch`` implements it."""
+
+    def look(self, task: "Task") -> None:
+        """Set an alarm for the time until which the battery lasts during the running step."""
+
+    def runs_dry(self, task: "Task", until: float) -> bool:
+        """Whether the battery runs flat by ``until`` (s)."""
 
 
 class StepServices(Protocol):

@@ -40,7 +40,7 @@ _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
 # many clients whose rates differ by less share a link
 _ALIKE = 0.03
 _MANY = 5
-_MOSTLY = 0.8  # share of clients in rounds above which an absent client counts as offline
+_MOSTLY = 0.8  # share of clients in rounds above which an absent client counts as disconnected
 
 
 class Fitted(NamedTuple):

@@ -28,7 +28,7 @@ LineFigures = Sequence[Sequence[Values]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class WorldAnswer:
     """The answer for one world.
 
     Attributes:
@@ -129,7 +129,7 @@ class Answer:
 
 def answers(
     lines: Lines, figures: LineFigures, targets: Sequence[Aim], *, is_requested: bool = False
-) -> Iterator[Answer]:
+) -> Iterator[WorldAnswer]:
     """The answers of a comparison, world by world.
 
     Each world is compared at the hardest target that any of its lines reaches.
@@ -155,7 +155,7 @@ def _answer(
     places: Sequence[int],
     world: str,
     is_requested: bool,
-) -> Answer:
+) -> WorldAnswer:
     target = _target(lines, figures, places, targets)
     cells = cells_of(lines, places)
     names = name_cells(cells)
@@ -175,7 +175,7 @@ def _answer(
     if is_requested or target is None:
         ranked = _ranked(lines, places)
         unreached = [aim for aim in targets if not _reached_by(figures, ranked, aim, any)]
-    return Answer(
+    return WorldAnswer(
         world,
         target,
         filled,

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.common.harmless import clean
-from fedsim.lab.compare.answer import Answer
+from fedsim.lab.compare.answer import WorldAnswer
 from fedsim.lab.compare.cells import ANY, PLACES, VARIANT
 from fedsim.lab.compare.ranking import RankedLine, Ranking
 from fedsim.lab.compare.table import ComparedTable
@@ -132,7 +132,7 @@ class ParetoFront:
         return text
 
 
-def heat_map(answer: Answer) -> HeatMap | None:
+def heat_map(answer: WorldAnswer) -> HeatMap | None:
     """The goal by variant and the key with the most values, or by two keys; None with one key."""
     frame, keys = _frame(answer)
     if len(keys) < 2 or not answer.rankings:
@@ -148,7 +148,7 @@ def heat_map(answer: Answer) -> HeatMap | None:
     return HeatMap(goal, figures)
 
 
-def fronts(answer: Answer) -> list[ParetoFront]:
+def fronts(answer: WorldAnswer) -> list[ParetoFront]:
     """The Pareto fronts of any two costs that three or more cells have.
 
     The front of the goal and the next cost is the first.
@@ -179,13 +179,13 @@ def _front(first: Ranking, second: Ranking) -> ParetoFront:
     return ParetoFront(first, second, tuple(points))
 
 
-def in_words(answer: Answer) -> list[str]:
+def in_words(answer: WorldAnswer) -> list[str]:
     """Sentences on the Pareto front of the goal and the next cost, and on the shares of keys."""
     words = [front.words for front in fronts(answer)[:1]]
     return [*words, *shares(answer)]
 
 
-def shares(answer: Answer) -> Iterator[str]:
+def shares(answer: WorldAnswer) -> Iterator[str]:
     """A sentence on how much of the goal's variance each key explains.
 
     The shares are first-order Sobol indices of a full factorial design: the variance of the means
@@ -231,7 +231,7 @@ def shares(answer: Answer) -> Iterator[str]:
     )
 
 
-def _frame(answer: Answer) -> "tuple[pd.DataFrame, list[str]]":
+def _frame(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
     """The ranked cells of a world, one per row, and the keys that vary.
 
     Each row has the cell's keys and the goal's mean, which is NaN if a run lacks it.

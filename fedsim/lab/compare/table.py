@@ -8,7 +8,7 @@ from itertools import chain
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.harmless import clean
 from fedsim.lab.compare import measures
-from fedsim.lab.compare.answer import TARGETED, Aim, Answer, answers, usual_target
+from fedsim.lab.compare.answer import TARGETED, Aim, WorldAnswer, answers, usual_target
 from fedsim.lab.compare.lines import ComparedLine, Lines, format_value, short_key, some_names
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
 from fedsim.lab.reading.targets import Target
@@ -234,7 +234,7 @@ class Comparison:
             notes.append(f"{len(undone) - _MOST_NOTES} more lines are not done.")
         return ComparedTable(tuple(columns), tuple(notes))
 
-    def _short_rows(self, answers: Sequence[Answer]) -> list[int]:
+    def _short_rows(self, answers: Sequence[WorldAnswer]) -> list[int]:
         """Places of each world's best lines and of the baselines, then of unranked lines."""
         baselines = set(self.lines.baselines)
         per_world = max(3, _MOST_ROWS // max(1, len(answers)))
@@ -248,7 +248,7 @@ class Comparison:
         unranked = [place for place in range(len(self._figures)) if place not in ranked]
         return rows + unranked[: max(0, _MOST_ROWS - len(rows))]
 
-    def _short_measures(self, answers: Sequence[Answer]) -> list[measures.Measure]:
+    def _short_measures(self, answers: Sequence[WorldAnswer]) -> list[measures.Measure]:
         targets: list[Aim | None] = [*self._requested]
         if not targets:
             answered = [answer.target for answer in answers]
@@ -268,7 +268,7 @@ class Comparison:
         )
         return [measure for measure in selection if measure is not None]
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[WorldAnswer]:
         """The answer of each world; without any target, to one that half of the lines reach."""
         is_requested = bool(self._requested)
         return list(answers(self.lines, self._figures, self._aims, is_requested=is_requested))

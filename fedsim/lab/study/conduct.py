@@ -18,7 +18,7 @@ from fedsim.lab.study.folder import RunState
 from fedsim.lab.study.loaded import LoadedStudy, load_study
 from fedsim.lab.study.plan import PlannedRun, Study, read_study
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress, WorkerPool
-from fedsim.lab.study.shards import Shard, folders_of
+from fedsim.lab.study.shards import StudyShard, folders_of
 from fedsim.lab.study.spec import TRIAL
 from fedsim.lab.study.trials import Trials, gave_up
 from fedsim.lab.terminal import Console
@@ -68,7 +68,7 @@ def run_study(
         SimulationError: runs failed; the other runs are done.
     """
     plan = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code)
-    share = None if shard is None else Shard.read(shard)
+    share = None if shard is None else StudyShard.read(shard)
     conductor = Conductor(plan, Path(out), workers, executor, address, only, share)
     with closing(StudyProgress(Console(quiet=True))) as progress:
         conductor.run(progress)
@@ -114,7 +114,7 @@ class Conductor:
         executor: str = "processes",
         address: str | None = None,
         only: Sequence[str] = (),
-        shard: Shard | None = None,
+        shard: StudyShard | None = None,
         tried: bool = True,
     ) -> None:
         if workers is not None and workers < 1:
@@ -284,7 +284,7 @@ class Conductor:
         return orders
 
 
-def _refuse_part_of_search(only: Sequence[str], shard: Shard | None) -> None:
+def _refuse_part_of_search(only: Sequence[str], shard: StudyShard | None) -> None:
     option = None
     if only:
         option = f"--only is {only[0]!r}"

@@ -17,7 +17,7 @@ _FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 
 
 @dataclass(frozen=True)
-class Shard:
+class StudyShard:
     """One share of a study.
 
     Attributes:
@@ -29,15 +29,15 @@ class Shard:
     count: int
 
     @classmethod
-    def read(cls, text: str) -> "Shard":
+    def read(cls, text: str) -> "StudyShard":
         """Read a text such as ``3/16``.
 
         Raises:
             ScenarioError: the text has another form, or there is no such share.
 
         Example:
-            >>> Shard.read("3/16")
-            Shard(number=3, count=16)
+            >>> StudyShard.read("3/16")
+            StudyShard(number=3, count=16)
         """
         match = _FORM.fullmatch(text.strip())
         if match is None:
@@ -92,7 +92,7 @@ def deal(runs: Sequence[PlannedRun], count: int) -> list[list[PlannedRun]]:
     return [[runs[place] for place in sorted(share)] for share in shares]
 
 
-def folders_of(shard: Shard, runs: Sequence[PlannedRun]) -> frozenset[Path]:
+def folders_of(shard: StudyShard, runs: Sequence[PlannedRun]) -> frozenset[Path]:
     """Folders of the runs that a shard carries out.
 
     Args:

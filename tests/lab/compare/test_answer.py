@@ -18,7 +18,7 @@ from scipy.stats import ttest_1samp, ttest_rel
 
 import fedsim
 from fedsim.common.errors import ScenarioError
-from fedsim.lab.compare.answer import Answer, answers, usual_target
+from fedsim.lab.compare.answer import WorldAnswer, answers, usual_target
 from fedsim.lab.compare.explore import fronts, heat_map, in_words
 from fedsim.lab.compare.lines import ComparedLine, Lines
 from fedsim.lab.compare.measures import measure, measures, read_goal, read_work
@@ -181,7 +181,7 @@ GRID: Cells = {
 }
 
 
-def found(place: Path, cells: Cells, goal: str = "time", free: int = 5) -> list[Answer]:
+def found(place: Path, cells: Cells, goal: str = "time", free: int = 5) -> list[WorldAnswer]:
     """The answers about cells of two seeds each; ``free`` are the devices in the world of that
     part.
     """

@@ -16,7 +16,7 @@ from fedsim.common.errors import RunFolderError, ScenarioError
 from fedsim.lab.study import shards
 from fedsim.lab.study.merging import merge
 from fedsim.lab.study.plan import read_study
-from fedsim.lab.study.shards import Shard, deal, predicted_work
+from fedsim.lab.study.shards import StudyShard, deal, predicted_work
 from tests import children
 from tests.calls import call, done
 from tests.children import wait_until
@@ -48,7 +48,7 @@ def hashes(out: Path) -> dict[str, str]:
 )
 def test_what_is_no_shard_is_refused(text: str) -> None:
     with pytest.raises(ScenarioError, match="shard is"):
-        Shard.read(text)
+        StudyShard.read(text)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.integers(1, 20))
