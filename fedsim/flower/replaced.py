@@ -154,7 +154,7 @@ class Sleeper:
 
 
 class SessionBase(Grid):  # type: ignore[misc]
-    """What the replaced functions of Flower use of a ServerApp's session.
+    """Interface of a ServerApp's session, for the replaced functions of Flower.
 
     Attributes:
         folder: folder of the app.

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.training import Training
-from fedsim.learning.scratch import Written
-
-Weights = NDArray[np.float32]
+from fedsim.learning.scratch import Weights, Written
 
 
 @dataclass(frozen=True, slots=True, eq=False)

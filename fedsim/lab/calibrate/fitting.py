@@ -59,7 +59,7 @@ class Presence(NamedTuple):
     """The online phases of clients."""
 
     mean_on: float  # duration of an online phase (s)
-    mean_off: float  # duration of an offline phase (s)
+    mean_off: float  # duration of a phase in which the client is disconnected (s)
     share: Floats  # of the time that each client is online; float64 [clients]
 
 
