@@ -120,7 +120,7 @@ def presence(log: Log) -> Presence | None:
     """Estimate the online phases of clients.
 
     The log states the phases, or else nearly all clients take part in every round, and the rest
-    count as offline. The means are fitted to exponential phases, of which the first and the last
+    count as disconnected. The means are fitted to exponential phases, of which the first and the last
     may be cut off.
 
     Returns:
