@@ -99,10 +99,10 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "parts of one's own find nothing wrong": declared.own_parts_agree,
 }
 
-"""The checks by their titles, in the order in which they run."""
+"""Title of each check: its function; in the order in which the checks run."""
 
 MOST_FINDINGS = 10_000
-"""Findings listed for one check: one record too many can make all that follow wrong."""
+"""Most findings listed for one check: one superfluous record can make all later ones wrong."""
 
 
 def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]:
@@ -125,7 +125,11 @@ def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]
 
 
 def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) -> list[str]:
-    """The findings of a check; a folder too damaged to check is a finding too."""
+    """Run one check and return its findings.
+
+    A folder that is too damaged for the check gives a finding too, instead of an error. At most
+    ``MOST_FINDINGS`` findings are listed.
+    """
     problems: list[str] = []
     try:
         # NaN and infinity are findings, because they equal no due value. Arrow's strings, which

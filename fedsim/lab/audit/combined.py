@@ -1,4 +1,4 @@
-"""Checks that updates were combined by the strategy's rule, with the weights that it gives."""
+"""Checks that updates were combined by the strategy's rule, with the weights of that rule."""
 
 import math
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from fedsim.lab.audit.strategies import UPDATES_ARE_MODELS
 
 _ROUNDING = 1e-9
 _ALIKE = ("mean", "median", "trimmed-mean", "private")
-"""Aggregations by which all updates weigh the same."""
+"""Kinds of aggregation that give all updates the same weight."""
 
 _BY_DISTANCE = {"krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}
-"""Aggregations by distances, and (a, b): of n updates f may be malicious if n >= a f + b."""
+"""Kind of aggregation by distances: (a, b); of n updates, f may be malicious if n >= a f + b."""
 
 _SAME_SIZES = ("label-permutation", "rotation")
-"""Shifts of data that leave each device as many samples as it had."""
+"""Kinds of data shift that do not change the sample count of any device."""
 
 
 class _Aggregate(NamedTuple):
-    """A record of an aggregation."""
+    """Record of one aggregation: its tasks, and the weight and staleness of each task's update."""
 
     tasks: list[int]
     weights: list[float] | None
@@ -33,7 +33,7 @@ class _Aggregate(NamedTuple):
 
 
 def weights_as_said(evidence: Evidence) -> Iterator[str]:
-    """The weights of each aggregation follow from the strategy and the samples."""
+    """Yield a finding for each aggregation whose weights break the strategy's rule."""
     kind = evidence.run.scenario["strategy"]["kind"]
     if ":" in kind or kind == "flower":
         return
@@ -50,7 +50,7 @@ def weights_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 class _WeightRule:
-    """The rule by which the strategy of a scenario weighs updates."""
+    """Rule by which a scenario's strategy weighs updates, to compare with recorded weights."""
 
     def __init__(self, evidence: Evidence) -> None:
         scenario = evidence.run.scenario
@@ -68,7 +68,7 @@ class _WeightRule:
         self._updates_in_round = counts.groupby(rounds).sum().to_dict()
 
     def problem(self, aggregate: _Aggregate) -> str | None:
-        """The problem with an aggregation's weights; None if they follow the rule.
+        """Return the reason why an aggregation's weights break the rule; None if they follow it.
 
         Weights that depend on values of learning are not checked.
         """
@@ -94,7 +94,15 @@ class _WeightRule:
         return _unlike(weights, self._due(aggregate, weights))
 
     def _due(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
-        """The weights by the rule; None if they are not known; float64 [updates]."""
+        """Return the weights that the rule gives an aggregation's updates; float64 [updates].
+
+        Args:
+            aggregate: the record of the aggregation.
+            weights: its recorded weights; float64 [updates].
+
+        Returns:
+            The weights; None if the folder does not determine them.
+        """
         tasks = aggregate.tasks
         count = len(tasks)
         kind = self._aggregation["kind"]
@@ -117,7 +125,10 @@ class _WeightRule:
         return None
 
     def _due_of_fesem(self, weights: Floats) -> Floats:
-        """Equal weights of any size up to the mean's."""
+        """Return the weights that FeSEM ``as = "paper"`` may give: equal, each at most 1 / count.
+
+        The recorded weight of the first update is used for all if it is allowed, else 0.
+        """
         count = len(weights)
         first = weights[0]
         if 0 < first <= 1 / count * (1 + _ROUNDING):
@@ -125,7 +136,10 @@ class _WeightRule:
         return np.zeros(count)
 
     def _due_by_samples(self, tasks: list[int], weights: Floats) -> Floats | None:
-        """Weights in proportion to samples; tasks without known samples keep their weights."""
+        """Return weights in proportion to the tasks' sample counts; None if no count is known.
+
+        Tasks with an unknown sample count keep their recorded weight.
+        """
         samples = np.array([self._samples.get(task, math.nan) for task in tasks])
         is_known = ~np.isnan(samples)
         if not is_known.any():
@@ -137,12 +151,16 @@ class _WeightRule:
         return np.where(is_known, samples / total * share, weights)
 
     def _tolerated(self, updates: int) -> int:
-        """The number of malicious updates that an aggregation by distances tolerates."""
+        """Return how many of ``updates`` may be malicious, for aggregations by distances."""
         factor, more = _BY_DISTANCE[self._aggregation["kind"]]
         return max(0, min(int(self._aggregation["malicious"]), (updates - more) // factor))
 
     def _problem_of_tolerance(self, aggregate: _Aggregate) -> str | None:
-        """Too few updates tolerate fewer malicious ones than the scenario; the record has both."""
+        """Return the reason why the recorded tolerance of malicious updates is wrong, or None.
+
+        A record states the tolerance (``bears``) only if too few updates arrived for the tolerance
+        that the scenario sets.
+        """
         kind = self._aggregation["kind"]
         count = len(aggregate.tasks)
         due = math.nan
@@ -160,9 +178,9 @@ class _WeightRule:
         )
 
     def _problem_of_choice(self, aggregate: _Aggregate, weights: Floats) -> str | None:
-        """Aggregations by distances choose a fixed count of updates, which weigh the same.
+        """Return the reason why an aggregation by distances chose wrong updates, or None.
 
-        Of too few updates they choose none.
+        It has to choose a fixed count of updates with equal weights, and none if too few arrived.
         """
         kind = self._aggregation["kind"]
         count = len(weights)
@@ -187,7 +205,7 @@ class _WeightRule:
         return f"{kind} takes {due} of {count} updates alike; the weights are {weights.tolist()}"
 
     def _problem_without_rounds(self, aggregate: _Aggregate, weights: Floats) -> str | None:
-        """The weights of FedAsync and FedBuff follow from staleness."""
+        """Return the reason why weights of FedAsync or FedBuff contradict staleness, or None."""
         strategy = self._strategy
         version = aggregate.round
         due = [int(version - self._round_of[task]) for task in aggregate.tasks]
@@ -204,6 +222,7 @@ class _WeightRule:
 
 
 def _problem_of_sum(weights: Floats) -> str | None:
+    """Return a sentence if the weights sum to anything but 0 or 1, else None."""
     total = weights.sum()
     if not total or math.isclose(total, 1.0, rel_tol=_ROUNDING):
         return None
@@ -211,7 +230,7 @@ def _problem_of_sum(weights: Floats) -> str | None:
 
 
 def _discount(strategy: TomlTable, staleness: int) -> float:
-    """The discount of an update of FedBuff."""
+    """Return the factor by which FedBuff scales an update of a given staleness (rounds)."""
     most = strategy.get("most_staleness")
     if most is not None and staleness > most:
         return 0.0
@@ -221,7 +240,13 @@ def _discount(strategy: TomlTable, staleness: int) -> float:
 
 
 def _alpha(strategy: TomlTable, version: int, staleness: int) -> float:
-    """The mixing weight of an update of FedAsync."""
+    """Return FedAsync's mixing weight for an update.
+
+    Args:
+        strategy: the strategy's section of the scenario.
+        version: version of the global model at the aggregation.
+        staleness: of the update (versions).
+    """
     decays = sum(version >= at for at in strategy["alpha_decay_at"])
     alpha = strategy["alpha"] * strategy.get("alpha_decay", 1.0) ** decays
     if strategy["staleness"] == "hinge":
@@ -231,6 +256,7 @@ def _alpha(strategy: TomlTable, version: int, staleness: int) -> float:
 
 
 def _unlike(weights: Floats, due: Floats | None) -> str | None:
+    """Return a sentence if the weights differ from the due ones, else None."""
     if due is None or np.isnan(due).any():
         return None
     if np.allclose(weights, due, rtol=_ROUNDING, atol=1e-12):
@@ -239,7 +265,10 @@ def _unlike(weights: Floats, due: Floats | None) -> str | None:
 
 
 def _samples(evidence: Evidence) -> dict[int, float]:
-    """Samples on which each task trained; NaN if the device's data have changed since."""
+    """Return the count of samples on which each task trained, by task.
+
+    It is NaN if a later shift of the device's data may have changed the count.
+    """
     events = evidence.events
     trainings = evidence.trainings
     device = trainings["device"]
@@ -254,7 +283,10 @@ def _samples(evidence: Evidence) -> dict[int, float]:
 
 
 def edges_as_said(evidence: Evidence) -> Iterator[str]:
-    """The server weighs edge servers by the samples of the last updates that each has combined."""
+    """Yield a finding if the server's weights of edge servers do not follow from their samples.
+
+    The weight of an edge server follows from the samples of the updates that it combined last.
+    """
     combined = evidence.data_of("edges-combined")
     if not len(combined):
         return
@@ -285,7 +317,7 @@ def edges_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _shares(counts: Floats) -> Floats:
-    """Counts as shares of their sum, all equal if it is 0."""
+    """Divide counts by their sum; all shares are equal if the sum is 0. float64 [n]."""
     total = counts.sum()
     if not total:
         return np.full(len(counts), 1 / len(counts))

@@ -1,4 +1,4 @@
-"""The coverage of the audit and its gaps, and the checks that a user's own parts bring along.
+"""Declared gaps of the audit's coverage, and the checks that a user's own parts bring along.
 
 A part that a scenario names by import path may have a static method ``check_run(run, section)``,
 which takes the run folder (``fedsim.plugin.RunFolder``) and the part's table in the scenario, and
@@ -15,13 +15,13 @@ from fedsim.lab.audit.evidence import Evidence
 from fedsim.records.reading import RunFolder
 
 Section = Mapping[str, Any]
-"""A part's table in the scenario."""
+"""A part's table in the scenario: key: value."""
 
 
 class OwnPart(NamedTuple):
-    """A part that a scenario names by import path."""
+    """User code that a scenario names by import path, such as a strategy or a meter."""
 
-    key: str  # in the scenario
+    key: str  # dotted key in the scenario, such as "strategy.kind"
     path: str
     section: Section
 
@@ -212,12 +212,16 @@ Every new kind needs an entry.
 
 
 def is_unchecked(name: str) -> bool:
-    """Whether a column, field, entry or key is declared as unchecked."""
+    """Whether ``name`` matches a pattern in ``UNCHECKED``.
+
+    Args:
+        name: a column, field, entry or key, written as in ``UNCHECKED``.
+    """
     return any(fnmatchcase(name, pattern) for pattern in UNCHECKED)
 
 
 def own_parts(scenario: Section) -> list[OwnPart]:
-    """The parts that a scenario names by import path."""
+    """Return all parts that a scenario names by import path."""
     return [*_find_own_parts(scenario, "")]
 
 
@@ -235,9 +239,9 @@ def _find_own_parts(section: object, key: str) -> Iterator[OwnPart]:
 
 
 def own_parts_agree(evidence: Evidence) -> Iterator[str]:
-    """The ``check_run`` of each of the user's own parts finds no problem.
+    """Yield the problems that ``check_run`` of the user's own parts finds in the run folder.
 
-    Parts whose code may not be imported are left out.
+    Parts whose code may not be imported are skipped.
     """
     for part in own_parts(evidence.run.scenario):
         check = _check_of(part)
@@ -252,6 +256,7 @@ def own_parts_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_of(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] | None:
+    """Return a part's ``check_run``; None if it has none or cannot be imported."""
     try:
         check: Callable[[RunFolder, Section], Iterable[str]] | None = getattr(
             named(part.path, part.key), "check_run", None
@@ -262,13 +267,13 @@ def _check_of(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] | 
 
 
 def unchecked_parts(run: RunFolder) -> tuple[list[str], bool]:
-    """List the user's own parts whose behaviour no check covers.
+    """List the user's own parts that no check covers.
 
     Args:
         run: the run folder.
 
     Returns:
-        A sentence for each part, and whether the code of all own parts can be imported.
+        A sentence for each unchecked part, and whether the code of all own parts can be imported.
     """
     sentences: list[str] = []
     can_import_all = True

@@ -1,4 +1,4 @@
-"""Checks that energy adds up: over phases, devices and rounds, and in the batteries.
+"""Checks that energy adds up over phases, devices and rounds, and in the batteries.
 
 All energy is computed again from the records and from the power of each device
 (``energy.parquet``, ``energy.json``), without the ledger that the run kept.
@@ -21,12 +21,12 @@ from fedsim.world.meters.energy import DAY_S, PHASES, PLACES, SETTING, TABLE, co
 
 _HOURS = np.arange(25) * 3600.0
 _WATTS = ["idle_w", "compute_w", "receive_w", "send_w", "tail_w", "charge_w"]
-_NOBODY = -1  # the device and the task of a server's energy
-_CONTINUOUS = -1  # the record of energy that is drawn all the time, and so in every round
+_NOBODY = -1  # ID that stands for no device and no task, in a server's energy
+_CONTINUOUS = -1  # row of energy that no single record books, because it is drawn all the time
 
 
 class _GridZone(TypedDict):
-    """A zone of the grid, as ``energy.json`` has it: name, hourly grams/J, and offset (s)."""
+    """Zone of the electricity grid in ``energy.json``: name, hourly grams/J, and offset (s)."""
 
     name: str
     hours: list[float]
@@ -34,7 +34,10 @@ class _GridZone(TypedDict):
 
 
 def energy_adds_up(evidence: Evidence) -> Iterator[str]:
-    """Joules and grams of devices, phases and rounds agree with the sums over the records."""
+    """Yield findings if joules or grams differ from the sums over the records.
+
+    Devices, phases, rounds and the summary's totals are compared.
+    """
     stated = evidence.run.summary.get("energy")
     if (stated is None) == ("energy" in evidence.run.scenario):
         if stated is None:
@@ -97,13 +100,18 @@ def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
         quantities.append("grams")
     for quantity in quantities:
         due = account.by_round(quantity)
-        slack = 1e-6 + 1e-9 * np.abs(np.cumsum(due))  # each is a difference of two sums
+        slack = 1e-6 + 1e-9 * np.abs(np.cumsum(due))  # a round's figure is a difference of two sums
         text = "round {row} has {stated!r} {name}, the records say {due!r}"
         yield from report_differences(text, evidence.rounds, {quantity: due}, atol=slack)
 
 
 def batteries_hold(evidence: Evidence) -> Iterator[str]:
-    """Battery levels lie within the capacity and follow from the energy charged and drawn."""
+    """Yield a finding for each impossible battery level.
+
+    A level has to lie from 0 to the battery's capacity, and to equal the initial energy plus the
+    energy charged, minus the energy drawn. The energy that tasks drew from a battery has to equal
+    the energy of these tasks.
+    """
     if "energy" not in evidence.run.summary or not (evidence.events["kind"] == "battery").any():
         return
     account = _Account(evidence)
@@ -135,15 +143,16 @@ def batteries_hold(evidence: Evidence) -> Iterator[str]:
 
 
 class _Account:
-    """The energy that the records add up to.
+    """Energy of a run, computed from its records: which device drew it, when, and in which phase.
 
     Attributes:
-        table: the power of each device and the energy that the run has booked for it.
+        table: DataFrame of ``energy.parquet``: each device's powers, and the energy that the run
+            has booked for it.
         zones: the zones of the grid; empty if the scenario counts no carbon.
-        drawn: energy by ``device``, ``task`` (-1: none) and ``phase`` or place: ``joules`` from
-            ``start`` to ``end`` (s), their ``grams``, the grid's ``zone``, and ``row``, the record
-            with which the energy was booked.
-        of_devices: joules of each device (row) in each phase (column).
+        drawn: DataFrame of portions of energy: ``device``, ``task`` (-1: no task), ``phase`` (or
+            place of the server), ``joules`` drawn from ``start`` to ``end`` (s), ``grams`` of
+            carbon, index ``zone`` of the grid, and ``row``, the record that books the energy.
+        of_devices: DataFrame of joules by device (rows) and phase (columns).
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -157,7 +166,7 @@ class _Account:
         columns = ["device", "task", "start", "end", "joules", "row", "phase"]
         parts = [part.assign(phase=phase)[columns] for phase, part in self._parts()]
         drawn = pd.concat(parts, ignore_index=True)
-        # energy of no device has the zone of the first
+        # energy that no device draws has the first zone
         drawn["zone"] = np.append(self.table["zone"].to_numpy(), 0)[drawn["device"]]
         drawn["grams"] = 0.0
         for number, zone in enumerate(self.zones):
@@ -167,6 +176,7 @@ class _Account:
         self.of_devices = joules.reindex(index=self.table.index, columns=PHASES, fill_value=0.0)
 
     def _parts(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield phase or place, and DataFrame of the portions of energy in it."""
         yield "idle", self._idle()
         yield from self._energy_of_steps()
         yield "tail", self._tails()
@@ -203,7 +213,15 @@ class _Account:
         yield "edge", self._energy_of_place("edge", of_devices | of_edges)
 
     def _energy_of_place(self, place: str, passing: "pd.Series[bool]") -> pd.DataFrame:
-        """The energy of the server or of all edge servers, which messages pass."""
+        """Return the energy of the server or of all edge servers.
+
+        Args:
+            place: ``server`` or ``edge``.
+            passing: whether each message passes the place; bool [messages].
+
+        Returns:
+            DataFrame of idle energy, and of energy for messages and for aggregated updates.
+        """
         draws = self._setting[place]
         aggregates = self._evidence.data_of("aggregate")
         aggregates = aggregates[aggregates["at_edge"] == (place == "edge")]
@@ -223,21 +241,28 @@ class _Account:
         return energy
 
     def tails_after_end(self) -> "pd.Series[float]":
-        """Joules of each device's radio after the run's end, of which no battery has a record."""
+        """Return the joules that each device's radio draws after the run's end, by device.
+
+        Batteries have no records of this energy.
+        """
         tails = self.drawn[self.drawn["phase"] == "tail"]
         seconds = (tails["end"] - np.maximum(tails["start"], self._end)).clip(lower=0.0)
         joules = seconds * self._of_rows(tails, "tail_w")
         return joules.groupby(tails["device"]).sum().reindex(self.table.index, fill_value=0.0)
 
     def wasted(self) -> float:
-        """Joules of tasks without an update that counts, their idle power included."""
+        """Return the joules of tasks whose update does not count, including their idle power."""
         tasks = self._evidence.wasted_tasks
         idle = self._book(tasks.assign(end=tasks["time"]), "idle_w")["joules"].sum()
         of_steps = self.drawn["task"].isin(tasks["task"]) & (self.drawn["phase"] != "idle")
         return float(idle + self.drawn["joules"][of_steps].sum())
 
     def by_round(self, quantity: str) -> Floats:
-        """Joules or grams that each round has booked since the last; float64 [rounds]."""
+        """Return the energy or carbon booked in each round; float64 [rounds].
+
+        Args:
+            quantity: ``joules`` or ``grams``.
+        """
         is_continuous = self.drawn["row"] == _CONTINUOUS
         at_once = self.drawn[~is_continuous]
         evenly = self.drawn[is_continuous & (self.drawn["end"] > self.drawn["start"])]
@@ -254,11 +279,16 @@ class _Account:
         return booked.astype(np.float64) + np.diff(total, prepend=0.0)
 
     def _of_rows(self, rows: pd.DataFrame, name: str) -> Floats:
-        """A column of ``table`` for the device of each row."""
+        """Return the value in column ``name`` of ``table`` for each row's device."""
         return self.table[name].to_numpy()[rows["device"]]
 
     def _book(self, rows: pd.DataFrame, power: str) -> pd.DataFrame:
-        """Book a power of each record's device (W), from the record's ``start`` to its ``end``."""
+        """Add ``joules`` to rows that draw a constant power from ``start`` to ``end`` (s).
+
+        Args:
+            rows: with ``device``, ``start`` and ``end``.
+            power: name of the device's power in ``table`` (W).
+        """
         joules = self._of_rows(rows, power) * (rows["end"] - rows["start"])
         return rows.assign(joules=joules, row=rows.index)
 
@@ -278,12 +308,15 @@ class _Account:
         return pd.concat([plugged_in, self._idle_of_batteries()])
 
     def _first_times(self, kind: str) -> "pd.Series[float]":
-        """The time of each device's first record of a kind (s), by device."""
+        """Return the time of each device's first record of a kind (s), indexed by device."""
         records = self._events[self._events["kind"] == kind].drop_duplicates("device")
         return records.set_index("device")["time"].sort_index()
 
     def _idle_of_batteries(self) -> pd.DataFrame:
-        """Idle energy between the records of a battery, which have its sum since the first task."""
+        """Return the idle energy between consecutive records of each battery.
+
+        Battery records state the idle energy as a running sum since the device's first task.
+        """
         records = self._evidence.data_of("battery").join(self._events[["device", "time"]])
         before = records.groupby("device")[["idle", "time"]].shift()
         intervals = records.assign(
@@ -296,9 +329,10 @@ class _Account:
         return intervals.dropna(subset="start")
 
     def _tails(self) -> pd.DataFrame:
-        """Energy of radios that stay awake after a transfer.
+        """Return the energy of radios that stay awake after a transfer.
 
-        A tail lasts its time, or until the device's next transfer or an empty battery.
+        A tail ends after its fixed time, or earlier with the device's next transfer or an empty
+        battery.
         """
         events = self._events
         ends = events["kind"] == "step-end"
@@ -319,10 +353,10 @@ class _Account:
         return drawn.assign(row=self._rows_of_tails(drawn, asleep, following["row"].to_numpy()))
 
     def _rows_of_tails(self, tails: pd.DataFrame, asleep: "pd.Series[float]", ending: Ints) -> Ints:
-        """The record with which each tail is booked.
+        """Return the row of the record that books each tail.
 
-        It is the device's next record (``ending``), or the last one before the first round at
-        which the whole tail (until ``asleep``, s) is over.
+        It is the device's next record (``ending``) or, if earlier, the last record before the first
+        round that ends at or after the whole tail's end (``asleep``, s).
         """
         times = self._events["time"].to_numpy()[self._round_rows]
         place = np.searchsorted(times, asleep)
@@ -332,7 +366,7 @@ class _Account:
 
 
 def _grams(zone: _GridZone, drawn: pd.DataFrame) -> "pd.Series[float]":
-    """Carbon of energy in a zone of the grid, by the mean intensity from its start to its end."""
+    """Return the carbon of portions of energy (g), by the zone's mean intensity in their time."""
     start = drawn["start"]
     end = drawn["end"]
     hour = np.nan_to_num(np.mod(start + zone["offset_s"], DAY_S) // 3600).astype(np.int64)
@@ -342,10 +376,16 @@ def _grams(zone: _GridZone, drawn: pd.DataFrame) -> "pd.Series[float]":
 
 
 def _sum_energy(evenly: pd.DataFrame, rows: Flags, times: Floats, zone: _GridZone | None) -> Floats:
-    """Energy of some rows up to each of some times (s), at constant powers.
+    """Sum energy at constant powers from the run's begin up to each of given times.
+
+    Args:
+        evenly: portions of energy, drawn evenly from ``start`` to ``end``.
+        rows: the portions to sum; bool [portions].
+        times: ends of the sums (s).
+        zone: zone of the grid, to sum carbon instead of energy.
 
     Returns:
-        Joules, or grams of a ``zone``; float64 [times].
+        Joules, or grams if ``zone`` is given; float64 [times].
     """
     watts = (evenly["joules"] / (evenly["end"] - evenly["start"])).to_numpy()[rows]
     start = evenly["start"]
@@ -362,7 +402,7 @@ def _sum_energy(evenly: pd.DataFrame, rows: Flags, times: Floats, zone: _GridZon
 
 
 def _integral(zone: _GridZone, times: "Floats | pd.Series[float]") -> Floats:
-    """Integrate a zone's intensity from a midnight before the run to some times (s)."""
+    """Integrate a zone's carbon intensity from a midnight before the run up to given times (s)."""
     sums = np.append(0.0, np.cumsum(zone["hours"])) * 3600.0
     days, rest = np.divmod(times + zone["offset_s"], DAY_S)
     return days * sums[-1] + np.interp(rest, _HOURS, sums)

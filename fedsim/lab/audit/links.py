@@ -24,31 +24,31 @@ from fedsim.lab.audit.frames import NOTHING, endpoint_numbers, read, report
 from fedsim.records import folder as files
 
 _DIRECTIONS = ("down", "up")
-# between devices and the server, devices and edge servers, edge servers and the server
+# parts of a route: device to server, device to edge server, edge server to server
 _WHOLE, _BELOW, _ABOVE = range(3)
 
 _User = tuple[str, int, int]
-"""Messages of a direction, on a part of the route, of a place (of devices, or an edge server)."""
+"""Messages on a link: direction, part of the route, and place (of devices, or an edge server)."""
 
 
 class Link(NamedTuple):
-    """A link that messages share."""
+    """Link that carries the messages of several devices."""
 
-    name: str  # in findings
-    key: str  # in records
-    rate: float  # as it was built (bytes/s)
+    name: str  # name in findings
+    key: str  # name in records
+    rate: float  # rate at the run's begin (bytes/s)
     users: Sequence[_User]
 
 
 class LinkLayout(NamedTuple):
-    """The shared part of a network.
+    """Shared links of a network, and the latencies of places and edge servers.
 
     Attributes:
         links: the links that devices share.
-        place_s: the latency of each place (s), which is part of its devices' latencies; float64
-            [places].
-        edge_s: latency between each edge server and the server (s), and 0 for no edge server;
-            float64 [edge servers + 1].
+        place_s: latency of each place (s), which is part of the latency of the devices attached to
+            it; float64 [places].
+        edge_s: latency between each edge server and the server (s), followed by a 0 for messages
+            that pass no edge server; float64 [edge servers + 1].
     """
 
     links: list[Link]
@@ -56,14 +56,21 @@ class LinkLayout(NamedTuple):
     edge_s: Floats
 
     def beyond_s(self, edge: ArrayLike) -> Floats:
-        """Latency beyond the edge server of each message (s), 0 without one; float64 [messages]."""
+        """Return the latency between each message's edge server and the server (s).
+
+        Args:
+            edge: index of each message's edge server, ``NOTHING`` for none; [messages].
+
+        Returns:
+            Latencies, 0 if there is no edge server; float64 [messages].
+        """
         numbers = np.asarray(edge)
         exists = (numbers >= 0) & (numbers < len(self.edge_s) - 1)
         return np.asarray(self.edge_s[np.where(exists, numbers, -1)])
 
 
 def within_capacity(evidence: Evidence) -> Iterator[str]:
-    """No link of a device, and no link that devices share, carried more than it can."""
+    """Yield a finding for each link, own or shared, that carried more bytes than it can."""
     rates = evidence.data_of("link-rate").assign(time=evidence.events["time"])
     changes_of = {str(link): changes for link, changes in rates.groupby("link")}
     layout = _layout(evidence)
@@ -79,6 +86,7 @@ def within_capacity(evidence: Evidence) -> Iterator[str]:
 
 
 def _layout(evidence: Evidence) -> LinkLayout:
+    """Return the shared links of the run's network, from its scenario or from the folder."""
     network = evidence.run.scenario["network"]
     if network["kind"] == "graph" or "edge" in network:
         return _layout_from_file(evidence)
@@ -86,7 +94,12 @@ def _layout(evidence: Evidence) -> LinkLayout:
 
 
 def _rate(built: float, changes: pd.DataFrame | None) -> Rate:
-    """The rate with which a link was built (bytes/s), and its later rates."""
+    """Return the rate of a link over time.
+
+    Args:
+        built: rate at the run's begin (bytes/s).
+        changes: records of later rates (``time``, ``rate``); None if the rate never changed.
+    """
     if changes is None:
         return Rate(np.zeros(1), np.array([built]))
     return Rate(np.append(0.0, changes["time"]), np.append(built, changes["rate"]))
@@ -104,10 +117,12 @@ def _check_link(link: str, messages: pd.DataFrame, rate: Rate) -> Iterator[str]:
 
 
 def _messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
-    """The transfers of devices and edge servers, but not between devices, on their links.
+    """Return the transfers of devices and edge servers, except those between devices.
 
-    Further columns: ``part`` of the route, ``place`` of the device or the edge server, ``at``
-    (the device's row), and ``begin`` of the bytes, after the latency (s).
+    Returns:
+        DataFrame of transfers with four more columns: ``part`` of the route, ``place`` of the
+        device or index of the edge server, row ``at`` of the device in the table of devices, and
+        ``begin`` of the bytes (s), which is the start plus the latency.
     """
     transfers = evidence.transfers
     on_links = (transfers["device"] != NOTHING) | (transfers["edge"] != NOTHING)
@@ -119,7 +134,9 @@ def _messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
     part = np.where(device == NOTHING, _ABOVE, _BELOW)
     part = np.where(edge == NOTHING, _WHOLE, part)
     at = evidence.row_of(device)
-    device_s = np.append(devices["latency"], 0.0)[at]  # at -1: between an edge and the server
+    device_s = np.append(devices["latency"], 0.0)[
+        at
+    ]  # row -1: no device, but an edge server and the server
     beyond_s = layout.beyond_s(edge)
     latency = device_s + beyond_s * (part == _ABOVE) - beyond_s * (part == _BELOW)
     begin = messages["start"] + np.where(messages["wire_bytes"] > 0, latency, 0.0)
@@ -146,7 +163,10 @@ def _refuse_damaged(evidence: Evidence, messages: pd.DataFrame) -> None:
 def _check_own_links(
     evidence: Evidence, messages: pd.DataFrame, changes_of: Mapping[str, pd.DataFrame]
 ) -> Iterator[str]:
-    """A device has its messages one after another, so each has the device's link for itself."""
+    """Yield a finding for each message that was too fast for its device's own link.
+
+    A device has its messages one after another, so each message has the link for itself.
+    """
     messages = messages[messages["part"] != _ABOVE]
     links = evidence.devices.iloc[messages["at"]]
     begin = messages["begin"].to_numpy()
@@ -176,9 +196,10 @@ def _check_own_links(
 def _check_peers(
     evidence: Evidence, layout: LinkLayout, changes_of: Mapping[str, pd.DataFrame]
 ) -> Iterator[str]:
-    """Messages between devices share each device's own link with the messages of its tasks.
+    """Yield findings for own links of devices that carried too many bytes, peer messages included.
 
-    Other links that they share are not known from the folder.
+    Peer messages share each device's own link with the messages of its tasks. Other links that
+    peer messages share are not known from the folder.
     """
     transfers = evidence.transfers
     between_peers = transfers["direction"] == "peer"
@@ -186,7 +207,7 @@ def _check_peers(
         "up": endpoint_numbers(transfers["sender"], "device"),
         "down": endpoint_numbers(transfers["receiver"], "device"),
     }
-    latency_s = np.append(_latencies_to_peers(evidence, layout), 0.0)  # at -1, of no device, 0
+    latency_s = np.append(_latencies_to_peers(evidence, layout), 0.0)  # row -1, no device: 0 s
     latency = sum(latency_s[evidence.row_of(endpoint)] for endpoint in endpoints.values())
     messages = transfers.assign(begin=transfers["start"] + np.where(between_peers, latency, 0.0))
     for direction, endpoint in endpoints.items():
@@ -201,9 +222,9 @@ def _check_peers(
 
 
 def _latencies_to_peers(evidence: Evidence, layout: LinkLayout) -> Floats:
-    """Each device's share of the latency to a peer (s); float64 [rows of devices].
+    """Return each device's share of the latency to a peer (s); float64 [rows of devices].
 
-    Between regions the latency depends on both devices, and is left out.
+    It is 0 between regions, where the latency depends on both devices.
     """
     devices = evidence.devices
     if evidence.run.scenario["network"]["kind"] == "regions":
@@ -213,7 +234,7 @@ def _latencies_to_peers(evidence: Evidence, layout: LinkLayout) -> Floats:
 
 
 def _layout_of_scenario(network: TomlTable) -> LinkLayout:
-    """The shared links of a star, or of a tree of cells to which devices are attached in turn."""
+    """Return the shared links of a star, or of a tree of cells to which devices attach in turn."""
     places = network.get("cells", 1)
     links = []
     for direction, text in network.get("server", {}).items():
@@ -230,7 +251,11 @@ def _layout_of_scenario(network: TomlTable) -> LinkLayout:
 
 
 def _layout_from_file(evidence: Evidence) -> LinkLayout:
-    """The shared links and latencies that the run left in the folder."""
+    """Return the shared links and latencies in the network file that the run wrote.
+
+    Raises:
+        RunFolderError: the file is missing or damaged.
+    """
     try:
         if evidence.network is None:
             raise ValueError("there is no such file")
@@ -264,7 +289,10 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
 
 
 def layout_as_said(evidence: Evidence) -> Iterator[str]:
-    """The links and places of a tree with edge servers agree with the scenario."""
+    """Yield a finding for each latency or link of the network file that differs from the scenario.
+
+    Only trees whose run wrote a network file are checked. The count of cells is compared, too.
+    """
     network = evidence.run.scenario["network"]
     layout = evidence.network
     if network["kind"] != "tree" or layout is None:

@@ -1,4 +1,4 @@
-"""Checks that devices sent to the peers of the scenario: by topology, draws or all-reduces."""
+"""Checks that devices sent to the right peers, by the topology, random draws or all-reduces."""
 
 import inspect
 import math
@@ -17,26 +17,27 @@ from fedsim.lab.audit.layout import coded_bytes, dense_tensors, left_tensors, nu
 
 PeerPair = tuple[int, int]
 _Neighbours: TypeAlias = Callable[[int], list[list[int]]]
-"""The devices to which each device may send, by the number of a round or graph."""
+"""Function from the index of a round or graph to the receivers of each device."""
 
 _GENERATORS = {
     "ring": "cycle_graph",
     "random-regular": "random_regular_graph",
     "torus": "grid_2d_graph",
 }
-"""Generators of NetworkX for kinds of topology that are not their names."""
+"""Kind of topology: NetworkX generator, for kinds that differ from the generator's name."""
 
 _USUAL: Mapping[str, Mapping[str, object]] = {
     "random_regular_graph": {"d": 3},
     "grid_2d_graph": {"periodic": True},
 }
-"""Arguments of generators that a scenario may leave out."""
+"""NetworkX generator: default arguments, which a scenario may omit."""
 
 
 def peers_as_said(evidence: Evidence) -> Iterator[str]:
-    """Devices send to the receivers that topology, draws or all-reduce give in each round.
+    """Yield a finding for each device or all-reduce with wrong receivers of peer messages.
 
-    A device that sends to one of its receivers sends to all.
+    The scenario's topology, random draws or collective determine the receivers in each round. A
+    device that sends to one of its receivers has to send to all.
     """
     strategy = evidence.run.scenario["strategy"]
     messages = _messages(evidence)
@@ -51,9 +52,11 @@ def peers_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _messages(evidence: Evidence) -> pd.DataFrame:
-    """The messages between devices within rounds.
+    """Return the messages between devices in rounds.
 
-    Columns: ``round``, ``source`` and ``to`` (devices), ``purpose`` of the first part, ``bytes``.
+    Returns:
+        DataFrame with ``round``, ``source`` and ``to`` (device IDs), ``purpose`` of the first part,
+        and ``bytes``.
     """
     transfers = evidence.transfers
     of_rounds = (transfers["direction"] == "peer") & (transfers["round"] != NOTHING)
@@ -86,16 +89,16 @@ def _receivers(scenario: TomlTable) -> _Neighbours:
 
 
 def _is_repeated(stated: Sequence[int], due: Sequence[int]) -> bool:
-    """Whether a device has sent to all its receivers more than once.
+    """Whether a device sent to all its due receivers equally often, and more than once.
 
-    A device that was away begins its round again.
+    A device repeats its round's messages if it went offline in between.
     """
     counts = Counter(stated)
     return {*counts} == {*due} and len(set(counts.values())) == 1
 
 
 def _draw_receivers(scenario: TomlTable) -> _Neighbours:
-    """The receivers that Epidemic Learning draws for every device of a round."""
+    """Return a function from round to each device's receivers in Epidemic Learning."""
     streams = Streams(scenario["seed"])
     devices = scenario["population"]["devices"]
     sample_size = scenario["strategy"]["sample_size"]
@@ -113,7 +116,7 @@ def _draw_receivers(scenario: TomlTable) -> _Neighbours:
 
 
 def _neighbours_in_round(scenario: TomlTable) -> _Neighbours:
-    """The neighbours of every device in the topology of a round."""
+    """Return a function from round to each device's neighbours in that round's topology."""
     every = scenario["strategy"]["topology"].get("every")
     neighbours = _neighbours(scenario)
     if every is None:
@@ -122,7 +125,7 @@ def _neighbours_in_round(scenario: TomlTable) -> _Neighbours:
 
 
 def _neighbours(scenario: TomlTable) -> _Neighbours:
-    """The neighbours of every device in the graph of a number."""
+    """Return a function from graph index to each device's neighbours in that graph."""
     import networkx
 
     topology = scenario["strategy"]["topology"]
@@ -162,7 +165,7 @@ def _neighbours(scenario: TomlTable) -> _Neighbours:
 
 
 def _check_asks(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Check that a device asks the neighbour that its stream draws."""
+    """Yield a finding for each gossip request to a neighbour that the device's stream does not draw."""
     scenario = evidence.run.scenario
     streams = Streams(scenario["seed"])
     neighbours = _neighbours_in_round(scenario)
@@ -180,7 +183,7 @@ def _check_asks(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
 
 
 def _check_all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Check that each all-reduce has the messages of its collective."""
+    """Yield a finding for each all-reduce without exactly the messages of its collective."""
     scenario = evidence.run.scenario
     collective = scenario["strategy"]["collective"]
     due = _collective(collective, scenario["population"]["devices"])
@@ -198,7 +201,7 @@ def _check_all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[s
 
 
 def _check_fragments(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Check that each message of an all-reduce has its share of the vector."""
+    """Yield a finding for each all-reduce whose messages do not have their share of the vector."""
     scenario = evidence.run.scenario
     parts = 1
     if scenario["strategy"]["collective"] != "tree":
@@ -217,7 +220,12 @@ def _check_fragments(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str
 
 
 def _collective(kind: str, devices: int) -> Counter[PeerPair]:
-    """The count of messages of an all-reduce, by sender and receiver."""
+    """Return the count of messages in one all-reduce: (sender, receiver): count.
+
+    Args:
+        kind: ``ring``, ``tree``, or any other name for direct messages between all pairs.
+        devices: count of devices.
+    """
     counts = Counter[PeerPair]()
     if kind == "ring":
         for device in range(devices):
@@ -235,7 +243,11 @@ def _collective(kind: str, devices: int) -> Counter[PeerPair]:
 
 
 def _fragment_bytes(evidence: Evidence, number: int) -> float | None:
-    """Bytes of the fragment of an all-reduce as the codec encodes it; None if not known."""
+    """Return the encoded size of the fragment that an all-reduce averages (bytes).
+
+    Returns:
+        The size; None if the folder does not determine it.
+    """
     scenario = evidence.run.scenario
     tensors = left_tensors(evidence)
     if tensors is None:

@@ -1,4 +1,4 @@
-"""Checks that each message has the bytes of its models and numbers, as the codecs encode them."""
+"""Checks that each message has the size of its models and values, as the codecs encode them."""
 
 import math
 from collections.abc import Iterator
@@ -39,32 +39,32 @@ _ONE_MODEL = (
     "gradient",
     "group-exchange",
 )
-"""Purposes of messages with one model, or with the part of it that leaves a device."""
+"""Purposes of message parts with one model, or with the parameters that devices send of it."""
 
 _SEVERAL_MODELS = ("exchange", "directions", "migration", "cold-start", "loss-query")
-"""Purposes of messages with one model or several."""
+"""Purposes of message parts with one or more models."""
 
 _NUMBERS = {"id": 1, "training-loss": 1, "test-accuracy": 1, "declined": 1, "resources": 3}
-"""Purposes of messages with a fixed count of numbers."""
+"""Purpose of a message part: its fixed count of 4-byte values."""
 
 _LISTS = ("size-report", "loss", "probe-loss", "control", "class-counts")
-"""Purposes of messages with any count of numbers."""
+"""Purposes of message parts with any count of 4-byte values."""
 
 _TO_ALL_GROUPS = ("ifca", "ifca-mig", "hypcluster")
 """Strategies whose clients receive the models of all groups."""
 
 _CUT = {"heterofl": "width", "hetlora": "rank", "flora": "adapters"}
-"""The respect in which models of some strategies are smaller on some devices."""
+"""Strategy with smaller models on some devices: what it reduces."""
 
 _STATES = {"Adam": 2, "AdamW": 2}
-"""Optimisers of torch, with the numbers that each keeps for a number of the model.
+"""Torch optimiser: count of values that its state has per model parameter.
 
-Each also keeps one count for every tensor.
+The state also has one step count per tensor.
 """
 
 
 def bytes_as_said(evidence: Evidence) -> Iterator[str]:
-    """Each part of a message has the bytes that parameters, parts and codec give it."""
+    """Yield a finding for each part of a message whose size the model and the codec do not give."""
     strategy = evidence.run.scenario["strategy"]["kind"]
     if ":" in strategy or strategy == "flower":
         return  # the purposes of its messages are not known
@@ -93,11 +93,11 @@ def bytes_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 class MessageSizes:
-    """The bytes that the messages of a run may have.
+    """Sizes (bytes) that the parts of a run's messages may have.
 
     Attributes:
-        cut: the respect in which models are smaller on some devices (``width``, ``rank`` or
-            ``adapters``); None if all devices have the whole model.
+        cut: kind of reduction of models on some devices (``width``, ``rank`` or ``adapters``);
+            None if all devices have the whole model.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -115,7 +115,10 @@ class MessageSizes:
 
     @cached_property
     def _tensors(self) -> Tensors | None:
-        """The trained tensors that the run left; without any, the tensors of the scenario's model."""
+        """Shapes of the trained tensors; from a model in the folder, or else from the scenario.
+
+        None if neither determines them.
+        """
         tensors = left_tensors(self._evidence)
         if tensors is None and self._expected is not None:
             tensors = self._expected[0]
@@ -123,7 +126,7 @@ class MessageSizes:
 
     @cached_property
     def _whole(self) -> int | None:
-        """Count of a model's parameters; None if neither tensors nor scenario define it."""
+        """Count of the model's parameters; None if neither tensors nor scenario determine it."""
         if self._tensors is not None:
             return numbers(self._tensors)
         model = self._scenario.get("model", {})
@@ -134,7 +137,7 @@ class MessageSizes:
 
     @cached_property
     def _sent(self) -> int | None:
-        """Count of the numbers of a model that leave a device; None if it is not known."""
+        """Count of the model parameters that devices send; None if the folder does not determine it."""
         if self._tensors is None:
             return self._whole
         return sent_numbers(self._scenario, self._tensors)
@@ -142,14 +145,14 @@ class MessageSizes:
     def problem(
         self, direction: str, purpose: str, size: float, device: int, number: int
     ) -> str | None:
-        """The reason why a part of a message cannot have a size; None if it can.
+        """Return the reason why a part of a message cannot have a given size; None if it can.
 
         Args:
-            direction: of the message.
-            purpose: of the part.
-            size: of the part (bytes).
-            device: at an end of the message.
-            number: of the message's round.
+            direction: direction of the message.
+            purpose: purpose of the part.
+            size: size of the part (bytes).
+            device: ID of the device that sends or receives the message.
+            number: index of the message's round.
         """
         if purpose in _NUMBERS:
             count = _NUMBERS[purpose]
@@ -208,7 +211,7 @@ class MessageSizes:
         return f"the codec {codec['kind']!r} makes {times} times {due} of it"
 
     def _times(self, purpose: str) -> int | None:
-        """The count of models in a message; None if it may have any."""
+        """Return the count of models in a message of a purpose; None if any count is allowed."""
         to_all_groups = purpose == "model" and self._strategy["kind"] in _TO_ALL_GROUPS
         if purpose in ("directions", "migration") or to_all_groups:
             groups: int = self._strategy["groups"]
@@ -216,7 +219,11 @@ class MessageSizes:
         return 1 if purpose in _ONE_MODEL else None
 
     def _counts(self, purpose: str, device: int, number: int) -> list[int] | None:
-        """The counts of numbers that a model of a message may have; None if they are not known."""
+        """Return the possible parameter counts of a model in a message.
+
+        Returns:
+            The counts; None if the folder does not determine them.
+        """
         if purpose == "loss-query":
             return [count for count in (self._whole, self._sent) if count is not None]
         if self.cut is None:
@@ -235,9 +242,10 @@ class MessageSizes:
         return counts
 
     def _sizes(self, device: int, number: int) -> list[float]:
-        """The sizes that a device's model may have in a round.
+        """Return the reduced model sizes that a device may have in a round.
 
-        Of a list it is the size that the device's stream draws.
+        Sizes are shares of the width, or ranks. If the strategy has a list of sizes, the one that the
+        device's random stream draws is the only one.
         """
         sizes = self._strategy["sizes"]
         if isinstance(sizes, dict):
@@ -251,7 +259,10 @@ class MessageSizes:
         return [options[int(generator.integers(len(options)))]]
 
     def _problem_of_adapters(self, size: float) -> str | None:
-        """FLoRA sends the whole model, or the adapters of some clients."""
+        """Return the reason why a FLoRA message cannot have a size; None if it can.
+
+        FLoRA sends either the whole model or the adapters of some clients.
+        """
         assert self._tensors is not None
         assert self._whole is not None
         sizes = self._strategy["sizes"]
@@ -269,7 +280,7 @@ def _unlike(size: float, due: int, subject: str) -> str | None:
 
 
 def _is_multiple(size: float, unit: float, times: int | None) -> bool:
-    """Whether a size is that many units; by default any whole number of them, at least one."""
+    """Whether a size is ``times`` units, or any whole count of units, at least 1, by default."""
     models = size / unit if unit else math.nan
     if times is None:
         times = max(1, round(models))

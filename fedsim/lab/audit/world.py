@@ -26,14 +26,14 @@ _LINKS = {
     "link_up": ("up", "link-up", units.BytesPerSecond),
     "latency": ("latency", "latency", units.Seconds),
 }
-"""Columns of devices, with their key, the purpose of their stream, and their unit."""
+"""Column of devices: key in the scenario, purpose of the random stream, and unit."""
 
 _BATTERY = {
     "capacity_j": ("capacity", units.Joules),
     "initial_j": ("initial", float),
     "charge_w": ("charge", units.Watts),
 }
-"""Columns of batteries, with their key and unit."""
+"""Column of ``energy.parquet`` about batteries: key in the scenario, and unit."""
 
 _POWERS = {
     "idle_w": ("idle", units.Watts, "0 W"),
@@ -45,11 +45,11 @@ _POWERS = {
     "send_j_byte": ("send_byte", units.JoulesPerByte, "0 J/B"),
     "tail_s": ("tail_lasts", units.Seconds, None),
 }
-"""Columns of powers, with their key and unit, and their value without the key or a preset."""
+"""Column of ``energy.parquet`` about powers: key, unit, and value if key and preset are missing."""
 
 
 def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Speeds, links and sample counts follow from the scenario's distributions and seed."""
+    """Yield a finding for each device whose speed, link or sample count the seed does not give."""
     if not evidence.run.has_all_devices:
         return
     scenario = evidence.run.scenario
@@ -65,7 +65,7 @@ def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
 
 
 def _speeds(scenario: TomlTable) -> Floats:
-    """Samples/s of each device, slower for stragglers; float64 [devices]."""
+    """Draw the speed of each device (samples/s), with stragglers slowed down; float64 [devices]."""
     population = scenario["population"]
     speed = draw(scenario, population.get("speed"), "world/speed", units.SamplesPerSecond)
     stragglers = population.get("stragglers")
@@ -79,7 +79,7 @@ def _speeds(scenario: TomlTable) -> Floats:
 
 
 def _links(scenario: TomlTable) -> dict[str, Floats]:
-    """Rates (bytes/s) and latency (s) of each device's link, by column; float64 [devices]."""
+    """Draw rates (bytes/s) and latency (s) of each device's link: column: float64 [devices]."""
     network = scenario["network"]
     adds_latency = "edge" in network or network["kind"] == "regions"
     columns = {}
@@ -92,7 +92,7 @@ def _links(scenario: TomlTable) -> dict[str, Floats]:
 
 
 def energy_as_said(evidence: Evidence) -> Iterator[str]:
-    """Energy is counted by the rules of the scenario, with the batteries and powers that it draws."""
+    """Yield findings if ``energy.json``, batteries or powers do not follow from the scenario."""
     scenario = evidence.run.scenario
     section = scenario.get("energy")
     if section is None or not evidence.run.has(TABLE):
@@ -107,7 +107,7 @@ def energy_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _batteries(scenario: TomlTable) -> dict[str, Floats]:
-    """The values of each device's battery, by column; float64 [devices]."""
+    """Draw each device's battery values: column of ``energy.parquet``: float64 [devices]."""
     battery = scenario["energy"].get("battery", {})
     columns = {}
     for name, (key, unit) in _BATTERY.items():
@@ -118,7 +118,7 @@ def _batteries(scenario: TomlTable) -> dict[str, Floats]:
 
 
 def _powers(scenario: TomlTable, overhead: float) -> dict[str, Floats]:
-    """The powers of each device, by column; float64 [devices]."""
+    """Draw each device's powers: column of ``energy.parquet``: float64 [devices]."""
     section = scenario["energy"]
     factors = {
         "compute_w": section["utilisation"],
@@ -137,7 +137,13 @@ def _powers(scenario: TomlTable, overhead: float) -> dict[str, Floats]:
 
 
 def _check_columns(table: pd.DataFrame, drawn: Mapping[str, Floats], prefix: str) -> Iterator[str]:
-    """Compare columns of the table with drawn ones, of which NaN equals anything."""
+    """Yield a finding for each cell of a table that differs from the drawn value.
+
+    Args:
+        table: a table of devices.
+        drawn: column: values, NaN if any value is right; float64 [devices].
+        prefix: text before each finding.
+    """
     text = prefix + "{name} of device {row} is {stated!r}; by the scenario and its seed {due!r}"
     for name, values in drawn.items():
         due = values
@@ -148,7 +154,15 @@ def _check_columns(table: pd.DataFrame, drawn: Mapping[str, Floats], prefix: str
 
 
 def _setting(section: TomlTable, cells: int, overhead: float) -> dict[str, object]:
-    """The entries of ``energy.json`` by the scenario's section, without zones of a user's file."""
+    """Return the entries of ``energy.json`` that the scenario's ``[energy]`` section gives.
+
+    Zones are left out if any of them is from a user's file.
+
+    Args:
+        section: the scenario's ``[energy]`` section.
+        cells: count of the network's cells.
+        overhead: bytes on the wire per byte of payload.
+    """
     setting = {
         "idle_while": section.get("idle_while", "working"),
         "batteries": "battery" in section,
@@ -174,7 +188,7 @@ def _setting(section: TomlTable, cells: int, overhead: float) -> dict[str, objec
 
 
 def _place(section: TomlTable, count: int, overhead: float) -> dict[str, float]:
-    """The energy of the server, or of all edge servers."""
+    """Return the energy settings of the server, or of ``count`` edge servers together."""
     idle = read(units.Watts, section.get("idle") or "0 W")
     update = read(units.Joules, section.get("update") or "0 J")
     byte = read(units.JoulesPerByte, section.get("byte") or "0 J/B")
@@ -182,7 +196,7 @@ def _place(section: TomlTable, count: int, overhead: float) -> dict[str, float]:
 
 
 def _alike(stated: object, due: object) -> bool:
-    """Whether values of JSON are equal up to rounding; NaN in ``due`` equals any number."""
+    """Whether two JSON values are equal up to rounding; NaN in ``due`` equals any number."""
     if isinstance(stated, dict) and isinstance(due, dict):
         if stated.keys() != due.keys():
             return False
