@@ -165,7 +165,7 @@ def _neighbours(scenario: TomlTable) -> _Neighbours:
 
 
 def _check_asks(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Yield a finding for each gossip request to a neighbour that the device's stream does not draw."""
+    """Yield a finding for each gossip request to a neighbour that the seed does not draw."""
     scenario = evidence.run.scenario
     streams = Streams(scenario["seed"])
     neighbours = _neighbours_in_round(scenario)

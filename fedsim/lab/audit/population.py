@@ -1,4 +1,4 @@
-"""Checks that lifetimes, groups, data shifts and test accuracies of devices agree with the records."""
+"""Checks that lifetimes, groups, data shifts and accuracies of devices agree with the records."""
 
 import math
 from collections.abc import Iterator
@@ -21,7 +21,8 @@ _MOST_ROWS = 20_000  # checked rows of the availability, to take a fraction of a
 def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device whose arrival or departure is wrong or not recorded.
 
-    The table of devices has these times. They are constant if the scenario has no lifetimes.
+    The table of devices has these times. If the scenario has no arrivals, all of them are 0; if it
+    has no departures, all of them are infinite.
     """
     devices = evidence.devices
     events = evidence.events
@@ -49,7 +50,8 @@ def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
 def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device whose random online phases differ from the seed's.
 
-    Only the kind ``renewal`` is checked, and not with lifetimes or batteries, which cut phases short.
+    Only the kind ``renewal`` is checked. Scenarios with lifetimes or batteries are skipped, because
+    these cut phases short.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]
@@ -82,7 +84,7 @@ def _on_or_off(is_on: bool) -> str:
 def _draw_phases(
     streams: Streams, device: int, mean_on: float, mean_off: float
 ) -> Iterator[tuple[float, bool]]:
-    """Yield the phases of a device: begin (s), and whether the device is online. It never ends."""
+    """Yield the endless phases of a device: begin (s), and whether the device is online."""
     share_on = mean_on / (mean_off + mean_on)
     is_on = bool(streams.uniform("world/availability/first", device) < share_on)
     time = 0.0

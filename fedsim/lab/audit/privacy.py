@@ -1,4 +1,4 @@
-"""Check that the rounds have the epsilon that differential privacy has cost by then."""
+"""Check that the rounds' epsilon is the privacy loss of the scenario's noise up to that round."""
 
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -12,9 +12,9 @@ _ROUNDING = 1e-9
 
 
 def privacy_as_said(evidence: Evidence) -> Iterator[str]:
-    """Each round has the epsilon that follows from noise, delta and rounds, if it is accounted.
+    """Yield findings if epsilon does not follow from noise, delta and rounds, if it is computed.
 
-    It is exact, or within the bounds of the draws.
+    The last epsilon is compared with a recomputation, which is exact or has lower and upper bounds.
     """
     aggregation = evidence.run.scenario["strategy"].get("aggregation", {})
     is_private = aggregation.get("kind") == "private"
@@ -40,7 +40,7 @@ def privacy_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _epsilons(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]:
-    """The least and the most that epsilon may be after the last round."""
+    """Return the lower and the upper bound of epsilon after the last round."""
     strategy = evidence.run.scenario["strategy"]
     devices = evidence.run.scenario["population"]["devices"]
     is_local = aggregation["where"] == "local"
@@ -50,7 +50,7 @@ def _epsilons(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]
     accountant = aggregation["accountant"]
     most = _epsilon(noise, {1.0: count}, delta, accountant)
     selection = strategy.get("selection", {"kind": "random"})
-    # the selections of CATA-Fed are names
+    # CATA-Fed has names of selections instead of tables
     is_uniform = isinstance(selection, dict) and selection["kind"] == "random"
     if is_local or not is_uniform:
         return most, most
@@ -64,7 +64,7 @@ def _epsilons(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]
 
 
 def _shares_of_rounds(evidence: Evidence, devices: int) -> dict[float, int]:
-    """The number of rounds for each share of the devices that rounds ask."""
+    """Return the count of rounds for each share of selected devices: share (0..1): count."""
     starts = evidence.data_of("round-start").join(evidence.events["round"])
     starts = starts.drop_duplicates("round", keep="last")
     selected = starts["selected"].to_numpy(np.float64)[: len(evidence.rounds)]
@@ -76,7 +76,7 @@ def _shares_of_rounds(evidence: Evidence, devices: int) -> dict[float, int]:
 
 
 def _all_are_idle(scenario: TomlTable) -> bool:
-    """Whether every device is idle, and so can be drawn, as each round begins."""
+    """Whether every device is online and idle as each round begins, and so may be drawn."""
     population = scenario["population"]
     if scenario["strategy"]["kind"] not in REQUESTS_IN_ROUNDS:
         return False
@@ -91,8 +91,8 @@ def _epsilon(noise: float, rounds: Mapping[float, int], delta: float, accountant
     """Compute epsilon with the package dp-accounting.
 
     Args:
-        noise: multiplier of the Gaussian mechanism.
-        rounds: the number of rounds by the probability with which a device takes part.
+        noise: noise multiplier of the Gaussian mechanism.
+        rounds: probability with which a device takes part in a round: count of such rounds.
         delta: of (epsilon, delta)-differential privacy.
         accountant: ``pld`` or ``rdp``.
     """

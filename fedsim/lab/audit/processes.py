@@ -100,7 +100,10 @@ def _link_of(process: TomlTable) -> str:
 
 
 def _outages_of_link(evidence: Evidence, process: TomlTable) -> _Outages:
-    """Return the recorded outages of a link: changes to the outage's rate, and to any other rate."""
+    """Return the recorded outages of a link.
+
+    An outage begins with a record of the outage's rate, and ends with one of any other rate.
+    """
     rates = evidence.data_of("link-rate").assign(time=evidence.events["time"])
     rates = rates[rates["link"] == _link_of(process)]
     is_low = rates["rate"] == read(BytesPerSecond, process.get("rate", "0 B/s"))

@@ -14,7 +14,10 @@ _PHASES = ("secure-keys", "secure-shares", "secure-unmask")
 
 
 def secure_as_said(evidence: Evidence) -> Iterator[str]:
-    """Keys and shares have the scenario's sizes, and go to each client's neighbours in the graph."""
+    """Yield a finding for each key or share message whose size contradicts the protocol.
+
+    Sizes follow from the scenario and from the count of each client's neighbours in the graph.
+    """
     scenario = evidence.run.scenario
     section = scenario["strategy"].get("secure_aggregation")
     parts = _parts(evidence)
@@ -56,9 +59,11 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _parts(evidence: Evidence) -> pd.DataFrame:
-    """The parts of messages that belong to secure aggregation, in order of their ends.
+    """Return the parts of messages that belong to secure aggregation, in order of their ends.
 
-    The index is the row of the transfer.
+    Returns:
+        DataFrame of transfers with ``purpose`` and ``bytes`` of the part; the index is the row of
+        the transfer.
     """
     columns = ["direction", "payloads", "start", "end", "outcome", "task"]
     transfers = evidence.transfers[columns]
@@ -72,10 +77,14 @@ def _parts(evidence: Evidence) -> pd.DataFrame:
 
 
 def _neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[float]":
-    """The number of neighbours of each message's client, NaN if it is not known.
+    """Return the count of neighbours of each message's client, NaN if it is not known.
 
-    Neighbours are drawn, ``degree`` for each client, from the clients that have sent keys since the
-    keys were last sent out; by default all of these are neighbours.
+    A client's neighbours are drawn from the clients that have sent keys since the keys were last
+    sent to clients.
+
+    Args:
+        parts: the parts of messages, as ``_parts`` returns them.
+        degree: count of neighbours of each client; None if all other clients are neighbours.
     """
     of_keys = parts["purpose"] == "secure-keys"
     is_key = (parts["direction"] == "up") & of_keys & (parts["outcome"] == "done")

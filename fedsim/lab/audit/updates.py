@@ -1,4 +1,4 @@
-"""Checks that every update was aggregated once, and that the rounds' counts agree with the tasks."""
+"""Checks that every update is aggregated once, and that the rounds' counts agree with the tasks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -205,7 +205,11 @@ class _UpdateBook:
             self._counted.add(task)
 
     def close_round(self, time: float) -> Iterator[str]:
-        """Yield a finding for each update that is due at the end of a round (s) but not aggregated."""
+        """Yield a finding for each update that should be aggregated by now, but is not.
+
+        Args:
+            time: end of the round (s).
+        """
         for task, (since, group) in [*self._owed.items()]:
             is_due = self._all_due or (since < time and self._group in (NOTHING, group))
             if is_due:

@@ -137,7 +137,7 @@ class MessageSizes:
 
     @cached_property
     def _sent(self) -> int | None:
-        """Count of the model parameters that devices send; None if the folder does not determine it."""
+        """Count of the model parameters that devices send; None if it is not known."""
         if self._tensors is None:
             return self._whole
         return sent_numbers(self._scenario, self._tensors)
@@ -244,8 +244,8 @@ class MessageSizes:
     def _sizes(self, device: int, number: int) -> list[float]:
         """Return the reduced model sizes that a device may have in a round.
 
-        Sizes are shares of the width, or ranks. If the strategy has a list of sizes, the one that the
-        device's random stream draws is the only one.
+        Sizes are shares of the width, or ranks. If the strategy has a list of sizes, only the one
+        that the device's random stream draws is returned.
         """
         sizes = self._strategy["sizes"]
         if isinstance(sizes, dict):

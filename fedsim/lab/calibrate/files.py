@@ -1,4 +1,4 @@
-"""The output of a calibration: lines for people, a scenario, and tables of clients and rounds."""
+"""Output of a calibration: text lines for users, a scenario, and tables of clients and rounds."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ SCENARIO = "scenario.toml"
 CLIENTS = "clients.csv"
 ROUNDS = "rounds.csv"
 _ALIKE = 1.02  # a spread below which all clients count as equal
-_UNITS = {  # of the quantities of clients, with the size in the base unit
+_UNITS = {  # quantity of clients: unit, and its size in the base unit
     "speed": ("samples/s", 1.0),
     "down": ("Mbit/s", 125e3),
     "up": ("Mbit/s", 125e3),
@@ -34,11 +34,14 @@ _UNITS = {  # of the quantities of clients, with the size in the base unit
 
 
 def draw(world: FittedWorld, seed: int) -> FittedWorld:
-    """Draw a world of the same size from the distributions that the scenario gets.
+    """Draw each client's speed, rates and latency from the distributions that the scenario gets.
 
     Args:
         world: the fitted world.
-        seed: the seed of the draws.
+        seed: seed of the draws.
+
+    Returns:
+        ``world`` with the drawn values, for as many clients.
     """
     streams = Streams(seed)
     quantities: dict[str, Floats] = {}
@@ -55,12 +58,12 @@ def draw(world: FittedWorld, seed: int) -> FittedWorld:
 
 
 def summary(fitted: Fitted, log: Log, online: Presence | None) -> Iterator[str]:
-    """Describe a calibration in lines for people.
+    """Yield lines of text that describe a calibration to users.
 
     Args:
         fitted: the fitted world, with further estimates.
         log: the log.
-        online: the phases of clients, if the log has any.
+        online: estimates of online and offline phases; None if the log has none.
     """
     yield from _describe_world(fitted, log)
     yield from _describe_clients(fitted, online)
@@ -135,16 +138,16 @@ def write(
     online: Presence | None,
     prediction: Prediction,
 ) -> None:
-    """Write all files of a calibration.
+    """Write the files of a calibration: scenario, clients and rounds.
 
     Args:
-        out: the folder.
-        name: of the log.
+        out: folder to write to.
+        name: name of the log.
         log: the log.
         fitted: the fitted world.
         by_client: whether the scenario lists the clients' own values instead of distributions.
-        online: when clients are online, if the log tells.
-        prediction: of the log's rounds.
+        online: estimates of online and offline phases; None if the log has none.
+        prediction: measured and predicted durations of the log's rounds.
     """
     sections = _sections(name, log, fitted, by_client, online)
     Scenario(**sections)  # raises now what reading the file would raise
@@ -179,7 +182,7 @@ def write(
 def _sections(
     name: str, log: Log, fitted: Fitted, by_client: bool, online: Presence | None
 ) -> Tables:
-    """The sections of the scenario."""
+    """Return the scenario as nested tables."""
     world = fitted.world
     at_once = min(log.at_once, len(log.clients))
     values: dict[str, object] = {}
@@ -232,9 +235,9 @@ def _sections(
 
 
 def _message_bytes(tasks: Tasks) -> tuple[float, float]:
-    """Median sizes of downloads and of uploads (bytes), 0 without any.
+    """Return the median sizes of downloads and of uploads (bytes), 0 if the log has none.
 
-    Without downloads the first is the size of uploads.
+    If the log has no downloads, the size of uploads is returned for both.
     """
     down = _median_amount(tasks.down)
     up = _median_amount(tasks.up)
@@ -259,9 +262,10 @@ def _distribution(name: str, values: Floats) -> str | Tables:
 
 
 def _lognormal(values: Floats) -> tuple[float, float]:
-    """Fit a lognormal distribution by the moments of logarithms: its median and spread.
+    """Return the median and the spread of a lognormal distribution that is fitted to values.
 
-    The spread is exp(standard deviation of the logarithms).
+    The fit is by the moments of logarithms, and the spread is exp(standard deviation of the
+    logarithms). If a value is 0 or infinite, the spread is 1.
     """
     if not (values > 0).all() or np.isinf(values).any():
         return float(np.median(values)), 1.0
