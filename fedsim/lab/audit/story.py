@@ -67,7 +67,7 @@ def task_lives(evidence: Evidence) -> Iterator[str]:
 
 
 def one_place(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for devices that begin a second task, or work on a task that they do not have."""
+    """Yield findings for devices that have two tasks at a time, or work on a task of no start."""
     events = evidence.events[evidence.events["kind"].isin(OF_TASKS)]
     device = events["device"].to_numpy()
     task = events["task"].to_numpy()

@@ -28,7 +28,7 @@ _STILL = 1e-3
 _MOST = 400  # count of transfers that the search uses
 # trial capacities of a server's link, as factors on the least possible capacity
 _WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)
-# a limit at the server is kept if it lowers the error by this factor and this difference
+# a limit at the server is kept if its error is below this share, and this much below, of no limit's
 _BETTER = 0.9
 _WORTH = 0.005
 # weight of a busy period's error, whose end rounds wait for, relative to a transfer's error
@@ -123,11 +123,11 @@ def presence(log: Log) -> Presence | None:
     """Estimate the online and offline phases of clients.
 
     The phases are read from the log. If it has none, and nearly all clients take part in every
-    round, the absent clients count as offline. The means are fitted to exponential phases, of which
-    the first and the last may be cut off.
+    round, the absent clients count as offline. The means are fitted to exponential phases, of
+    which the first and the last may be cut off.
 
     Returns:
-        The estimates; None if the log has no phases.
+        The estimates; None if the log shows no client that goes offline and one that comes online.
     """
     phases = _online_phases(log)
     if phases is None:
@@ -385,7 +385,7 @@ class _LinkSearch:
         self._last_end = np.maximum.accumulate(steps.end)
 
     def capacity(self) -> float:
-        """Estimate the capacity of the server's link (bytes/s); infinity if it delays no transfer."""
+        """Estimate the capacity of the server's link (bytes/s); infinity if it limits nothing."""
         most = min(_MOST, len(self._client))
         if len(self._begins(most)) == most:
             return math.inf
@@ -488,12 +488,12 @@ class _LinkSearch:
         return float(single + _TOGETHER * together)
 
     def _begins(self, most: int) -> Ints:
-        """Return the index of the first transfer of each busy period, in which transfers overlap."""
+        """Return the index of the first transfer of each busy period of overlapping transfers."""
         is_begin = self._steps.start[1:most] >= self._last_end[: most - 1]
         return np.concatenate(([0], 1 + np.flatnonzero(is_begin)))
 
     def _least(self, most: int) -> float:
-        """Return a lower bound of the server's capacity (bytes/s), by its rate in the busiest periods."""
+        """Return a lower bound of the server's capacity (bytes/s), its rate in the busiest periods."""
         rates = []
         for first, last in pairwise([*self._begins(most).tolist(), most]):
             steps = self._steps[first:last]

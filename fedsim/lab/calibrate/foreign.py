@@ -1,4 +1,4 @@
-"""Reads logs of other frameworks, and run folders of fedsim, as rows of a log.
+"""Readers for logs of other frameworks, and for run folders of fedsim, as rows of a log.
 
 These are the logs of NVFlare's clients (``site-1/log.txt`` and so on), and of APPFL's server and
 clients (``result_Server_*.txt``, ``result_Client1_*.txt``). Flower's server logs nothing of its
@@ -35,7 +35,7 @@ _APPFL = re.compile(rf"\[{_DATE}(?: (?:INFO|DEBUG))? ([^\]]{{1,200}})\]: (.*)")
 _FLOWER = re.compile(r"\[ROUND \d{1,15}\]|configure_fit|aggregate_fit")
 _UPDATE = "Received UpdateGlobalModel request from client "
 _MOST_DIGITS = 15
-_LONGEST_LINE = 10_000  # characters: of a longer line only the beginning is read
+_LONGEST_LINE = 10_000  # most characters that are read of a line
 
 
 def rows_of(
@@ -44,18 +44,18 @@ def rows_of(
     """Read NVFlare's or APPFL's logs.
 
     Args:
-        path: of the logs.
-        where: the logs, for messages.
-        size: of a message (bytes), for logs without bytes.
-        samples: of a training, for logs without samples.
-        epochs: of a training, for logs without epochs.
-        notes: gets a line for the reader.
+        path: log file, or folder of logs.
+        where: description of the logs, for error messages.
+        size: size of a message (bytes), for logs without bytes.
+        samples: count of samples of a training, for logs without samples.
+        epochs: count of epochs of a training, for logs without epochs.
+        notes: list to which a note for the user is appended.
 
     Returns:
-        The data frame of the rows; None for other files and folders.
+        DataFrame of the log's rows; None if ``path`` has no such logs.
 
     Raises:
-        DataError: the log is Flower's, a value that it lacks is not given, or a file cannot be
+        DataError: the log is Flower's, or lacks a value that has no default, or a file cannot be
             read.
     """
     try:
@@ -103,12 +103,17 @@ def _text(path: Path) -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a log and their numbers, from 1."""
+    """Yield the line numbers, from 1, and the lines of a log."""
     for place, line in enumerate(_text(path).splitlines(), 1):
         yield place, line[:_LONGEST_LINE]
 
 
 def _seconds(path: Path, place: int, date: str) -> float:
+    """Return a date of a log as seconds since 1970.
+
+    Raises:
+        DataError: the date does not exist.
+    """
     try:
         return datetime.strptime(date, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC).timestamp()
     except ValueError:
@@ -118,9 +123,9 @@ def _seconds(path: Path, place: int, date: str) -> float:
 
 
 def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
-    """The downloads, trainings and uploads of clients.
+    """Yield the downloads, trainings and uploads of clients, with the cells of ``_COLUMNS``.
 
-    A client has the name of its log's folder, or of a single log.
+    A client is named after the folder of its log, or after the file of a single log.
     """
     logs = [path] if path.suffix in _SUFFIXES and path.is_file() else []
     if path.is_dir():
@@ -152,7 +157,7 @@ def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
 
 
 class _Line(NamedTuple):
-    """A line of APPFL's logs."""
+    """Parsed line of an APPFL log."""
 
     place: int
     time: float  # s
@@ -161,7 +166,20 @@ class _Line(NamedTuple):
 
 
 def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.DataFrame | None:
-    """The tasks of all clients from the second round on; None if there are no such logs."""
+    """Read the downloads, trainings and uploads of all clients, from the second round on.
+
+    Args:
+        path: folder of the logs.
+        where: description of the logs, for error messages.
+        size: size of a message (bytes).
+        epochs: count of epochs of a training, for logs without epochs.
+
+    Returns:
+        DataFrame with the columns ``_COLUMNS``; None if the folder has no APPFL logs.
+
+    Raises:
+        DataError: ``size`` is None, or updates, trainings or clocks do not match.
+    """
     lines = []
     for log in sorted(path.glob("**/*.txt")):
         for place, line in _lines(log):
@@ -198,7 +216,7 @@ def _names(rows: pd.DataFrame) -> str:
 
 
 def _appfl_updates(lines: list[_Line]) -> pd.DataFrame:
-    """The client of each update, and its arrival at the server (``sent``, s), in order of time."""
+    """DataFrame of updates in order of time: ``client``, and arrival at the server (``sent``, s)."""
     updates = []
     for line in lines:
         text = line.text.rstrip()
@@ -209,7 +227,7 @@ def _appfl_updates(lines: list[_Line]) -> pd.DataFrame:
 
 
 def _appfl_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
-    """The training of each client in each round."""
+    """DataFrame with one row per client and round: begin and end (s) of the training, and epochs."""
     columns = ["place", "client", "round", "start", "end", "epochs"]
     frame = pd.DataFrame(_appfl_epochs(lines, epochs), columns=columns)
     trainings = frame.groupby(["client", "round"], as_index=False)
@@ -217,7 +235,10 @@ def _appfl_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
 
 
 def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
-    """Add the begin of each download (``begun``, s); first rounds have none and are left out."""
+    """Add the begin of each task's download (``begun``, s).
+
+    Tasks of each client's first round have no known begin, and are dropped.
+    """
     before = tasks[["client", "round", "sent"]].assign(round=tasks["round"] + 1).dropna()
     own_update = before.rename(columns={"sent": "begun"})
     tasks = tasks.merge(own_update, "inner", ["client", "round"])
@@ -228,7 +249,7 @@ def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _refuse_clocks(tasks: pd.DataFrame, where: str) -> None:
-    """Refuse tasks whose steps are not in the order of time."""
+    """Raise ``DataError`` if the steps of a task are not in the order of time."""
     wrong = (tasks["begun"] > tasks["start"]) | (tasks["sent"] < tasks["end"])
     for task in tasks[wrong].itertuples():
         raise DataError(
@@ -240,9 +261,9 @@ def _refuse_clocks(tasks: pd.DataFrame, where: str) -> None:
 
 
 def _appfl_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]]:
-    """The epochs, or trainings, of clients, from the rows of their tables.
+    """Yield the epochs, or whole trainings, that clients log as rows of a table.
 
-    The cells of a row have the names of the last titles.
+    The cells of a row belong to the titles that the client logged last.
     """
     titles: dict[str, list[str]] = {}
     for line in lines:
@@ -262,7 +283,11 @@ def _is_number(text: str) -> bool:
 
 
 def of_run(path: Path) -> pd.DataFrame:
-    """Read a run folder of fedsim as the data frame of a log's rows."""
+    """Read a run folder of fedsim as a DataFrame of a log's rows.
+
+    Args:
+        path: the run folder.
+    """
     run = RunFolder(path)
     samples_of = {row["device"]: row["samples"] for row in run.devices}
     begun = dict[int, float]()

@@ -1,4 +1,4 @@
-"""Replays the tasks of a log in a fitted world, and predicts the log's rounds.
+"""Replay of a log's tasks in a fitted world, to predict the durations of the log's rounds.
 
 Messages go through the simulator's network; there is no strategy.
 """
@@ -20,11 +20,11 @@ from fedsim.lab.calibrate.tasks import Steps, Tasks, whole
 from fedsim.world.network import Direction, Star, ends
 from fedsim.world.network.protocol import Fluid, Protocol, Transport
 
-_UPDATES = 200  # over which the rate of an asynchronous server is counted
+_UPDATES = 200  # count of updates over which the rate of an asynchronous server is measured
 
 
 class FittedWorld(NamedTuple):
-    """A world fitted to a log; arrays are [clients]."""
+    """Speeds, links and protocol that were fitted to a log; arrays have one value per client."""
 
     down: Floats  # bytes/s
     up: Floats
@@ -36,12 +36,12 @@ class FittedWorld(NamedTuple):
 
     @property
     def quantities(self) -> dict[str, Floats]:
-        """The values of the clients by name, [clients] each."""
+        """Values of the clients by name of the quantity; float64 [clients] each."""
         return {name: getattr(self, name) for name in ("speed", "down", "up", "latency")}
 
 
 class _Play:
-    """A fitted world in which processes of SimPy carry out tasks."""
+    """Simulation of a fitted world, in which SimPy processes carry out tasks."""
 
     def __init__(self, world: FittedWorld, seed: int) -> None:
         simulation = Simulation()
@@ -56,7 +56,16 @@ class _Play:
         self._sigma = math.sqrt(math.log1p(world.jitter**2))
 
     def send(self, client: int, direction: Direction, size: float) -> Event:
-        """Send a message; the event is its arrival."""
+        """Send a message between the server and a client.
+
+        Args:
+            client: index of the client.
+            direction: ``down`` to the client, ``up`` to the server.
+            size: size of the message (bytes).
+
+        Returns:
+            SimPy event that is triggered at the arrival.
+        """
         arrival = self.env.event()
 
         def arrive() -> None:
@@ -67,6 +76,12 @@ class _Play:
         return arrival
 
     def carry_out(self, tasks: Tasks, task: int) -> ProcessGenerator:
+        """Run a task's download, training and upload, as a SimPy process; missing steps are skipped.
+
+        Args:
+            tasks: tasks of the log.
+            task: index of the task.
+        """
         client = int(tasks.client[task])
         epochs = int(tasks.epochs[task])
         down = float(tasks.down.amount[task])
@@ -82,6 +97,7 @@ class _Play:
             yield self.send(client, "up", up)
 
     def _jitter(self, task: int, epoch: int) -> float:
+        """Return the random factor on the duration of a task's epoch."""
         if not self._sigma:
             return 1.0
         normal = self._streams.normal("world/jitter", task, epoch)
@@ -89,13 +105,15 @@ class _Play:
 
 
 def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: Ints) -> Floats:
-    """Replay downloads or uploads, each at its time in the log, or after the client's last one.
+    """Replay downloads or uploads.
+
+    Each transfer begins at its time in the log, or when the client's previous transfer has ended.
 
     Args:
         world: the fitted world.
-        direction: of the transfers.
-        steps: the transfers of a log.
-        client: of each; int64 [steps].
+        direction: direction of the transfers.
+        steps: transfers of a log.
+        client: index of each transfer's client; int64 [steps].
 
     Returns:
         Durations (s); float64 [steps].
@@ -118,16 +136,16 @@ def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: In
 
 
 def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -> Floats:
-    """Replay rounds, one after another, in which all tasks of a cohort begin at once.
+    """Replay rounds one after another; all tasks of a round begin at once.
 
     Args:
         world: the fitted world.
-        tasks: of the log.
-        cohorts: the places of each round's tasks.
-        seed: of the jitter.
+        tasks: tasks of the log.
+        cohorts: indices of each round's tasks.
+        seed: seed of the jitter.
 
     Returns:
-        Durations (s); float64 [cohorts].
+        Durations of the rounds (s); float64 [cohorts].
     """
     play = _Play(world, seed)
     env = play.env
@@ -144,15 +162,15 @@ def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int 
 
 
 def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0) -> float:
-    """Simulate an asynchronous server and count its updates per second, after a warm-up.
+    """Simulate an asynchronous server, and return its updates per second after a warm-up.
 
-    A client that ends its task is replaced by one of the idle clients at random.
+    A client that ends its task is replaced by a random idle client.
 
     Args:
         world: the fitted world.
-        tasks: one of each client, in order.
-        at_work: number of clients at work at a time.
-        seed: of the draws and of the jitter.
+        tasks: one task of each client, in order of clients.
+        at_work: count of clients that work at the same time.
+        seed: seed of the draws and of the jitter.
     """
     play = _Play(world, seed)
     ends = list[float]()
@@ -174,7 +192,7 @@ def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0)
 
 
 class Prediction(NamedTuple):
-    """Durations of rounds, or between versions if the server is asynchronous.
+    """Measured and predicted durations of rounds, or between versions of an asynchronous server.
 
     Attributes:
         held_out: whether the world was not fitted to the round; bool [rounds].
@@ -189,7 +207,11 @@ class Prediction(NamedTuple):
     updates: tuple[float, float] | None
 
     def summary(self, source: str) -> Iterator[str]:
-        """Describe the errors in lines for people; ``source``: of the predictions."""
+        """Yield lines of text that describe the errors to users.
+
+        Args:
+            source: end of each line, which says how the predictions were made.
+        """
         if self.updates is not None:
             measured, predicted = self.updates
             name = "held out" if self.held_out.any() else "fitted"
@@ -222,12 +244,13 @@ class Prediction(NamedTuple):
 
 
 def held_out(log: Log) -> Flags:
-    """Choose rounds to hold out of the fit: every third, or of versions the last third.
+    """Choose the rounds that are held out of the fit.
 
-    Versions overlap in time, rounds do not.
+    Every third round is chosen. Versions of an asynchronous server overlap in time, so the last third
+    of them is chosen.
 
     Returns:
-        bool [rounds].
+        Whether each round is held out; bool [rounds].
     """
     count = len(log.rounds)
     places = np.arange(count)
@@ -237,9 +260,10 @@ def held_out(log: Log) -> Flags:
 
 
 def predict(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
-    """Predict the rounds of a log by the mean over several worlds.
+    """Predict the durations of a log's rounds, as means over several worlds.
 
-    Rounds have their own cohorts. Of an asynchronous server, updates per second are predicted.
+    Each round is replayed with its own tasks. If the server is asynchronous, updates per second are
+    predicted instead.
 
     Args:
         log: the log.
