@@ -67,7 +67,11 @@ def task_lives(evidence: Evidence) -> Iterator[str]:
 
 
 def one_place(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for devices that have two tasks at a time, or work on a task of no start."""
+    """Yield findings for devices that do two things at a time.
+
+    A device may not begin a task before its previous one has ended, and may not record steps of
+    any task but its current one.
+    """
     events = evidence.events[evidence.events["kind"].isin(OF_TASKS)]
     device = events["device"].to_numpy()
     task = events["task"].to_numpy()

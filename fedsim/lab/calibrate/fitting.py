@@ -493,7 +493,7 @@ class _LinkSearch:
         return np.concatenate(([0], 1 + np.flatnonzero(is_begin)))
 
     def _least(self, most: int) -> float:
-        """Return a lower bound of the server's capacity (bytes/s), its rate in the busiest periods."""
+        """Return a lower bound of the server's capacity (bytes/s): its busiest periods' rate."""
         rates = []
         for first, last in pairwise([*self._begins(most).tolist(), most]):
             steps = self._steps[first:last]

@@ -216,7 +216,7 @@ def _names(rows: pd.DataFrame) -> str:
 
 
 def _appfl_updates(lines: list[_Line]) -> pd.DataFrame:
-    """DataFrame of updates in order of time: ``client``, and arrival at the server (``sent``, s)."""
+    """DataFrame of updates, sorted by time: ``client``, and ``sent``, the arrival (s)."""
     updates = []
     for line in lines:
         text = line.text.rstrip()
@@ -227,7 +227,7 @@ def _appfl_updates(lines: list[_Line]) -> pd.DataFrame:
 
 
 def _appfl_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
-    """DataFrame with one row per client and round: begin and end (s) of the training, and epochs."""
+    """DataFrame with one training per client and round: ``start``, ``end`` (s), ``epochs``."""
     columns = ["place", "client", "round", "start", "end", "epochs"]
     frame = pd.DataFrame(_appfl_epochs(lines, epochs), columns=columns)
     trainings = frame.groupby(["client", "round"], as_index=False)

@@ -402,8 +402,8 @@ def _find_problem(row: _Row) -> str | None:
 def _tasks_of(client: str, rows: pd.DataFrame, complete: list[str]) -> list[_Task]:
     """Group a client's rows into tasks, in order of time.
 
-    Transfers of several tasks may overlap, and one transfer may be sent in simultaneous pieces, which
-    are joined.
+    Transfers of several tasks may overlap, and one transfer may be sent in simultaneous pieces,
+    which are joined.
 
     Args:
         client: log and name of the client, for error messages.

@@ -76,7 +76,9 @@ class _Play:
         return arrival
 
     def carry_out(self, tasks: Tasks, task: int) -> ProcessGenerator:
-        """Run a task's download, training and upload, as a SimPy process; missing steps are skipped.
+        """Run a task's download, training and upload, as a SimPy process.
+
+        Steps that the log lacks are skipped.
 
         Args:
             tasks: tasks of the log.
@@ -196,8 +198,8 @@ class Prediction(NamedTuple):
 
     Attributes:
         held_out: whether the world was not fitted to the round; bool [rounds].
-        measured: s; float64 [rounds].
-        predicted: s, NaN if the round cannot be predicted; float64 [rounds].
+        measured: durations in the log (s); float64 [rounds].
+        predicted: predicted durations (s), NaN if a round cannot be predicted; float64 [rounds].
         updates: updates per second, measured and predicted; None if the server is synchronous.
     """
 
@@ -246,8 +248,8 @@ class Prediction(NamedTuple):
 def held_out(log: Log) -> Flags:
     """Choose the rounds that are held out of the fit.
 
-    Every third round is chosen. Versions of an asynchronous server overlap in time, so the last third
-    of them is chosen.
+    Every third round is chosen. Versions of an asynchronous server overlap in time, so the last
+    third of them is chosen.
 
     Returns:
         Whether each round is held out; bool [rounds].
