@@ -200,7 +200,7 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
     The summary has bytes by direction and by purpose, and wasted bytes. Rounds have bytes by
     direction.
     """
-    ledger = flat(_ledger(evidence).summary())
+    ledger = flat(_compute_ledger(evidence).summary())
     stated = flat(evidence.run.summary["bytes"])
     for key in sorted({*ledger, *stated}):
         missing = math.nan if "." in key else 0.0  # a purpose has to be in both tables
@@ -220,7 +220,7 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
     yield from report_differences(text, evidence.rounds.fillna(0.0), due)
 
 
-def _ledger(evidence: Evidence) -> Ledger:
+def _compute_ledger(evidence: Evidence) -> Ledger:
     """Compute the ledger of bytes from the transfers and the outcomes of tasks."""
     transfers = evidence.transfers
     lists = evidence.payloads.lists
@@ -255,11 +255,11 @@ def meters_agree(evidence: Evidence) -> Iterator[str]:
     sections = {}
     if "costs" in scenario:
         sections["costs"] = read(CostsSpec, scenario["costs"]).build(context)
-    meters = Meters(sections, [*_own_meters(evidence, context)])
+    meters = Meters(sections, [*_build_user_meters(evidence, context)])
     if not meters:
         return
     rounds = []
-    for record in _records(evidence):
+    for record in _read_records(evidence):
         meters.take(record)
         if record.kind == "round":
             rounds.append(meters.of_round(record.time))
@@ -302,7 +302,7 @@ def nothing_uncounted(evidence: Evidence) -> Iterator[str]:
             yield from report(text, pd.DataFrame({"value": column}), ~np.isnan(column))
 
 
-def _own_meters(evidence: Evidence, context: MeterContext) -> Iterator[Meter]:
+def _build_user_meters(evidence: Evidence, context: MeterContext) -> Iterator[Meter]:
     """Build the user's meters that the scenario names by import path, if they may be imported."""
     for section in evidence.run.scenario.get("meters", ()):
         try:
@@ -312,7 +312,7 @@ def _own_meters(evidence: Evidence, context: MeterContext) -> Iterator[Meter]:
             continue
 
 
-def _records(evidence: Evidence) -> Iterator[Record]:
+def _read_records(evidence: Evidence) -> Iterator[Record]:
     """Yield the records in the form in which the run's meters received them."""
     for row in evidence.run.events:
         kind = row["kind"]

@@ -90,7 +90,7 @@ class Rate(NamedTuple):
         # on a clock of carried bytes the rate is always 1
         opens = self.carried(begin)
         closes = self.carried(due)
-        for deadline in _missed(opens, closes, size / SLACK):
+        for deadline in _late_due_times(opens, closes, size / SLACK):
             # candidates: the intervals from each message's begin to this deadline
             within = np.flatnonzero(closes <= deadline)[::-1]
             carried = np.cumsum(size[within])
@@ -102,7 +102,7 @@ class Rate(NamedTuple):
         return None
 
 
-def _missed(begin: Floats, due: Floats, duration: Floats) -> Iterator[float]:
+def _late_due_times(begin: Floats, due: Floats, duration: Floats) -> Iterator[float]:
     """Yield the due times of messages that are late even if the link sends in order of due times.
 
     A schedule by due times misses no due time that another schedule keeps. All times are in bytes:

@@ -12,7 +12,7 @@ from fedsim.lab.audit.frames import at_places
 from fedsim.lab.audit.strategies import UPDATES_ARE_MODELS
 
 _ROUNDING = 1e-9
-_ALIKE = ("mean", "median", "trimmed-mean", "private")
+_EQUAL_WEIGHTS = ("mean", "median", "trimmed-mean", "private")
 """Kinds of aggregation that give all updates the same weight."""
 
 _BY_DISTANCE = {"krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}
@@ -62,7 +62,7 @@ class _WeightRule:
         self._all_finite = not (evidence.events["kind"] == "non-finite").any()
         starts = evidence.events[evidence.events["kind"] == "task-start"]
         self._round_of = dict(zip(starts["task"].tolist(), starts["round"].tolist(), strict=True))
-        self._samples = _samples(evidence)
+        self._sample_counts = _count_samples(evidence)
         counts = evidence.data_of("aggregate")["tasks"].map(len)
         rounds = evidence.events["round"].reindex(counts.index)
         self._updates_in_round = counts.groupby(rounds).sum().to_dict()
@@ -81,19 +81,19 @@ class _WeightRule:
         if self._strategy.get("secure_aggregation") is not None and not weights.any():
             return None  # the sum could not be read
         if self._kind in ("fedasync", "fedbuff"):
-            return self._problem_without_rounds(aggregate, weights)
-        problem = self._problem_of_tolerance(aggregate)
+            return self._check_staleness(aggregate, weights)
+        problem = self._check_tolerance(aggregate)
         if problem is not None:
             return problem
         # by values of the updates, or by clusters
         if self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns):
-            return _problem_of_sum(weights)
+            return _check_sum(weights)
         by_distance = self._aggregation["kind"] in _BY_DISTANCE and self._learns
         if by_distance and self._kind not in UPDATES_ARE_MODELS:
-            return self._problem_of_choice(aggregate, weights)
-        return _unlike(weights, self._due(aggregate, weights))
+            return self._check_choice(aggregate, weights)
+        return _compare_weights(weights, self._due_weights(aggregate, weights))
 
-    def _due(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
+    def _due_weights(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
         """Return the weights that the rule gives an aggregation's updates; float64 [updates].
 
         Args:
@@ -113,18 +113,18 @@ class _WeightRule:
         if self._strategy.get("averaging") == "gradients":
             return np.full(count, 1 / self._updates_in_round[aggregate.round])
         if self._kind in ("fesem", "fesem-mig") and self._strategy["as"] == "paper":
-            return self._due_of_fesem(weights)
+            return self._fesem_weights(weights)
         if self._kind == "refl" and any(aggregate.staleness or ()):
             return None
         if kind == "first":
             return np.array([float(task == min(tasks)) for task in tasks])
         if kind == "weighted":
-            return self._due_by_samples(tasks, weights)
-        if kind in _ALIKE or kind in _BY_DISTANCE:
+            return self._weights_by_samples(tasks, weights)
+        if kind in _EQUAL_WEIGHTS or kind in _BY_DISTANCE:
             return np.full(count, 1 / count)
         return None
 
-    def _due_of_fesem(self, weights: Floats) -> Floats:
+    def _fesem_weights(self, weights: Floats) -> Floats:
         """Return the weights that FeSEM ``as = "paper"`` may give: equal, each at most 1 / count.
 
         The recorded weight of the first update is used for all if it is allowed, else 0.
@@ -135,12 +135,12 @@ class _WeightRule:
             return np.full(count, first)
         return np.zeros(count)
 
-    def _due_by_samples(self, tasks: list[int], weights: Floats) -> Floats | None:
+    def _weights_by_samples(self, tasks: list[int], weights: Floats) -> Floats | None:
         """Return weights in proportion to the tasks' sample counts; None if no count is known.
 
         Tasks with an unknown sample count keep their recorded weight.
         """
-        samples = np.array([self._samples.get(task, math.nan) for task in tasks])
+        samples = np.array([self._sample_counts.get(task, math.nan) for task in tasks])
         is_known = ~np.isnan(samples)
         if not is_known.any():
             return None
@@ -150,12 +150,12 @@ class _WeightRule:
         share = 1.0 if is_known.all() else weights[is_known].sum()
         return np.where(is_known, samples / total * share, weights)
 
-    def _tolerated(self, updates: int) -> int:
+    def _malicious_limit(self, updates: int) -> int:
         """Return how many of ``updates`` may be malicious, for aggregations by distances."""
         factor, more = _BY_DISTANCE[self._aggregation["kind"]]
         return max(0, min(int(self._aggregation["malicious"]), (updates - more) // factor))
 
-    def _problem_of_tolerance(self, aggregate: _Aggregate) -> str | None:
+    def _check_tolerance(self, aggregate: _Aggregate) -> str | None:
         """Return the reason why the recorded tolerance of malicious updates is wrong, or None.
 
         A record states the tolerance (``bears``) only if too few updates arrived for the tolerance
@@ -165,7 +165,7 @@ class _WeightRule:
         count = len(aggregate.tasks)
         due = math.nan
         if kind in _BY_DISTANCE:
-            tolerated = self._tolerated(count)
+            tolerated = self._malicious_limit(count)
             if tolerated < self._aggregation["malicious"]:
                 due = tolerated
         elif kind in ("median", "trimmed-mean") and count <= 2:
@@ -177,7 +177,7 @@ class _WeightRule:
             f"{aggregate.bears:g}"
         )
 
-    def _problem_of_choice(self, aggregate: _Aggregate, weights: Floats) -> str | None:
+    def _check_choice(self, aggregate: _Aggregate, weights: Floats) -> str | None:
         """Return the reason why an aggregation by distances chose wrong updates, or None.
 
         It has to choose a fixed count of updates with equal weights, and none if too few arrived.
@@ -186,7 +186,7 @@ class _WeightRule:
         count = len(weights)
         if not math.isnan(aggregate.bears):
             return "too few updates weigh something" if weights.any() else None
-        tolerated = self._tolerated(count)
+        tolerated = self._malicious_limit(count)
         if kind == "krum":
             due = 1
         elif kind == "multi-krum":
@@ -204,7 +204,7 @@ class _WeightRule:
             return None
         return f"{kind} takes {due} of {count} updates alike; the weights are {weights.tolist()}"
 
-    def _problem_without_rounds(self, aggregate: _Aggregate, weights: Floats) -> str | None:
+    def _check_staleness(self, aggregate: _Aggregate, weights: Floats) -> str | None:
         """Return the reason why weights of FedAsync or FedBuff contradict staleness, or None."""
         strategy = self._strategy
         version = aggregate.round
@@ -212,16 +212,16 @@ class _WeightRule:
         if [*(aggregate.staleness or ())] != due:
             return f"staleness is {aggregate.staleness}, by the tasks {due}"
         if self._kind == "fedasync":
-            alphas = [_alpha(strategy, version, staleness) for staleness in due]
-            return _unlike(weights, np.array(alphas))
-        discounts = [_discount(strategy, staleness) for staleness in due]
+            alphas = [_mixing_weight(strategy, version, staleness) for staleness in due]
+            return _compare_weights(weights, np.array(alphas))
+        discounts = [_staleness_discount(strategy, staleness) for staleness in due]
         buffer = strategy["buffer"]
         if np.count_nonzero(discounts) != buffer:
             return f"{np.count_nonzero(discounts)} updates count, the scenario's buffer is {buffer}"
-        return _unlike(weights, np.array(discounts) / buffer)
+        return _compare_weights(weights, np.array(discounts) / buffer)
 
 
-def _problem_of_sum(weights: Floats) -> str | None:
+def _check_sum(weights: Floats) -> str | None:
     """Return a sentence if the weights sum to anything but 0 or 1, else None."""
     total = weights.sum()
     if not total or math.isclose(total, 1.0, rel_tol=_ROUNDING):
@@ -229,7 +229,7 @@ def _problem_of_sum(weights: Floats) -> str | None:
     return f"the weights sum to {float(total)!r}"
 
 
-def _discount(strategy: TomlTable, staleness: int) -> float:
+def _staleness_discount(strategy: TomlTable, staleness: int) -> float:
     """Return the factor by which FedBuff scales an update of a given staleness (rounds)."""
     most = strategy.get("most_staleness")
     if most is not None and staleness > most:
@@ -239,7 +239,7 @@ def _discount(strategy: TomlTable, staleness: int) -> float:
     return 1.0
 
 
-def _alpha(strategy: TomlTable, version: int, staleness: int) -> float:
+def _mixing_weight(strategy: TomlTable, version: int, staleness: int) -> float:
     """Return FedAsync's mixing weight for an update.
 
     Args:
@@ -255,7 +255,7 @@ def _alpha(strategy: TomlTable, version: int, staleness: int) -> float:
     return float(alpha * (1 + staleness) ** -strategy["exponent"])
 
 
-def _unlike(weights: Floats, due: Floats | None) -> str | None:
+def _compare_weights(weights: Floats, due: Floats | None) -> str | None:
     """Return a sentence if the weights differ from the due ones, else None."""
     if due is None or np.isnan(due).any():
         return None
@@ -264,7 +264,7 @@ def _unlike(weights: Floats, due: Floats | None) -> str | None:
     return f"the weights are {weights.tolist()}, by the scenario's rule {due.tolist()}"
 
 
-def _samples(evidence: Evidence) -> dict[int, float]:
+def _count_samples(evidence: Evidence) -> dict[int, float]:
     """Return the count of samples on which each task trained, by task.
 
     It is NaN if a later shift of the device's data may have changed the count.
@@ -290,7 +290,7 @@ def edges_as_said(evidence: Evidence) -> Iterator[str]:
     combined = evidence.data_of("edges-combined")
     if not len(combined):
         return
-    samples = _samples(evidence)
+    samples = _count_samples(evidence)
     aggregates = evidence.data_of("aggregate").join(evidence.events[["round", "group"]])
     rounds = evidence.events["round"]
     for row, edges, weights in zip(
@@ -311,12 +311,14 @@ def edges_as_said(evidence: Evidence) -> Iterator[str]:
         counts = []
         for edge in edges:
             counts.append(sum(samples.get(task, math.nan) for task in tasks_of[edge]))
-        problem = _unlike(np.array(weights, dtype=np.float64), _shares(np.array(counts)))
+        problem = _compare_weights(
+            np.array(weights, dtype=np.float64), _divide_by_sum(np.array(counts))
+        )
         if problem is not None:
             yield f"record {row} (edges-combined): {problem}"
 
 
-def _shares(counts: Floats) -> Floats:
+def _divide_by_sum(counts: Floats) -> Floats:
     """Divide counts by their sum; all shares are equal if the sum is 0. float64 [n]."""
     total = counts.sum()
     if not total:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fedsim.world.meters.base import ends_of
 
-OF_DEVICES = "step-end of download or upload"
+DEVICE_MESSAGES = "step-end of download or upload"
 FLOWS = ("edge-transfer", "message")
 """Kinds of records of messages that crossed links but belong to no task's step."""
 
@@ -223,7 +223,7 @@ class PayloadTable:
         """Return a ``DataReader`` for each kind of record that describes a message, by kind."""
         on_links = DataReader(_MESSAGE, self._read_flow)
         readers = dict.fromkeys(FLOWS, on_links)
-        readers[OF_DEVICES] = DataReader(_MESSAGE, self._read_step)
+        readers[DEVICE_MESSAGES] = DataReader(_MESSAGE, self._read_step)
         readers["server-transfer"] = DataReader(_MESSAGE, self._read_server_transfer)
         return readers
 

@@ -244,7 +244,7 @@ def own_parts_agree(evidence: Evidence) -> Iterator[str]:
     Parts whose code may not be imported are skipped.
     """
     for part in own_parts(evidence.run.scenario):
-        check = _check_of(part)
+        check = _find_check(part)
         if check is None:
             continue
         try:
@@ -255,7 +255,7 @@ def own_parts_agree(evidence: Evidence) -> Iterator[str]:
             yield f"{part.key} = {part.path!r}: {problem}"
 
 
-def _check_of(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] | None:
+def _find_check(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] | None:
     """Return a part's ``check_run``; None if it has none or cannot be imported."""
     try:
         check: Callable[[RunFolder, Section], Iterable[str]] | None = getattr(

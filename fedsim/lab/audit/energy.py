@@ -62,7 +62,7 @@ def _check_phases_of_devices(evidence: Evidence, account: "_Account") -> Iterato
         {"device": table.index},
     )
     text = "{name} of device {row} is {stated!r}, the records say {due!r}"
-    yield from report_differences(text, table, account.of_devices.add_suffix("_j"))
+    yield from report_differences(text, table, account.device_joules.add_suffix("_j"))
     if account.zones:
         grams = account.drawn.groupby("device")["grams"].sum()
         due = grams.reindex(table.index, fill_value=0.0)
@@ -135,7 +135,7 @@ def batteries_hold(evidence: Evidence) -> Iterator[str]:
     yield from report(text, records, ~(np.abs(records["level"] - records["due"]) <= slack))
     if evidence.run.summary["status"] == "failed":  # unfinished work has no record of its end
         return
-    due = account.of_devices[list(PHASES[1:])].sum(axis=1) - account.tails_after_end()
+    due = account.device_joules[list(PHASES[1:])].sum(axis=1) - account.tails_after_end()
     last = records.assign(slack=slack).drop_duplicates("device", keep="last").sort_values("device")
     last["due"] = due.reindex(last["device"]).to_numpy()
     text = "the battery of device {device} gave {drawn!r} J to tasks, they took {due!r} J"
@@ -152,7 +152,7 @@ class _Account:
         drawn: DataFrame of portions of energy: ``device``, ``task`` (-1: no task), ``phase`` (or
             place of the server), ``joules`` drawn from ``start`` to ``end`` (s), ``grams`` of
             carbon, index ``zone`` of the grid, and ``row``, the record that books the energy.
-        of_devices: DataFrame of joules by device (rows) and phase (columns).
+        device_joules: DataFrame of joules by device (rows) and phase (columns).
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -164,7 +164,7 @@ class _Account:
         self._end: float = evidence.run.summary["simulated_s"]
         self._round_rows = np.flatnonzero(self._events["kind"] == "round")
         columns = ["device", "task", "start", "end", "joules", "row", "phase"]
-        parts = [part.assign(phase=phase)[columns] for phase, part in self._parts()]
+        parts = [part.assign(phase=phase)[columns] for phase, part in self._energy_portions()]
         drawn = pd.concat(parts, ignore_index=True)
         # energy that no device draws has the first zone
         drawn["zone"] = np.append(self.table["zone"].to_numpy(), 0)[drawn["device"]]
@@ -173,13 +173,13 @@ class _Account:
             drawn["grams"] = drawn["grams"].where(drawn["zone"] != number, _grams(zone, drawn))
         self.drawn = drawn
         joules = drawn.groupby(["device", "phase"])["joules"].sum().unstack(fill_value=0)
-        self.of_devices = joules.reindex(index=self.table.index, columns=PHASES, fill_value=0.0)
+        self.device_joules = joules.reindex(index=self.table.index, columns=PHASES, fill_value=0.0)
 
-    def _parts(self) -> Iterator[tuple[str, pd.DataFrame]]:
+    def _energy_portions(self) -> Iterator[tuple[str, pd.DataFrame]]:
         """Yield phase or place, and DataFrame of the portions of energy in it."""
-        yield "idle", self._idle()
+        yield "idle", self._idle_energy()
         yield from self._energy_of_steps()
-        yield "tail", self._tails()
+        yield "tail", self._tail_energy()
         yield from self._energy_of_servers()
 
     def _energy_of_steps(self) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -247,13 +247,13 @@ class _Account:
         """
         tails = self.drawn[self.drawn["phase"] == "tail"]
         seconds = (tails["end"] - np.maximum(tails["start"], self._end)).clip(lower=0.0)
-        joules = seconds * self._of_rows(tails, "tail_w")
+        joules = seconds * self._device_values(tails, "tail_w")
         return joules.groupby(tails["device"]).sum().reindex(self.table.index, fill_value=0.0)
 
     def wasted(self) -> float:
         """Return the joules of tasks whose update does not count, including their idle power."""
         tasks = self._evidence.wasted_tasks
-        idle = self._book(tasks.assign(end=tasks["time"]), "idle_w")["joules"].sum()
+        idle = self._add_joules(tasks.assign(end=tasks["time"]), "idle_w")["joules"].sum()
         of_steps = self.drawn["task"].isin(tasks["task"]) & (self.drawn["phase"] != "idle")
         return float(idle + self.drawn["joules"][of_steps].sum())
 
@@ -278,41 +278,41 @@ class _Account:
             total += _sum_energy(evenly, np.ones(len(evenly), dtype=bool), times, None)
         return booked.astype(np.float64) + np.diff(total, prepend=0.0)
 
-    def _of_rows(self, rows: pd.DataFrame, name: str) -> Floats:
+    def _device_values(self, rows: pd.DataFrame, name: str) -> Floats:
         """Return the value in column ``name`` of ``table`` for each row's device."""
         return self.table[name].to_numpy()[rows["device"]]
 
-    def _book(self, rows: pd.DataFrame, power: str) -> pd.DataFrame:
+    def _add_joules(self, rows: pd.DataFrame, power: str) -> pd.DataFrame:
         """Add ``joules`` to rows that draw a constant power from ``start`` to ``end`` (s).
 
         Args:
             rows: with ``device``, ``start`` and ``end``.
             power: name of the device's power in ``table`` (W).
         """
-        joules = self._of_rows(rows, power) * (rows["end"] - rows["start"])
+        joules = self._device_values(rows, power) * (rows["end"] - rows["start"])
         return rows.assign(joules=joules, row=rows.index)
 
-    def _idle(self) -> pd.DataFrame:
+    def _idle_energy(self) -> pd.DataFrame:
         if self._setting["idle_while"] == "working":
             tasks = self._evidence.tasks
-            return self._book(tasks.assign(end=tasks["time"]), "idle_w")
+            return self._add_joules(tasks.assign(end=tasks["time"]), "idle_w")
         first = self._first_times("task-start")
         departure = self._first_times("departure").reindex(first.index)
         end = departure.clip(upper=self._end).fillna(self._end)
         present = pd.DataFrame({"device": first.index, "task": _NOBODY, "start": first.to_numpy()})
         present["end"] = np.maximum(end.to_numpy(), present["start"])
-        drawn = self._book(present, "idle_w").assign(row=_CONTINUOUS)
+        drawn = self._add_joules(present, "idle_w").assign(row=_CONTINUOUS)
         if not self._setting["batteries"]:
             return drawn
-        plugged_in = drawn[np.isinf(self._of_rows(drawn, "capacity_j"))]
-        return pd.concat([plugged_in, self._idle_of_batteries()])
+        plugged_in = drawn[np.isinf(self._device_values(drawn, "capacity_j"))]
+        return pd.concat([plugged_in, self._idle_energy_of_batteries()])
 
     def _first_times(self, kind: str) -> "pd.Series[float]":
         """Return the time of each device's first record of a kind (s), indexed by device."""
         records = self._events[self._events["kind"] == kind].drop_duplicates("device")
         return records.set_index("device")["time"].sort_index()
 
-    def _idle_of_batteries(self) -> pd.DataFrame:
+    def _idle_energy_of_batteries(self) -> pd.DataFrame:
         """Return the idle energy between consecutive records of each battery.
 
         Battery records state the idle energy as a running sum since the device's first task.
@@ -328,7 +328,7 @@ class _Account:
         )
         return intervals.dropna(subset="start")
 
-    def _tails(self) -> pd.DataFrame:
+    def _tail_energy(self) -> pd.DataFrame:
         """Return the energy of radios that stay awake after a transfer.
 
         A tail ends after its fixed time, or earlier with the device's next transfer or an empty
@@ -348,8 +348,8 @@ class _Account:
         following = turns.groupby("device")[["row", "time"]].shift(-1)
         following = following.fillna({"row": len(events), "time": np.inf})[is_tail]
         tails = turns[is_tail].rename(columns={"time": "start"})
-        asleep = tails["start"] + self._of_rows(tails, "tail_s")
-        drawn = self._book(tails.assign(end=np.minimum(following["time"], asleep)), "tail_w")
+        asleep = tails["start"] + self._device_values(tails, "tail_s")
+        drawn = self._add_joules(tails.assign(end=np.minimum(following["time"], asleep)), "tail_w")
         return drawn.assign(row=self._rows_of_tails(drawn, asleep, following["row"].to_numpy()))
 
     def _rows_of_tails(self, tails: pd.DataFrame, asleep: "pd.Series[float]", ending: Ints) -> Ints:

@@ -15,8 +15,8 @@ from fedsim.common.errors import RunFolderError
 from fedsim.common.files import read_json
 from fedsim.common.units import Bytes
 from fedsim.lab.audit.data import (
+    DEVICE_MESSAGES,
     FLOWS,
-    OF_DEVICES,
     READERS,
     DataReader,
     PayloadTable,
@@ -143,7 +143,7 @@ class Evidence:
 
         The index is the row of the record that ends the message.
         """
-        kinds = (OF_DEVICES, "server-transfer", *FLOWS)
+        kinds = (DEVICE_MESSAGES, "server-transfer", *FLOWS)
         data = pd.concat([self.data_of(kind) for kind in kinds]).sort_index()
         columns = ["kind", "step", "time", "device", "round", "task", "outcome"]
         records = data.join(self.events[columns])

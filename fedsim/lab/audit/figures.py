@@ -33,7 +33,7 @@ def metrics_agree(evidence: Evidence) -> Iterator[str]:
                 "and 'least'"
             )
             continue
-        due = {"final": _last(column), "best": plain_value(best) if len(column) else None}
+        due = {"final": _last_value(column), "best": plain_value(best) if len(column) else None}
         for key, value in due.items():
             if entry[key] != value:
                 yield (
@@ -52,7 +52,7 @@ def metrics_agree(evidence: Evidence) -> Iterator[str]:
             )
 
 
-def _last(column: "pd.Series[float]") -> object:
+def _last_value(column: "pd.Series[float]") -> object:
     """Return the last value of a column; None if the column is empty."""
     return plain_value(column.iat[-1]) if len(column) else None
 
@@ -64,7 +64,7 @@ def accuracies_agree(evidence: Evidence) -> Iterator[str]:
     """
     measured = evidence.rounds["accuracy"].dropna()
     stated = evidence.run.summary["accuracy"]
-    last = _last(measured)
+    last = _last_value(measured)
     best = plain_value(measured.max()) if len(measured) else None
     if stated["final"] != last or stated["best"] != best:
         yield f"the summary's accuracy is {stated}, the rounds' last {last!r} and best {best!r}"

@@ -46,7 +46,7 @@ def workers_as_said(evidence: Evidence) -> Iterator[str]:
         return
     steps = evidence.steps
     tasks = evidence.tasks
-    slots = _slots(host)
+    slots = _largest_count(host)
     first = steps.sort_values("begun").drop_duplicates("task")
     waits = first[first["step"] == "queue"]  # a task's first step "queue" waits for a worker
     if slots == math.inf:
@@ -71,7 +71,7 @@ def workers_as_said(evidence: Evidence) -> Iterator[str]:
         yield from report(text, waiting, least < slots)
 
 
-def _slots(host: TomlTable) -> float:
+def _largest_count(host: TomlTable) -> float:
     """Return the most tasks that a host runs at a time, by workers and memory; may be infinity."""
     slots = float(host.get("workers", math.inf))
     if "memory" in host:
@@ -137,7 +137,9 @@ def started_up(evidence: Evidence) -> Iterator[str]:
         return
     start_ups = start_ups.assign(took=start_ups["time"] - start_ups["start"], due=due)
     text = "task {task} started up in {took!r} s; by the scenario that takes {due!r} s"
-    yield from report(text, start_ups, _off_by(start_ups, due) > 2 * grain_s(start_ups["time"]))
+    yield from report(
+        text, start_ups, _start_up_errors(start_ups, due) > 2 * grain_s(start_ups["time"])
+    )
     rest = steps[~steps["step"].isin(("start-up", "queue"))]
     first = rest.sort_values("begun").drop_duplicates("task")
     begun = start_ups.set_index("task")["begun"]
@@ -146,7 +148,7 @@ def started_up(evidence: Evidence) -> Iterator[str]:
     yield from report(text, first, start_up_row > first["begun"])
 
 
-def _off_by(start_ups: pd.DataFrame, due: float) -> Floats:
+def _start_up_errors(start_ups: pd.DataFrame, due: float) -> Floats:
     """Return the difference of each start-up's duration from the due one (s).
 
     It is the absolute difference for finished start-ups. Others may be shorter.

@@ -24,7 +24,7 @@ _SAMPLES = {
 """Built-in data source: shape of a sample, and count of classes."""
 
 _DENSE: Mapping[str, tuple[int, ...]] = {"logistic": (), "femnist-mlp": (512,)}
-_BYTES_OF = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+_DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 _ADAPTERS = (".lora_A", ".lora_B")
 _FILES = ("global", "group", "device")
 
@@ -46,7 +46,7 @@ def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
         case "plain":
             size = codec.get("size")
             if size is None:
-                return float(count * _BYTES_OF[codec["dtype"]])
+                return float(count * _DTYPE_BYTES[codec["dtype"]])
             return float(read(Bytes, size) * count / whole)
         case "float16" | "bfloat16":
             return 2 * count
@@ -100,7 +100,7 @@ def dense_tensors(scenario: TomlTable) -> tuple[Tensors, Tensors] | None:
         Trained and frozen tensors; None if the model has other layers, or depends on a user's file.
     """
     model = scenario.get("model", {"kind": "module"})
-    samples = _samples(scenario)
+    samples = _sample_shape(scenario)
     hidden = tuple(model["hidden"]) if model["kind"] == "mlp" else _DENSE.get(model["kind"])
     if samples is None or hidden is None or model.get("file") is not None:
         return None
@@ -114,10 +114,10 @@ def dense_tensors(scenario: TomlTable) -> tuple[Tensors, Tensors] | None:
         tensors[f"{name}.weight"] = (outputs, inputs)
         tensors[f"{name}.bias"] = (outputs,)
         inputs = outputs
-    return _split(tensors, model)
+    return _split_trained(tensors, model)
 
 
-def _samples(scenario: TomlTable) -> tuple[tuple[int, ...], int] | None:
+def _sample_shape(scenario: TomlTable) -> tuple[tuple[int, ...], int] | None:
     """Return shape and count of classes of the scenario's samples.
 
     Returns:
@@ -133,7 +133,7 @@ def _samples(scenario: TomlTable) -> tuple[tuple[int, ...], int] | None:
     return _SAMPLES.get(source["kind"])
 
 
-def _split(tensors: Tensors, model: TomlTable) -> tuple[Tensors, Tensors]:
+def _split_trained(tensors: Tensors, model: TomlTable) -> tuple[Tensors, Tensors]:
     """Split the model's tensors into trained and frozen ones, after adding its LoRA adapters."""
     lora = model.get("lora")
     if lora is not None:
@@ -196,8 +196,8 @@ def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
     if strategy["kind"] in ("fedper", "fedrep"):
         head = strategy["head"]
         if isinstance(head, int):
-            layers = [*dict.fromkeys(_layer(name) for name in tensors)]
-            return [name for name in tensors if _layer(name) in layers[-head:]]
+            layers = [*dict.fromkeys(_layer_name(name) for name in tensors)]
+            return [name for name in tensors if _layer_name(name) in layers[-head:]]
         return [name for name in tensors if _matches(name, head)]
     if strategy["kind"] == "fedbn":
         if strategy["keeps"] == "statistics":
@@ -214,12 +214,12 @@ def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
     return [name for name in tensors if _matches(name, patterns) == ("keep" in model)]
 
 
-def _layer(name: str) -> str:
+def _layer_name(name: str) -> str:
     return name.rpartition(".")[0]
 
 
 def _is_norm(name: str, tensors: Tensors) -> bool:
-    return len(tensors.get(f"{_layer(name)}.weight", (1, 1))) == 1
+    return len(tensors.get(f"{_layer_name(name)}.weight", (1, 1))) == 1
 
 
 def cut_numbers(tensors: Tensors, cut: str, size: float) -> int | None:
@@ -259,7 +259,7 @@ def _narrow_numbers(tensors: Tensors, width: float) -> int:
 
     The last layer keeps all its outputs.
     """
-    layers = sorted({_layer(name) for name in tensors}, key=_place)
+    layers = sorted({_layer_name(name) for name in tensors}, key=_layer_position)
     total = 0
     outputs_before = 0
     narrow_outputs = 0
@@ -275,7 +275,7 @@ def _narrow_numbers(tensors: Tensors, width: float) -> int:
     return total
 
 
-def _place(layer: str) -> tuple[int, ...]:
+def _layer_position(layer: str) -> tuple[int, ...]:
     return tuple(int(part) for part in layer.split(".") if part.isdigit())
 
 

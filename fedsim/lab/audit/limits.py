@@ -139,7 +139,7 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
     """Yield findings if a round asks too many clients, or too many work at the same time."""
     events = evidence.events
     starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
-    most = _cohort(strategy, evidence.run.scenario["population"]["devices"])
+    most = _largest_cohort(strategy, evidence.run.scenario["population"]["devices"])
     most_at_work = strategy.get("concurrency", math.inf)
     if strategy["kind"] == "fedat":  # a tier that lost its clients asks others in its round
         most_at_work = most
@@ -156,7 +156,7 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
         yield f"{count} clients were at work at {time!r} s, the scenario allows {most_at_work:g}"
 
 
-def _cohort(strategy: TomlTable, devices: int) -> float:
+def _largest_cohort(strategy: TomlTable, devices: int) -> float:
     """Return the most clients that a round of the strategy may ask; infinity if unlimited."""
     if "participation" in strategy:
         share = max(strategy["participation"], strategy["moment"].get("participation", 0.0))
@@ -173,10 +173,10 @@ def models_as_said(evidence: Evidence) -> Iterator[str]:
     models = evidence.run.models()
     strategy = evidence.run.scenario["strategy"]["kind"]
     model = evidence.run.scenario.get("model", {"kind": "module"})
-    due = _files_due(evidence, models)
+    due = _expected_files(evidence, models)
     for name in sorted(due - models.keys()):
         yield f"there is no models/{name}.safetensors, which the strategy {strategy!r} leaves"
-    widths = _widths(model)
+    widths = _layer_widths(model)
     if widths is not None:
         for name in sorted(due & models.keys()):
             yield from _check_layers(name, models[name], model["kind"], widths)
@@ -187,13 +187,13 @@ def models_as_said(evidence: Evidence) -> Iterator[str]:
             yield f"devices are in group {group}, of which there is no model"
 
 
-def _files_due(evidence: Evidence, models: Collection[str]) -> set[str]:
+def _expected_files(evidence: Evidence, models: Collection[str]) -> set[str]:
     """Return the names, without suffix, of the model files that the run has to leave."""
     run = evidence.run
     strategy = run.scenario["strategy"]["kind"]
     due = set[str]()
     if run.scenario.get("learning") == "on" and run.summary["status"] != "failed":
-        due = _files_of(strategy)
+        due = _strategy_files(strategy)
     ended_in_warm_up = "global" in models and "group" not in models
     if strategy in ("lcfl", "fl-hc") and ended_in_warm_up:
         due = {"global"}
@@ -204,7 +204,7 @@ def _files_due(evidence: Evidence, models: Collection[str]) -> set[str]:
     return due
 
 
-def _files_of(strategy: str) -> set[str]:
+def _strategy_files(strategy: str) -> set[str]:
     """Return the names, without suffix, of the model files that runs of a strategy leave."""
     names = set[str]()
     if strategy in WITH_GLOBAL_MODEL or strategy in WITH_PERSONAL_MODELS:
@@ -216,7 +216,7 @@ def _files_of(strategy: str) -> set[str]:
     return names
 
 
-def _widths(model: TomlTable) -> tuple[int, ...] | None:
+def _layer_widths(model: TomlTable) -> tuple[int, ...] | None:
     """Return the count of outputs of each layer of the model but the last.
 
     Returns:
@@ -243,7 +243,7 @@ def _check_layers(
         kind: of the scenario's model.
         widths: the due count of outputs of each layer but the last.
     """
-    for member, outputs in sorted(_layers(tensors).items()):
+    for member, outputs in sorted(_layer_outputs(tensors).items()):
         if outputs[:-1] != widths:
             place = f"{name}/{member}" if member else name
             yield (
@@ -252,7 +252,7 @@ def _check_layers(
             )
 
 
-def _layers(tensors: Mapping[str, AnyArray]) -> dict[str, tuple[int, ...]]:
+def _layer_outputs(tensors: Mapping[str, AnyArray]) -> dict[str, tuple[int, ...]]:
     """Return the count of outputs of each layer of each model in a file.
 
     Returns:

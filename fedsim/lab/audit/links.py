@@ -25,7 +25,7 @@ from fedsim.records import folder as files
 
 _DIRECTIONS = ("down", "up")
 # parts of a route: device to server, device to edge server, edge server to server
-_WHOLE, _BELOW, _ABOVE = range(3)
+_DEVICE_TO_SERVER, _DEVICE_TO_EDGE, _EDGE_TO_SERVER = range(3)
 
 _User = tuple[str, int, int]
 """Messages on a link: direction, part of the route, and place (of devices, or an edge server)."""
@@ -73,19 +73,19 @@ def within_capacity(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each link, own or shared, that carried more bytes than it can."""
     rates = evidence.data_of("link-rate").assign(time=evidence.events["time"])
     changes_of = {str(link): changes for link, changes in rates.groupby("link")}
-    layout = _layout(evidence)
-    messages = _messages(evidence, layout)
+    layout = _read_layout(evidence)
+    messages = _find_messages(evidence, layout)
     yield from _check_own_links(evidence, messages, changes_of)
     yield from _check_peers(evidence, layout, changes_of)
     rows_of = messages.groupby(["direction", "part", "place"], observed=True).indices
     for link in layout.links:
         parts = [rows_of[user] for user in link.users if user in rows_of]
         rows = np.concatenate([np.empty(0, dtype=np.int64), *parts])
-        rate = _rate(link.rate, changes_of.get(link.key))
+        rate = _build_rate(link.rate, changes_of.get(link.key))
         yield from _check_link(f"{link.name} of {link.rate:g} B/s", messages.iloc[rows], rate)
 
 
-def _layout(evidence: Evidence) -> LinkLayout:
+def _read_layout(evidence: Evidence) -> LinkLayout:
     """Return the shared links of the run's network, from its scenario or from the folder."""
     network = evidence.run.scenario["network"]
     if network["kind"] == "graph" or "edge" in network:
@@ -93,7 +93,7 @@ def _layout(evidence: Evidence) -> LinkLayout:
     return _layout_of_scenario(network)
 
 
-def _rate(built: float, changes: pd.DataFrame | None) -> Rate:
+def _build_rate(built: float, changes: pd.DataFrame | None) -> Rate:
     """Return the rate of a link over time.
 
     Args:
@@ -116,7 +116,7 @@ def _check_link(link: str, messages: pd.DataFrame, rate: Rate) -> Iterator[str]:
         )
 
 
-def _messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
+def _find_messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
     """Return the transfers of devices and edge servers, except those between devices.
 
     Returns:
@@ -131,16 +131,16 @@ def _messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
     devices = evidence.devices
     device = messages["device"]
     edge = messages["edge"]
-    part = np.where(device == NOTHING, _ABOVE, _BELOW)
-    part = np.where(edge == NOTHING, _WHOLE, part)
+    part = np.where(device == NOTHING, _EDGE_TO_SERVER, _DEVICE_TO_EDGE)
+    part = np.where(edge == NOTHING, _DEVICE_TO_SERVER, part)
     at = evidence.row_of(device)
     device_s = np.append(devices["latency"], 0.0)[
         at
     ]  # row -1: no device, but an edge server and the server
     beyond_s = layout.beyond_s(edge)
-    latency = device_s + beyond_s * (part == _ABOVE) - beyond_s * (part == _BELOW)
+    latency = device_s + beyond_s * (part == _EDGE_TO_SERVER) - beyond_s * (part == _DEVICE_TO_EDGE)
     begin = messages["start"] + np.where(messages["wire_bytes"] > 0, latency, 0.0)
-    place = np.where(part == _ABOVE, edge, device % len(layout.place_s))
+    place = np.where(part == _EDGE_TO_SERVER, edge, device % len(layout.place_s))
     return messages.assign(part=part, place=place, at=at, begin=begin)
 
 
@@ -167,7 +167,7 @@ def _check_own_links(
 
     A device has its messages one after another, so each message has the link for itself.
     """
-    messages = messages[messages["part"] != _ABOVE]
+    messages = messages[messages["part"] != _EDGE_TO_SERVER]
     links = evidence.devices.iloc[messages["at"]]
     begin = messages["begin"].to_numpy()
     end = messages["end"].to_numpy()
@@ -182,7 +182,7 @@ def _check_own_links(
         rows = np.flatnonzero(on_link)
         if not len(rows):
             continue
-        rates = _rate(rate[rows[0]], changes)
+        rates = _build_rate(rate[rows[0]], changes)
         bytes_between = rates.carried(due[rows]) - rates.carried(begin[rows])
         is_unlimited = rates.is_unlimited(begin[rows], due[rows])
         most[rows] = np.where(is_unlimited, math.inf, bytes_between * SLACK)
@@ -207,7 +207,7 @@ def _check_peers(
         "up": endpoint_numbers(transfers["sender"], "device"),
         "down": endpoint_numbers(transfers["receiver"], "device"),
     }
-    latency_s = np.append(_latencies_to_peers(evidence, layout), 0.0)  # row -1, no device: 0 s
+    latency_s = np.append(_peer_latencies(evidence, layout), 0.0)  # row -1, no device: 0 s
     latency = sum(latency_s[evidence.row_of(endpoint)] for endpoint in endpoints.values())
     messages = transfers.assign(begin=transfers["start"] + np.where(between_peers, latency, 0.0))
     for direction, endpoint in endpoints.items():
@@ -216,12 +216,12 @@ def _check_peers(
         for device in np.unique(user[between_peers & (user != NOTHING)]).tolist():
             rates = evidence.devices[f"link_{direction}"].to_numpy()
             built = rates[evidence.row_of([device])].item()
-            rate = _rate(built, changes_of.get(f"device {device} {direction}"))
+            rate = _build_rate(built, changes_of.get(f"device {device} {direction}"))
             text = f"the link {direction} of device {device}, of {built:g} B/s,"
             yield from _check_link(text, messages[user == device], rate)
 
 
-def _latencies_to_peers(evidence: Evidence, layout: LinkLayout) -> Floats:
+def _peer_latencies(evidence: Evidence, layout: LinkLayout) -> Floats:
     """Return each device's share of the latency to a peer (s); float64 [rows of devices].
 
     It is 0 between regions, where the latency depends on both devices.
@@ -238,14 +238,14 @@ def _layout_of_scenario(network: TomlTable) -> LinkLayout:
     places = network.get("cells", 1)
     links = []
     for direction, text in network.get("server", {}).items():
-        users = [(direction, _WHOLE, place) for place in range(places)]
+        users = [(direction, _DEVICE_TO_SERVER, place) for place in range(places)]
         name = f"the server's {direction} link"
         links.append(Link(name, f"server {direction}", read(BytesPerSecond, text), users))
     for direction, text in network.get("cell", {}).items():
         for place in range(places):
             name = f"the {direction} link of cell {place}"
             key = f"cell {place} {direction}"
-            users = [(direction, _WHOLE, place)]
+            users = [(direction, _DEVICE_TO_SERVER, place)]
             links.append(Link(name, key, read(BytesPerSecond, text), users))
     return LinkLayout(links, np.zeros(places), np.zeros(1))
 
@@ -269,7 +269,11 @@ def _layout_from_file(evidence: Evidence) -> LinkLayout:
 def _parse_layout(network: TomlTable) -> LinkLayout:
     edges = network.get("edges", {"below": {}, "above": {}, "latency": 0.0})
     users: dict[str, list[_User]] = {name: [] for name in network["links"]}
-    parts = {_WHOLE: network["routes"], _BELOW: edges["below"], _ABOVE: edges["above"]}
+    parts = {
+        _DEVICE_TO_SERVER: network["routes"],
+        _DEVICE_TO_EDGE: edges["below"],
+        _EDGE_TO_SERVER: edges["above"],
+    }
     for part, routes in parts.items():
         for direction in _DIRECTIONS:
             for place, route in enumerate(routes.get(direction, ())):

@@ -39,7 +39,7 @@ def within_time(evidence: Evidence) -> Iterator[str]:
         spans = messages[messages["direction"] == direction]
         rate = at_places(devices[f"link_{direction}"], spans["row"].to_numpy())
         for shared, place in _shared_links(network, direction, spans["device"].to_numpy()):
-            rate = np.minimum(rate, shared / _most_at_once(spans, place))
+            rate = np.minimum(rate, shared / _largest_counts(spans, place))
         yield from _check_times(spans.drop(columns="row"), rate)
 
 
@@ -87,7 +87,7 @@ def _shared_links(network: TomlTable, direction: str, device: Ints) -> Iterator[
         yield read(BytesPerSecond, network["cell"][direction]), device % network["cells"]
 
 
-def _most_at_once(spans: pd.DataFrame, place: Ints) -> Floats:
+def _largest_counts(spans: pd.DataFrame, place: Ints) -> Floats:
     """Return the largest count of messages on each message's link during its transmission.
 
     Args:

@@ -26,7 +26,7 @@ _GENERATORS = {
 }
 """Kind of topology: NetworkX generator, for kinds that differ from the generator's name."""
 
-_USUAL: Mapping[str, Mapping[str, object]] = {
+_DEFAULT_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "random_regular_graph": {"d": 3},
     "grid_2d_graph": {"periodic": True},
 }
@@ -40,7 +40,7 @@ def peers_as_said(evidence: Evidence) -> Iterator[str]:
     device that sends to one of its receivers has to send to all.
     """
     strategy = evidence.run.scenario["strategy"]
-    messages = _messages(evidence)
+    messages = _find_messages(evidence)
     match strategy["kind"]:
         case "d-psgd" | "epidemic":
             yield from _check_receivers(evidence, messages)
@@ -51,7 +51,7 @@ def peers_as_said(evidence: Evidence) -> Iterator[str]:
             yield from _check_fragments(evidence, messages)
 
 
-def _messages(evidence: Evidence) -> pd.DataFrame:
+def _find_messages(evidence: Evidence) -> pd.DataFrame:
     """Return the messages between devices in rounds.
 
     Returns:
@@ -70,7 +70,7 @@ def _messages(evidence: Evidence) -> pd.DataFrame:
 
 
 def _check_receivers(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    receivers = _receivers(evidence.run.scenario)
+    receivers = _receivers_in_round(evidence.run.scenario)
     pairs: Any = messages.groupby(["round", "source"])
     for (number, source), group in pairs:
         stated = sorted(group["to"])
@@ -82,7 +82,7 @@ def _check_receivers(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str
             )
 
 
-def _receivers(scenario: TomlTable) -> _Neighbours:
+def _receivers_in_round(scenario: TomlTable) -> _Neighbours:
     if scenario["strategy"]["kind"] == "epidemic":
         return _draw_receivers(scenario)
     return _neighbours_in_round(scenario)
@@ -141,7 +141,7 @@ def _neighbours(scenario: TomlTable) -> _Neighbours:
 
     @cache
     def neighbours(number: int) -> list[list[int]]:
-        arguments = {**_USUAL.get(name, {}), **topology.get("parameters", {})}
+        arguments = {**_DEFAULT_ARGUMENTS.get(name, {}), **topology.get("parameters", {})}
         if "seed" in parameters:
             draw = streams.generator("strategy/topology", number).integers(1 << 31)
             arguments["seed"] = int(draw)
@@ -186,7 +186,7 @@ def _check_all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[s
     """Yield a finding for each all-reduce without exactly the messages of its collective."""
     scenario = evidence.run.scenario
     collective = scenario["strategy"]["collective"]
-    due = _collective(collective, scenario["population"]["devices"])
+    due = _count_messages(collective, scenario["population"]["devices"])
     last = messages["round"].max()
     for number, group in messages.groupby("round"):
         stated = Counter(zip(group["source"], group["to"], strict=True))
@@ -219,7 +219,7 @@ def _check_fragments(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str
             )
 
 
-def _collective(kind: str, devices: int) -> Counter[PeerPair]:
+def _count_messages(kind: str, devices: int) -> Counter[PeerPair]:
     """Return the count of messages in one all-reduce: (sender, receiver): count.
 
     Args:

@@ -18,7 +18,7 @@ def reachable(evidence: Evidence) -> Iterator[str]:
     Devices that have no row in the table of availability are not checked.
     """
     table = evidence.availability
-    wrong = _out_of_order(evidence, table)
+    wrong = _is_impossible(evidence, table)
     text = (
         "row {row} of the availability, device {device} at {time!r} s, is no change after the row "
         "before"
@@ -29,11 +29,11 @@ def reachable(evidence: Evidence) -> Iterator[str]:
     steps = evidence.steps
     steps = steps[(steps["device"] != NOTHING) & (steps["begun"] >= 0)]
     text = "task {task} has a step from {start!r} s to {time!r} s, while its device was away"
-    yield from report(text, steps, _are_away(table, steps))
+    yield from report(text, steps, _is_unreachable(table, steps))
     ends = evidence.tasks
     ends = ends[ends["outcome"].isin(("lost", "battery")) & (ends["device"] != NOTHING)]
     is_online = at_places(table["on"], _phase_rows(table, ends["device"], ends["time"])) == 1
-    excused = _switched_off(evidence)[ends.index] | _lost_with_edge(evidence, ends)
+    excused = _is_switched_off(evidence)[ends.index] | _is_edge_lost(evidence, ends)
     text = "task {task} was lost at {time!r} s, when its device was there"
     yield from report(text, ends, is_online & ~excused)
     text = (
@@ -43,10 +43,10 @@ def reachable(evidence: Evidence) -> Iterator[str]:
     for endpoint in ("sender", "receiver"):
         messages = evidence.data_of("message").join(evidence.events["time"])
         messages["device"] = endpoint_numbers(messages[endpoint], "device")
-        yield from report(text, messages, _are_away(table, messages))
+        yield from report(text, messages, _is_unreachable(table, messages))
 
 
-def _out_of_order(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":
+def _is_impossible(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":
     """Mask of the rows of the availability that are impossible after their previous row."""
     before = table.shift()
     device = table["device"]
@@ -61,7 +61,7 @@ def _out_of_order(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":
     return wrong
 
 
-def _are_away(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool]":
+def _is_unreachable(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool]":
     """Mask of the time spans in which the device is unreachable at some time; bool [spans].
 
     Args:
@@ -108,7 +108,7 @@ def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints
     return np.where((rows >= 0) & (of_row[rows] == devices), rows, -1)
 
 
-def _switched_off(evidence: Evidence) -> Flags:
+def _is_switched_off(evidence: Evidence) -> Flags:
     """Mask of the records whose device is switched off, or is switched off in that instant."""
     events = evidence.events
     device = events["device"]
@@ -119,7 +119,7 @@ def _switched_off(evidence: Evidence) -> Flags:
     return np.asarray(np.append(off, False)[switch] | just_now)
 
 
-def _lost_with_edge(evidence: Evidence, ends: pd.DataFrame) -> Flags:
+def _is_edge_lost(evidence: Evidence, ends: pd.DataFrame) -> Flags:
     """Mask of the tasks that end in the instant at which their edge server fails; bool [ends]."""
     outages = evidence.data_of("edge-off")
     layout = evidence.network

@@ -30,7 +30,7 @@ def privacy_as_said(evidence: Evidence) -> Iterator[str]:
         yield f"epsilon falls from round to round: {stated.tolist()}"
     if find_spec("dp_accounting") is None:
         return
-    least, most = _epsilons(evidence, aggregation)
+    least, most = _epsilon_bounds(evidence, aggregation)
     if not least * (1 - 1e-6) <= stated[-1] <= most * (1 + 1e-6):
         due = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
         yield (
@@ -39,7 +39,7 @@ def privacy_as_said(evidence: Evidence) -> Iterator[str]:
         )
 
 
-def _epsilons(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]:
+def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]:
     """Return the lower and the upper bound of epsilon after the last round."""
     strategy = evidence.run.scenario["strategy"]
     devices = evidence.run.scenario["population"]["devices"]
@@ -48,22 +48,22 @@ def _epsilons(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]
     delta = aggregation.get("delta") or min(0.5, devices**-1.1)
     noise = aggregation["noise"] / (2 if is_local else 1)
     accountant = aggregation["accountant"]
-    most = _epsilon(noise, {1.0: count}, delta, accountant)
+    most = _compute_epsilon(noise, {1.0: count}, delta, accountant)
     selection = strategy.get("selection", {"kind": "random"})
     # CATA-Fed has names of selections instead of tables
     is_uniform = isinstance(selection, dict) and selection["kind"] == "random"
     if is_local or not is_uniform:
         return most, most
-    rounds_of = _shares_of_rounds(evidence, devices)
+    rounds_of = _count_rounds_by_share(evidence, devices)
     if sum(rounds_of.values()) != count:
         return 0.0, most
-    least = _epsilon(noise, rounds_of, delta, accountant)
+    least = _compute_epsilon(noise, rounds_of, delta, accountant)
     if _all_are_idle(evidence.run.scenario):
         return least, least
     return least, most
 
 
-def _shares_of_rounds(evidence: Evidence, devices: int) -> dict[float, int]:
+def _count_rounds_by_share(evidence: Evidence, devices: int) -> dict[float, int]:
     """Return the count of rounds for each share of selected devices: share (0..1): count."""
     starts = evidence.data_of("round-start").join(evidence.events["round"])
     starts = starts.drop_duplicates("round", keep="last")
@@ -87,7 +87,9 @@ def _all_are_idle(scenario: TomlTable) -> bool:
     return "energy" not in scenario and not scenario.get("world", {}).get("processes")
 
 
-def _epsilon(noise: float, rounds: Mapping[float, int], delta: float, accountant: str) -> float:
+def _compute_epsilon(
+    noise: float, rounds: Mapping[float, int], delta: float, accountant: str
+) -> float:
     """Compute epsilon with the package dp-accounting.
 
     Args:

@@ -36,7 +36,7 @@ def processes(evidence: Evidence) -> Sequence[TomlTable]:
     return sections
 
 
-def _has_own(sections: Sequence[TomlTable]) -> bool:
+def _has_user_code(sections: Sequence[TomlTable]) -> bool:
     """Whether any process is user code, which may act on anything."""
     return any(":" in section["kind"] for section in sections)
 
@@ -44,7 +44,7 @@ def _has_own(sections: Sequence[TomlTable]) -> bool:
 def outages_as_said(evidence: Evidence) -> Iterator[str]:
     """Yield findings for outages of links and edge servers at times that the seed does not give."""
     sections = processes(evidence)
-    if _has_own(sections):
+    if _has_user_code(sections):
         return
     for number, process in enumerate(sections):
         key = _TARGETS.get(process["kind"])
@@ -66,12 +66,12 @@ def _check_outages(evidence: Evidence, number: int, process: TomlTable) -> Itera
     """
     name = f"process {number} ({process['kind']})"
     if process["kind"] == "link-outage" or process["work"] == "waits":
-        stated = _outages_of_link(evidence, process)
+        stated = _find_link_outages(evidence, process)
         rates = _usual_rates(evidence, process)
         if len(rates) > 1:
             yield f"{name}: between outages the link has rates of {rates} B/s"
     else:
-        stated = _outages_of_edge(evidence, process["edge"])
+        stated = _find_edge_outages(evidence, process["edge"])
     due = _draw_outages(evidence, number, process)
     yield from _check_times(evidence, f"{name}: an outage begins", stated.begins, due.begins)
     yield from _check_times(evidence, f"{name}: an outage ends", stated.ends, due.ends)
@@ -93,19 +93,19 @@ def _check_times(
             return
 
 
-def _link_of(process: TomlTable) -> str:
+def _find_link(process: TomlTable) -> str:
     """Return the name of the link that an outage's process slows down."""
     link: str = process.get("link", f"edge {process.get('edge')} receive")
     return link
 
 
-def _outages_of_link(evidence: Evidence, process: TomlTable) -> _Outages:
+def _find_link_outages(evidence: Evidence, process: TomlTable) -> _Outages:
     """Return the recorded outages of a link.
 
     An outage begins with a record of the outage's rate, and ends with one of any other rate.
     """
     rates = evidence.data_of("link-rate").assign(time=evidence.events["time"])
-    rates = rates[rates["link"] == _link_of(process)]
+    rates = rates[rates["link"] == _find_link(process)]
     is_low = rates["rate"] == read(BytesPerSecond, process.get("rate", "0 B/s"))
     return _Outages(rates["time"][is_low].tolist(), rates["time"][~is_low].tolist())
 
@@ -116,7 +116,7 @@ def _usual_rates(evidence: Evidence, process: TomlTable) -> list[float]:
     The scenario's rate is among them.
     """
     records = evidence.data_of("link-rate")
-    link = _link_of(process)
+    link = _find_link(process)
     low = read(BytesPerSecond, process.get("rate", "0 B/s"))
     rates = set(records["rate"][records["link"] == link].tolist()) - {low}
     section, _, rest = link.partition(" ")
@@ -128,7 +128,7 @@ def _usual_rates(evidence: Evidence, process: TomlTable) -> list[float]:
     return sorted(rates)
 
 
-def _outages_of_edge(evidence: Evidence, edge: int) -> _Outages:
+def _find_edge_outages(evidence: Evidence, edge: int) -> _Outages:
     """Return the recorded outages of an edge server."""
     return _Outages(_edge_times(evidence, "edge-off", edge), _edge_times(evidence, "edge-on", edge))
 
@@ -173,7 +173,7 @@ def slots_as_said(evidence: Evidence) -> Iterator[str]:
     """
     queues = evidence.data_of("queue")[["direction", "slots"]].to_numpy().tolist()
     sections = processes(evidence)
-    if _has_own(sections):
+    if _has_user_code(sections):
         return
     slots = [process["slots"] for process in sections if process["kind"] == "upload-slots"]
     due = [["up", count] for count in slots]
@@ -185,7 +185,7 @@ def slots_as_said(evidence: Evidence) -> Iterator[str]:
 
 def _check_slots(evidence: Evidence, slots: int) -> Iterator[str]:
     steps = evidence.steps
-    uploads = steps[(steps["step"] == "upload") & ~steps["task"].isin(_tasks_of_edges(evidence))]
+    uploads = steps[(steps["step"] == "upload") & ~steps["task"].isin(_find_edge_tasks(evidence))]
     times, under_way = counts_at_once(uploads)
     most = under_way.max(initial=0)
     if most > slots:
@@ -200,7 +200,7 @@ def _check_slots(evidence: Evidence, slots: int) -> Iterator[str]:
     yield from report(text, waits.assign(least=least, slots=slots), least < slots)
 
 
-def _tasks_of_edges(evidence: Evidence) -> "pd.Series[int]":
+def _find_edge_tasks(evidence: Evidence) -> "pd.Series[int]":
     """Return the IDs of tasks whose messages pass an edge server and so do not queue."""
     transfers = evidence.transfers
     return transfers["task"][transfers["edge"] >= 0]
@@ -210,7 +210,7 @@ def paces_as_said(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each slowdown of a device that no process of the scenario causes."""
     sections = processes(evidence)
     heats = [process for process in sections if process["kind"] == "heat"]
-    if not heats or _has_own(sections):
+    if not heats or _has_user_code(sections):
         return
     paces = evidence.data_of("pace").join(evidence.events["device"])
     devices = set[int]()

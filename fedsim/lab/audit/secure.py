@@ -20,7 +20,7 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
     """
     scenario = evidence.run.scenario
     section = scenario["strategy"].get("secure_aggregation")
-    parts = _parts(evidence)
+    parts = _find_parts(evidence)
     if section is None:
         text = "transfer {row} has {purpose}, and the scenario has no secure aggregation"
         yield from report(text, parts)
@@ -31,7 +31,7 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
     share = read(Bytes, section["share"])
     degree = section.get("neighbours")
     most_neighbours = degree or scenario["population"]["devices"] - 1
-    parts = parts.assign(neighbours=_neighbours(parts, degree))
+    parts = parts.assign(neighbours=_count_neighbours(parts, degree))
     for (direction, purpose), group in parts.groupby(["direction", "purpose"]):
         neighbours = group["neighbours"]
         unit = 2 * key if purpose == "secure-keys" else share
@@ -58,7 +58,7 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
         yield from report(text, group.assign(least=least, most=most), wrong)
 
 
-def _parts(evidence: Evidence) -> pd.DataFrame:
+def _find_parts(evidence: Evidence) -> pd.DataFrame:
     """Return the parts of messages that belong to secure aggregation, in order of their ends.
 
     Returns:
@@ -76,14 +76,14 @@ def _parts(evidence: Evidence) -> pd.DataFrame:
     return pd.concat(parts).astype({"direction": object}).sort_values("end", kind="stable")
 
 
-def _neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[float]":
+def _count_neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[float]":
     """Return the count of neighbours of each message's client, NaN if it is not known.
 
     A client's neighbours are drawn from the clients that have sent keys since the keys were last
     sent to clients.
 
     Args:
-        parts: the parts of messages, as ``_parts`` returns them.
+        parts: the parts of messages, as ``_find_parts`` returns them.
         degree: count of neighbours of each client; None if all other clients are neighbours.
     """
     of_keys = parts["purpose"] == "secure-keys"

@@ -11,7 +11,7 @@ from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import at_places, grain_s, latest, read, report
 from fedsim.records.schema import OF_TASKS
 
-_IN_TURN = (
+_ALLOWED_PAIRS = (
     ("task-start", ""),
     ("step-start", "task-start"),
     ("step-start", "step-end"),
@@ -47,7 +47,7 @@ def task_lives(evidence: Evidence) -> Iterator[str]:
     lives = of_tasks.astype(dict.fromkeys(names, object))
     previous = lives.groupby("task")[names].shift().fillna("").add_prefix("last_")
     records = lives.join(previous)
-    in_turn = pd.MultiIndex.from_frame(records[["kind", "last_kind"]]).isin(_IN_TURN)
+    in_turn = pd.MultiIndex.from_frame(records[["kind", "last_kind"]]).isin(_ALLOWED_PAIRS)
     yield from report("task {task}: {kind} follows {last_kind}", records, ~in_turn)
     step_ends = records["kind"] == "step-end"
     text = "task {task}: {last_step} begins and {step} ends"
@@ -95,7 +95,7 @@ def one_place(evidence: Evidence) -> Iterator[str]:
 def deadlines(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each task that exceeds its round's deadline or training limit."""
     events = evidence.events
-    ends = events.assign(limit=_limits(evidence, "deadline"))[events["kind"] == "task-end"]
+    ends = events.assign(limit=_round_limits(evidence, "deadline"))[events["kind"] == "task-end"]
     text = "task {task} ended {outcome} at {time!r} s, after its deadline {limit!r} s"
     yield from report(text, ends, ends["time"] > ends["limit"])
     of_trainings = (events["step"] == "train").to_numpy()
@@ -103,7 +103,7 @@ def deadlines(evidence: Evidence) -> Iterator[str]:
     trainings = events.assign(
         begun=begun,
         took=events["time"] - at_places(events["time"], begun),
-        limit=_limits(evidence, "training"),
+        limit=_round_limits(evidence, "training"),
     )
     trainings = trainings[of_trainings & (events["kind"] == "step-end")]
     has_begun = trainings["begun"] >= 0
@@ -113,7 +113,7 @@ def deadlines(evidence: Evidence) -> Iterator[str]:
     yield from report(text, trainings, has_begun & is_long)
 
 
-def _limits(evidence: Evidence, name: str) -> Floats:
+def _round_limits(evidence: Evidence, name: str) -> Floats:
     """Return the current limit of each record's round (s); float64 [records].
 
     Args:

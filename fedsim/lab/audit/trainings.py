@@ -67,7 +67,7 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     jitter = _EpochJitter(Streams(scenario["seed"]), population["jitter"]["value"])
     ratios = np.array(
         [
-            _ratio(training, seconds, jitter)
+            _duration_ratio(training, seconds, jitter)
             for training, seconds in zip(trainings.itertuples(), epoch_s, strict=True)
         ],
         dtype=np.float64,
@@ -75,7 +75,7 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     slow = population.get("slow_phases", {"factor": 1.0})["factor"]
     usual = 1.0
     if "reference_flops" in population or scenario["strategy"]["kind"] in LONGER_EPOCHS:
-        usual = _usual_ratio(ratios, slow)
+        usual = _median_ratio(ratios, slow)
     slack = _ROUNDING if usual == 1.0 else 1e-4
     # comparisons with NaN are false: an unknown ratio is not wrong
     wrong = (ratios < usual * (1 - slack)) | (ratios > usual / slow * (1 + slack))
@@ -140,7 +140,7 @@ class _EpochJitter:
         return math.fsum(factors)
 
 
-def _ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> float:
+def _duration_ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> float:
     """Return the duration of a training's finished epochs over the duration by its speed.
 
     Args:
@@ -161,7 +161,7 @@ def _ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> float:
     return float(seconds / (epoch_s * jitter.sum_of_epochs(training.device, times[:-1])))
 
 
-def _usual_ratio(ratios: Floats, slow: float) -> float:
+def _median_ratio(ratios: Floats, slow: float) -> float:
     """Return the median of the ratios; NaN if devices have slow phases, or all ratios are NaN."""
     if slow != 1.0 or np.isnan(ratios).all():
         return math.nan

@@ -112,7 +112,7 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
         elif kind == "task-end":
             book.finish(task, time, group)
         elif kind == "updates-lost":
-            book.lose(lost_tasks[row])
+            book.mark_lost(lost_tasks[row])
         elif kind == "aggregate":
             yield from book.aggregate(tasks_of[row], in_rounds[row], group)
         elif kind == "round":
@@ -177,7 +177,7 @@ class _UpdateBook:
         if task in self._trained:
             self._owed[task] = time, group
 
-    def lose(self, tasks: Iterable[int]) -> None:
+    def mark_lost(self, tasks: Iterable[int]) -> None:
         """Book that the updates of tasks were lost with an edge server."""
         for task in tasks:
             self._ended.discard(task)

@@ -53,7 +53,7 @@ _LISTS = ("size-report", "loss", "probe-loss", "control", "class-counts")
 _TO_ALL_GROUPS = ("ifca", "ifca-mig", "hypcluster")
 """Strategies whose clients receive the models of all groups."""
 
-_CUT = {"heterofl": "width", "hetlora": "rank", "flora": "adapters"}
+_REDUCED = {"heterofl": "width", "hetlora": "rank", "flora": "adapters"}
 """Strategy with smaller models on some devices: what it reduces."""
 
 _STATES = {"Adam": 2, "AdamW": 2}
@@ -107,28 +107,28 @@ class MessageSizes:
         self._strategy: TomlTable = scenario["strategy"]
         self._codecs = scenario.get("messages", {})
         self._streams = Streams(scenario["seed"])
-        self.cut = _CUT.get(self._strategy["kind"])
+        self.cut = _REDUCED.get(self._strategy["kind"])
 
     @cached_property
-    def _expected(self) -> tuple[Tensors, Tensors] | None:
+    def _scenario_tensors(self) -> tuple[Tensors, Tensors] | None:
         return dense_tensors(self._scenario)
 
     @cached_property
-    def _tensors(self) -> Tensors | None:
+    def _trained_tensors(self) -> Tensors | None:
         """Shapes of the trained tensors; from a model in the folder, or else from the scenario.
 
         None if neither determines them.
         """
         tensors = left_tensors(self._evidence)
-        if tensors is None and self._expected is not None:
-            tensors = self._expected[0]
+        if tensors is None and self._scenario_tensors is not None:
+            tensors = self._scenario_tensors[0]
         return tensors
 
     @cached_property
-    def _whole(self) -> int | None:
+    def _parameter_count(self) -> int | None:
         """Count of the model's parameters; None if neither tensors nor scenario determine it."""
-        if self._tensors is not None:
-            return numbers(self._tensors)
+        if self._trained_tensors is not None:
+            return numbers(self._trained_tensors)
         model = self._scenario.get("model", {})
         if model.get("kind") == "size":
             size: float = read(Bytes, model["bytes"])
@@ -136,11 +136,11 @@ class MessageSizes:
         return None
 
     @cached_property
-    def _sent(self) -> int | None:
+    def _sent_count(self) -> int | None:
         """Count of the model parameters that devices send; None if it is not known."""
-        if self._tensors is None:
-            return self._whole
-        return sent_numbers(self._scenario, self._tensors)
+        if self._trained_tensors is None:
+            return self._parameter_count
+        return sent_numbers(self._scenario, self._trained_tensors)
 
     def problem(
         self, direction: str, purpose: str, size: float, device: int, number: int
@@ -156,51 +156,53 @@ class MessageSizes:
         """
         if purpose in _NUMBERS:
             count = _NUMBERS[purpose]
-            return _unlike(size, count * _NUMBER_BYTES, f"{count} numbers have")
+            return _compare_sizes(size, count * _NUMBER_BYTES, f"{count} numbers have")
         if purpose in _LISTS:
             if size > 0 and size % _NUMBER_BYTES == 0:
                 return None
             return f"numbers have {_NUMBER_BYTES} bytes each"
         if purpose == "base":
-            return self._problem_of_base(size)
+            return self._check_base(size)
         if purpose == "optimiser":
-            return self._problem_of_state(size)
+            return self._check_state(size)
         if purpose in _ONE_MODEL or purpose in _SEVERAL_MODELS:
-            return self._problem_of_models(direction, purpose, size, device, number)
+            return self._check_models(direction, purpose, size, device, number)
         return None
 
-    def _problem_of_base(self, size: float) -> str | None:
-        if self._expected is None:
+    def _check_base(self, size: float) -> str | None:
+        if self._scenario_tensors is None:
             return None
-        due = _NUMBER_BYTES * numbers(self._expected[1])
-        return _unlike(size, due, "the frozen tensors have")
+        due = _NUMBER_BYTES * numbers(self._scenario_tensors[1])
+        return _compare_sizes(size, due, "the frozen tensors have")
 
-    def _problem_of_state(self, size: float) -> str | None:
+    def _check_state(self, size: float) -> str | None:
         training = self._scenario.get("training", {})
         numbers_each = _STATES.get(training.get("optimiser", ""))
-        if numbers_each is None or self._tensors is None:
+        if numbers_each is None or self._trained_tensors is None:
             return None
-        due = _NUMBER_BYTES * (numbers_each * numbers(self._tensors) + len(self._tensors))
-        return _unlike(size, due, f"the state of {training['optimiser']} has")
+        due = _NUMBER_BYTES * (
+            numbers_each * numbers(self._trained_tensors) + len(self._trained_tensors)
+        )
+        return _compare_sizes(size, due, f"the state of {training['optimiser']} has")
 
-    def _problem_of_models(
+    def _check_models(
         self, direction: str, purpose: str, size: float, device: int, number: int
     ) -> str | None:
         section = "down" if direction == "down" else "up"
         codec = self._codecs.get(section, _PLAIN)
-        if self._whole is None or ":" in codec["kind"]:
+        if self._parameter_count is None or ":" in codec["kind"]:
             return None
-        counts = self._counts(purpose, device, number)
+        counts = self._parameter_counts(purpose, device, number)
         if counts is None:
             return None
         if purpose == "model" and self.cut == "adapters":
-            return self._problem_of_adapters(size)
+            return self._check_adapters(size)
         units = set[float]()
         for count in counts:
-            unit = coded_bytes(codec, count, self._whole)
+            unit = coded_bytes(codec, count, self._parameter_count)
             if unit is not None:
                 units.add(unit)
-        times = self._times(purpose)
+        times = self._model_count(purpose)
         if not units or any(_is_multiple(size, unit, times) for unit in units):
             return None
         due = " or ".join(f"{unit:g}" for unit in sorted(units))
@@ -210,7 +212,7 @@ class MessageSizes:
             return f"the codec {codec['kind']!r} makes {due} of it"
         return f"the codec {codec['kind']!r} makes {times} times {due} of it"
 
-    def _times(self, purpose: str) -> int | None:
+    def _model_count(self, purpose: str) -> int | None:
         """Return the count of models in a message of a purpose; None if any count is allowed."""
         to_all_groups = purpose == "model" and self._strategy["kind"] in _TO_ALL_GROUPS
         if purpose in ("directions", "migration") or to_all_groups:
@@ -218,30 +220,32 @@ class MessageSizes:
             return groups
         return 1 if purpose in _ONE_MODEL else None
 
-    def _counts(self, purpose: str, device: int, number: int) -> list[int] | None:
+    def _parameter_counts(self, purpose: str, device: int, number: int) -> list[int] | None:
         """Return the possible parameter counts of a model in a message.
 
         Returns:
             The counts; None if the folder does not determine them.
         """
         if purpose == "loss-query":
-            return [count for count in (self._whole, self._sent) if count is not None]
+            return [
+                count for count in (self._parameter_count, self._sent_count) if count is not None
+            ]
         if self.cut is None:
-            return None if self._sent is None else [self._sent]
-        if self._tensors is None:
+            return None if self._sent_count is None else [self._sent_count]
+        if self._trained_tensors is None:
             return None
         counts = []
-        for size in self._sizes(device, number):
+        for size in self._reduced_sizes(device, number):
             if self.cut == "adapters":
-                count: int | None = adapter_numbers(self._tensors, size)
+                count: int | None = adapter_numbers(self._trained_tensors, size)
             else:
-                count = cut_numbers(self._tensors, self.cut, size)
+                count = cut_numbers(self._trained_tensors, self.cut, size)
             if count is None:
                 return None
             counts.append(count)
         return counts
 
-    def _sizes(self, device: int, number: int) -> list[float]:
+    def _reduced_sizes(self, device: int, number: int) -> list[float]:
         """Return the reduced model sizes that a device may have in a round.
 
         Sizes are shares of the width, or ranks. If the strategy has a list of sizes, only the one
@@ -258,24 +262,24 @@ class MessageSizes:
             generator = self._streams.generator("strategy/size", device)
         return [options[int(generator.integers(len(options)))]]
 
-    def _problem_of_adapters(self, size: float) -> str | None:
+    def _check_adapters(self, size: float) -> str | None:
         """Return the reason why a FLoRA message cannot have a size; None if it can.
 
         FLoRA sends either the whole model or the adapters of some clients.
         """
-        assert self._tensors is not None
-        assert self._whole is not None
+        assert self._trained_tensors is not None
+        assert self._parameter_count is not None
         sizes = self._strategy["sizes"]
         ranks = sizes.values() if isinstance(sizes, dict) else sizes
-        counts = [adapter_numbers(self._tensors, rank) for rank in ranks]
+        counts = [adapter_numbers(self._trained_tensors, rank) for rank in ranks]
         unit = _NUMBER_BYTES * math.gcd(*counts)
-        whole = _NUMBER_BYTES * self._whole
+        whole = _NUMBER_BYTES * self._parameter_count
         if size == whole or (size <= whole and size % unit == 0):
             return None
         return f"the model has {whole}, and adapters multiples of {unit}"
 
 
-def _unlike(size: float, due: int, subject: str) -> str | None:
+def _compare_sizes(size: float, due: int, subject: str) -> str | None:
     return None if size == due else f"{subject} {due}"
 
 

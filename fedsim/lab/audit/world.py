@@ -54,17 +54,17 @@ def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
         return
     scenario = evidence.run.scenario
     population = scenario["population"]
-    columns = {"speed": _speeds(scenario)}
+    columns = {"speed": _draw_speeds(scenario)}
     if population.get("samples", {}).get("kind") in ("uniform", "long-tail"):
         sizes = read(Sizes, population["samples"])
         generator = Streams(scenario["seed"]).generator("world/samples")
         columns["samples"] = sizes.draw(population["devices"], generator).astype(np.float64)
     if "capacity" not in population and "device" not in population:
-        columns.update(_links(scenario))
+        columns.update(_draw_links(scenario))
     yield from _check_columns(evidence.devices, columns, "")
 
 
-def _speeds(scenario: TomlTable) -> Floats:
+def _draw_speeds(scenario: TomlTable) -> Floats:
     """Draw the speed of each device (samples/s), with stragglers slowed down; float64 [devices]."""
     population = scenario["population"]
     speed = draw(scenario, population.get("speed"), "world/speed", units.SamplesPerSecond)
@@ -78,7 +78,7 @@ def _speeds(scenario: TomlTable) -> Floats:
     return speed
 
 
-def _links(scenario: TomlTable) -> dict[str, Floats]:
+def _draw_links(scenario: TomlTable) -> dict[str, Floats]:
     """Draw rates (bytes/s) and latency (s) of each device's link: column: float64 [devices]."""
     network = scenario["network"]
     adds_latency = "edge" in network or network["kind"] == "regions"
@@ -99,14 +99,14 @@ def energy_as_said(evidence: Evidence) -> Iterator[str]:
         return
     setting = evidence.document(SETTING)
     overhead = math.nan if evidence.has_own_protocol else evidence.overhead
-    for key, value in _setting(section, evidence.cells, overhead).items():
-        if not _alike(setting[key], value):
+    for key, value in _energy_setting(section, evidence.cells, overhead).items():
+        if not _is_json_close(setting[key], value):
             yield f"{key} is {setting[key]!r} in {SETTING}, the scenario says {value!r}"
-    columns = {**_batteries(scenario), **_powers(scenario, overhead)}
+    columns = {**_draw_batteries(scenario), **_draw_powers(scenario, overhead)}
     yield from _check_columns(evidence.frame(TABLE, tuple(columns)), columns, "energy: ")
 
 
-def _batteries(scenario: TomlTable) -> dict[str, Floats]:
+def _draw_batteries(scenario: TomlTable) -> dict[str, Floats]:
     """Draw each device's battery values: column of ``energy.parquet``: float64 [devices]."""
     battery = scenario["energy"].get("battery", {})
     columns = {}
@@ -117,7 +117,7 @@ def _batteries(scenario: TomlTable) -> dict[str, Floats]:
     return columns
 
 
-def _powers(scenario: TomlTable, overhead: float) -> dict[str, Floats]:
+def _draw_powers(scenario: TomlTable, overhead: float) -> dict[str, Floats]:
     """Draw each device's powers: column of ``energy.parquet``: float64 [devices]."""
     section = scenario["energy"]
     factors = {
@@ -153,7 +153,7 @@ def _check_columns(table: pd.DataFrame, drawn: Mapping[str, Floats], prefix: str
         yield from report_differences(text, table, {name: due}, atol=slack, equal_nan=True)
 
 
-def _setting(section: TomlTable, cells: int, overhead: float) -> dict[str, object]:
+def _energy_setting(section: TomlTable, cells: int, overhead: float) -> dict[str, object]:
     """Return the entries of ``energy.json`` that the scenario's ``[energy]`` section gives.
 
     Zones are left out if any of them is from a user's file.
@@ -166,8 +166,8 @@ def _setting(section: TomlTable, cells: int, overhead: float) -> dict[str, objec
     setting = {
         "idle_while": section.get("idle_while", "working"),
         "batteries": "battery" in section,
-        "server": _place(section.get("server") or {}, 1, overhead),
-        "edge": _place(section.get("edge") or {}, cells, overhead),
+        "server": _server_energy(section.get("server") or {}, 1, overhead),
+        "edge": _server_energy(section.get("edge") or {}, cells, overhead),
     }
     zones = section.get("carbon", {"zones": []})["zones"]
     if any("file" in zone for zone in zones):
@@ -187,7 +187,7 @@ def _setting(section: TomlTable, cells: int, overhead: float) -> dict[str, objec
     return setting
 
 
-def _place(section: TomlTable, count: int, overhead: float) -> dict[str, float]:
+def _server_energy(section: TomlTable, count: int, overhead: float) -> dict[str, float]:
     """Return the energy settings of the server, or of ``count`` edge servers together."""
     idle = read(units.Watts, section.get("idle") or "0 W")
     update = read(units.Joules, section.get("update") or "0 J")
@@ -195,14 +195,14 @@ def _place(section: TomlTable, count: int, overhead: float) -> dict[str, float]:
     return {"idle_w": count * idle, "update_j": update, "j_byte": byte * overhead}
 
 
-def _alike(stated: object, due: object) -> bool:
+def _is_json_close(stated: object, due: object) -> bool:
     """Whether two JSON values are equal up to rounding; NaN in ``due`` equals any number."""
     if isinstance(stated, dict) and isinstance(due, dict):
         if stated.keys() != due.keys():
             return False
-        return all(_alike(stated[key], due[key]) for key in stated)
+        return all(_is_json_close(stated[key], due[key]) for key in stated)
     if isinstance(stated, list) and isinstance(due, list):
-        return len(stated) == len(due) and all(map(_alike, stated, due))
+        return len(stated) == len(due) and all(map(_is_json_close, stated, due))
     if isinstance(stated, float) or isinstance(due, float):
         return math.isnan(due) or math.isclose(stated, due, rel_tol=1e-9)
     return bool(stated == due)

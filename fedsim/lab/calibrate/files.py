@@ -81,19 +81,19 @@ def _describe_world(fitted: Fitted, log: Log) -> Iterator[str]:
     jitter = ", without jitter"
     if world.jitter:
         jitter = f", an epoch's time varies by {world.jitter:.1%}"
-    yield f"speed      {_in_words('speed', world.speed)}{jitter}"
+    yield f"speed      {_format_values('speed', world.speed)}{jitter}"
     for direction, limit in world.server.items():
         words = "no limit at the server is seen"
         if limit < math.inf:
-            words = f"the server's link carries {_text(direction, limit)}"
-        yield f"{direction:<9}  {_in_words(direction, world.quantities[direction])}; {words}"
+            words = f"the server's link carries {_format_value(direction, limit)}"
+        yield f"{direction:<9}  {_format_values(direction, world.quantities[direction])}; {words}"
 
 
 def _describe_clients(fitted: Fitted, online: Presence | None) -> Iterator[str]:
     caveat = ""
     if not fitted.latency_is_known:
         caveat = ": messages of one size do not tell it, so rates have it in them (--latency)"
-    yield f"latency    {_in_words('latency', fitted.world.latency)}{caveat}"
+    yield f"latency    {_format_values('latency', fitted.world.latency)}{caveat}"
     overheads = fitted.overhead[~np.isnan(fitted.overhead)]
     if len(overheads) and np.median(overheads) > 0:
         yield (
@@ -149,7 +149,7 @@ def write(
         online: estimates of online and offline phases; None if the log has none.
         prediction: measured and predicted durations of the log's rounds.
     """
-    sections = _sections(name, log, fitted, by_client, online)
+    sections = _build_sections(name, log, fitted, by_client, online)
     Scenario(**sections)  # raises now what reading the file would raise
     with writing(out / SCENARIO) as beside:
         beside.write_text(
@@ -179,7 +179,7 @@ def write(
             )
 
 
-def _sections(
+def _build_sections(
     name: str, log: Log, fitted: Fitted, by_client: bool, online: Presence | None
 ) -> Tables:
     """Return the scenario as nested tables."""
@@ -188,7 +188,7 @@ def _sections(
     values: dict[str, object] = {}
     for key, quantity in world.quantities.items():
         if by_client:
-            values[key] = [_text(key, value) for value in quantity.tolist()]
+            values[key] = [_format_value(key, value) for value in quantity.tolist()]
         else:
             values[key] = _distribution(key, quantity)
     samples: dict[str, int] | list[int] = {
@@ -213,7 +213,7 @@ def _sections(
     server = {}
     for direction, rate in world.server.items():
         if rate < math.inf:
-            server[direction] = _text(direction, rate)
+            server[direction] = _format_value(direction, rate)
     network: Tables = {"kind": "star", "server": server}
     if world.protocol != Fluid():
         network["protocol"] = world.protocol.model_dump(mode="json", exclude_defaults=True)
@@ -249,7 +249,7 @@ def _median_amount(steps: Steps) -> float:
     return float(np.median(amounts)) if len(amounts) else 0.0
 
 
-def _text(name: str, value: float) -> str:
+def _format_value(name: str, value: float) -> str:
     unit, size = _UNITS[name]
     return f"{value / size:.6g} {unit}"
 
@@ -257,8 +257,8 @@ def _text(name: str, value: float) -> str:
 def _distribution(name: str, values: Floats) -> str | Tables:
     median, spread = _lognormal(values)
     if spread < _ALIKE:
-        return _text(name, median)
-    return {"kind": "lognormal", "median": _text(name, median), "spread": round(spread, 4)}
+        return _format_value(name, median)
+    return {"kind": "lognormal", "median": _format_value(name, median), "spread": round(spread, 4)}
 
 
 def _lognormal(values: Floats) -> tuple[float, float]:
@@ -274,9 +274,9 @@ def _lognormal(values: Floats) -> tuple[float, float]:
     return math.exp(logarithms.mean()), math.exp(deviation)
 
 
-def _in_words(name: str, values: Floats) -> str:
+def _format_values(name: str, values: Floats) -> str:
     median, spread = _lognormal(values)
-    text = _text(name, float(f"{median:.4g}"))
+    text = _format_value(name, float(f"{median:.4g}"))
     if spread < _ALIKE:
         return f"{text} everywhere"
     return f"{text}, spread {spread:.3g}"

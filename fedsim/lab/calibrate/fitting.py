@@ -80,14 +80,16 @@ def fit(
     if protocol is None:
         protocol = Fluid()
     steady = protocol.model_copy(update={"weight_spread": 1.0, "late_weight": 1.0})
-    speed, jitter = _speeds(tasks, clients)
-    fitted_latencies = _latencies(tasks, clients, steady, latency)
+    speed, jitter = _fit_speeds(tasks, clients)
+    fitted_latencies = _fit_latencies(tasks, clients, steady, latency)
     latencies = np.zeros(clients) if fitted_latencies is None else fitted_latencies
     rates = {}
     server = {}
     notes = []
     for direction in _DIRECTIONS:
-        rates[direction], server[direction], caveats = _links(tasks, direction, latencies, steady)
+        rates[direction], server[direction], caveats = _fit_links(
+            tasks, direction, latencies, steady
+        )
         notes += caveats
     for direction, opposite in (_DIRECTIONS, _DIRECTIONS[::-1]):
         if np.isnan(rates[direction]).all():
@@ -104,7 +106,7 @@ def fit(
         _fill_unknown(speed),
         jitter,
     )
-    overhead: Floats = _lines(tasks.train, tasks.client, clients)[0]
+    overhead: Floats = _fit_lines(tasks.train, tasks.client, clients)[0]
     samples_of_tasks = tasks.train.amount / tasks.epochs
     samples = _fill_unknown(_aggregate(samples_of_tasks, tasks.client, clients))
     epochs = max(1, int(np.median(tasks.epochs[~np.isnan(samples_of_tasks)])))
@@ -189,7 +191,7 @@ def _fill_unknown(values: Floats) -> Floats:
     return np.where(np.isnan(values), usual, values)
 
 
-def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
+def _fit_speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     """Estimate the speed of each client, and the jitter of an epoch.
 
     Durations of trainings are lognormal with mean samples / speed.
@@ -215,7 +217,7 @@ def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     return np.exp(-mean - sigma**2 / 2), jitter if jitter > _NO_JITTER else 0.0
 
 
-def _lines(steps: Steps, client: Ints, clients: int) -> Floats:
+def _fit_lines(steps: Steps, client: Ints, clients: int) -> Floats:
     """Fit a Theil-Sen line of duration over amount to each client's steps.
 
     Args:
@@ -240,7 +242,7 @@ def _lines(steps: Steps, client: Ints, clients: int) -> Floats:
     return lines
 
 
-def _latencies(
+def _fit_latencies(
     tasks: Tasks, clients: int, protocol: Protocol, latency: float | None
 ) -> Floats | None:
     """Estimate the latency of each client's messages (s), unless it is known.
@@ -256,8 +258,8 @@ def _latencies(
     """
     if latency is not None:
         return np.full(clients, latency)
-    down = _lines(tasks.down, tasks.client, clients)
-    up = _lines(tasks.up, tasks.client, clients)
+    down = _fit_lines(tasks.down, tasks.client, clients)
+    up = _fit_lines(tasks.up, tasks.client, clients)
     intercept, slope = np.stack([down, up], axis=1)
     is_fitted = ~np.isnan(intercept)
     if not is_fitted.any():
@@ -294,7 +296,7 @@ def _bisect(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Flo
     return np.asarray(low, dtype=np.float64)
 
 
-def _links(
+def _fit_links(
     tasks: Tasks, direction: Direction, latency: Floats, protocol: Protocol
 ) -> tuple[Floats, float, list[str]]:
     """Estimate the clients' links and the server's link in one direction.
@@ -338,7 +340,7 @@ def _links(
     return rates, capacity, notes
 
 
-def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
+def _find_rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
     """Return the link rates at which messages take given times.
 
     Args:
@@ -439,7 +441,7 @@ class _LinkSearch:
         latency = self._latency[self._client]
         clients = len(self._latency)
         sending = np.maximum(took(self._steps) - latency, 1e-9)
-        of_transfers = _rates(self._protocol, self._steps.amount, sending, latency)
+        of_transfers = _find_rates(self._protocol, self._steps.amount, sending, latency)
         rates = _aggregate(of_transfers, self._client, clients)
         steps = self._steps[:most]
         client = self._client[:most]

@@ -90,7 +90,7 @@ def rows_of(
 
 
 def _refuse_flower(path: Path, where: str) -> None:
-    if path.is_file() and path.suffix in _SUFFIXES and _FLOWER.search(_text(path)):
+    if path.is_file() and path.suffix in _SUFFIXES and _FLOWER.search(_read_log(path)):
         raise DataError(
             f"{where} is what Flower's server says of its rounds: no client's download, "
             "training or upload is in it; write "
@@ -98,17 +98,17 @@ def _refuse_flower(path: Path, where: str) -> None:
         )
 
 
-def _text(path: Path) -> str:
+def _read_log(path: Path) -> str:
     return read_text(path, errors="replace")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _number_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line numbers, from 1, and the lines of a log."""
-    for place, line in enumerate(_text(path).splitlines(), 1):
+    for place, line in enumerate(_read_log(path).splitlines(), 1):
         yield place, line[:_LONGEST_LINE]
 
 
-def _seconds(path: Path, place: int, date: str) -> float:
+def _parse_date(path: Path, place: int, date: str) -> float:
     """Return a date of a log as seconds since 1970.
 
     Raises:
@@ -135,7 +135,7 @@ def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
         number = -1
         received = 0.0
         last = ""
-        for place, line in _lines(log):
+        for place, line in _number_lines(log):
             step = _NVFLARE.match(line)
             size = _BYTES.search(line)
             seconds = _TIME.search(line)
@@ -143,7 +143,7 @@ def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
             if step is None or size is None or seconds is None or step[2] == last:
                 continue
             last = step[2]
-            end = _seconds(log, place, step[1])
+            end = _parse_date(log, place, step[1])
             start = end - float(seconds[1])
             amount = float(size[1])
             if last.startswith("getTask"):
@@ -182,10 +182,10 @@ def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.D
     """
     lines = []
     for log in sorted(path.glob("**/*.txt")):
-        for place, line in _lines(log):
+        for place, line in _number_lines(log):
             match = _APPFL.search(line)
             if match is not None:
-                lines.append(_Line(place, _seconds(log, place, match[1]), match[2], match[3]))
+                lines.append(_Line(place, _parse_date(log, place, match[1]), match[2], match[3]))
     if not lines:
         return None
     if size is None:
@@ -193,13 +193,13 @@ def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.D
             f"{where} is APPFL's, which logs no bytes; say how many a message has, such as "
             "--bytes 4MB"
         )
-    updates = _appfl_updates(lines)
-    trainings = _appfl_trainings(lines, epochs)
+    updates = _find_updates(lines)
+    trainings = _find_trainings(lines, epochs)
     if trainings.empty or not trainings["client"].isin(updates["client"]).all():
         raise DataError(
-            f"{where} is APPFL's, whose server has updates of {_names(updates)}, and whose other "
+            f"{where} is APPFL's, whose server has updates of {_format_clients(updates)}, and whose other "
             "logs have trainings of "
-            f"{_names(trainings)}; both are needed, and the same names (client_id)"
+            f"{_format_clients(trainings)}; both are needed, and the same names (client_id)"
         )
     updates["nth"] = updates.groupby("client").cumcount()
     trainings["nth"] = trainings.groupby("client").cumcount()
@@ -211,11 +211,11 @@ def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.D
     return pd.concat([down, train, up.dropna(subset="end")], ignore_index=True)[_COLUMNS]
 
 
-def _names(rows: pd.DataFrame) -> str:
+def _format_clients(rows: pd.DataFrame) -> str:
     return shown(", ".join(rows["client"].unique()) or "nobody")
 
 
-def _appfl_updates(lines: list[_Line]) -> pd.DataFrame:
+def _find_updates(lines: list[_Line]) -> pd.DataFrame:
     """DataFrame of updates, sorted by time: ``client``, and ``sent``, the arrival (s)."""
     updates = []
     for line in lines:
@@ -226,10 +226,10 @@ def _appfl_updates(lines: list[_Line]) -> pd.DataFrame:
     return frame.sort_values("sent", kind="stable")
 
 
-def _appfl_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
+def _find_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
     """DataFrame with one training per client and round: ``start``, ``end`` (s), ``epochs``."""
     columns = ["place", "client", "round", "start", "end", "epochs"]
-    frame = pd.DataFrame(_appfl_epochs(lines, epochs), columns=columns)
+    frame = pd.DataFrame(_find_epochs(lines, epochs), columns=columns)
     trainings = frame.groupby(["client", "round"], as_index=False)
     return trainings.agg({"place": "first", "start": "first", "end": "last", "epochs": "sum"})
 
@@ -260,7 +260,7 @@ def _refuse_clocks(tasks: pd.DataFrame, where: str) -> None:
         )
 
 
-def _appfl_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]]:
+def _find_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]]:
     """Yield the epochs, or whole trainings, that clients log as rows of a table.
 
     The cells of a row belong to the titles that the client logged last.

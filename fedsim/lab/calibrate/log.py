@@ -165,7 +165,7 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
     online = rows[(rows["what"] == "on") & rows["client"].isin(tasks_of)]
     online = online.sort_values("start", kind="stable")
     clients = online["client"].map(numbers)
-    spans_of_tasks = _spans_of_rounds(tasks)
+    spans_of_tasks = _find_round_spans(tasks)
     return Log(
         clients=tuple(tasks_of),
         tasks=tasks,
@@ -201,7 +201,7 @@ def _tasks_by_client(
     tasks_of = {}
     single = []
     for name in sorted(rows_of, key=_sort_key):
-        tasks = _tasks_of(f"{where}: client {name!r}", rows_of[name], complete)
+        tasks = _split_into_tasks(f"{where}: client {name!r}", rows_of[name], complete)
         if len(tasks) > 1:
             tasks_of[name] = tasks
         else:
@@ -216,7 +216,7 @@ def _tasks_by_client(
     return tasks_of
 
 
-def _spans_of_rounds(tasks: Tasks) -> Rounds:
+def _find_round_spans(tasks: Tasks) -> Rounds:
     """Return rounds that last from the first begin to the last end of their tasks."""
     start, end = spans(tasks)
     times = pd.DataFrame({"number": tasks.number, "start": start, "end": end})
@@ -278,7 +278,7 @@ def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) 
         if name in table:
             rows[name] = _parse_numbers(table[name], name, where)
         else:
-            rows[name] = _default_of(name, defaults, name in required, where)
+            rows[name] = _find_default(name, defaults, name in required, where)
     for row in _iterate(rows):
         problem = _find_problem(row)
         if problem is not None:
@@ -303,7 +303,7 @@ def _refuse_columns(names: list[str], where: str) -> None:
             )
 
 
-def _default_of(name: str, defaults: LogDefaults, is_required: bool, where: str) -> float:
+def _find_default(name: str, defaults: LogDefaults, is_required: bool, where: str) -> float:
     """Return the value for a column that the log lacks, NaN if no row needs the column.
 
     Raises:
@@ -399,7 +399,7 @@ def _find_problem(row: _Row) -> str | None:
     return None
 
 
-def _tasks_of(client: str, rows: pd.DataFrame, complete: list[str]) -> list[_Task]:
+def _split_into_tasks(client: str, rows: pd.DataFrame, complete: list[str]) -> list[_Task]:
     """Group a client's rows into tasks, in order of time.
 
     Transfers of several tasks may overlap, and one transfer may be sent in simultaneous pieces,

@@ -40,7 +40,7 @@ class FittedWorld(NamedTuple):
         return {name: getattr(self, name) for name in ("speed", "down", "up", "latency")}
 
 
-class _Play:
+class _Replay:
     """Simulation of a fitted world, in which SimPy processes carry out tasks."""
 
     def __init__(self, world: FittedWorld, seed: int) -> None:
@@ -120,7 +120,7 @@ def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: In
     Returns:
         Durations (s); float64 [steps].
     """
-    play = _Play(world, 0)
+    play = _Replay(world, 0)
     took = np.zeros(len(client))
     env = play.env
 
@@ -149,7 +149,7 @@ def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int 
     Returns:
         Durations of the rounds (s); float64 [cohorts].
     """
-    play = _Play(world, seed)
+    play = _Replay(world, seed)
     env = play.env
     ends_s = [0.0]
 
@@ -174,7 +174,7 @@ def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0)
         at_work: count of clients that work at the same time.
         seed: seed of the draws and of the jitter.
     """
-    play = _Play(world, seed)
+    play = _Replay(world, seed)
     ends = list[float]()
     draws = Streams(seed).generator("world/calibrate")
     idle = list(range(len(tasks)))

@@ -29,7 +29,7 @@ _TAGS = {
     "groups": ("purity", "ari", "nmi"),
     "clients": ("selected", "valid", "slow", "disconnected"),
 }
-_OF_SUMMARY = (
+_SUMMARY_FIELDS = (
     "strategy",
     "seed",
     "status",
@@ -39,8 +39,8 @@ _OF_SUMMARY = (
     "models_sha256",
 )
 _EVENTS = "events.out.tfevents.0.fedsim"  # name of the file for TensorBoard
-_LONGEST = 6000  # most characters of a parameter in MLflow
-_OFF = (
+_MLFLOW_LIMIT = 6000  # most characters of a parameter in MLflow
+_WANDB_SWITCHES = (
     "x_disable_stats",
     "x_disable_meta",
     "disable_git",
@@ -72,7 +72,7 @@ class Export:
     def figures(self) -> dict[str, str | int | float]:
         """Values of the run's summary that trackers show, by name."""
         summary = self.run.summary
-        values = {name: summary.get(name) for name in _OF_SUMMARY}
+        values = {name: summary.get(name) for name in _SUMMARY_FIELDS}
         for part in ("accuracy", "energy", "bytes"):
             for name, value in summary.get(part, {}).items():
                 values[f"{part}/{name}"] = value
@@ -125,11 +125,11 @@ def exports(paths: Sequence[str | Path]) -> list[Export]:
         runs.append(Export(RunFolder(folder), name))
     for folder in folders:
         if is_study(folder):
-            runs += _runs_of_study(folder)
+            runs += _find_study_runs(folder)
     return runs
 
 
-def _runs_of_study(path: Path) -> list[Export]:
+def _find_study_runs(path: Path) -> list[Export]:
     """Return the finished runs of a study, each once."""
     folders: dict[Path, None] = {}
     for variant in read_index(path).variants:
@@ -146,7 +146,7 @@ def _runs_of_study(path: Path) -> list[Export]:
     return runs
 
 
-def _tracker(module: str, name: str, package: str) -> Any:
+def _import_tracker(module: str, name: str, package: str) -> Any:
     """Import a module of a tracker.
 
     Args:
@@ -178,7 +178,7 @@ def write_tensorboard(paths: Sequence[str | Path], out: Path) -> list[Path]:
     Returns:
         The written files.
     """
-    _tracker("tensorboard", "TensorBoard", "tensorboard>=2.15")
+    _import_tracker("tensorboard", "TensorBoard", "tensorboard>=2.15")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -210,7 +210,7 @@ def write_mlflow(paths: Sequence[str | Path], out: str | Path) -> list[str]:
     Returns:
         The names of the runs.
     """
-    mlflow = _tracker("mlflow.tracking", "MLflow", "mlflow-skinny>=2.10")
+    mlflow = _import_tracker("mlflow.tracking", "MLflow", "mlflow-skinny>=2.10")
     from mlflow.exceptions import MlflowException
 
     runs = exports(paths)
@@ -250,7 +250,9 @@ def _write_mlflow(client: Any, run: Export) -> None:
     for name, figure in figures.items():
         if not isinstance(figure, str):
             metrics.append(Metric(_mlflow_name(f"summary/{name}"), float(figure), end, 0))
-    params = [Param(key, str(value)[:_LONGEST]) for key, value in flat(run.run.scenario).items()]
+    params = [
+        Param(key, str(value)[:_MLFLOW_LIMIT]) for key, value in flat(run.run.scenario).items()
+    ]
     client.log_batch(number, metrics=metrics, params=params)
     status = "FAILED" if run.exit_code else "FINISHED"
     client.set_terminated(number, status, end_time=end)
@@ -283,7 +285,7 @@ def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim")
     Returns:
         The folders of the runs.
     """
-    wandb = _tracker("wandb", "W&B", "wandb>=0.18")
+    wandb = _import_tracker("wandb", "W&B", "wandb>=0.18")
     runs = exports(paths)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -305,7 +307,10 @@ def _write_wandb(wandb: Any, run: Export, out: Path, project: str) -> Path:
     for earlier in out.glob(pattern):
         shutil.rmtree(earlier)
     settings = wandb.Settings(
-        silent=True, console="off", x_save_requirements=False, **dict.fromkeys(_OFF, True)
+        silent=True,
+        console="off",
+        x_save_requirements=False,
+        **dict.fromkeys(_WANDB_SWITCHES, True),
     )
     logged = wandb.init(
         mode="offline",

@@ -76,14 +76,14 @@ def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
         *_messages(activities),
         *_edge_servers(activities),
     ]
-    devices = _lanes_of(_DEVICES, entries)
-    edges = _lanes_of(_EDGES, entries)
+    devices = _find_lanes(_DEVICES, entries)
+    edges = _find_lanes(_EDGES, entries)
     yield _label("process_name", _SERVER, 0, f"server ({run.summary['strategy']})")
     yield from _lane_names(_DEVICES, "device", devices)
     yield from _lane_names(_EDGES, "edge server", edges)
     yield from entries
     yield from _absences(activities, devices)
-    yield from _server(activities)
+    yield from _server_events(activities)
     yield from _devices_at_work(activities)
     for direction in ("down", "up"):
         load = thinned(link_load(run, direction), _MOST_LOADS)
@@ -92,7 +92,7 @@ def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
             yield _counter(f"server link {direction} (bytes/s)", time, bytes_per_second)
 
 
-def _lanes_of(process: int, entries: list[TraceEvent]) -> list[int]:
+def _find_lanes(process: int, entries: list[TraceEvent]) -> list[int]:
     return sorted({entry["tid"] for entry in entries if entry["pid"] == process})
 
 
@@ -106,7 +106,7 @@ def _lane_names(process: int, name: str, lanes: list[int]) -> Iterator[TraceEven
 def _steps(activities: Activities) -> Iterator[TraceEvent]:
     for step in activities.steps:
         name = _with_outcome(step.kind, step.outcome)
-        facts = {"task": step.task, **_facts(step.round, step.data)}
+        facts = {"task": step.task, **_event_arguments(step.round, step.data)}
         yield _slice(name, _DEVICES, step.device, step.start, step.end, facts)
 
 
@@ -119,12 +119,12 @@ def _instants(activities: Activities) -> Iterator[TraceEvent]:
         if mark.device is None:
             yield _instant(mark.kind, _SERVER, 0, mark.time, {})
             continue
-        name = _name_of(mark)
+        name = _mark_name(mark)
         if name is not None:
             yield _instant(name, _DEVICES, mark.device, mark.time, mark.data)
 
 
-def _name_of(mark: Mark) -> str | None:
+def _mark_name(mark: Mark) -> str | None:
     """Return the name of a device's mark in the trace; None if the trace has no such marks."""
     match mark.kind:
         case "task-end":
@@ -153,7 +153,7 @@ def _messages(activities: Activities) -> Iterator[TraceEvent]:
         kind, _, number = message.source.partition(" ")
         lane = (_DEVICES, int(number)) if kind == "device" else (_SERVER, 0)
         name = _with_outcome(f"{message.source} to {message.destination}", message.outcome)
-        facts = _facts(message.round, message.data)
+        facts = _event_arguments(message.round, message.data)
         yield _entry(name, "b", *lane, message.start, facts, cat="message", id=count)
         yield _entry(name, "e", *lane, message.end, {}, cat="message", id=count)
 
@@ -162,7 +162,7 @@ def _edge_servers(activities: Activities) -> Iterator[TraceEvent]:
     for transfer in activities.edge_transfers:
         route = "from the server" if transfer.source == "server" else "to the server"
         name = _with_outcome(route, transfer.outcome)
-        facts = _facts(transfer.round, transfer.data)
+        facts = _event_arguments(transfer.round, transfer.data)
         yield _slice(name, _EDGES, transfer.edge, transfer.start, transfer.end, facts)
     for outage in activities.edge_outages:
         yield _slice("lost", _EDGES, outage.device, outage.start, outage.end, {})
@@ -175,15 +175,15 @@ def _absences(activities: Activities, devices: list[int]) -> Iterator[TraceEvent
             yield _slice("cannot be reached", _DEVICES, span.device, span.start, span.end, {})
 
 
-def _server(activities: Activities) -> Iterator[TraceEvent]:
+def _server_events(activities: Activities) -> Iterator[TraceEvent]:
     for entry in activities.server:
         if isinstance(entry, RoundPeriod):
-            yield from _round(entry)
+            yield from _round_events(entry)
         else:
             yield _instant(entry.kind, _SERVER, 0, entry.time, {})
 
 
-def _round(entry: RoundPeriod) -> Iterator[TraceEvent]:
+def _round_events(entry: RoundPeriod) -> Iterator[TraceEvent]:
     if entry.start is None:
         yield _instant(f"version {entry.number}", _SERVER, 0, entry.end, entry.data)
     else:
@@ -211,7 +211,7 @@ def _with_outcome(name: str, outcome: str) -> str:
     return name if outcome == "done" else f"{name} ({outcome})"
 
 
-def _facts(number: int | None, data: RecordData) -> TraceEvent:
+def _event_arguments(number: int | None, data: RecordData) -> TraceEvent:
     """Return the round and the data of a step or transfer, as arguments of its event.
 
     Messages get the purposes of their payloads. ``delivered`` is None if no bytes were lost.
