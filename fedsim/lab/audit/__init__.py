@@ -99,7 +99,7 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "parts of one's own find nothing wrong": declared.own_parts_agree,
 }
 
-"""Title of each check: its function; in the order in which the checks run."""
+"""Dict from the title of a check to its function, in the order in which the checks run."""
 
 MOST_FINDINGS = 10_000
 """Most findings listed for one check: one superfluous record can make all later ones wrong."""
@@ -132,8 +132,8 @@ def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) ->
     """
     problems: list[str] = []
     try:
-        # NaN and infinity are findings, because they equal no due value. Arrow's strings, which
-        # pandas uses by default, take the audit of a short run a third of its time.
+        # NaN and infinity are findings, because they equal no due value. Arrow strings, which
+        # are the default of pandas, would take a third of the time of a short run's audit.
         with np.errstate(all="ignore"), pd.option_context("mode.string_storage", "python"):
             findings = check(evidence)
             problems += islice(findings, MOST_FINDINGS)

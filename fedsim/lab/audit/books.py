@@ -42,7 +42,7 @@ _COLUMNS = (
 """Columns of transfers that are also in the records."""
 
 _SECTION_OF = {"joules": "energy", "grams": "energy", "cost": "costs"}
-"""Column of a meter: section of the scenario that makes the run count it."""
+"""Dict from column of a meter to the section of the scenario that makes the run count it."""
 
 
 def sealed(evidence: Evidence) -> Iterator[str]:
@@ -211,7 +211,7 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
             )
     transfers = evidence.recorded_transfers
     round_rows = evidence.data_of("round").index
-    place = np.searchsorted(round_rows, transfers.index)  # the round whose record comes next
+    place = np.searchsorted(round_rows, transfers.index)  # index of the round that ends next
     due = {}
     for direction in ("down", "up", "peer"):
         delivered = transfers["delivered"].where(transfers["direction"] == direction, 0.0)

@@ -9,14 +9,14 @@ import numpy as np
 from fedsim.common.arrays import Flags, Floats
 from fedsim.lab.audit.frames import grain_s
 
-SLACK = 1 + 1e-9  # rounding error of a rate
+SLACK = 1 + 1e-9  # factor on a rate that allows for rounding errors
 
 
 class Stretch(NamedTuple):
     """Interval in which a link would have had to carry more bytes than it can."""
 
-    begin: float  # s
-    end: float  # s
+    begin: float  # begin of the interval (s)
+    end: float  # end of the interval (s)
     carried: float  # bytes of the messages that lie wholly within the interval
 
 
@@ -36,7 +36,7 @@ class Rate(NamedTuple):
     """Rate of a link over time, as a step function."""
 
     since: Floats  # begin of each rate (s), ascending, the first 0; float64 [n]
-    values: Floats  # bytes/s, infinity allowed; float64 [n]
+    values: Floats  # rates (bytes/s), infinity allowed; float64 [n]
 
     def carried(self, until: Floats) -> Floats:
         """Return the most bytes that the link carries from time 0 to given times.
@@ -87,7 +87,7 @@ class Rate(NamedTuple):
         end = end[order]
         due = due[order]
         size = size[order]
-        # on a clock of carried bytes the rate is always 1
+        # times in bytes that the link can have carried by then; the rate is 1 on this clock
         opens = self.carried(begin)
         closes = self.carried(due)
         for deadline in _late_due_times(opens, closes, size / SLACK):

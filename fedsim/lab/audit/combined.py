@@ -16,7 +16,7 @@ _EQUAL_WEIGHTS = ("mean", "median", "trimmed-mean", "private")
 """Kinds of aggregation that give all updates the same weight."""
 
 _BY_DISTANCE = {"krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}
-"""Kind of aggregation by distances: (a, b); of n updates, f may be malicious if n >= a f + b."""
+"""Dict from distance-based aggregation to (a, b): f of n may be malicious if n >= a f + b."""
 
 _SAME_SIZES = ("label-permutation", "rotation")
 """Kinds of data shift that do not change the sample count of any device."""
@@ -79,13 +79,13 @@ class _WeightRule:
         if not (weights >= 0).all():
             return f"the weights are {weights.tolist()}"
         if self._strategy.get("secure_aggregation") is not None and not weights.any():
-            return None  # the sum could not be read
+            return None  # the masked sum could not be decoded
         if self._kind in ("fedasync", "fedbuff"):
             return self._check_staleness(aggregate, weights)
         problem = self._check_tolerance(aggregate)
         if problem is not None:
             return problem
-        # by values of the updates, or by clusters
+        # these weights depend on values of the updates, or on clusters
         if self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns):
             return _check_sum(weights)
         by_distance = self._aggregation["kind"] in _BY_DISTANCE and self._learns
@@ -265,7 +265,7 @@ def _compare_weights(weights: Floats, due: Floats | None) -> str | None:
 
 
 def _count_samples(evidence: Evidence) -> dict[int, float]:
-    """Return the count of samples on which each task trained, by task.
+    """Return a dict from task ID to the count of samples on which the task trained.
 
     It is NaN if a later shift of the device's data may have changed the count.
     """

@@ -14,7 +14,7 @@ FLOWS = ("edge-transfer", "message")
 """Kinds of records of messages that crossed links but belong to no task's step."""
 
 RecordData: TypeAlias = dict[str, Any]
-"""Parsed ``data`` of a record: field name: JSON value."""
+"""Parsed ``data`` of a record, as a dict from field name to JSON value."""
 
 PayloadList: TypeAlias = tuple[tuple[str, float], ...]
 """Purpose and size (bytes) of each part of one message."""
@@ -24,7 +24,7 @@ class DataReader(NamedTuple):
     """Parser of the ``data`` of one kind of record.
 
     Attributes:
-        columns: name of each column: its type.
+        columns: dict from name to type of each column.
         cells: converts the parsed ``data`` of a record to the values of the columns.
     """
 
@@ -190,7 +190,7 @@ READERS: Mapping[str, DataReader] = {
     "run-end": DataReader({"reason": object}, _read_run_end),
     "link-rate": DataReader({"link": object, "rate": float}, _read_link_rate),
 }
-"""Kind of record, or kind and steps: its ``DataReader``. Messages have ``PayloadTable.readers``."""
+"""Dict from kind of record, or kind and steps, to its ``DataReader``; without messages."""
 
 
 class PayloadTable:
@@ -220,7 +220,7 @@ class PayloadTable:
         return self._numbers.setdefault(parts, len(self._numbers))
 
     def readers(self) -> dict[str, DataReader]:
-        """Return a ``DataReader`` for each kind of record that describes a message, by kind."""
+        """Return a dict from kind of message record to its ``DataReader``."""
         on_links = DataReader(_MESSAGE, self._read_flow)
         readers = dict.fromkeys(FLOWS, on_links)
         readers[DEVICE_MESSAGES] = DataReader(_MESSAGE, self._read_step)

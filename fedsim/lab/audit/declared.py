@@ -15,7 +15,7 @@ from fedsim.lab.audit.evidence import Evidence
 from fedsim.records.reading import RunFolder
 
 Section = Mapping[str, Any]
-"""A part's table in the scenario: key: value."""
+"""Table of a part in the scenario, as a dict from key to value."""
 
 
 class OwnPart(NamedTuple):
@@ -120,7 +120,7 @@ UNCHECKED: Mapping[str, str] = {
     "scenario: strategy.mixing": _NO_TRACE,
     "scenario: strategy.start": _NO_TRACE,
 }
-"""Patterns of the columns, fields, entries and keys that no check covers, with the reasons.
+"""Dict from patterns of columns, fields, entries or keys that no check covers to the reason.
 
 A column of a table is ``FILE: COLUMN``, a field of a record ``KIND: FIELD``, an entry of the
 summary ``summary: ENTRY``, a key of the scenario ``scenario: KEY``.
@@ -205,7 +205,7 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "nothing: it changes values alone": ("gaussian", "label-flip", "scaled", "sign-flip")
     },
 }
-"""The checks that cover the parts of fedsim, or the reason why none does: kinds by family.
+"""Dict from family of parts to dict from what is checked to the kinds of parts.
 
 Every new kind needs an entry.
 """
@@ -249,7 +249,7 @@ def own_parts_agree(evidence: Evidence) -> Iterator[str]:
             continue
         try:
             problems = [*check(evidence.run, part.section)]
-        except Exception as error:  # code of a user's own
+        except Exception as error:  # user code may raise anything
             problems = [f"its check failed ({type(error).__name__}: {error})"]
         for problem in problems:
             yield f"{part.key} = {part.path!r}: {problem}"
@@ -262,7 +262,7 @@ def _find_check(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] 
             named(part.path, part.key), "check_run", None
         )
     except ScenarioError:
-        return None  # its code may not be imported, or cannot be found
+        return None  # the part's code may not be imported, or cannot be found
     return check
 
 

@@ -35,7 +35,7 @@ from fedsim.records.reading import RunFolder
 from fedsim.records.schema import AVAILABILITY, DEVICES, EVENTS, ROUNDS, TRANSFERS
 
 TomlTable = Mapping[str, Any]
-"""A table of the scenario: key: value."""
+"""Table of a scenario, as a dict from key to value."""
 
 _DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 """Errors that readers raise for data that no run writes."""
@@ -279,7 +279,7 @@ class Evidence:
 
     @cached_property
     def models(self) -> dict[str, dict[str, AnyArray]]:
-        """Tensors of every model file: file name without suffix: tensor name: array."""
+        """Dict from name of a model file, without suffix, to the file's tensors by name."""
         return self.run.models()
 
     @cached_property

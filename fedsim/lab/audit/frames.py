@@ -64,7 +64,7 @@ def report_differences(
         text: format string of the finding. Braces may contain ``name`` (of the column), ``row``,
             ``stated`` and ``due``.
         table: the table as the folder has it.
-        due: column name: due values [rows].
+        due: dict from column name to due values [rows].
         tolerance: keyword arguments of ``is_close``.
     """
     for name, values in due.items():

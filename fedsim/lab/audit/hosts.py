@@ -96,7 +96,7 @@ def fewest_at_once(times: Floats, busy: Floats, start: Floats, end: Floats) -> F
     fewest = np.full(len(start), np.inf)
     if not len(start) or not len(times):
         return fewest
-    settled = np.append(times[1:] > times[:-1], True)  # after the last change of an instant
+    settled = np.append(times[1:] > times[:-1], True)  # whether a count is the last of its instant
     times = times[settled]
     busy = busy[settled]
     for place, (begin, until) in enumerate(zip(start, end, strict=True)):

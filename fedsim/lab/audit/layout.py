@@ -13,7 +13,7 @@ from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import read
 
 Tensors = dict[str, tuple[int, ...]]
-"""Name of a tensor: its shape."""
+"""Dict from tensor name to shape."""
 
 _SAMPLES = {
     "digits": ((8, 8), 10),
@@ -21,7 +21,7 @@ _SAMPLES = {
     "fashion": ((28, 28), 10),
     "cifar10": ((3, 32, 32), 10),
 }
-"""Built-in data source: shape of a sample, and count of classes."""
+"""Dict from built-in data source to shape of a sample, and count of classes."""
 
 _DENSE: Mapping[str, tuple[int, ...]] = {"logistic": (), "femnist-mlp": (512,)}
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
@@ -67,12 +67,12 @@ def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
 
 
 def members(tensors: Mapping[str, AnyArray], name: str) -> dict[str, Tensors]:
-    """Return the models in a model file: member: tensor name: shape.
+    """Return the models in a model file, as a dict from member to the shapes of its tensors.
 
     A member is a group or device ID as text, or ``""`` if the file is a single model.
 
     Args:
-        tensors: name of each tensor in the file: array.
+        tensors: dict from name of a tensor in the file to array.
         name: name of the file, without suffix.
     """
     models: dict[str, Tensors] = {}

@@ -29,7 +29,7 @@ _WIDTHS: Mapping[str, tuple[int, ...]] = {
     "cata-cnn": (32, 32, 64, 64, 128, 128, 1024, 512, 256),
     "cnn5": (32, 64, 128),
 }
-"""Kind of model: count of outputs of each layer except the last, which outputs the classes."""
+"""Dict from kind of model to the count of outputs of each layer except the last."""
 
 _BY_ROUND = r"\d+ rounds|accuracy .* reached"
 """Regular expression for the stop reasons that end a run at the end of a round."""
@@ -141,7 +141,7 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
     starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
     most = _largest_cohort(strategy, evidence.run.scenario["population"]["devices"])
     most_at_work = strategy.get("concurrency", math.inf)
-    if strategy["kind"] == "fedat":  # a tier that lost its clients asks others in its round
+    if strategy["kind"] == "fedat":  # a tier that lost its clients asks further clients
         most_at_work = most
         most = math.inf
     clients = starts.groupby("round")["device"].nunique()
@@ -200,7 +200,7 @@ def _expected_files(evidence: Evidence, models: Collection[str]) -> set[str]:
     if due and {"keep", "send"} & run.scenario.get("model", {}).keys():
         due.add("device")
     if not evidence.data_of("aggregate")["tasks"].map(len).any():
-        due -= {"device", "group"}  # no device has its own or a group's model yet
+        due -= {"device", "group"}  # no aggregation has produced a group's or device's model yet
     return due
 
 

@@ -134,9 +134,8 @@ def _find_messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
     part = np.where(device == NOTHING, _EDGE_TO_SERVER, _DEVICE_TO_EDGE)
     part = np.where(edge == NOTHING, _DEVICE_TO_SERVER, part)
     at = evidence.row_of(device)
-    device_s = np.append(devices["latency"], 0.0)[
-        at
-    ]  # row -1: no device, but an edge server and the server
+    # row -1 is of messages between an edge server and the server
+    device_s = np.append(devices["latency"], 0.0)[at]
     beyond_s = layout.beyond_s(edge)
     latency = device_s + beyond_s * (part == _EDGE_TO_SERVER) - beyond_s * (part == _DEVICE_TO_EDGE)
     begin = messages["start"] + np.where(messages["wire_bytes"] > 0, latency, 0.0)

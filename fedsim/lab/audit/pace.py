@@ -103,7 +103,7 @@ def _largest_counts(spans: pd.DataFrame, place: Ints) -> Floats:
         begin = spans["begin"].to_numpy()[rows]
         end = spans["end"].to_numpy()[rows]
         times = np.concatenate([begin, end])
-        # a message that ends as another begins counts with it
+        # two messages count as simultaneous if one ends in the instant in which the other begins
         order = np.argsort(times, kind="stable")
         counts = np.cumsum(np.repeat([1, -1], len(rows))[order])
         first = np.searchsorted(times[order], begin, side="left")

@@ -17,20 +17,20 @@ from fedsim.lab.audit.layout import coded_bytes, dense_tensors, left_tensors, nu
 
 PeerPair = tuple[int, int]
 _Neighbours: TypeAlias = Callable[[int], list[list[int]]]
-"""Function from the index of a round or graph to the receivers of each device."""
+"""Function from the index of a round or graph to the receivers' IDs of each device."""
 
 _GENERATORS = {
     "ring": "cycle_graph",
     "random-regular": "random_regular_graph",
     "torus": "grid_2d_graph",
 }
-"""Kind of topology: NetworkX generator, for kinds that differ from the generator's name."""
+"""Dict from kind of topology to NetworkX generator, for kinds that are not generators' names."""
 
 _DEFAULT_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "random_regular_graph": {"d": 3},
     "grid_2d_graph": {"periodic": True},
 }
-"""NetworkX generator: default arguments, which a scenario may omit."""
+"""Dict from NetworkX generator to default arguments, which a scenario may omit."""
 
 
 def peers_as_said(evidence: Evidence) -> Iterator[str]:
@@ -109,14 +109,14 @@ def _draw_receivers(scenario: TomlTable) -> _Neighbours:
         drawn = []
         for device in range(devices):
             draw = generator.choice(devices - 1, sample_size, replace=False)
-            drawn.append((draw + (draw >= device)).tolist())  # the device itself is left out
+            drawn.append((draw + (draw >= device)).tolist())  # skip the device's own ID
         return drawn
 
     return receivers
 
 
 def _neighbours_in_round(scenario: TomlTable) -> _Neighbours:
-    """Return a function from round to each device's neighbours in that round's topology."""
+    """Return a function from the index of a round to each device's neighbours in its topology."""
     every = scenario["strategy"]["topology"].get("every")
     neighbours = _neighbours(scenario)
     if every is None:
@@ -220,7 +220,7 @@ def _check_fragments(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str
 
 
 def _count_messages(kind: str, devices: int) -> Counter[PeerPair]:
-    """Return the count of messages in one all-reduce: (sender, receiver): count.
+    """Return a Counter from (sender, receiver) to the count of messages in one all-reduce.
 
     Args:
         kind: ``ring``, ``tree``, or any other name for direct messages between all pairs.

@@ -64,7 +64,7 @@ def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, 
 
 
 def _count_rounds_by_share(evidence: Evidence, devices: int) -> dict[float, int]:
-    """Return the count of rounds for each share of selected devices: share (0..1): count."""
+    """Return a dict from share of devices (0..1) to the count of rounds that select this share."""
     starts = evidence.data_of("round-start").join(evidence.events["round"])
     starts = starts.drop_duplicates("round", keep="last")
     selected = starts["selected"].to_numpy(np.float64)[: len(evidence.rounds)]
@@ -94,7 +94,7 @@ def _compute_epsilon(
 
     Args:
         noise: noise multiplier of the Gaussian mechanism.
-        rounds: probability with which a device takes part in a round: count of such rounds.
+        rounds: dict from probability with which a device takes part to the count of such rounds.
         delta: of (epsilon, delta)-differential privacy.
         accountant: ``pld`` or ``rdp``.
     """

@@ -20,7 +20,7 @@ _BEFORE_COUNTS = ("0.1.0",)
 
 _ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on", "edge-off", "edge-on")
 _TARGETS = {"link-outage": "link", "edge-outage": "edge"}
-"""Kind of process that causes outages: its key for the link or edge server."""
+"""Dict from kind of process that causes outages to its key for the link or edge server."""
 
 
 class _Outages(NamedTuple):

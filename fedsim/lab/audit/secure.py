@@ -44,7 +44,7 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
         elif (direction, purpose) == ("up", "secure-shares"):
             least = 2 * unit * neighbours
             most = least
-        else:  # shares of clients that may have dropped out
+        else:  # "secure-unmask": shares for clients that may have dropped out
             least = neighbours * 0 + unit
             most = neighbours * 0 + 2 * unit * most_neighbours
         size = group["bytes"]

@@ -78,9 +78,8 @@ def one_place(evidence: Evidence) -> Iterator[str]:
     starts = (events["kind"] == "task-start").to_numpy()
     latest_start = latest(starts, device)
     start_before = pd.Series(latest_start).groupby(device).shift(fill_value=-1).to_numpy()
-    begun = np.where(
-        starts, start_before, latest_start
-    )  # row of the last task-start of the same device
+    # row of the same device's last task-start
+    begun = np.where(starts, start_before, latest_start)
     current = np.append(task, 0)[begun]
     is_current = (begun >= 0) & (task == current)
     ends = (events["kind"] == "task-end") & is_current

@@ -30,10 +30,10 @@ _COUNT_OF = {
     "battery": "disconnected",
     "done": "valid",
 }
-"""Outcome of a task: name of the round's count that includes the task."""
+"""Dict from outcome of a task to the name of the round's count that includes the task."""
 
 _NOT_MEASURED = dict.fromkeys((*_FIGURES, *OF_PEERS, "selected", "valid", "slow", "disconnected"))
-"""Columns of rounds that are empty if the record of the round lacks the field: column: None."""
+"""Dict from column of rounds to None, its value if the record of the round lacks the field."""
 
 
 def rounds_of_updates(evidence: Evidence) -> Iterator[str]:
@@ -120,11 +120,7 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
 
 
 def _continued_tasks(evidence: Evidence) -> dict[int, int]:
-    """Return the task that each continuation continues.
-
-    Returns:
-        Row of the record that begins a continuation: ID of the continued task.
-    """
+    """Return a dict from the row that begins a continuation to the ID of the continued task."""
     starts = evidence.events[evidence.events["kind"] == "task-start"]
     before = starts.groupby("device")["task"].shift()
     before = before[evidence.is_continuation[starts.index]].dropna().astype(np.int64)
@@ -139,7 +135,7 @@ class _UpdateBook:
         self._trained = set[int]()
         self._ended = set[int]()
         self._counted = set[int]()
-        # task to aggregate: time at which it ended done (s), group
+        # from ID of a task to aggregate to the time at which it ended (s), and its group
         self._owed: dict[int, tuple[float, int]] = {}
         self._all_due = True
         self._group = NOTHING
@@ -238,7 +234,7 @@ def round_counts(evidence: Evidence) -> Iterator[str]:
         if kind == "task-end":
             ended[number]["selected"] += 1
             ended[number][_COUNT_OF.get(outcome, outcome)] += 1
-        elif kind == "task-start":  # a task and its continuation count as one
+        elif kind == "task-start":  # a task and its continuation count as one task
             if number not in ended:
                 yield f"task {task} goes on with one of round {name}, of which none has ended"
             ended[number].subtract(("selected", "valid"))

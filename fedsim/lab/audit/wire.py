@@ -45,7 +45,7 @@ _SEVERAL_MODELS = ("exchange", "directions", "migration", "cold-start", "loss-qu
 """Purposes of message parts with one or more models."""
 
 _NUMBERS = {"id": 1, "training-loss": 1, "test-accuracy": 1, "declined": 1, "resources": 3}
-"""Purpose of a message part: its fixed count of 4-byte values."""
+"""Dict from purpose of a message part to its fixed count of 4-byte values."""
 
 _LISTS = ("size-report", "loss", "probe-loss", "control", "class-counts")
 """Purposes of message parts with any count of 4-byte values."""
@@ -54,10 +54,10 @@ _TO_ALL_GROUPS = ("ifca", "ifca-mig", "hypcluster")
 """Strategies whose clients receive the models of all groups."""
 
 _REDUCED = {"heterofl": "width", "hetlora": "rank", "flora": "adapters"}
-"""Strategy with smaller models on some devices: what it reduces."""
+"""Dict from strategy with smaller models on some devices to the quantity that it reduces."""
 
 _STATES = {"Adam": 2, "AdamW": 2}
-"""Torch optimiser: count of values that its state has per model parameter.
+"""Dict from torch optimiser to the count of values in its state per model parameter.
 
 The state also has one step count per tensor.
 """
@@ -67,10 +67,12 @@ def bytes_as_said(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each part of a message whose size the model and the codec do not give."""
     strategy = evidence.run.scenario["strategy"]["kind"]
     if ":" in strategy or strategy == "flower":
-        return  # the purposes of its messages are not known
+        return  # user code and Flower apps choose the purposes of their messages
     sizes = MessageSizes(evidence)
     transfers = evidence.transfers
-    of_strategy = transfers["direction"] != "peer"  # processes send other messages to peers
+    of_strategy = (
+        transfers["direction"] != "peer"
+    )  # peer messages outside of rounds are from processes
     if strategy in PEERS:
         of_strategy |= transfers["round"] != NOTHING
     keys = ["direction", "payloads"]

@@ -26,14 +26,14 @@ _LINKS = {
     "link_up": ("up", "link-up", units.BytesPerSecond),
     "latency": ("latency", "latency", units.Seconds),
 }
-"""Column of devices: key in the scenario, purpose of the random stream, and unit."""
+"""Dict from column of devices to key in the scenario, purpose of the random stream, and unit."""
 
 _BATTERY = {
     "capacity_j": ("capacity", units.Joules),
     "initial_j": ("initial", float),
     "charge_w": ("charge", units.Watts),
 }
-"""Column of ``energy.parquet`` about batteries: key in the scenario, and unit."""
+"""Dict from column of batteries in ``energy.parquet`` to key in the scenario, and unit."""
 
 _POWERS = {
     "idle_w": ("idle", units.Watts, "0 W"),
@@ -45,7 +45,10 @@ _POWERS = {
     "send_j_byte": ("send_byte", units.JoulesPerByte, "0 J/B"),
     "tail_s": ("tail_lasts", units.Seconds, None),
 }
-"""Column of ``energy.parquet`` about powers: key, unit, and value if key and preset are missing."""
+"""Dict from column of powers in ``energy.parquet`` to key in the scenario, unit, and default.
+
+The default is the value if the scenario has neither the key nor a preset.
+"""
 
 
 def devices_as_drawn(evidence: Evidence) -> Iterator[str]:

@@ -28,7 +28,7 @@ _STILL = 1e-3
 _MOST = 400  # count of transfers that the search uses
 # trial capacities of a server's link, as factors on the least possible capacity
 _WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)
-# a limit at the server is kept if its error is below this share, and this much below, of no limit's
+# a limit at the server is kept if its error is below _BETTER times, and _WORTH below, no limit's
 _BETTER = 0.9
 _WORTH = 0.005
 # weight of a busy period's error, whose end rounds wait for, relative to a transfer's error
@@ -401,7 +401,7 @@ class _LinkSearch:
             return math.inf
         low = math.log(best / _WIDER[2])
         high = math.log(best * _WIDER[2])
-        for _ in range(12):  # a golden section
+        for _ in range(12):  # golden-section search
             lower = math.exp(high - _GOLDEN * (high - low))
             upper = math.exp(low + _GOLDEN * (high - low))
             errors[lower] = self._error(lower, most)

@@ -139,7 +139,7 @@ def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
             step = _NVFLARE.match(line)
             size = _BYTES.search(line)
             seconds = _TIME.search(line)
-            # a task that was sent twice counts once
+            # a repeated line of the same kind is from a resent task, and counts once
             if step is None or size is None or seconds is None or step[2] == last:
                 continue
             last = step[2]
@@ -160,7 +160,7 @@ class _Line(NamedTuple):
     """Parsed line of an APPFL log."""
 
     place: int
-    time: float  # s
+    time: float  # seconds since 1970
     source: str  # "server", or the name of a client
     text: str
 

@@ -42,7 +42,7 @@ _NEEDS = {
     "up": ("round", "bytes"),
     "round": ("round",),
 }
-"""Kind of row (``what``): columns that it needs in addition to its times."""
+"""Dict from kind of row (``what``) to the columns that it needs in addition to its times."""
 
 _MOSTLY = 0.9
 _TOGETHER_S = 1e-3  # longest overlap (s) that is ignored, because clocks are read one after another
@@ -66,7 +66,7 @@ class _Row(Protocol):
 
 
 _Task: TypeAlias = dict[str, _Row]
-"""Rows of a task, in order: kind of step (``what``): row."""
+"""Rows of one task, as an ordered dict from kind of step (``what``) to row."""
 
 _STEP = [("start", float), ("end", float), ("amount", float)]
 _TASK = [
@@ -84,7 +84,7 @@ class LogDefaults(NamedTuple):
 
     bytes: float | None = None
     samples: int | None = None
-    epochs: int | None = None  # 1 by default
+    epochs: int | None = None  # None counts as 1
 
     @property
     def names(self) -> list[str]:
@@ -188,7 +188,7 @@ def _tasks_by_client(
         notes: list to which a note about dropped clients is appended.
 
     Returns:
-        Name of a client: its tasks, in order of time. Names are sorted.
+        Dict from name of a client, sorted, to its tasks in order of time.
     """
     steps = rows[rows["what"].isin(_ORDER)]
     kinds = set(steps["what"])
@@ -414,7 +414,7 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete: list[str]) -> l
         DataError: two trainings, or two steps of a task, overlap, or a step is missing.
     """
     tasks: list[_Task] = []
-    latest: dict[int, _Task] = {}  # by round
+    latest: dict[int, _Task] = {}  # from round to its last task
     training: _Row | None = None
     ordered = rows.assign(order=rows["what"].map(_ORDER))
     for row in _iterate(ordered.sort_values(["start", "order"], kind="stable")):
@@ -476,7 +476,7 @@ def _build_tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Ta
 
     Args:
         tasks: the tasks of all clients.
-        numbers: name of a client: its index.
+        numbers: dict from name of a client to its index.
         zero: time in the log that becomes 0 s.
     """
     rows = []

@@ -26,12 +26,12 @@ _UPDATES = 200  # count of updates over which the rate of an asynchronous server
 class FittedWorld(NamedTuple):
     """Speeds, links and protocol that were fitted to a log; arrays have one value per client."""
 
-    down: Floats  # bytes/s
+    down: Floats  # rates of the clients' links (bytes/s)
     up: Floats
-    latency: Floats  # s
-    server: dict[Direction, float]  # links of the server, bytes/s, infinity allowed
+    latency: Floats  # latencies of messages (s)
+    server: dict[Direction, float]  # rates of the server's link (bytes/s), infinity allowed
     protocol: Protocol = Fluid()
-    speed: Floats = np.zeros(0)  # samples/s
+    speed: Floats = np.zeros(0)  # speeds of training (samples/s)
     jitter: float = 0.0  # coefficient of variation of an epoch's time
 
     @property

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 from fedsim.common.files import parse_json
 
 RecordData: TypeAlias = dict[str, Any]
-"""Fields of a record, its parsed ``data``, a row of a table, or a summary: name: value."""
+"""Dict from name to value: a record, its parsed ``data``, a row of a table, or a summary."""
 
 
 def parse_data(text: object) -> RecordData:

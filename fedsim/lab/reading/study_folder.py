@@ -30,7 +30,7 @@ _PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"
 
 
 class _IndexPart(BaseModel):
-    # a newer fedsim may write more
+    # ignore further fields, which a newer fedsim may write
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
@@ -53,7 +53,7 @@ class IndexedVariant(_IndexPart):
         name: name of the variant.
         label: label for users, such as ``flexcfl, share=0.3``; unique within the study.
         point: the grid's keys and their values, first ``size`` and ``part``.
-        changes: all other changes of the base scenario: key: value.
+        changes: dict from key to value, of all other changes of the base scenario.
         reference: whether the row is a reference, which is computed from the base scenario.
         runs: one run per seed.
     """
@@ -76,7 +76,7 @@ class StudyIndex(_IndexPart):
         baseline: name of the variant with which all variants are compared.
         targets: accuracies (0..1), or texts ``metric=value``, at which costs are compared.
         goal: quantity by which variants are ranked, such as ``bytes``; None for the default.
-        budget: name of a cost: its limit, for the best accuracy within the budget.
+        budget: dict from name of a cost to its limit, for the best accuracy within the budget.
         seeds: seeds of the runs of each variant.
         variants: variants in the order of the study's tables.
     """

@@ -95,8 +95,8 @@ def within(rows: Sequence[RecordData], budget: Mapping[str, float]) -> float | N
 
     Args:
         rows: rows of ``rounds.parquet``.
-        budget: name of a cost in ``COSTS``, except ``rounds``: its limit. A cost that was not
-            counted exceeds any limit.
+        budget: dict from name of a cost in ``COSTS``, except ``rounds``, to its limit. A cost that
+            was not counted exceeds any limit.
 
     Returns:
         The accuracy (0..1); None if there was no test within the budget.

@@ -40,12 +40,8 @@ _SUMMARY_FIELDS = (
 )
 _EVENTS = "events.out.tfevents.0.fedsim"  # name of the file for TensorBoard
 _MLFLOW_LIMIT = 6000  # most characters of a parameter in MLflow
-_WANDB_SWITCHES = (
-    "x_disable_stats",
-    "x_disable_meta",
-    "disable_git",
-    "disable_code",
-)  # settings of W&B to switch on
+# settings of W&B to switch on
+_WANDB_SWITCHES = ("x_disable_stats", "x_disable_meta", "disable_git", "disable_code")
 
 
 @dataclass(frozen=True)
