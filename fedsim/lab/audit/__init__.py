@@ -110,14 +110,14 @@ def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]
 
     Args:
         path: the run folder.
-        allow_code: whether to import the meters that its scenario names by import path, to count
-            again.
+        allow_code: whether user code that the scenario names by import path may be imported, to
+            recount its meters and to call its ``check_run``.
 
     Returns:
-        The problems of each check by its title; an empty list for a check that passes.
+        Dict from the title of each check to its findings; an empty list if the check passes.
 
     Raises:
-        RunFolderError: there is no run folder.
+        RunFolderError: ``path`` is not a run folder.
     """
     evidence = Evidence(RunFolder(path))
     with from_file(allow_code):

@@ -278,6 +278,7 @@ def _check_columns(evidence: Evidence, file: str, due: pd.DataFrame) -> Iterator
 
 
 def _check_entries(summary: Mapping[str, Any], due: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a finding for each entry of the summary that differs from a recount."""
     for name, entry in due.items():
         stated = summary.get(name)
         if isinstance(stated, float | int) and isinstance(entry, float | int):

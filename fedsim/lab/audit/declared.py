@@ -226,6 +226,7 @@ def own_parts(scenario: Section) -> list[OwnPart]:
 
 
 def _find_own_parts(section: object, key: str) -> Iterator[OwnPart]:
+    """Yield the parts that a section of the scenario names by import path, at any depth."""
     if isinstance(section, list):
         for number, entry in enumerate(section):
             yield from _find_own_parts(entry, f"{key}{number}.")

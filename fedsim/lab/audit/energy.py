@@ -54,6 +54,7 @@ def energy_adds_up(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_phases_of_devices(evidence: Evidence, account: "_Account") -> Iterator[str]:
+    """Yield a finding for each cell of ``energy.parquet`` that the records contradict."""
     table = account.table
     numbers = evidence.frame(TABLE, ["device"])["device"].to_numpy()
     yield from report_differences(
@@ -70,6 +71,7 @@ def _check_phases_of_devices(evidence: Evidence, account: "_Account") -> Iterato
 
 
 def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
+    """Yield a finding for each total of energy in the summary that is not the sum of its parts."""
     phases = stated["by_phase"]
     joules = account.drawn.groupby("phase")["joules"].sum()
     totals = {}
@@ -87,6 +89,7 @@ def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
 
 
 def _check_sums_of_devices(evidence: Evidence, account: "_Account") -> Iterator[str]:
+    """Yield a finding for each device whose joules are not the sum over its phases."""
     due = account.table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
     if not evidence.run.has_all_devices:
         due = due[evidence.devices["device"]]
@@ -95,6 +98,7 @@ def _check_sums_of_devices(evidence: Evidence, account: "_Account") -> Iterator[
 
 
 def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
+    """Yield a finding for each round with other joules or grams than the records give."""
     quantities = ["joules"]
     if account.zones:
         quantities.append("grams")
@@ -183,6 +187,7 @@ class _Account:
         yield from self._energy_of_servers()
 
     def _energy_of_steps(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield phase, and DataFrame of the energy of computations, downloads or uploads."""
         evidence = self._evidence
         steps = (
             evidence.steps.join(evidence.core_s)
@@ -293,6 +298,10 @@ class _Account:
         return rows.assign(joules=joules, row=rows.index)
 
     def _idle_energy(self) -> pd.DataFrame:
+        """Return the idle energy of devices, over their tasks or over their time in the run.
+
+        Devices with a battery book idle energy with the records of the battery.
+        """
         if self._setting["idle_while"] == "working":
             tasks = self._evidence.tasks
             return self._add_joules(tasks.assign(end=tasks["time"]), "idle_w")

@@ -78,6 +78,7 @@ def devices_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_lifetimes(evidence: Evidence, work: pd.DataFrame) -> Iterator[str]:
+    """Yield a finding for each task of an unknown device, or outside its device's lifetime."""
     devices = evidence.devices
     row = evidence.row_of(work["device"])
     yield from report("task {task} is on device {device}, which does not exist", work, row < 0)
@@ -101,6 +102,7 @@ def limits_kept(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_end(evidence: Evidence, stop: StopSpec) -> Iterator[str]:
+    """Yield findings if the run exceeds the scenario's stop conditions, or ended otherwise."""
     summary = evidence.run.summary
     rounds = summary["rounds"]
     time = summary["simulated_s"]

@@ -106,6 +106,7 @@ def _build_rate(built: float, changes: pd.DataFrame | None) -> Rate:
 
 
 def _check_link(link: str, messages: pd.DataFrame, rate: Rate) -> Iterator[str]:
+    """Yield a finding if a link carried more bytes in some interval than it can."""
     end = messages["end"].to_numpy()
     begin = np.minimum(messages["begin"].to_numpy(), end)
     stretch = rate.overfull(begin, end, messages["wire_bytes"].to_numpy())
@@ -127,7 +128,7 @@ def _find_messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
     transfers = evidence.transfers
     on_links = (transfers["device"] != NOTHING) | (transfers["edge"] != NOTHING)
     messages = transfers[on_links]
-    _refuse_damaged(evidence, messages)
+    _check_damage(evidence, messages)
     devices = evidence.devices
     device = messages["device"]
     edge = messages["edge"]
@@ -143,7 +144,8 @@ def _find_messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
     return messages.assign(part=part, place=place, at=at, begin=begin)
 
 
-def _refuse_damaged(evidence: Evidence, messages: pd.DataFrame) -> None:
+def _check_damage(evidence: Evidence, messages: pd.DataFrame) -> None:
+    """Raise ``RunFolderError`` if devices or directions of the messages are impossible."""
     devices = evidence.devices
     numbers = messages["device"][messages["device"] != NOTHING]
     if (evidence.row_of(numbers) < 0).any():
@@ -266,6 +268,7 @@ def _layout_from_file(evidence: Evidence) -> LinkLayout:
 
 
 def _parse_layout(network: TomlTable) -> LinkLayout:
+    """Convert the network file's content to a ``LinkLayout``."""
     edges = network.get("edges", {"below": {}, "above": {}, "latency": 0.0})
     users: dict[str, list[_User]] = {name: [] for name in network["links"]}
     parts = {

@@ -70,6 +70,7 @@ def _find_messages(evidence: Evidence) -> pd.DataFrame:
 
 
 def _check_receivers(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
+    """Yield a finding for each device and round whose messages go to other receivers than due."""
     receivers = _receivers_in_round(evidence.run.scenario)
     pairs: Any = messages.groupby(["round", "source"])
     for (number, source), group in pairs:

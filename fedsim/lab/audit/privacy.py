@@ -12,9 +12,10 @@ _ROUNDING = 1e-9
 
 
 def privacy_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if epsilon does not follow from noise, delta and rounds, if it is computed.
+    """Yield findings if the rounds' epsilon does not follow from noise, delta and rounds.
 
-    The last epsilon is compared with a recomputation, which is exact or has lower and upper bounds.
+    Epsilon has to be empty if the scenario does not ask for it. The last epsilon is compared with a
+    recomputation, which is exact or has a lower and an upper bound.
     """
     aggregation = evidence.run.scenario["strategy"].get("aggregation", {})
     is_private = aggregation.get("kind") == "private"
@@ -58,7 +59,7 @@ def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, 
     if sum(rounds_of.values()) != count:
         return 0.0, most
     least = _compute_epsilon(noise, rounds_of, delta, accountant)
-    if _all_are_idle(evidence.run.scenario):
+    if _is_population_idle(evidence.run.scenario):
         return least, least
     return least, most
 
@@ -75,7 +76,7 @@ def _count_rounds_by_share(evidence: Evidence, devices: int) -> dict[float, int]
     return rounds_of
 
 
-def _all_are_idle(scenario: TomlTable) -> bool:
+def _is_population_idle(scenario: TomlTable) -> bool:
     """Whether every device is online and idle as each round begins, and so may be drawn."""
     population = scenario["population"]
     if scenario["strategy"]["kind"] not in REQUESTS_IN_ROUNDS:

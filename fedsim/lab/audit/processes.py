@@ -184,6 +184,7 @@ def slots_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_slots(evidence: Evidence, slots: int) -> Iterator[str]:
+    """Yield findings for too many simultaneous uploads, and for waits while a slot was free."""
     steps = evidence.steps
     uploads = steps[(steps["step"] == "upload") & ~steps["task"].isin(_find_edge_tasks(evidence))]
     times, under_way = counts_at_once(uploads)

@@ -172,12 +172,14 @@ class MessageSizes:
         return None
 
     def _check_base(self, size: float) -> str | None:
+        """Return the reason why the frozen tensors cannot have a size; None if they can."""
         if self._scenario_tensors is None:
             return None
         due = _NUMBER_BYTES * numbers(self._scenario_tensors[1])
         return _compare_sizes(size, due, "the frozen tensors have")
 
     def _check_state(self, size: float) -> str | None:
+        """Return the reason why the state of an optimiser cannot have a size; None if it can."""
         training = self._scenario.get("training", {})
         numbers_each = _STATES.get(training.get("optimiser", ""))
         if numbers_each is None or self._trained_tensors is None:
@@ -190,6 +192,7 @@ class MessageSizes:
     def _check_models(
         self, direction: str, purpose: str, size: float, device: int, number: int
     ) -> str | None:
+        """Return the reason why a part with models cannot have a size; None if it can."""
         section = "down" if direction == "down" else "up"
         codec = self._codecs.get(section, _PLAIN)
         if self._parameter_count is None or ":" in codec["kind"]:

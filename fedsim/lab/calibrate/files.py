@@ -71,6 +71,7 @@ def summary(fitted: Fitted, log: Log, online: Presence | None) -> Iterator[str]:
 
 
 def _describe_world(fitted: Fitted, log: Log) -> Iterator[str]:
+    """Yield lines of text about the log, the protocol, and the clients' speeds and links."""
     world = fitted.world
     kind = "synchronous" if log.synchronous else f"asynchronous, {log.at_once} clients at work"
     yield (
@@ -90,6 +91,7 @@ def _describe_world(fitted: Fitted, log: Log) -> Iterator[str]:
 
 
 def _describe_clients(fitted: Fitted, online: Presence | None) -> Iterator[str]:
+    """Yield lines of text about the clients' latency, overhead and availability."""
     caveat = ""
     if not fitted.latency_is_known:
         caveat = ": messages of one size do not tell it, so rates have it in them (--latency)"
@@ -110,6 +112,7 @@ def _describe_clients(fitted: Fitted, online: Presence | None) -> Iterator[str]:
 
 
 def _list_notes(fitted: Fitted, log: Log) -> Iterator[str]:
+    """Yield lines of text about what the log cannot show."""
     has_no_limit = all(limit == math.inf for limit in fitted.world.server.values())
     if log.synchronous and log.at_once == len(log.clients) and has_no_limit:
         yield (

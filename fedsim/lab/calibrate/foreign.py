@@ -59,7 +59,7 @@ def rows_of(
             read.
     """
     try:
-        _refuse_flower(path, where)
+        _reject_flower_log(path, where)
         rows = pd.DataFrame(_read_nvflare(path, epochs), columns=_COLUMNS)
         framework = "NVFlare"
         note = (
@@ -89,7 +89,7 @@ def rows_of(
     return rows.assign(samples=float(samples))
 
 
-def _refuse_flower(path: Path, where: str) -> None:
+def _reject_flower_log(path: Path, where: str) -> None:
     if path.is_file() and path.suffix in _SUFFIXES and _FLOWER.search(_read_log(path)):
         raise DataError(
             f"{where} is what Flower's server says of its rounds: no client's download, "
@@ -204,7 +204,7 @@ def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.D
     updates["nth"] = updates.groupby("client").cumcount()
     trainings["nth"] = trainings.groupby("client").cumcount()
     tasks = _add_downloads(trainings.merge(updates, "left", ["client", "nth"]))
-    _refuse_clocks(tasks, where)
+    _check_clocks(tasks, where)
     down = tasks.assign(what="down", start=tasks["begun"], end=tasks["start"], bytes=size)
     train = tasks.assign(what="train", bytes=0.0)
     up = tasks.assign(what="up", start=tasks["end"], end=tasks["sent"], bytes=size)
@@ -248,7 +248,7 @@ def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
     return tasks
 
 
-def _refuse_clocks(tasks: pd.DataFrame, where: str) -> None:
+def _check_clocks(tasks: pd.DataFrame, where: str) -> None:
     """Raise ``DataError`` if the steps of a task are not in the order of time."""
     wrong = (tasks["begun"] > tasks["start"]) | (tasks["sent"] < tasks["end"])
     for task in tasks[wrong].itertuples():

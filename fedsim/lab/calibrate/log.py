@@ -263,7 +263,7 @@ def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) 
     """
     table = _read_texts(path, where)
     names = list(table.columns)
-    _refuse_columns(names, where)
+    _check_columns(names, where)
     if table.empty:
         raise DataError(f"{where} has no rows")
     strange = [name for name in names if name not in _NEEDED + _MORE]
@@ -286,7 +286,7 @@ def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) 
     return rows.fillna({"round": 0, "epochs": 0}).astype({"round": np.int64, "epochs": np.int64})
 
 
-def _refuse_columns(names: list[str], where: str) -> None:
+def _check_columns(names: list[str], where: str) -> None:
     """Raise ``DataError`` if a necessary column is missing, or an optional one is misspelt."""
     for name in _NEEDED:
         if name not in names:
@@ -424,9 +424,9 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete: list[str]) -> l
             # simultaneous pieces of one transfer
             task[row.what] = last._replace(end=max(last.end, row.end), bytes=last.bytes + row.bytes)
             continue
-        _refuse_overlap(client, last, row)
+        _check_overlap(client, last, row)
         if row.what == "train":
-            _refuse_overlap(client, training, row)
+            _check_overlap(client, training, row)
             training = row
         if last is None or row.order <= last.order:
             if latest and row.round < next(reversed(latest)):
@@ -439,7 +439,7 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete: list[str]) -> l
             tasks.append(task)
         task[row.what] = row
     for task in tasks:
-        _refuse_hole(client, task, complete)
+        _check_complete(client, task, complete)
     return tasks
 
 
@@ -447,13 +447,13 @@ def _overlap(last: _Row, row: _Row) -> bool:
     return bool(row.start < last.end - _TOGETHER_S)
 
 
-def _refuse_overlap(client: str, last: _Row | None, row: _Row) -> None:
+def _check_overlap(client: str, last: _Row | None, row: _Row) -> None:
     """Raise ``DataError`` if two rows of a client overlap."""
     if last is not None and _overlap(last, row):
         raise DataError(f"{client} does two things at once: {_describe(last)} and {_describe(row)}")
 
 
-def _refuse_hole(client: str, task: _Task, complete: list[str]) -> None:
+def _check_complete(client: str, task: _Task, complete: list[str]) -> None:
     """Raise ``DataError`` if a task lacks a step before its last one."""
     steps = [kind for kind in complete if kind in task]
     if steps == complete[: len(steps)]:

@@ -278,6 +278,7 @@ def predict(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Pred
 
 
 def _predict_rounds(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
+    """Predict the durations of a synchronous server's rounds; NaN if a task did not end."""
     tasks = log.tasks
     is_done = whole(tasks)
     cohorts = [np.flatnonzero(tasks.number == number) for number in log.rounds.number]
@@ -292,6 +293,10 @@ def _predict_rounds(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld])
 
 
 def _predict_updates(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
+    """Predict the updates per second of an asynchronous server.
+
+    The predicted duration between versions is the count of updates in a version over this rate.
+    """
     is_scored = is_held_out if is_held_out.any() else ~is_held_out
     scored = log.rounds[is_scored]
     first = scored.start.min()

@@ -20,7 +20,7 @@ class History:
 
     All times are simulated seconds.
 
-    Args:
+    Attributes:
         run: the run folder.
     """
 
