@@ -92,7 +92,7 @@ def _receivers_in_round(scenario: TomlTable) -> _Neighbours:
 def _is_repeated(stated: Sequence[int], due: Sequence[int]) -> bool:
     """Whether a device sent to all its due receivers equally often, and more than once.
 
-    A device repeats its round's messages if it went offline in between.
+    A device repeats its round's messages if it was unreachable in between.
     """
     counts = Counter(stated)
     return {*counts} == {*due} and len(set(counts.values())) == 1

@@ -63,7 +63,7 @@ def summary(fitted: Fitted, log: Log, online: Presence | None) -> Iterator[str]:
     Args:
         fitted: the fitted world, with further estimates.
         log: the log.
-        online: estimates of online and offline phases; None if the log has none.
+        online: estimates of online and unreachable phases; None if the log has none.
     """
     yield from _describe_world(fitted, log)
     yield from _describe_clients(fitted, online)
@@ -149,7 +149,7 @@ def write(
         log: the log.
         fitted: the fitted world.
         by_client: whether the scenario lists the clients' own values instead of distributions.
-        online: estimates of online and offline phases; None if the log has none.
+        online: estimates of online and unreachable phases; None if the log has none.
         prediction: measured and predicted durations of the log's rounds.
     """
     sections = _build_sections(name, log, fitted, by_client, online)

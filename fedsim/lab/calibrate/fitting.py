@@ -40,7 +40,7 @@ _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
 # clients are assumed to share one link if they are this many and their rates differ by less
 _ALIKE = 0.03
 _MANY = 5
-_MOSTLY = 0.8  # share of clients in rounds above which an absent client counts as offline
+_MOSTLY = 0.8  # share of clients in rounds above which an absent client counts as unreachable
 
 
 class Fitted(NamedTuple):
@@ -56,10 +56,10 @@ class Fitted(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """Estimates of the clients' online and offline phases."""
+    """Estimates of the clients' online and unreachable phases."""
 
     mean_on: float  # duration of an online phase (s)
-    mean_off: float  # duration of an offline phase (s)
+    mean_off: float  # duration of an unreachable phase (s)
     share: Floats  # share of the time in which each client is online (0..1); float64 [clients]
 
 
@@ -122,14 +122,14 @@ def fit(
 
 
 def presence(log: Log) -> Presence | None:
-    """Estimate the online and offline phases of clients.
+    """Estimate the online and unreachable phases of clients.
 
     The phases are read from the log. If it has none, and nearly all clients take part in every
-    round, the absent clients count as offline. The means are fitted to exponential phases, of
+    round, the absent clients count as unreachable. The means are fitted to exponential phases, of
     which the first and the last may be cut off.
 
     Returns:
-        The estimates; None if the log shows no client that goes offline and one that comes online.
+        The estimates; None if the log shows no client that leaves and one that comes online.
     """
     phases = _online_phases(log)
     if phases is None:

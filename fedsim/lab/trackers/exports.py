@@ -268,7 +268,7 @@ def _mlflow_name(tag: str) -> str:
 
 
 def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim") -> list[Path]:
-    """Write runs as offline runs of W&B into ``out/wandb``, with one group per study.
+    """Write runs as W&B runs to upload later into ``out/wandb``, with one group per study.
 
     The step is the round, and ``simulated time, s`` is one of the metrics. No data leave the
     machine until ``wandb sync`` uploads the files.
@@ -294,10 +294,10 @@ def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim")
 
 
 def _write_wandb(wandb: Any, run: Export, out: Path, project: str) -> Path:
-    """Write one run as an offline run of W&B, after deleting its earlier exports.
+    """Write one run as a W&B run to upload later, after deleting its earlier exports.
 
     Returns:
-        The folder of the offline run.
+        The folder of the W&B run.
     """
     pattern = f"wandb/offline-run-*-{run.key}"
     for earlier in out.glob(pattern):
