@@ -12,7 +12,7 @@ from fedsim.lab.audit.frames import NOTHING, at_places, endpoint_numbers, latest
 
 
 def reachable(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for work and messages of unreachable devices, and for tasks lost otherwise.
+    """Yield findings for work of unreachable devices, and for tasks lost without a cause.
 
     A task may be lost only if its device is unreachable, is switched off, or loses its edge server.
     Devices that have no row in the table of availability are not checked.
