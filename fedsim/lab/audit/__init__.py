@@ -99,10 +99,10 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "parts of one's own find nothing wrong": declared.own_parts_agree,
 }
 
-"""The checks by their titles, in the order in which they run."""
+"""Dict from the title of a check to its function, in the order in which the checks run."""
 
 MOST_FINDINGS = 10_000
-"""Findings listed for one check: one record too many can make all that follow wrong."""
+"""Most findings listed for one check: one superfluous record can make all later ones wrong."""
 
 
 def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]:
@@ -110,14 +110,14 @@ def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]
 
     Args:
         path: the run folder.
-        allow_code: whether to import the meters that its scenario names by import path, to count
-            again.
+        allow_code: whether user code that the scenario names by import path may be imported, to
+            recount its meters and to call its ``check_run``.
 
     Returns:
-        The problems of each check by its title; an empty list for a check that passes.
+        Dict from the title of each check to its findings; an empty list if the check passes.
 
     Raises:
-        RunFolderError: there is no run folder.
+        RunFolderError: ``path`` is not a run folder.
     """
     evidence = Evidence(RunFolder(path))
     with from_file(allow_code):
@@ -125,11 +125,15 @@ def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]
 
 
 def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) -> list[str]:
-    """The findings of a check; a folder too damaged to check is a finding too."""
+    """Run one check and return its findings.
+
+    A folder that is too damaged for the check gives a finding too, instead of an error. At most
+    ``MOST_FINDINGS`` findings are listed.
+    """
     problems: list[str] = []
     try:
-        # NaN and infinity are findings, because they equal no due value. Arrow's strings, which
-        # pandas uses by default, take the audit of a short run a third of its time.
+        # NaN and infinity are findings, because they equal no due value. Arrow strings, which
+        # are the default of pandas, would take a third of the time of a short run's audit.
         with np.errstate(all="ignore"), pd.option_context("mode.string_storage", "python"):
             findings = check(evidence)
             problems += islice(findings, MOST_FINDINGS)

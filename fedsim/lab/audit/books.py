@@ -1,4 +1,4 @@
-"""Checks that the books of a run agree: fingerprints, records, transfers, ledger and meters."""
+"""Checks that a run's figures agree: fingerprints, records, transfers, ledger and meters."""
 
 import json
 import math
@@ -39,22 +39,25 @@ _COLUMNS = (
     "sender",
     "receiver",
 )
-"""Columns of transfers that the records have too."""
+"""Columns of transfers that are also in the records."""
 
 _SECTION_OF = {"joules": "energy", "grams": "energy", "cost": "costs"}
-"""Columns of meters, with the section of the scenario that counts them."""
+"""Dict from column of a meter to the section of the scenario that makes the run count it."""
 
 
 def sealed(evidence: Evidence) -> Iterator[str]:
-    """The files, and no others, have the fingerprints that the summary states."""
+    """Yield a finding for each file that is missing, additional, or has another fingerprint.
+
+    The fingerprints are in the summary.
+    """
     yield from files.changes(evidence.run.path)
 
 
 def records_intact(evidence: Evidence) -> Iterator[str]:
-    """The summary has the chain, the count and the last time of the records, all of them readable.
+    """Yield findings if the records differ from the summary's fingerprint, count or last time.
 
-    The chain is the fingerprint of all records in order. Older folders state no ``events_block``,
-    and their chain is over single rows.
+    The fingerprint is a hash chain over all records in order. Older folders have no
+    ``events_block`` in the summary, and a chain over single records. All records' data are parsed.
     """
     summary = evidence.run.summary
     times = evidence.events["time"].tolist()
@@ -76,7 +79,7 @@ def records_intact(evidence: Evidence) -> Iterator[str]:
 
 
 def ended_so(evidence: Evidence) -> Iterator[str]:
-    """Status and reason of the run's end agree with its last record."""
+    """Yield findings if status or stop reason in the summary contradict the last record."""
     status = evidence.run.summary["status"]
     stopped = evidence.run.summary["stopped"]
     if status not in _STATUSES:
@@ -95,13 +98,13 @@ def ended_so(evidence: Evidence) -> Iterator[str]:
 
 
 def models_intact(evidence: Evidence) -> Iterator[str]:
-    """The models' fingerprint is the summary's."""
+    """Yield a finding if the fingerprint of the models is not the summary's."""
     if models_digest(evidence.run.models()) != evidence.run.summary["models_sha256"]:
         yield "the models' fingerprint is not the summary's models_sha256"
 
 
 def scenario_agrees(evidence: Evidence) -> Iterator[str]:
-    """Seed, name and strategy are the summary's."""
+    """Yield a finding for each of seed, name and strategy that differs from the summary."""
     scenario = evidence.run.scenario
     summary = evidence.run.summary
     stated = {
@@ -118,7 +121,7 @@ def scenario_agrees(evidence: Evidence) -> Iterator[str]:
 
 
 def transfers_agree(evidence: Evidence) -> Iterator[str]:
-    """The transfers are the messages of the records, one for one."""
+    """Yield a finding for each transfer that differs from the message in the records."""
     transfers = evidence.transfers
     recorded = evidence.recorded_transfers
     if len(recorded) != len(transfers):
@@ -148,7 +151,10 @@ def transfers_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
-    """A transfer delivers at most the bytes of its payloads, and all of them when it is done."""
+    """Yield a finding for each transfer with impossible bytes or times.
+
+    A transfer delivers at most the bytes of its payloads, and all of them if it is ``done``.
+    """
     transfers = evidence.transfers
     size = transfers["bytes"]
     delivered = transfers["delivered"]
@@ -165,9 +171,9 @@ def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
 
 
 def headers_counted(evidence: Evidence) -> Iterator[str]:
-    """Bytes on the wire follow by the protocol from the bytes that were delivered.
+    """Yield a finding for each transfer whose bytes on the wire contradict the protocol.
 
-    A user's own protocol makes at least as many.
+    A user's own protocol may send more bytes than the scenario's overhead gives, but not fewer.
     """
     transfers = evidence.transfers
     of_devices = transfers["device"] != NOTHING
@@ -189,11 +195,15 @@ def headers_counted(evidence: Evidence) -> Iterator[str]:
 
 
 def ledgers_agree(evidence: Evidence) -> Iterator[str]:
-    """Summary and rounds have the bytes by direction and purpose, and the waste, of the transfers."""
-    ledger = flat(_ledger(evidence).summary())
+    """Yield findings if bytes in the summary or in the rounds differ from the sums over transfers.
+
+    The summary has bytes by direction and by purpose, and wasted bytes. Rounds have bytes by
+    direction.
+    """
+    ledger = flat(_compute_ledger(evidence).summary())
     stated = flat(evidence.run.summary["bytes"])
     for key in sorted({*ledger, *stated}):
-        missing = math.nan if "." in key else 0.0  # every purpose is in both
+        missing = math.nan if "." in key else 0.0  # a purpose has to be in both tables
         if not is_close(ledger.get(key, missing), stated.get(key, missing)):
             yield (
                 f"bytes.{key} is {stated.get(key)!r} in the summary, the transfers add up to "
@@ -201,7 +211,7 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
             )
     transfers = evidence.recorded_transfers
     round_rows = evidence.data_of("round").index
-    place = np.searchsorted(round_rows, transfers.index)  # the round whose record comes next
+    place = np.searchsorted(round_rows, transfers.index)  # index of the round that ends next
     due = {}
     for direction in ("down", "up", "peer"):
         delivered = transfers["delivered"].where(transfers["direction"] == direction, 0.0)
@@ -210,8 +220,8 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
     yield from report_differences(text, evidence.rounds.fillna(0.0), due)
 
 
-def _ledger(evidence: Evidence) -> Ledger:
-    """The ledger by the transfers, and by the outcomes of tasks in the records."""
+def _compute_ledger(evidence: Evidence) -> Ledger:
+    """Compute the ledger of bytes from the transfers and the outcomes of tasks."""
     transfers = evidence.transfers
     lists = evidence.payloads.lists
     ledger = Ledger()
@@ -229,10 +239,10 @@ def _ledger(evidence: Evidence) -> Ledger:
 
 
 def meters_agree(evidence: Evidence) -> Iterator[str]:
-    """The bill and the user's own meters are counted again from the records, and agree.
+    """Yield a finding for each figure of costs or of a user's meters that a recount contradicts.
 
-    A user's meters are left out if their code may not be imported. Energy has its own check,
-    which shares no code with its meter.
+    A user's meters are skipped if their code may not be imported. Energy has its own check, which
+    shares no code with its meter.
     """
     scenario = evidence.run.scenario
     summary = evidence.run.summary
@@ -245,11 +255,11 @@ def meters_agree(evidence: Evidence) -> Iterator[str]:
     sections = {}
     if "costs" in scenario:
         sections["costs"] = read(CostsSpec, scenario["costs"]).build(context)
-    meters = Meters(sections, [*_own_meters(evidence, context)])
+    meters = Meters(sections, [*_build_user_meters(evidence, context)])
     if not meters:
         return
     rounds = []
-    for record in _records(evidence):
+    for record in _read_records(evidence):
         meters.take(record)
         if record.kind == "round":
             rounds.append(meters.of_round(record.time))
@@ -268,6 +278,7 @@ def _check_columns(evidence: Evidence, file: str, due: pd.DataFrame) -> Iterator
 
 
 def _check_entries(summary: Mapping[str, Any], due: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a finding for each entry of the summary that differs from a recount."""
     for name, entry in due.items():
         stated = summary.get(name)
         if isinstance(stated, float | int) and isinstance(entry, float | int):
@@ -279,7 +290,7 @@ def _check_entries(summary: Mapping[str, Any], due: Mapping[str, Any]) -> Iterat
 
 
 def nothing_uncounted(evidence: Evidence) -> Iterator[str]:
-    """Columns of energy and costs are empty if the scenario does not count them."""
+    """Yield a finding for each cell of energy or costs that the scenario does not count."""
     scenario = evidence.run.scenario
     for frame, file in ((evidence.rounds, files.ROUNDS), (evidence.devices, files.DEVICES)):
         for name, section in _SECTION_OF.items():
@@ -292,8 +303,8 @@ def nothing_uncounted(evidence: Evidence) -> Iterator[str]:
             yield from report(text, pd.DataFrame({"value": column}), ~np.isnan(column))
 
 
-def _own_meters(evidence: Evidence, context: MeterContext) -> Iterator[Meter]:
-    """Build the meters that the scenario names by import path and that may be imported."""
+def _build_user_meters(evidence: Evidence, context: MeterContext) -> Iterator[Meter]:
+    """Build the user's meters that the scenario names by import path, if they may be imported."""
     for section in evidence.run.scenario.get("meters", ()):
         try:
             spec: Any = METERS.spec(section["kind"])
@@ -302,8 +313,8 @@ def _own_meters(evidence: Evidence, context: MeterContext) -> Iterator[Meter]:
             continue
 
 
-def _records(evidence: Evidence) -> Iterator[Record]:
-    """The records as the run's meters received them."""
+def _read_records(evidence: Evidence) -> Iterator[Record]:
+    """Yield the records in the form in which the run's meters received them."""
     for row in evidence.run.events:
         kind = row["kind"]
         fields: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Whether a link can have carried its messages, of which only begins and ends are known."""
+"""Test whether a link can have carried its messages, of which only begins and ends are known."""
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
@@ -9,43 +9,45 @@ import numpy as np
 from fedsim.common.arrays import Flags, Floats
 from fedsim.lab.audit.frames import grain_s
 
-SLACK = 1 + 1e-9  # rounding error of a rate
+SLACK = 1 + 1e-9  # factor on a rate that allows for rounding errors
 
 
 class Stretch(NamedTuple):
-    """An interval in which a link would have had to carry more than it can."""
+    """Interval in which a link would have had to carry more bytes than it can."""
 
-    begin: float  # s
-    end: float  # s
-    carried: float  # bytes of the messages wholly within
+    begin: float  # begin of the interval (s)
+    end: float  # end of the interval (s)
+    carried: float  # bytes of the messages that lie wholly within the interval
 
 
 def slack_s(end: Floats) -> Floats:
-    """Time that rounding may take from each message (s), up to a tie with a deadline.
+    """Return the time that rounding may take from each message (s), up to a tie with a deadline.
 
     Args:
-        end: of the messages (s); float64 [messages].
+        end: ends of the messages (s); float64 [messages].
 
     Returns:
-        float64 [messages].
+        Durations (s); float64 [messages].
     """
     return 12 * grain_s(end)
 
 
 class Rate(NamedTuple):
-    """Capacity of a link that changes with time."""
+    """Rate of a link over time, as a step function."""
 
-    since: Floats  # begin of each value (s), ascending, the first 0; float64 [n]
-    values: Floats  # bytes/s, infinity allowed; float64 [n]
+    since: Floats  # begin of each rate (s), ascending, the first 0; float64 [n]
+    values: Floats  # rates (bytes/s), infinity allowed; float64 [n]
 
     def carried(self, until: Floats) -> Floats:
-        """The most bytes from 0 to each of some times (s), without times of infinite rate.
+        """Return the most bytes that the link carries from time 0 to given times.
+
+        Periods of infinite rate count as 0 bytes.
 
         Args:
-            until: float64 [times].
+            until: times (s); float64 [times].
 
         Returns:
-            float64 [times].
+            Bytes; float64 [times].
         """
         values = np.where(np.isinf(self.values), 0.0, self.values)
         sums = np.append(0.0, np.cumsum(values[:-1] * np.diff(self.since)))
@@ -56,8 +58,8 @@ class Rate(NamedTuple):
         """Whether the rate is infinite at some instant of each interval.
 
         Args:
-            begin: of the intervals (s); float64 [n].
-            end: of the intervals (s), part of them; float64 [n].
+            begin: begins of the intervals (s); float64 [n].
+            end: ends of the intervals (s), inclusive; float64 [n].
 
         Returns:
             bool [n].
@@ -71,12 +73,12 @@ class Rate(NamedTuple):
         """Find an interval whose messages the link cannot have carried.
 
         Args:
-            begin: of the link's messages (s); float64 [messages].
-            end: of the messages (s); float64 [messages].
-            size: of the messages (bytes); float64 [messages].
+            begin: begins of the link's messages (s); float64 [messages].
+            end: ends of the messages (s); float64 [messages].
+            size: sizes of the messages (bytes); float64 [messages].
 
         Returns:
-            The interval that ends first; None if there is none.
+            The interval that ends first; None if the link can have carried all messages.
         """
         due = end + slack_s(end)
         limited = np.flatnonzero((size > 0) & ~self.is_unlimited(begin, due))
@@ -85,33 +87,34 @@ class Rate(NamedTuple):
         end = end[order]
         due = due[order]
         size = size[order]
-        # on a clock of carried bytes the rate is always 1
+        # times in bytes that the link can have carried by then; the rate is 1 on this clock
         opens = self.carried(begin)
         closes = self.carried(due)
-        for deadline in _missed(opens, closes, size / SLACK):
-            # from the last start on: the addition of each further message
+        for deadline in _late_due_times(opens, closes, size / SLACK):
+            # candidates: the intervals from each message's begin to this deadline
             within = np.flatnonzero(closes <= deadline)[::-1]
             carried = np.cumsum(size[within])
             excess = carried - SLACK * (deadline - opens[within])
             worst = int(excess.argmax())
-            if excess[worst] > 0:  # not for the rounding error of a sum of many times
+            if excess[worst] > 0:  # false only by rounding errors of the sums
                 last_end = end[within].max().item()
                 return Stretch(begin.item(within[worst]), last_end, carried.item(worst))
         return None
 
 
-def _missed(begin: Floats, due: Floats, duration: Floats) -> Iterator[float]:
-    """Due times of messages that are late even if the link sends in the order of due times.
+def _late_due_times(begin: Floats, due: Floats, duration: Floats) -> Iterator[float]:
+    """Yield the due times of messages that are late even if the link sends in order of due times.
 
-    A schedule by due times misses none that another schedule keeps. All times are on the clock
-    of carried bytes.
+    A schedule by due times misses no due time that another schedule keeps. All times are in bytes:
+    the bytes that the link can have carried by then.
 
     Args:
-        begin: from when on each message may be sent, ascending; float64 [messages].
-        due: until when it has to be sent; float64 [messages].
-        duration: of its transmission alone on the link; float64 [messages].
+        begin: earliest begin of each message's transmission, ascending; float64 [messages].
+        due: latest end of each message's transmission; float64 [messages].
+        duration: duration of each transmission if the message has the whole link; float64
+            [messages].
     """
-    waiting: list[tuple[float, float]] = []  # due time, rest of the duration
+    waiting: list[tuple[float, float]] = []  # (due time, remaining duration), a heap
     # the clock starts again when the link falls idle, so that little is lost to rounding
     origin = 0.0
     now = 0.0

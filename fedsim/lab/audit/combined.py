@@ -1,4 +1,4 @@
-"""Checks that updates were combined by the strategy's rule, with the weights that it gives."""
+"""Checks that updates were combined by the strategy's rule, with the weights of that rule."""
 
 import math
 from collections.abc import Iterator
@@ -12,18 +12,18 @@ from fedsim.lab.audit.frames import at_places
 from fedsim.lab.audit.strategies import UPDATES_ARE_MODELS
 
 _ROUNDING = 1e-9
-_ALIKE = ("mean", "median", "trimmed-mean", "private")
-"""Aggregations by which all updates weigh the same."""
+_EQUAL_WEIGHTS = ("mean", "median", "trimmed-mean", "private")
+"""Kinds of aggregation that give all updates the same weight."""
 
 _BY_DISTANCE = {"krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}
-"""Aggregations by distances, and (a, b): of n updates f may be malicious if n >= a f + b."""
+"""Dict from distance-based aggregation to (a, b): f of n may be malicious if n >= a f + b."""
 
 _SAME_SIZES = ("label-permutation", "rotation")
-"""Shifts of data that leave each device as many samples as it had."""
+"""Kinds of data shift that do not change the sample count of any device."""
 
 
 class _Aggregate(NamedTuple):
-    """A record of an aggregation."""
+    """Record of one aggregation: its tasks, and the weight and staleness of each task's update."""
 
     tasks: list[int]
     weights: list[float] | None
@@ -33,7 +33,7 @@ class _Aggregate(NamedTuple):
 
 
 def weights_as_said(evidence: Evidence) -> Iterator[str]:
-    """The weights of each aggregation follow from the strategy and the samples."""
+    """Yield a finding for each aggregation whose weights break the strategy's rule."""
     kind = evidence.run.scenario["strategy"]["kind"]
     if ":" in kind or kind == "flower":
         return
@@ -50,7 +50,7 @@ def weights_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 class _WeightRule:
-    """The rule by which the strategy of a scenario weighs updates."""
+    """Rule by which a scenario's strategy weighs updates, to compare with recorded weights."""
 
     def __init__(self, evidence: Evidence) -> None:
         scenario = evidence.run.scenario
@@ -62,13 +62,13 @@ class _WeightRule:
         self._all_finite = not (evidence.events["kind"] == "non-finite").any()
         starts = evidence.events[evidence.events["kind"] == "task-start"]
         self._round_of = dict(zip(starts["task"].tolist(), starts["round"].tolist(), strict=True))
-        self._samples = _samples(evidence)
+        self._sample_counts = _count_samples(evidence)
         counts = evidence.data_of("aggregate")["tasks"].map(len)
         rounds = evidence.events["round"].reindex(counts.index)
         self._updates_in_round = counts.groupby(rounds).sum().to_dict()
 
     def problem(self, aggregate: _Aggregate) -> str | None:
-        """The problem with an aggregation's weights; None if they follow the rule.
+        """Return the reason why an aggregation's weights break the rule; None if they follow it.
 
         Weights that depend on values of learning are not checked.
         """
@@ -79,22 +79,30 @@ class _WeightRule:
         if not (weights >= 0).all():
             return f"the weights are {weights.tolist()}"
         if self._strategy.get("secure_aggregation") is not None and not weights.any():
-            return None  # the sum could not be read
+            return None  # the masked sum could not be decoded
         if self._kind in ("fedasync", "fedbuff"):
-            return self._problem_without_rounds(aggregate, weights)
-        problem = self._problem_of_tolerance(aggregate)
+            return self._check_staleness(aggregate, weights)
+        problem = self._check_tolerance(aggregate)
         if problem is not None:
             return problem
-        # by values of the updates, or by clusters
+        # these weights depend on values of the updates, or on clusters
         if self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns):
-            return _problem_of_sum(weights)
+            return _check_sum(weights)
         by_distance = self._aggregation["kind"] in _BY_DISTANCE and self._learns
         if by_distance and self._kind not in UPDATES_ARE_MODELS:
-            return self._problem_of_choice(aggregate, weights)
-        return _unlike(weights, self._due(aggregate, weights))
+            return self._check_choice(aggregate, weights)
+        return _compare_weights(weights, self._due_weights(aggregate, weights))
 
-    def _due(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
-        """The weights by the rule; None if they are not known; float64 [updates]."""
+    def _due_weights(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
+        """Return the weights that the rule gives an aggregation's updates; float64 [updates].
+
+        Args:
+            aggregate: the record of the aggregation.
+            weights: its recorded weights; float64 [updates].
+
+        Returns:
+            The weights; None if the folder does not determine them.
+        """
         tasks = aggregate.tasks
         count = len(tasks)
         kind = self._aggregation["kind"]
@@ -105,28 +113,34 @@ class _WeightRule:
         if self._strategy.get("averaging") == "gradients":
             return np.full(count, 1 / self._updates_in_round[aggregate.round])
         if self._kind in ("fesem", "fesem-mig") and self._strategy["as"] == "paper":
-            return self._due_of_fesem(weights)
+            return self._fesem_weights(weights)
         if self._kind == "refl" and any(aggregate.staleness or ()):
             return None
         if kind == "first":
             return np.array([float(task == min(tasks)) for task in tasks])
         if kind == "weighted":
-            return self._due_by_samples(tasks, weights)
-        if kind in _ALIKE or kind in _BY_DISTANCE:
+            return self._weights_by_samples(tasks, weights)
+        if kind in _EQUAL_WEIGHTS or kind in _BY_DISTANCE:
             return np.full(count, 1 / count)
         return None
 
-    def _due_of_fesem(self, weights: Floats) -> Floats:
-        """Equal weights of any size up to the mean's."""
+    def _fesem_weights(self, weights: Floats) -> Floats:
+        """Return the weights that FeSEM ``as = "paper"`` may give: equal, each at most 1 / count.
+
+        The recorded weight of the first update is used for all if it is allowed, else 0.
+        """
         count = len(weights)
         first = weights[0]
         if 0 < first <= 1 / count * (1 + _ROUNDING):
             return np.full(count, first)
         return np.zeros(count)
 
-    def _due_by_samples(self, tasks: list[int], weights: Floats) -> Floats | None:
-        """Weights in proportion to samples; tasks without known samples keep their weights."""
-        samples = np.array([self._samples.get(task, math.nan) for task in tasks])
+    def _weights_by_samples(self, tasks: list[int], weights: Floats) -> Floats | None:
+        """Return weights in proportion to the tasks' sample counts; None if no count is known.
+
+        Tasks with an unknown sample count keep their recorded weight.
+        """
+        samples = np.array([self._sample_counts.get(task, math.nan) for task in tasks])
         is_known = ~np.isnan(samples)
         if not is_known.any():
             return None
@@ -136,18 +150,22 @@ class _WeightRule:
         share = 1.0 if is_known.all() else weights[is_known].sum()
         return np.where(is_known, samples / total * share, weights)
 
-    def _tolerated(self, updates: int) -> int:
-        """The number of malicious updates that an aggregation by distances tolerates."""
+    def _malicious_limit(self, updates: int) -> int:
+        """Return how many of ``updates`` may be malicious, for aggregations by distances."""
         factor, more = _BY_DISTANCE[self._aggregation["kind"]]
         return max(0, min(int(self._aggregation["malicious"]), (updates - more) // factor))
 
-    def _problem_of_tolerance(self, aggregate: _Aggregate) -> str | None:
-        """Too few updates tolerate fewer malicious ones than the scenario; the record has both."""
+    def _check_tolerance(self, aggregate: _Aggregate) -> str | None:
+        """Return the reason why the recorded tolerance of malicious updates is wrong, or None.
+
+        A record states the tolerance (``bears``) only if too few updates arrived for the tolerance
+        that the scenario sets.
+        """
         kind = self._aggregation["kind"]
         count = len(aggregate.tasks)
         due = math.nan
         if kind in _BY_DISTANCE:
-            tolerated = self._tolerated(count)
+            tolerated = self._malicious_limit(count)
             if tolerated < self._aggregation["malicious"]:
                 due = tolerated
         elif kind in ("median", "trimmed-mean") and count <= 2:
@@ -159,16 +177,16 @@ class _WeightRule:
             f"{aggregate.bears:g}"
         )
 
-    def _problem_of_choice(self, aggregate: _Aggregate, weights: Floats) -> str | None:
-        """Aggregations by distances choose a fixed count of updates, which weigh the same.
+    def _check_choice(self, aggregate: _Aggregate, weights: Floats) -> str | None:
+        """Return the reason why an aggregation by distances chose wrong updates, or None.
 
-        Of too few updates they choose none.
+        It has to choose a fixed count of updates with equal weights, and none if too few arrived.
         """
         kind = self._aggregation["kind"]
         count = len(weights)
         if not math.isnan(aggregate.bears):
             return "too few updates weigh something" if weights.any() else None
-        tolerated = self._tolerated(count)
+        tolerated = self._malicious_limit(count)
         if kind == "krum":
             due = 1
         elif kind == "multi-krum":
@@ -186,32 +204,33 @@ class _WeightRule:
             return None
         return f"{kind} takes {due} of {count} updates alike; the weights are {weights.tolist()}"
 
-    def _problem_without_rounds(self, aggregate: _Aggregate, weights: Floats) -> str | None:
-        """The weights of FedAsync and FedBuff follow from staleness."""
+    def _check_staleness(self, aggregate: _Aggregate, weights: Floats) -> str | None:
+        """Return the reason why weights of FedAsync or FedBuff contradict staleness, or None."""
         strategy = self._strategy
         version = aggregate.round
         due = [int(version - self._round_of[task]) for task in aggregate.tasks]
         if [*(aggregate.staleness or ())] != due:
             return f"staleness is {aggregate.staleness}, by the tasks {due}"
         if self._kind == "fedasync":
-            alphas = [_alpha(strategy, version, staleness) for staleness in due]
-            return _unlike(weights, np.array(alphas))
-        discounts = [_discount(strategy, staleness) for staleness in due]
+            alphas = [_mixing_weight(strategy, version, staleness) for staleness in due]
+            return _compare_weights(weights, np.array(alphas))
+        discounts = [_staleness_discount(strategy, staleness) for staleness in due]
         buffer = strategy["buffer"]
         if np.count_nonzero(discounts) != buffer:
             return f"{np.count_nonzero(discounts)} updates count, the scenario's buffer is {buffer}"
-        return _unlike(weights, np.array(discounts) / buffer)
+        return _compare_weights(weights, np.array(discounts) / buffer)
 
 
-def _problem_of_sum(weights: Floats) -> str | None:
+def _check_sum(weights: Floats) -> str | None:
+    """Return a sentence if the weights sum to anything but 0 or 1, else None."""
     total = weights.sum()
     if not total or math.isclose(total, 1.0, rel_tol=_ROUNDING):
         return None
     return f"the weights sum to {float(total)!r}"
 
 
-def _discount(strategy: TomlTable, staleness: int) -> float:
-    """The discount of an update of FedBuff."""
+def _staleness_discount(strategy: TomlTable, staleness: int) -> float:
+    """Return the factor by which FedBuff scales an update of a given staleness (rounds)."""
     most = strategy.get("most_staleness")
     if most is not None and staleness > most:
         return 0.0
@@ -220,8 +239,14 @@ def _discount(strategy: TomlTable, staleness: int) -> float:
     return 1.0
 
 
-def _alpha(strategy: TomlTable, version: int, staleness: int) -> float:
-    """The mixing weight of an update of FedAsync."""
+def _mixing_weight(strategy: TomlTable, version: int, staleness: int) -> float:
+    """Return FedAsync's mixing weight for an update.
+
+    Args:
+        strategy: the strategy's section of the scenario.
+        version: version of the global model at the aggregation.
+        staleness: of the update (versions).
+    """
     decays = sum(version >= at for at in strategy["alpha_decay_at"])
     alpha = strategy["alpha"] * strategy.get("alpha_decay", 1.0) ** decays
     if strategy["staleness"] == "hinge":
@@ -230,7 +255,8 @@ def _alpha(strategy: TomlTable, version: int, staleness: int) -> float:
     return float(alpha * (1 + staleness) ** -strategy["exponent"])
 
 
-def _unlike(weights: Floats, due: Floats | None) -> str | None:
+def _compare_weights(weights: Floats, due: Floats | None) -> str | None:
+    """Return a sentence if the weights differ from the due ones, else None."""
     if due is None or np.isnan(due).any():
         return None
     if np.allclose(weights, due, rtol=_ROUNDING, atol=1e-12):
@@ -238,8 +264,11 @@ def _unlike(weights: Floats, due: Floats | None) -> str | None:
     return f"the weights are {weights.tolist()}, by the scenario's rule {due.tolist()}"
 
 
-def _samples(evidence: Evidence) -> dict[int, float]:
-    """Samples on which each task trained; NaN if the device's data have changed since."""
+def _count_samples(evidence: Evidence) -> dict[int, float]:
+    """Return a dict from task ID to the count of samples on which the task trained.
+
+    It is NaN if a later shift of the device's data may have changed the count.
+    """
     events = evidence.events
     trainings = evidence.trainings
     device = trainings["device"]
@@ -254,11 +283,14 @@ def _samples(evidence: Evidence) -> dict[int, float]:
 
 
 def edges_as_said(evidence: Evidence) -> Iterator[str]:
-    """The server weighs edge servers by the samples of the last updates that each has combined."""
+    """Yield a finding if the server's weights of edge servers do not follow from their samples.
+
+    The weight of an edge server follows from the samples of the updates that it combined last.
+    """
     combined = evidence.data_of("edges-combined")
     if not len(combined):
         return
-    samples = _samples(evidence)
+    samples = _count_samples(evidence)
     aggregates = evidence.data_of("aggregate").join(evidence.events[["round", "group"]])
     rounds = evidence.events["round"]
     for row, edges, weights in zip(
@@ -279,13 +311,15 @@ def edges_as_said(evidence: Evidence) -> Iterator[str]:
         counts = []
         for edge in edges:
             counts.append(sum(samples.get(task, math.nan) for task in tasks_of[edge]))
-        problem = _unlike(np.array(weights, dtype=np.float64), _shares(np.array(counts)))
+        problem = _compare_weights(
+            np.array(weights, dtype=np.float64), _divide_by_sum(np.array(counts))
+        )
         if problem is not None:
             yield f"record {row} (edges-combined): {problem}"
 
 
-def _shares(counts: Floats) -> Floats:
-    """Counts as shares of their sum, all equal if it is 0."""
+def _divide_by_sum(counts: Floats) -> Floats:
+    """Divide counts by their sum; all shares are equal if the sum is 0. float64 [n]."""
     total = counts.sum()
     if not total:
         return np.full(len(counts), 1 / len(counts))

@@ -1,4 +1,4 @@
-"""The ``data`` of records, parsed into the cells of a table for each kind of record.
+"""Parsers of the ``data`` of records: each kind of record becomes a table with typed columns.
 
 A reader raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that no run writes.
 """
@@ -9,23 +9,23 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fedsim.world.meters.base import ends_of
 
-OF_DEVICES = "step-end of download or upload"
+DEVICE_MESSAGES = "step-end of download or upload"
 FLOWS = ("edge-transfer", "message")
-"""Records of messages outside of tasks that were on links."""
+"""Kinds of records of messages that crossed links but belong to no task's step."""
 
 RecordData: TypeAlias = dict[str, Any]
-"""The parsed ``data`` of a record."""
+"""Parsed ``data`` of a record, as a dict from field name to JSON value."""
 
 PayloadList: TypeAlias = tuple[tuple[str, float], ...]
-"""Purpose and size (bytes) of each part of a message."""
+"""Purpose and size (bytes) of each part of one message."""
 
 
 class DataReader(NamedTuple):
-    """Reads the ``data`` of a kind of record.
+    """Parser of the ``data`` of one kind of record.
 
     Attributes:
-        columns: names and types of the cells.
-        cells: parses a record's data into cells.
+        columns: dict from name to type of each column.
+        cells: converts the parsed ``data`` of a record to the values of the columns.
     """
 
     columns: Mapping[str, type]
@@ -33,10 +33,10 @@ class DataReader(NamedTuple):
 
 
 def number(value: object) -> float:
-    """Convert a number of JSON to float; ``TypeError`` for anything else.
+    """Return a JSON number as a float.
 
     Raises:
-        TypeError: the value is no number.
+        TypeError: the value is not a number, or is a bool.
     """
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no number")
@@ -190,26 +190,29 @@ READERS: Mapping[str, DataReader] = {
     "run-end": DataReader({"reason": object}, _read_run_end),
     "link-rate": DataReader({"link": object, "rate": float}, _read_link_rate),
 }
-"""Readers of all records but messages, by kind, or by kind and steps."""
+"""Dict from kind of record, or kind and steps, to its ``DataReader``; without messages."""
 
 
 class PayloadTable:
-    """The distinct lists of payloads of a run's messages, numbered as they are first met."""
+    """Index of the distinct lists of payloads in a run's messages, in order of first occurrence."""
 
     def __init__(self) -> None:
         self._numbers: dict[PayloadList, int] = {}
 
     @property
     def lists(self) -> list[PayloadList]:
-        """The distinct lists, by their numbers."""
+        """Distinct payload lists; a list's place is the index that ``intern`` returns."""
         return [*self._numbers]
 
     def intern(self, payloads: Iterable[tuple[str, object]]) -> int:
-        """Return the number of a list of purposes and sizes (bytes).
+        """Return the index of a payload list in ``lists``, and add the list if it is new.
+
+        Args:
+            payloads: purpose and size (bytes) of each part of a message.
 
         Raises:
-            TypeError: a size is no number.
-            ValueError: a purpose is no text.
+            TypeError: a size is not a number.
+            ValueError: a purpose is not a text.
         """
         parts = tuple([(purpose, number(size)) for purpose, size in payloads])
         if not all(isinstance(purpose, str) for purpose, _ in parts):
@@ -217,10 +220,10 @@ class PayloadTable:
         return self._numbers.setdefault(parts, len(self._numbers))
 
     def readers(self) -> dict[str, DataReader]:
-        """Readers of the records of messages."""
+        """Return a dict from kind of message record to its ``DataReader``."""
         on_links = DataReader(_MESSAGE, self._read_flow)
         readers = dict.fromkeys(FLOWS, on_links)
-        readers[OF_DEVICES] = DataReader(_MESSAGE, self._read_step)
+        readers[DEVICE_MESSAGES] = DataReader(_MESSAGE, self._read_step)
         readers["server-transfer"] = DataReader(_MESSAGE, self._read_server_transfer)
         return readers
 
@@ -233,7 +236,10 @@ class PayloadTable:
         return *ends_of(data), number(data["start"]), *self._read_sizes(data)
 
     def _read_server_transfer(self, data: RecordData) -> tuple[object, ...]:
-        """A message between parts of the server takes no time and no bytes on a link."""
+        """Parse a message between parts of the server, which takes no time and crosses no link.
+
+        The direction is ``up``, the start is NaN, and all bytes count as delivered.
+        """
         size = number(data["bytes"])
         payloads = self.intern([(data["purpose"], size)])
         return "up", data["sender"], data["receiver"], math.nan, size, size, 0.0, payloads

@@ -1,4 +1,4 @@
-"""The coverage of the audit and its gaps, and the checks that a user's own parts bring along.
+"""Declared gaps of the audit's coverage, and the checks that a user's own parts bring along.
 
 A part that a scenario names by import path may have a static method ``check_run(run, section)``,
 which takes the run folder (``fedsim.plugin.RunFolder``) and the part's table in the scenario, and
@@ -15,13 +15,13 @@ from fedsim.lab.audit.evidence import Evidence
 from fedsim.records.reading import RunFolder
 
 Section = Mapping[str, Any]
-"""A part's table in the scenario."""
+"""Table of a part in the scenario, as a dict from key to value."""
 
 
 class OwnPart(NamedTuple):
-    """A part that a scenario names by import path."""
+    """User code that a scenario names by import path, such as a strategy or a meter."""
 
-    key: str  # in the scenario
+    key: str  # dotted key in the scenario, such as "strategy.kind"
     path: str
     section: Section
 
@@ -120,7 +120,7 @@ UNCHECKED: Mapping[str, str] = {
     "scenario: strategy.mixing": _NO_TRACE,
     "scenario: strategy.start": _NO_TRACE,
 }
-"""Patterns of the columns, fields, entries and keys that no check covers, with the reasons.
+"""Dict from patterns of columns, fields, entries or keys that no check covers to the reason.
 
 A column of a table is ``FILE: COLUMN``, a field of a record ``KIND: FIELD``, an entry of the
 summary ``summary: ENTRY``, a key of the scenario ``scenario: KEY``.
@@ -205,23 +205,28 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "nothing: it changes values alone": ("gaussian", "label-flip", "scaled", "sign-flip")
     },
 }
-"""The checks that cover the parts of fedsim, or the reason why none does: kinds by family.
+"""Dict from family of parts to dict from what is checked to the kinds of parts.
 
 Every new kind needs an entry.
 """
 
 
 def is_unchecked(name: str) -> bool:
-    """Whether a column, field, entry or key is declared as unchecked."""
+    """Whether ``name`` matches a pattern in ``UNCHECKED``.
+
+    Args:
+        name: a column, field, entry or key, written as in ``UNCHECKED``.
+    """
     return any(fnmatchcase(name, pattern) for pattern in UNCHECKED)
 
 
 def own_parts(scenario: Section) -> list[OwnPart]:
-    """The parts that a scenario names by import path."""
+    """Return all parts that a scenario names by import path."""
     return [*_find_own_parts(scenario, "")]
 
 
 def _find_own_parts(section: object, key: str) -> Iterator[OwnPart]:
+    """Yield the parts that a section of the scenario names by import path, at any depth."""
     if isinstance(section, list):
         for number, entry in enumerate(section):
             yield from _find_own_parts(entry, f"{key}{number}.")
@@ -235,40 +240,41 @@ def _find_own_parts(section: object, key: str) -> Iterator[OwnPart]:
 
 
 def own_parts_agree(evidence: Evidence) -> Iterator[str]:
-    """The ``check_run`` of each of the user's own parts finds no problem.
+    """Yield the problems that ``check_run`` of the user's own parts finds in the run folder.
 
-    Parts whose code may not be imported are left out.
+    Parts whose code may not be imported are skipped.
     """
     for part in own_parts(evidence.run.scenario):
-        check = _check_of(part)
+        check = _find_check(part)
         if check is None:
             continue
         try:
             problems = [*check(evidence.run, part.section)]
-        except Exception as error:  # code of a user's own
+        except Exception as error:  # user code may raise anything
             problems = [f"its check failed ({type(error).__name__}: {error})"]
         for problem in problems:
             yield f"{part.key} = {part.path!r}: {problem}"
 
 
-def _check_of(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] | None:
+def _find_check(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] | None:
+    """Return a part's ``check_run``; None if it has none or cannot be imported."""
     try:
         check: Callable[[RunFolder, Section], Iterable[str]] | None = getattr(
             named(part.path, part.key), "check_run", None
         )
     except ScenarioError:
-        return None  # its code may not be imported, or cannot be found
+        return None  # the part's code may not be imported, or cannot be found
     return check
 
 
 def unchecked_parts(run: RunFolder) -> tuple[list[str], bool]:
-    """List the user's own parts whose behaviour no check covers.
+    """List the user's own parts that no check covers.
 
     Args:
         run: the run folder.
 
     Returns:
-        A sentence for each part, and whether the code of all own parts can be imported.
+        A sentence for each unchecked part, and whether the code of all own parts can be imported.
     """
     sentences: list[str] = []
     can_import_all = True

@@ -1,4 +1,4 @@
-"""Quantities of devices, drawn again from the distributions and the seed of a scenario."""
+"""Random quantities of devices, drawn again from the distributions and the seed of a scenario."""
 
 import math
 from types import GenericAlias
@@ -16,9 +16,9 @@ def draw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: obj
 
     Args:
         scenario: the scenario.
-        section: the distribution, if the scenario has one.
-        purpose: of the random stream.
-        unit: the type of the quantity.
+        section: distribution of the quantity; None or empty if the scenario has none.
+        purpose: purpose of the random stream, such as ``world/speed``.
+        unit: type of the quantity.
 
     Returns:
         Values in the base unit, NaN if the scenario does not define them; float64 [devices].

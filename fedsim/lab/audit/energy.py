@@ -1,4 +1,4 @@
-"""Checks that energy adds up: over phases, devices and rounds, and in the batteries.
+"""Checks that energy adds up over phases, devices and rounds, and in the batteries.
 
 All energy is computed again from the records and from the power of each device
 (``energy.parquet``, ``energy.json``), without the ledger that the run kept.
@@ -21,12 +21,12 @@ from fedsim.world.meters.energy import DAY_S, PHASES, PLACES, SETTING, TABLE, co
 
 _HOURS = np.arange(25) * 3600.0
 _WATTS = ["idle_w", "compute_w", "receive_w", "send_w", "tail_w", "charge_w"]
-_NOBODY = -1  # the device and the task of a server's energy
-_CONTINUOUS = -1  # the record of energy that is drawn all the time, and so in every round
+_NOBODY = -1  # ID that stands for no device and no task, in a server's energy
+_CONTINUOUS = -1  # row of energy that no single record books, because it is drawn all the time
 
 
 class _GridZone(TypedDict):
-    """A zone of the grid, as ``energy.json`` has it: name, hourly grams/J, and offset (s)."""
+    """Zone of the electricity grid in ``energy.json``: name, hourly grams/J, and offset (s)."""
 
     name: str
     hours: list[float]
@@ -34,7 +34,10 @@ class _GridZone(TypedDict):
 
 
 def energy_adds_up(evidence: Evidence) -> Iterator[str]:
-    """Joules and grams of devices, phases and rounds agree with the sums over the records."""
+    """Yield findings if joules or grams differ from the sums over the records.
+
+    Devices, phases, rounds and the summary's totals are compared.
+    """
     stated = evidence.run.summary.get("energy")
     if (stated is None) == ("energy" in evidence.run.scenario):
         if stated is None:
@@ -51,6 +54,7 @@ def energy_adds_up(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_phases_of_devices(evidence: Evidence, account: "_Account") -> Iterator[str]:
+    """Yield a finding for each cell of ``energy.parquet`` that the records contradict."""
     table = account.table
     numbers = evidence.frame(TABLE, ["device"])["device"].to_numpy()
     yield from report_differences(
@@ -59,7 +63,7 @@ def _check_phases_of_devices(evidence: Evidence, account: "_Account") -> Iterato
         {"device": table.index},
     )
     text = "{name} of device {row} is {stated!r}, the records say {due!r}"
-    yield from report_differences(text, table, account.of_devices.add_suffix("_j"))
+    yield from report_differences(text, table, account.device_joules.add_suffix("_j"))
     if account.zones:
         grams = account.drawn.groupby("device")["grams"].sum()
         due = grams.reindex(table.index, fill_value=0.0)
@@ -67,6 +71,7 @@ def _check_phases_of_devices(evidence: Evidence, account: "_Account") -> Iterato
 
 
 def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
+    """Yield a finding for each total of energy in the summary that is not the sum of its parts."""
     phases = stated["by_phase"]
     joules = account.drawn.groupby("phase")["joules"].sum()
     totals = {}
@@ -84,6 +89,7 @@ def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
 
 
 def _check_sums_of_devices(evidence: Evidence, account: "_Account") -> Iterator[str]:
+    """Yield a finding for each device whose joules are not the sum over its phases."""
     due = account.table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
     if not evidence.run.has_all_devices:
         due = due[evidence.devices["device"]]
@@ -92,18 +98,24 @@ def _check_sums_of_devices(evidence: Evidence, account: "_Account") -> Iterator[
 
 
 def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
+    """Yield a finding for each round with other joules or grams than the records give."""
     quantities = ["joules"]
     if account.zones:
         quantities.append("grams")
     for quantity in quantities:
         due = account.by_round(quantity)
-        slack = 1e-6 + 1e-9 * np.abs(np.cumsum(due))  # each is a difference of two sums
+        slack = 1e-6 + 1e-9 * np.abs(np.cumsum(due))  # a round's figure is a difference of two sums
         text = "round {row} has {stated!r} {name}, the records say {due!r}"
         yield from report_differences(text, evidence.rounds, {quantity: due}, atol=slack)
 
 
 def batteries_hold(evidence: Evidence) -> Iterator[str]:
-    """Battery levels lie within the capacity and follow from the energy charged and drawn."""
+    """Yield a finding for each impossible battery level.
+
+    A level has to lie from 0 to the battery's capacity, and to equal the initial energy plus the
+    energy charged, minus the energy drawn. The energy that tasks drew from a battery has to equal
+    the energy of these tasks.
+    """
     if "energy" not in evidence.run.summary or not (evidence.events["kind"] == "battery").any():
         return
     account = _Account(evidence)
@@ -127,7 +139,7 @@ def batteries_hold(evidence: Evidence) -> Iterator[str]:
     yield from report(text, records, ~(np.abs(records["level"] - records["due"]) <= slack))
     if evidence.run.summary["status"] == "failed":  # unfinished work has no record of its end
         return
-    due = account.of_devices[list(PHASES[1:])].sum(axis=1) - account.tails_after_end()
+    due = account.device_joules[list(PHASES[1:])].sum(axis=1) - account.tails_after_end()
     last = records.assign(slack=slack).drop_duplicates("device", keep="last").sort_values("device")
     last["due"] = due.reindex(last["device"]).to_numpy()
     text = "the battery of device {device} gave {drawn!r} J to tasks, they took {due!r} J"
@@ -135,15 +147,16 @@ def batteries_hold(evidence: Evidence) -> Iterator[str]:
 
 
 class _Account:
-    """The energy that the records add up to.
+    """Energy of a run, computed from its records: which device drew it, when, and in which phase.
 
     Attributes:
-        table: the power of each device and the energy that the run has booked for it.
+        table: DataFrame of ``energy.parquet``: each device's powers, and the energy that the run
+            has booked for it.
         zones: the zones of the grid; empty if the scenario counts no carbon.
-        drawn: energy by ``device``, ``task`` (-1: none) and ``phase`` or place: ``joules`` from
-            ``start`` to ``end`` (s), their ``grams``, the grid's ``zone``, and ``row``, the record
-            with which the energy was booked.
-        of_devices: joules of each device (row) in each phase (column).
+        drawn: DataFrame of portions of energy: ``device``, ``task`` (-1: no task), ``phase`` (or
+            place of the server), ``joules`` drawn from ``start`` to ``end`` (s), ``grams`` of
+            carbon, index ``zone`` of the grid, and ``row``, the record that books the energy.
+        device_joules: DataFrame of joules by device (rows) and phase (columns).
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -155,24 +168,26 @@ class _Account:
         self._end: float = evidence.run.summary["simulated_s"]
         self._round_rows = np.flatnonzero(self._events["kind"] == "round")
         columns = ["device", "task", "start", "end", "joules", "row", "phase"]
-        parts = [part.assign(phase=phase)[columns] for phase, part in self._parts()]
+        parts = [part.assign(phase=phase)[columns] for phase, part in self._energy_portions()]
         drawn = pd.concat(parts, ignore_index=True)
-        # energy of no device has the zone of the first
+        # energy that no device draws has the first zone
         drawn["zone"] = np.append(self.table["zone"].to_numpy(), 0)[drawn["device"]]
         drawn["grams"] = 0.0
         for number, zone in enumerate(self.zones):
             drawn["grams"] = drawn["grams"].where(drawn["zone"] != number, _grams(zone, drawn))
         self.drawn = drawn
         joules = drawn.groupby(["device", "phase"])["joules"].sum().unstack(fill_value=0)
-        self.of_devices = joules.reindex(index=self.table.index, columns=PHASES, fill_value=0.0)
+        self.device_joules = joules.reindex(index=self.table.index, columns=PHASES, fill_value=0.0)
 
-    def _parts(self) -> Iterator[tuple[str, pd.DataFrame]]:
-        yield "idle", self._idle()
+    def _energy_portions(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield phase or place, and DataFrame of the portions of energy in it."""
+        yield "idle", self._idle_energy()
         yield from self._energy_of_steps()
-        yield "tail", self._tails()
+        yield "tail", self._tail_energy()
         yield from self._energy_of_servers()
 
     def _energy_of_steps(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield phase, and DataFrame of the energy of computations, downloads or uploads."""
         evidence = self._evidence
         steps = (
             evidence.steps.join(evidence.core_s)
@@ -203,7 +218,15 @@ class _Account:
         yield "edge", self._energy_of_place("edge", of_devices | of_edges)
 
     def _energy_of_place(self, place: str, passing: "pd.Series[bool]") -> pd.DataFrame:
-        """The energy of the server or of all edge servers, which messages pass."""
+        """Return the energy of the server or of all edge servers.
+
+        Args:
+            place: ``server`` or ``edge``.
+            passing: whether each message passes the place; bool [messages].
+
+        Returns:
+            DataFrame of idle energy, and of energy for messages and for aggregated updates.
+        """
         draws = self._setting[place]
         aggregates = self._evidence.data_of("aggregate")
         aggregates = aggregates[aggregates["at_edge"] == (place == "edge")]
@@ -223,21 +246,28 @@ class _Account:
         return energy
 
     def tails_after_end(self) -> "pd.Series[float]":
-        """Joules of each device's radio after the run's end, of which no battery has a record."""
+        """Return the joules that each device's radio draws after the run's end, by device.
+
+        Batteries have no records of this energy.
+        """
         tails = self.drawn[self.drawn["phase"] == "tail"]
         seconds = (tails["end"] - np.maximum(tails["start"], self._end)).clip(lower=0.0)
-        joules = seconds * self._of_rows(tails, "tail_w")
+        joules = seconds * self._device_values(tails, "tail_w")
         return joules.groupby(tails["device"]).sum().reindex(self.table.index, fill_value=0.0)
 
     def wasted(self) -> float:
-        """Joules of tasks without an update that counts, their idle power included."""
+        """Return the joules of tasks whose update does not count, including their idle power."""
         tasks = self._evidence.wasted_tasks
-        idle = self._book(tasks.assign(end=tasks["time"]), "idle_w")["joules"].sum()
+        idle = self._add_joules(tasks.assign(end=tasks["time"]), "idle_w")["joules"].sum()
         of_steps = self.drawn["task"].isin(tasks["task"]) & (self.drawn["phase"] != "idle")
         return float(idle + self.drawn["joules"][of_steps].sum())
 
     def by_round(self, quantity: str) -> Floats:
-        """Joules or grams that each round has booked since the last; float64 [rounds]."""
+        """Return the energy or carbon booked in each round; float64 [rounds].
+
+        Args:
+            quantity: ``joules`` or ``grams``.
+        """
         is_continuous = self.drawn["row"] == _CONTINUOUS
         at_once = self.drawn[~is_continuous]
         evenly = self.drawn[is_continuous & (self.drawn["end"] > self.drawn["start"])]
@@ -253,37 +283,49 @@ class _Account:
             total += _sum_energy(evenly, np.ones(len(evenly), dtype=bool), times, None)
         return booked.astype(np.float64) + np.diff(total, prepend=0.0)
 
-    def _of_rows(self, rows: pd.DataFrame, name: str) -> Floats:
-        """A column of ``table`` for the device of each row."""
+    def _device_values(self, rows: pd.DataFrame, name: str) -> Floats:
+        """Return the value in column ``name`` of ``table`` for each row's device."""
         return self.table[name].to_numpy()[rows["device"]]
 
-    def _book(self, rows: pd.DataFrame, power: str) -> pd.DataFrame:
-        """Book a power of each record's device (W), from the record's ``start`` to its ``end``."""
-        joules = self._of_rows(rows, power) * (rows["end"] - rows["start"])
+    def _add_joules(self, rows: pd.DataFrame, power: str) -> pd.DataFrame:
+        """Add ``joules`` to rows that draw a constant power from ``start`` to ``end`` (s).
+
+        Args:
+            rows: with ``device``, ``start`` and ``end``.
+            power: name of the device's power in ``table`` (W).
+        """
+        joules = self._device_values(rows, power) * (rows["end"] - rows["start"])
         return rows.assign(joules=joules, row=rows.index)
 
-    def _idle(self) -> pd.DataFrame:
+    def _idle_energy(self) -> pd.DataFrame:
+        """Return the idle energy of devices, over their tasks or over their time in the run.
+
+        Devices with a battery book idle energy with the records of the battery.
+        """
         if self._setting["idle_while"] == "working":
             tasks = self._evidence.tasks
-            return self._book(tasks.assign(end=tasks["time"]), "idle_w")
+            return self._add_joules(tasks.assign(end=tasks["time"]), "idle_w")
         first = self._first_times("task-start")
         departure = self._first_times("departure").reindex(first.index)
         end = departure.clip(upper=self._end).fillna(self._end)
         present = pd.DataFrame({"device": first.index, "task": _NOBODY, "start": first.to_numpy()})
         present["end"] = np.maximum(end.to_numpy(), present["start"])
-        drawn = self._book(present, "idle_w").assign(row=_CONTINUOUS)
+        drawn = self._add_joules(present, "idle_w").assign(row=_CONTINUOUS)
         if not self._setting["batteries"]:
             return drawn
-        plugged_in = drawn[np.isinf(self._of_rows(drawn, "capacity_j"))]
-        return pd.concat([plugged_in, self._idle_of_batteries()])
+        plugged_in = drawn[np.isinf(self._device_values(drawn, "capacity_j"))]
+        return pd.concat([plugged_in, self._idle_energy_of_batteries()])
 
     def _first_times(self, kind: str) -> "pd.Series[float]":
-        """The time of each device's first record of a kind (s), by device."""
+        """Return the time of each device's first record of a kind (s), indexed by device."""
         records = self._events[self._events["kind"] == kind].drop_duplicates("device")
         return records.set_index("device")["time"].sort_index()
 
-    def _idle_of_batteries(self) -> pd.DataFrame:
-        """Idle energy between the records of a battery, which have its sum since the first task."""
+    def _idle_energy_of_batteries(self) -> pd.DataFrame:
+        """Return the idle energy between consecutive records of each battery.
+
+        Battery records state the idle energy as a running sum since the device's first task.
+        """
         records = self._evidence.data_of("battery").join(self._events[["device", "time"]])
         before = records.groupby("device")[["idle", "time"]].shift()
         intervals = records.assign(
@@ -295,10 +337,11 @@ class _Account:
         )
         return intervals.dropna(subset="start")
 
-    def _tails(self) -> pd.DataFrame:
-        """Energy of radios that stay awake after a transfer.
+    def _tail_energy(self) -> pd.DataFrame:
+        """Return the energy of radios that stay awake after a transfer.
 
-        A tail lasts its time, or until the device's next transfer or an empty battery.
+        A tail ends after its fixed time, or earlier with the device's next transfer or an empty
+        battery.
         """
         events = self._events
         ends = events["kind"] == "step-end"
@@ -314,15 +357,15 @@ class _Account:
         following = turns.groupby("device")[["row", "time"]].shift(-1)
         following = following.fillna({"row": len(events), "time": np.inf})[is_tail]
         tails = turns[is_tail].rename(columns={"time": "start"})
-        asleep = tails["start"] + self._of_rows(tails, "tail_s")
-        drawn = self._book(tails.assign(end=np.minimum(following["time"], asleep)), "tail_w")
+        asleep = tails["start"] + self._device_values(tails, "tail_s")
+        drawn = self._add_joules(tails.assign(end=np.minimum(following["time"], asleep)), "tail_w")
         return drawn.assign(row=self._rows_of_tails(drawn, asleep, following["row"].to_numpy()))
 
     def _rows_of_tails(self, tails: pd.DataFrame, asleep: "pd.Series[float]", ending: Ints) -> Ints:
-        """The record with which each tail is booked.
+        """Return the row of the record that books each tail.
 
-        It is the device's next record (``ending``), or the last one before the first round at
-        which the whole tail (until ``asleep``, s) is over.
+        It is the device's next record (``ending``) or, if earlier, the last record before the first
+        round that ends at or after the whole tail's end (``asleep``, s).
         """
         times = self._events["time"].to_numpy()[self._round_rows]
         place = np.searchsorted(times, asleep)
@@ -332,7 +375,7 @@ class _Account:
 
 
 def _grams(zone: _GridZone, drawn: pd.DataFrame) -> "pd.Series[float]":
-    """Carbon of energy in a zone of the grid, by the mean intensity from its start to its end."""
+    """Return the carbon of portions of energy (g), by the zone's mean intensity in their time."""
     start = drawn["start"]
     end = drawn["end"]
     hour = np.nan_to_num(np.mod(start + zone["offset_s"], DAY_S) // 3600).astype(np.int64)
@@ -342,10 +385,16 @@ def _grams(zone: _GridZone, drawn: pd.DataFrame) -> "pd.Series[float]":
 
 
 def _sum_energy(evenly: pd.DataFrame, rows: Flags, times: Floats, zone: _GridZone | None) -> Floats:
-    """Energy of some rows up to each of some times (s), at constant powers.
+    """Sum energy at constant powers from the run's begin up to each of given times.
+
+    Args:
+        evenly: portions of energy, drawn evenly from ``start`` to ``end``.
+        rows: the portions to sum; bool [portions].
+        times: ends of the sums (s).
+        zone: zone of the grid, to sum carbon instead of energy.
 
     Returns:
-        Joules, or grams of a ``zone``; float64 [times].
+        Joules, or grams if ``zone`` is given; float64 [times].
     """
     watts = (evenly["joules"] / (evenly["end"] - evenly["start"])).to_numpy()[rows]
     start = evenly["start"].to_numpy()
@@ -362,7 +411,7 @@ def _sum_energy(evenly: pd.DataFrame, rows: Flags, times: Floats, zone: _GridZon
 
 
 def _integral(zone: _GridZone, times: "Floats | pd.Series[float]") -> Floats:
-    """Integrate a zone's intensity from a midnight before the run to some times (s)."""
+    """Integrate a zone's carbon intensity from a midnight before the run up to given times (s)."""
     sums = np.append(0.0, np.cumsum(zone["hours"])) * 3600.0
     days, rest = np.divmod(times + zone["offset_s"], DAY_S)
     return np.asarray(days * sums[-1] + np.interp(rest, _HOURS, sums), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""A run folder as the pandas frames that the checks read."""
+"""Contents of a run folder as pandas frames, from which the checks of the audit read."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ from fedsim.common.errors import RunFolderError
 from fedsim.common.files import read_json
 from fedsim.common.units import Bytes
 from fedsim.lab.audit.data import (
+    DEVICE_MESSAGES,
     FLOWS,
-    OF_DEVICES,
     READERS,
     DataReader,
     PayloadTable,
@@ -35,20 +35,21 @@ from fedsim.records.reading import RunFolder
 from fedsim.records.schema import AVAILABILITY, DEVICES, EVENTS, ROUNDS, TRANSFERS
 
 TomlTable = Mapping[str, Any]
-"""A table of the scenario."""
+"""Table of a scenario, as a dict from key to value."""
 
 _DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
-"""Errors of a reader on data that no run writes."""
+"""Errors that readers raise for data that no run writes."""
 
 
 class Evidence:
-    """The tables of a run folder, each read when a check first uses it.
+    """Lazily read tables of a run folder, from which all checks read.
 
     Every table raises ``RunFolderError`` if its file is missing or damaged.
 
     Attributes:
-        run: the folder.
-        payloads: the lists of payloads to which the columns ``payloads`` refer.
+        run: the run folder.
+        payloads: payload lists of the run's messages; columns named ``payloads`` are indices in its
+            ``lists``.
     """
 
     def __init__(self, run: RunFolder) -> None:
@@ -58,24 +59,26 @@ class Evidence:
         self._data: dict[str, pd.DataFrame] = {}
 
     def data_of(self, kind: str) -> pd.DataFrame:
-        """The ``data`` of the records of a kind, by the record's number.
+        """Return the parsed ``data`` of all records of a kind, indexed by row of ``events``.
 
         Args:
-            kind: of records, or a kind and its steps, such as ``step-end of train``.
+            kind: a kind of record, such as ``battery``, or a kind and its steps, such as
+                ``step-end of train``.
 
         Returns:
-            The columns of the kind's ``DataReader``.
+            DataFrame with the columns of the kind's ``DataReader``.
         """
         if kind not in self._data:
             self._data[kind] = self._parse(kind, self._select(kind), self._readers[kind])
         return self._data[kind]
 
     def parse_rest(self) -> None:
-        """Parse the ``data`` of the records of which no check reads the data."""
+        """Parse the ``data`` of the records that no other check parses, to find damaged JSON."""
         read_elsewhere = np.logical_or.reduce([self._select(kind) for kind in self._readers])
         self._parse("other", ~read_elsewhere, DataReader({"any": object}, _read_nothing))
 
     def _select(self, kind: str) -> Flags:
+        """Return a mask of the records of a kind, as in ``data_of``; bool [records]."""
         kind, _, steps = kind.partition(" of ")
         mask: Flags = (self.events["kind"] == kind).to_numpy()
         if steps:
@@ -83,7 +86,14 @@ class Evidence:
         return mask
 
     def _parse(self, kind: str, mask: Flags, reader: DataReader) -> pd.DataFrame:
-        """Parse each distinct text of the masked records once."""
+        """Parse the ``data`` of the records in ``mask``, each distinct JSON text once.
+
+        Returns:
+            DataFrame with the reader's columns, indexed by row of ``events``.
+
+        Raises:
+            RunFolderError: the data of a record cannot be parsed.
+        """
         column = self._texts.filter(pa.array(mask)).fill_null("{}")
         texts = column.combine_chunks().dictionary_encode()
         codes = texts.indices.to_numpy()
@@ -110,27 +120,30 @@ class Evidence:
         return self.run.table(files.EVENTS, ["data"])["data"]
 
     def frame(self, name: str, columns: Sequence[str]) -> pd.DataFrame:
-        """Some columns of a table of the folder.
+        """Read columns of a table of the folder; missing cells are as in ``column_values``.
 
         Args:
-            name: the name of the table.
-            columns: the names of the columns.
+            name: file name of the table.
+            columns: names of the columns to read.
+
+        Returns:
+            DataFrame with ``columns``.
         """
         table = self.run.table(name, columns)
         return pd.DataFrame({column: column_values(table[column]) for column in columns})
 
     @cached_property
     def events(self) -> pd.DataFrame:
-        """The records without their ``data``; the index is the record's number."""
+        """DataFrame of all records, without their ``data``; the index is the record's row."""
         return self.frame(files.EVENTS, EVENTS.names[:-1])
 
     @cached_property
     def recorded_transfers(self) -> pd.DataFrame:
-        """The messages by the records that end them, in the columns of ``transfers``.
+        """DataFrame of all messages as recorded; the columns of ``transfers`` except ``purpose``.
 
-        There is no ``purpose``.
+        The index is the row of the record that ends the message.
         """
-        kinds = (OF_DEVICES, "server-transfer", *FLOWS)
+        kinds = (DEVICE_MESSAGES, "server-transfer", *FLOWS)
         data = pd.concat([self.data_of(kind) for kind in kinds]).sort_index()
         columns = ["kind", "step", "time", "device", "round", "task", "outcome"]
         records = data.join(self.events[columns])
@@ -148,35 +161,40 @@ class Evidence:
 
     @property
     def core_s(self) -> "pd.Series[float]":
-        """Core time of each computation on its host (s), by its last record; NaN without hosts."""
+        """Core time of each computation on its host (s), indexed by the record that ends it.
+
+        It is NaN if the device shares no host.
+        """
         return self.data_of("step-end of train or evaluate or compute")["core_s"]
 
     @cached_property
     def is_idle_training(self) -> Flags:
-        """Whether each record ends a training of which no epoch counts; bool [records]."""
+        """Mask of the records that end a training none of whose epochs counts; bool [records]."""
         trainings = self.data_of("step-end of train")
         return self.events.index.isin(trainings.index[trainings["epochs"] == 0])
 
     @cached_property
     def is_continuation(self) -> Flags:
-        """Whether each record begins a task that continues its device's last; bool [records]."""
+        """Mask of the records that begin a task which continues another task; bool [records]."""
         starts = self.data_of("task-start")
         return self.events.index.isin(starts.index[starts["continues"]])
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """The ends of steps; ``begun`` and ``start`` as in ``tasks``."""
+        """DataFrame of the records that end a step; ``begun`` and ``start`` as in ``tasks``."""
         return self._find_spans("step")
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
-        """The ends of tasks, with the record of their begin (``begun``) and its time (``start``, s).
+        """DataFrame of the records that end a task, with two columns about the task's begin.
 
-        ``begun`` is -1 for a task whose begin is not recorded.
+        ``begun`` is the row of the record that begins the task, -1 if there is no such record;
+        ``start`` is the time of that record (s).
         """
         return self._find_spans("task")
 
     def _find_spans(self, unit: str) -> pd.DataFrame:
+        """Return the end records of a unit (``task`` or ``step``), with ``begun`` and ``start``."""
         events = self.events
         ends = events[events["kind"] == f"{unit}-end"]
         begun = latest(events["kind"] == f"{unit}-start", events["task"])[ends.index]
@@ -184,10 +202,10 @@ class Evidence:
 
     @cached_property
     def wasted_tasks(self) -> pd.DataFrame:
-        """The ends of tasks without an update that counts.
+        """DataFrame of the end records of tasks whose update does not count.
 
-        They ended otherwise than done, trained no epoch that counts, or were lost with an edge
-        server.
+        These tasks ended with an outcome other than ``done``, trained no epoch that counts, or lost
+        their update with an edge server.
         """
         lost = self.data_of("updates-lost")["tasks"].explode().dropna().astype(np.int64)
         useless = pd.concat([self.events["task"][self.is_idle_training], lost])
@@ -196,15 +214,16 @@ class Evidence:
 
     @cached_property
     def trainings(self) -> pd.DataFrame:
-        """The ends of trainings, with their data and ``core_s``."""
+        """DataFrame of the records that end a training, with their parsed data and ``core_s``."""
         trainings = self.data_of("step-end of train")
         return self.steps.loc[trainings.index].join(trainings).join(self.core_s)
 
     @cached_property
     def transfers(self) -> pd.DataFrame:
-        """The table of messages, with the edge server that sent or received each (``edge``).
+        """DataFrame of ``transfers.parquet``, with the added column ``edge``.
 
-        ``edge`` is ``NOTHING`` for messages without an edge server, and between devices.
+        ``edge`` is the index of the edge server that sent or received the message. It is
+        ``NOTHING`` for messages without an edge server, and for messages between devices.
         """
         columns = [name for name in TRANSFERS.names if name != "payloads"]
         frame = self.frame(files.TRANSFERS, columns)
@@ -228,11 +247,18 @@ class Evidence:
 
     @cached_property
     def devices(self) -> pd.DataFrame:
-        """The table of devices."""
+        """DataFrame of the table of devices."""
         return self.frame(files.DEVICES, DEVICES.names)
 
     def row_of(self, device: ArrayLike) -> Ints:
-        """Rows of devices in ``devices``, -1 for a device without one; int64, of their shape."""
+        """Return the row of each device in ``devices``.
+
+        Args:
+            device: device IDs, of any shape.
+
+        Returns:
+            Rows, -1 for a device that has no row; int64, of the shape of ``device``.
+        """
         index = pd.Index(self.devices["device"])
         if self.run.has_all_devices or not index.is_unique:
             index = pd.RangeIndex(len(index))
@@ -241,31 +267,38 @@ class Evidence:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """The table of rounds."""
+        """DataFrame of the table of rounds."""
         return self.frame(files.ROUNDS, ROUNDS.names)
 
     @cached_property
     def availability(self) -> pd.DataFrame:
-        """The table of availability; empty if the version that wrote the folder had none."""
+        """DataFrame of the table of availability; empty if an old fedsim wrote none."""
         if not self.run.has(files.AVAILABILITY):
             return pd.DataFrame({name: [] for name in AVAILABILITY.names})
         return self.frame(files.AVAILABILITY, AVAILABILITY.names)
 
     @cached_property
     def models(self) -> dict[str, dict[str, AnyArray]]:
-        """The tensors of every model file, by the file's name without its ending."""
+        """Dict from name of a model file, without suffix, to the file's tensors by name."""
         return self.run.models()
 
     @cached_property
     def network(self) -> TomlTable | None:
-        """The layout of the network; None if the run left none."""
+        """Parsed layout of the network from the folder; None if the run wrote none."""
         if not self.run.has(files.NETWORK):
             return None
         layout: TomlTable = self.document(files.NETWORK)
         return layout
 
     def document(self, name: str) -> Any:
-        """Parse a JSON file of the folder."""
+        """Parse a JSON file of the folder.
+
+        Args:
+            name: file name.
+
+        Raises:
+            RunFolderError: the file is missing or damaged.
+        """
         try:
             return read_json(self.run.path / name)
         except (OSError, ValueError) as error:
@@ -275,7 +308,7 @@ class Evidence:
 
     @property
     def cells(self) -> int:
-        """Number of cells, or of places to which devices are attached."""
+        """Count of the network's cells, or of the places to which devices are attached."""
         if self.network is None:
             count: int = self.run.scenario["network"].get("cells", 0)
             return count
@@ -283,7 +316,7 @@ class Evidence:
 
     @property
     def overhead(self) -> float:
-        """Bytes on the wire for a byte of payload, by the scenario's protocol."""
+        """Bytes on the wire per byte of payload, by the scenario's protocol."""
         protocol = self.run.scenario["network"]["protocol"]
         segment = read(Bytes, protocol["segment"])
         header = read(Bytes, protocol["header"])
@@ -291,7 +324,7 @@ class Evidence:
 
     @property
     def has_own_protocol(self) -> bool:
-        """Whether the scenario names its protocol by an import path."""
+        """Whether the scenario's protocol is user code, given by an import path."""
         return ":" in self.run.scenario["network"]["protocol"]["kind"]
 
 

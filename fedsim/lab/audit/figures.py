@@ -1,4 +1,4 @@
-"""Checks that the summary's figures agree with the rounds, and are possible."""
+"""Checks that the summary's accuracy and metrics agree with the rounds, and are possible."""
 
 import json
 import math
@@ -16,7 +16,10 @@ _DISTANCES = ("discrepancy", "discrepancy_start", "consensus")
 
 
 def metrics_agree(evidence: Evidence) -> Iterator[str]:
-    """The last and the best value of each metric agree with the rounds, and the run stops in time."""
+    """Yield findings for metrics whose last or best value differs from the rounds.
+
+    A metric that reached its stop value before the last round is a finding too.
+    """
     for name, entry in evidence.run.summary.get("metrics", {}).items():
         column = evidence.frame(files.ROUNDS, [name])[name].astype(np.float64).dropna()
         best_is = entry["best_is"]
@@ -30,7 +33,7 @@ def metrics_agree(evidence: Evidence) -> Iterator[str]:
                 "and 'least'"
             )
             continue
-        due = {"final": _last(column), "best": plain_value(best) if len(column) else None}
+        due = {"final": _last_value(column), "best": plain_value(best) if len(column) else None}
         for key, value in due.items():
             if entry[key] != value:
                 yield (
@@ -49,15 +52,19 @@ def metrics_agree(evidence: Evidence) -> Iterator[str]:
             )
 
 
-def _last(column: "pd.Series[float]") -> object:
+def _last_value(column: "pd.Series[float]") -> object:
+    """Return the last value of a column; None if the column is empty."""
     return plain_value(column.iat[-1]) if len(column) else None
 
 
 def accuracies_agree(evidence: Evidence) -> Iterator[str]:
-    """The summary has the last and the best accuracy of the rounds, or why there is none."""
+    """Yield findings if the summary's last or best accuracy differs from the rounds.
+
+    A summary that denies any accuracy, while a round has one, is a finding too.
+    """
     measured = evidence.rounds["accuracy"].dropna()
     stated = evidence.run.summary["accuracy"]
-    last = _last(measured)
+    last = _last_value(measured)
     best = plain_value(measured.max()) if len(measured) else None
     if stated["final"] != last or stated["best"] != best:
         yield f"the summary's accuracy is {stated}, the rounds' last {last!r} and best {best!r}"
@@ -69,7 +76,7 @@ def accuracies_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def figures_possible(evidence: Evidence) -> Iterator[str]:
-    """Shares are from 0 to 1 and distances not below 0, in rounds and of devices."""
+    """Yield a finding for each share outside 0..1 and each negative distance."""
     for name in _SHARES:
         text = f"{name} of round {{row}} is {{value!r}}; it is a share"
         yield from _report_outside(text, evidence.rounds[name], 1.0)
@@ -81,6 +88,12 @@ def figures_possible(evidence: Evidence) -> Iterator[str]:
 
 
 def _report_outside(text: str, values: "pd.Series[float]", most: float) -> Iterator[str]:
-    """Report values below 0 or above ``most``."""
+    """Yield a finding for each value below 0 or above ``most``.
+
+    Args:
+        text: format string of the finding, with ``row`` and ``value`` in braces.
+        values: the values; NaN is allowed.
+        most: the largest allowed value.
+    """
     column = values.astype(np.float64)
     yield from report(text, pd.DataFrame({"value": column}), (column < 0.0) | (column > most))

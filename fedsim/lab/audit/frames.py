@@ -1,4 +1,4 @@
-"""Columns of a run folder's tables as NumPy arrays, and findings of rows that differ.
+"""Helpers for run folders' tables: columns as NumPy arrays, and findings for rows that differ.
 
 A missing whole number is ``NOTHING``, a missing quantity NaN, a missing name ``""``.
 """
@@ -21,7 +21,10 @@ NOTHING = -(2**31)
 
 
 def column_values(column: pa.ChunkedArray) -> AnyArray | pd.Categorical:
-    """Convert a column of a ``pyarrow.Table`` to an array, or to a categorical for names."""
+    """Convert a column of a ``pyarrow.Table`` to a NumPy array, or to a Categorical for names.
+
+    Missing cells become ``NOTHING`` (integers), False (bool), NaN (floats) or ``""`` (names).
+    """
     if pa.types.is_dictionary(column.type):
         names = column.unify_dictionaries().combine_chunks()
         categories = list(dict.fromkeys([*names.dictionary.to_pylist(), ""]))
@@ -35,12 +38,13 @@ def column_values(column: pa.ChunkedArray) -> AnyArray | pd.Categorical:
 
 
 def report(text: str, rows: pd.DataFrame, wrong: ArrayLike | None = None) -> Iterator[str]:
-    """Yield a finding for each wrong row.
+    """Yield a finding (str) for each wrong row of a table.
 
     Args:
-        text: the finding, with the names of columns, and ``row`` (the index), in braces.
-        rows: the rows that were checked.
-        wrong: whether each row is wrong; bool [rows]. By default all are.
+        text: format string of the finding. Braces may contain column names, and ``row`` (the
+            index).
+        rows: the checked rows.
+        wrong: whether each row is wrong; bool [rows]. By default all rows are.
     """
     if wrong is not None:
         if not np.any(wrong):
@@ -57,13 +61,14 @@ def report_differences(
     due: Mapping[str, ArrayLike] | pd.DataFrame,
     **tolerance: Any,
 ) -> Iterator[str]:
-    """Yield a finding for each cell of a table that differs from the due one, by column.
+    """Yield a finding (str) for each cell of a table that differs from its due value.
 
     Args:
-        text: the finding, with ``name`` (of the column), ``row``, ``stated`` and ``due`` in braces.
+        text: format string of the finding. Braces may contain ``name`` (of the column), ``row``,
+            ``stated`` and ``due``.
         table: the table as the folder has it.
-        due: the due values by column.
-        tolerance: arguments of ``is_close``.
+        due: dict from column name to due values [rows].
+        tolerance: keyword arguments of ``is_close``.
     """
     for column, due_column in due.items():
         name = str(column)
@@ -77,20 +82,20 @@ def report_differences(
 
 
 def plain_value(value: object) -> object:
-    """A cell as findings show it: a number of Python; None if the cell is missing."""
+    """Convert a cell to a plain Python value for a finding; None if the cell is missing."""
     plain = value.item() if isinstance(value, np.generic) else value
     return None if plain in (NOTHING, "") else plain
 
 
 def latest(mask: ArrayLike, keys: ArrayLike) -> Ints:
-    """Find for each row the last masked row with its key, at or before it.
+    """Return for each row the last masked row with the same key, at or before the row.
 
     Args:
-        mask: the rows to find; bool [n].
-        keys: of each row; [n].
+        mask: rows that may be found; bool [n].
+        keys: key of each row; [n].
 
     Returns:
-        Places of rows, -1 for none; int64 [n].
+        Row positions, -1 if no masked row has the key so far; int64 [n].
     """
     is_masked = np.asarray(mask)
     places = pd.Series(np.where(is_masked, np.arange(len(is_masked)), np.nan))
@@ -99,11 +104,11 @@ def latest(mask: ArrayLike, keys: ArrayLike) -> Ints:
 
 
 def at_places(values: ArrayLike, places: Ints) -> Floats:
-    """The values at some places, NaN at place -1; float64 [places].
+    """Return the values at given positions, and NaN at position -1; float64 [places].
 
     Args:
         values: the values; [n].
-        places: a place for each result, -1 for none; int64 [places].
+        places: position of each result in ``values``, or -1; int64 [places].
     """
     return np.append(np.asarray(values, dtype=np.float64), np.nan)[places]
 
@@ -111,12 +116,12 @@ def at_places(values: ArrayLike, places: Ints) -> Floats:
 def is_close(
     stated: ArrayLike, due: ArrayLike, atol: float = 1e-6, equal_nan: bool = False
 ) -> Flags:
-    """Whether numbers are equal up to the rounding of sums; bool, of their shape.
+    """Compare numbers up to the rounding error of sums; bool, of their shape.
 
     Args:
-        stated: the numbers of the folder.
-        due: the numbers by the records or the scenario.
-        atol: the absolute tolerance, in addition to a relative one of 1e-9.
+        stated: numbers of the folder.
+        due: numbers that follow from the records or the scenario.
+        atol: absolute tolerance, which is added to a relative tolerance of 1e-9.
         equal_nan: whether NaN equals NaN.
     """
     return np.isclose(stated, due, rtol=1e-9, atol=atol, equal_nan=equal_nan)
@@ -126,24 +131,24 @@ _adapter = cache(TypeAdapter[Any])
 
 
 def read(kind: object, text: object) -> Any:
-    """Parse a quantity of the scenario, of a ``kind`` such as ``Bytes``, in its base unit.
+    """Parse a quantity of the scenario to a number in its base unit.
 
     Args:
-        kind: the type of the quantity.
-        text: the quantity, as in a scenario.
+        kind: type of the quantity, such as ``Bytes``.
+        text: the quantity as the scenario has it, such as ``"2 MB"``.
     """
     return _adapter(kind).validate_python(text)
 
 
 def endpoint_numbers(names: "pd.Series[str]", kind: str) -> Ints:
-    """Numbers of the endpoints of a kind, such as 3 of ``edge 3``.
+    """Return the indices in endpoint names of a kind, such as 3 for ``edge 3``.
 
     Args:
-        names: of endpoints; [n].
+        names: names of endpoints; [n].
         kind: ``device`` or ``edge``.
 
     Returns:
-        The numbers, ``NOTHING`` for endpoints of another kind; int64 [n].
+        Indices, ``NOTHING`` for endpoints of another kind; int64 [n].
     """
     codes, distinct = pd.factorize(names)
     numbers = np.full(len(distinct), NOTHING, dtype=np.int64)
@@ -155,8 +160,8 @@ def endpoint_numbers(names: "pd.Series[str]", kind: str) -> Ints:
 
 
 def grain_s(times: ArrayLike) -> Floats:
-    """Resolution of the clock at some times (s).
+    """Return the resolution of the simulated clock at given times (s); float64, of their shape.
 
-    A tick, or beyond 97 days the spacing of float64.
+    It is one tick, or, beyond 97 days, the spacing of float64.
     """
     return np.maximum(TICK_S, np.spacing(np.asarray(times, dtype=np.float64)))

@@ -1,4 +1,4 @@
-"""Checks that devices on shared hosts wait for workers, start up and share cores as they should."""
+"""Checks that devices on shared hosts wait for workers, start up and share cores as configured."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _ON_CORES = ("train", "evaluate", "compute")
 
 
 def hosts_shared(evidence: Evidence) -> Iterator[str]:
-    """Each computation had an even share of its host's throughput at every instant."""
+    """Yield a finding for each computation without an even share of its host's throughput."""
     host = evidence.run.scenario["population"].get("host")
     if host is None:
         return
@@ -40,15 +40,15 @@ def hosts_shared(evidence: Evidence) -> Iterator[str]:
 
 
 def workers_as_said(evidence: Evidence) -> Iterator[str]:
-    """Tasks wait for a worker only while all of their host's are taken, and never otherwise."""
+    """Yield findings for hosts with too many tasks, and for tasks that waited for a free worker."""
     host = evidence.run.scenario["population"].get("host")
     if host is None:
         return
     steps = evidence.steps
     tasks = evidence.tasks
-    slots = _slots(host)
+    slots = _largest_count(host)
     first = steps.sort_values("begun").drop_duplicates("task")
-    waits = first[first["step"] == "queue"]  # a queue that comes first is for a worker
+    waits = first[first["step"] == "queue"]  # a task's first step "queue" waits for a worker
     if slots == math.inf:
         yield from report("task {task} waited for a worker, and its host has one for each", waits)
         return
@@ -71,8 +71,8 @@ def workers_as_said(evidence: Evidence) -> Iterator[str]:
         yield from report(text, waiting, least < slots)
 
 
-def _slots(host: TomlTable) -> float:
-    """The most tasks that a host has at a time."""
+def _largest_count(host: TomlTable) -> float:
+    """Return the most tasks that a host runs at a time, by workers and memory; may be infinity."""
     slots = float(host.get("workers", math.inf))
     if "memory" in host:
         memory = read(Bytes, host["memory"])
@@ -82,21 +82,21 @@ def _slots(host: TomlTable) -> float:
 
 
 def fewest_at_once(times: Floats, busy: Floats, start: Floats, end: Floats) -> Floats:
-    """Find the fewest tasks at work at any time of some intervals.
+    """Return the smallest count of running tasks during each of given intervals.
 
     Args:
-        times: at which the number of tasks changes (s); float64 [n].
-        busy: the number of tasks from each time on; float64 [n].
-        start: of the intervals (s); float64 [m].
-        end: of the intervals (s), not part of them; float64 [m].
+        times: times at which the count of tasks changes (s); float64 [n].
+        busy: count of tasks from each time until the next; float64 [n].
+        start: begins of the intervals (s); float64 [m].
+        end: ends of the intervals (s), exclusive; float64 [m].
 
     Returns:
-        The fewest tasks, infinity without any time; float64 [m].
+        Counts, infinity if ``times`` is empty; float64 [m].
     """
     fewest = np.full(len(start), np.inf)
     if not len(start) or not len(times):
         return fewest
-    settled = np.append(times[1:] > times[:-1], True)  # after the last change of an instant
+    settled = np.append(times[1:] > times[:-1], True)  # whether a count is the last of its instant
     times = times[settled]
     busy = busy[settled]
     for place, (begin, until) in enumerate(zip(start, end, strict=True)):
@@ -108,13 +108,14 @@ def fewest_at_once(times: Floats, busy: Floats, start: Floats, end: Floats) -> F
 
 
 def counts_at_once(spans: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Count the intervals that hold at each time at which one begins or ends.
+    """Count the intervals that overlap at each time at which an interval begins or ends.
 
     Args:
-        spans: intervals from ``start`` to ``time`` (s).
+        spans: DataFrame of intervals from ``start`` to ``time`` (s).
 
     Returns:
-        Times (s), ascending, ends before begins, and counts from each on; float64 [2 spans] each.
+        Times (s), ascending, ends before begins of the same time, and the count from each time
+        until the next; float64 [2 spans] each.
     """
     times = np.concatenate([spans["time"], spans["start"]])
     order = np.argsort(times, kind="stable")
@@ -122,7 +123,11 @@ def counts_at_once(spans: pd.DataFrame) -> tuple[Floats, Floats]:
 
 
 def started_up(evidence: Evidence) -> Iterator[str]:
-    """Tasks on hosts start up before their first other step, for as long as the scenario gives."""
+    """Yield a finding for each task on a host with a missing or wrong start-up.
+
+    A start-up precedes the task's other steps, except queues, and lasts as long as the scenario
+    sets.
+    """
     host = evidence.run.scenario["population"].get("host") or {}
     due = read(Seconds, host.get("start_up", "0 s"))
     steps = evidence.steps[evidence.steps["device"] != NOTHING]
@@ -132,7 +137,9 @@ def started_up(evidence: Evidence) -> Iterator[str]:
         return
     start_ups = start_ups.assign(took=start_ups["time"] - start_ups["start"], due=due)
     text = "task {task} started up in {took!r} s; by the scenario that takes {due!r} s"
-    yield from report(text, start_ups, _off_by(start_ups, due) > 2 * grain_s(start_ups["time"]))
+    yield from report(
+        text, start_ups, _start_up_errors(start_ups, due) > 2 * grain_s(start_ups["time"])
+    )
     rest = steps[~steps["step"].isin(("start-up", "queue"))]
     first = rest.sort_values("begun").drop_duplicates("task")
     begun = start_ups.set_index("task")["begun"]
@@ -141,7 +148,10 @@ def started_up(evidence: Evidence) -> Iterator[str]:
     yield from report(text, first, start_up_row > first["begun"])
 
 
-def _off_by(start_ups: pd.DataFrame, due: float) -> Floats:
-    """Time by which each start-up misses the due one (s); one that was cut off may be shorter."""
+def _start_up_errors(start_ups: pd.DataFrame, due: float) -> Floats:
+    """Return the difference of each start-up's duration from the due one (s).
+
+    It is the absolute difference for finished start-ups. Others may be shorter.
+    """
     excess = start_ups["took"] - due
     return np.where(start_ups["outcome"] == "done", np.abs(excess), excess)

@@ -1,4 +1,4 @@
-"""The tensors of a run's models, from its model files and from the scenario, and their bytes.
+"""Tensors of a run's models, from its model files and from its scenario, and their encoded sizes.
 
 The arithmetic of layers and codecs is independent of the engine's.
 """
@@ -13,7 +13,7 @@ from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import read
 
 Tensors = dict[str, tuple[int, ...]]
-"""Shapes by name."""
+"""Dict from tensor name to shape."""
 
 _SAMPLES = {
     "digits": ((8, 8), 10),
@@ -21,21 +21,21 @@ _SAMPLES = {
     "fashion": ((28, 28), 10),
     "cifar10": ((3, 32, 32), 10),
 }
-"""Shape and number of classes of the samples of each source that no user's file defines."""
+"""Dict from built-in data source to shape of a sample, and count of classes."""
 
 _DENSE: Mapping[str, tuple[int, ...]] = {"logistic": (), "femnist-mlp": (512,)}
-_BYTES_OF = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+_DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 _ADAPTERS = (".lora_A", ".lora_B")
 _FILES = ("global", "group", "device")
 
 
 def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
-    """Bytes of numbers of a model as a codec of the scenario encodes them.
+    """Return the size of model parameters as a codec of the scenario encodes them.
 
     Args:
-        codec: its section.
-        count: of the numbers that are encoded.
-        whole: count of the numbers of the whole model.
+        codec: the codec's section of the scenario.
+        count: count of the parameters that are encoded.
+        whole: count of the parameters of the whole model.
 
     Returns:
         The size (bytes); None for a user's own codec.
@@ -46,7 +46,7 @@ def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
         case "plain":
             size = codec.get("size")
             if size is None:
-                return float(count * _BYTES_OF[codec["dtype"]])
+                return float(count * _DTYPE_BYTES[codec["dtype"]])
             return float(read(Bytes, size) * count / whole)
         case "float16" | "bfloat16":
             return 2 * count
@@ -67,11 +67,13 @@ def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
 
 
 def members(tensors: Mapping[str, AnyArray], name: str) -> dict[str, Tensors]:
-    """The models in a file, by member (``""``: the file is one model).
+    """Return the models in a model file, as a dict from member to the shapes of its tensors.
+
+    A member is a group or device ID as text, or ``""`` if the file is a single model.
 
     Args:
-        tensors: the tensors of the file.
-        name: the name of the file, without its ending.
+        tensors: dict from name of a tensor in the file to array.
+        name: name of the file, without suffix.
     """
     models: dict[str, Tensors] = {}
     for key, values in tensors.items():
@@ -84,7 +86,7 @@ def members(tensors: Mapping[str, AnyArray], name: str) -> dict[str, Tensors]:
 
 
 def left_tensors(evidence: Evidence) -> Tensors | None:
-    """The tensors of a model that the run left; None if it left no model."""
+    """Return tensor names and shapes of a model in the run folder; None if there is no model."""
     for name, tensors in sorted(evidence.models.items()):
         if name in _FILES:
             return next(iter(members(tensors, name).values()), None)
@@ -92,13 +94,13 @@ def left_tensors(evidence: Evidence) -> Tensors | None:
 
 
 def dense_tensors(scenario: TomlTable) -> tuple[Tensors, Tensors] | None:
-    """Trained and frozen tensors of a model of dense layers, by the scenario.
+    """Compute the tensors of the scenario's model from its sections, if all layers are dense.
 
     Returns:
-        None if the model has other layers, or depends on a user's file.
+        Trained and frozen tensors; None if the model has other layers, or depends on a user's file.
     """
     model = scenario.get("model", {"kind": "module"})
-    samples = _samples(scenario)
+    samples = _sample_shape(scenario)
     hidden = tuple(model["hidden"]) if model["kind"] == "mlp" else _DENSE.get(model["kind"])
     if samples is None or hidden is None or model.get("file") is not None:
         return None
@@ -112,11 +114,15 @@ def dense_tensors(scenario: TomlTable) -> tuple[Tensors, Tensors] | None:
         tensors[f"{name}.weight"] = (outputs, inputs)
         tensors[f"{name}.bias"] = (outputs,)
         inputs = outputs
-    return _split(tensors, model)
+    return _split_trained(tensors, model)
 
 
-def _samples(scenario: TomlTable) -> tuple[tuple[int, ...], int] | None:
-    """Shape and number of classes of the samples; None if they depend on a user's file."""
+def _sample_shape(scenario: TomlTable) -> tuple[tuple[int, ...], int] | None:
+    """Return shape and count of classes of the scenario's samples.
+
+    Returns:
+        Shape and count; None if they depend on a user's file.
+    """
     data = scenario.get("data", {})
     source = data.get("source", {"kind": ""})
     objective = scenario.get("objective", {"kind": ""})
@@ -127,8 +133,8 @@ def _samples(scenario: TomlTable) -> tuple[tuple[int, ...], int] | None:
     return _SAMPLES.get(source["kind"])
 
 
-def _split(tensors: Tensors, model: TomlTable) -> tuple[Tensors, Tensors]:
-    """The trained tensors and the frozen ones, with the adapters of the model if it has any."""
+def _split_trained(tensors: Tensors, model: TomlTable) -> tuple[Tensors, Tensors]:
+    """Split the model's tensors into trained and frozen ones, after adding its LoRA adapters."""
     lora = model.get("lora")
     if lora is not None:
         for name, shape in [*tensors.items()]:
@@ -160,19 +166,19 @@ def _matches(name: str, patterns: str | Sequence[str]) -> bool:
 
 
 def numbers(tensors: Tensors) -> int:
-    """Count the numbers in some tensors."""
+    """Count the parameters in tensors of given shapes."""
     return sum(math.prod(shape) for shape in tensors.values())
 
 
 def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
-    """Count the numbers of a model that leave a device.
+    """Count the parameters of a model that devices send.
 
     Args:
         scenario: the scenario.
-        tensors: the model's tensors.
+        tensors: shapes of the model's tensors.
 
     Returns:
-        None if the scenario names the tensors by code that the folder does not have.
+        The count; None if the scenario selects the tensors by code that the folder does not have.
     """
     local_names = _local_names(scenario, tensors)
     if local_names is None:
@@ -181,13 +187,17 @@ def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
 
 
 def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
-    """The tensors that never leave a device; None if the folder lacks them."""
+    """Return the names of the tensors that never leave a device.
+
+    Returns:
+        The names; None if the scenario selects them by code that the folder does not have.
+    """
     strategy = scenario["strategy"]
     if strategy["kind"] in ("fedper", "fedrep"):
         head = strategy["head"]
         if isinstance(head, int):
-            layers = [*dict.fromkeys(_layer(name) for name in tensors)]
-            return [name for name in tensors if _layer(name) in layers[-head:]]
+            layers = [*dict.fromkeys(_layer_name(name) for name in tensors)]
+            return [name for name in tensors if _layer_name(name) in layers[-head:]]
         return [name for name in tensors if _matches(name, head)]
     if strategy["kind"] == "fedbn":
         if strategy["keeps"] == "statistics":
@@ -204,24 +214,24 @@ def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
     return [name for name in tensors if _matches(name, patterns) == ("keep" in model)]
 
 
-def _layer(name: str) -> str:
+def _layer_name(name: str) -> str:
     return name.rpartition(".")[0]
 
 
 def _is_norm(name: str, tensors: Tensors) -> bool:
-    return len(tensors.get(f"{_layer(name)}.weight", (1, 1))) == 1
+    return len(tensors.get(f"{_layer_name(name)}.weight", (1, 1))) == 1
 
 
 def cut_numbers(tensors: Tensors, cut: str, size: float) -> int | None:
-    """Count the numbers of a smaller model.
+    """Count the parameters of a model that is reduced in width or in rank.
 
     Args:
-        tensors: of the whole model.
-        cut: ``width``, or ``rank`` of its adapters.
-        size: share of the width, or the rank.
+        tensors: shapes of the whole model's tensors.
+        cut: ``width``, or ``rank`` of the adapters.
+        size: share of the width (0..1), or the rank.
 
     Returns:
-        None if it is not known.
+        The count; None if a model with adapters is reduced in width.
     """
     if cut == "width":
         if any(name.endswith(_ADAPTERS) for name in tensors):
@@ -231,7 +241,7 @@ def cut_numbers(tensors: Tensors, cut: str, size: float) -> int | None:
 
 
 def adapter_numbers(tensors: Tensors, rank: float) -> int:
-    """Count the numbers in the adapters of a model, of another rank."""
+    """Count the parameters in a model's adapters if they had the given rank."""
     adapters = {name: shape for name, shape in tensors.items() if name.endswith(_ADAPTERS)}
     return sum(math.prod(_cut_rank(name, shape, int(rank))) for name, shape in adapters.items())
 
@@ -245,8 +255,11 @@ def _cut_rank(name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 
 def _narrow_numbers(tensors: Tensors, width: float) -> int:
-    """Count the numbers of a chain of layers, all but the last with a share of their outputs."""
-    layers = sorted({_layer(name) for name in tensors}, key=_place)
+    """Count the parameters of a chain of layers that is narrowed to a share of its width.
+
+    The last layer keeps all its outputs.
+    """
+    layers = sorted({_layer_name(name) for name in tensors}, key=_layer_position)
     total = 0
     outputs_before = 0
     narrow_outputs = 0
@@ -262,12 +275,12 @@ def _narrow_numbers(tensors: Tensors, width: float) -> int:
     return total
 
 
-def _place(layer: str) -> tuple[int, ...]:
+def _layer_position(layer: str) -> tuple[int, ...]:
     return tuple(int(part) for part in layer.split(".") if part.isdigit())
 
 
 def tensors_as_said(evidence: Evidence) -> Iterator[str]:
-    """Tensors of every model have the names and shapes that the scenario's model and data give."""
+    """Yield a finding for each saved model with other tensors than the scenario's model has."""
     scenario = evidence.run.scenario
     due = dense_tensors(scenario)
     lora = scenario.get("model", {}).get("lora") or {}
@@ -282,7 +295,10 @@ def tensors_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_ranks(place: str, shapes: Tensors, rank: int | None) -> Iterator[str]:
-    """Check the rank of a model's adapters, which A has first and B second."""
+    """Yield a finding for each adapter of a model whose rank is not the scenario's.
+
+    The rank is the first dimension of ``lora_A``, and the second of ``lora_B``.
+    """
     for tensor, shape in shapes.items():
         if tensor.endswith(_ADAPTERS) and shape[tensor.endswith("B")] != rank:
             yield (

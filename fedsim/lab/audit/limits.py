@@ -29,16 +29,17 @@ _WIDTHS: Mapping[str, tuple[int, ...]] = {
     "cata-cnn": (32, 32, 64, 64, 128, 128, 1024, 512, 256),
     "cnn5": (32, 64, 128),
 }
-"""Outputs of each layer of a kind of model, except the last, whose outputs are the classes."""
+"""Dict from kind of model to the count of outputs of each layer except the last."""
 
 _BY_ROUND = r"\d+ rounds|accuracy .* reached"
-"""Reasons of a run's end that end it with a round."""
+"""Regular expression for the stop reasons that end a run at the end of a round."""
 
 
 def devices_agree(evidence: Evidence) -> Iterator[str]:
-    """Each device has a row, was selected as often as recorded, and worked only while present.
+    """Yield findings if the table of devices disagrees with the records.
 
-    A table that lists only the devices that were asked has a row for each of those.
+    Each device needs a row, the recorded count of selections, and no work outside its lifetime. A
+    table of only the devices that were asked needs a row for each of these devices.
     """
     events = evidence.events
     devices = evidence.devices
@@ -61,7 +62,7 @@ def devices_agree(evidence: Evidence) -> Iterator[str]:
     of_rounds = starts & (events["round"] != NOTHING) & ~evidence.is_continuation
     rows = evidence.row_of(events["device"][of_rounds])
     times = np.bincount(rows[rows >= 0], minlength=len(devices))
-    # the error of a failed run may come between a choice and its record
+    # a failed run may have ended between a selection and the record of its task
     most_unrecorded = 1 if evidence.run.summary["status"] == "failed" else 0
     unrecorded = devices["selected"] - times
     wrong = (unrecorded < 0) | (unrecorded > most_unrecorded)
@@ -77,6 +78,7 @@ def devices_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_lifetimes(evidence: Evidence, work: pd.DataFrame) -> Iterator[str]:
+    """Yield a finding for each task of an unknown device, or outside its device's lifetime."""
     devices = evidence.devices
     row = evidence.row_of(work["device"])
     yield from report("task {task} is on device {device}, which does not exist", work, row < 0)
@@ -88,7 +90,10 @@ def _check_lifetimes(evidence: Evidence, work: pd.DataFrame) -> Iterator[str]:
 
 
 def limits_kept(evidence: Evidence) -> Iterator[str]:
-    """Rounds, time and clients keep to the scenario, and the run ended by a condition of it."""
+    """Yield findings if rounds, time or clients exceed the scenario's limits.
+
+    The run also has to end by one of the scenario's stop conditions.
+    """
     stop = StopSpec.model_validate(evidence.run.scenario["stop"])
     yield from _check_end(evidence, stop)
     strategy = evidence.run.scenario["strategy"]
@@ -97,6 +102,7 @@ def limits_kept(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_end(evidence: Evidence, stop: StopSpec) -> Iterator[str]:
+    """Yield findings if the run exceeds the scenario's stop conditions, or ended otherwise."""
     summary = evidence.run.summary
     rounds = summary["rounds"]
     time = summary["simulated_s"]
@@ -132,12 +138,12 @@ def _check_end(evidence: Evidence, stop: StopSpec) -> Iterator[str]:
 
 
 def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
-    """Check how many clients each round asks, and how many are at work at a time."""
+    """Yield findings if a round asks too many clients, or too many work at the same time."""
     events = evidence.events
     starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
-    most = _cohort(strategy, evidence.run.scenario["population"]["devices"])
+    most = _largest_cohort(strategy, evidence.run.scenario["population"]["devices"])
     most_at_work = strategy.get("concurrency", math.inf)
-    if strategy["kind"] == "fedat":  # a tier that lost its clients asks others in its round
+    if strategy["kind"] == "fedat":  # a tier that lost its clients asks further clients
         most_at_work = most
         most = math.inf
     clients = starts.groupby("round")["device"].nunique()
@@ -152,8 +158,8 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
         yield f"{count} clients were at work at {time!r} s, the scenario allows {most_at_work:g}"
 
 
-def _cohort(strategy: TomlTable, devices: int) -> float:
-    """The most clients that a round of the strategy asks."""
+def _largest_cohort(strategy: TomlTable, devices: int) -> float:
+    """Return the most clients that a round of the strategy may ask; infinity if unlimited."""
     if "participation" in strategy:
         share = max(strategy["participation"], strategy["moment"].get("participation", 0.0))
         return float(round(share * devices) + strategy.get("groups", 0))
@@ -165,14 +171,14 @@ def _cohort(strategy: TomlTable, devices: int) -> float:
 
 
 def models_as_said(evidence: Evidence) -> Iterator[str]:
-    """The model files that the strategy leaves are complete, and of the scenario's kind of model."""
+    """Yield findings if model files are missing, or have other layers than the scenario's model."""
     models = evidence.run.models()
     strategy = evidence.run.scenario["strategy"]["kind"]
     model = evidence.run.scenario.get("model", {"kind": "module"})
-    due = _files_due(evidence, models)
+    due = _expected_files(evidence, models)
     for name in sorted(due - models.keys()):
         yield f"there is no models/{name}.safetensors, which the strategy {strategy!r} leaves"
-    widths = _widths(model)
+    widths = _layer_widths(model)
     if widths is not None:
         for name in sorted(due & models.keys()):
             yield from _check_layers(name, models[name], model["kind"], widths)
@@ -183,25 +189,25 @@ def models_as_said(evidence: Evidence) -> Iterator[str]:
             yield f"devices are in group {group}, of which there is no model"
 
 
-def _files_due(evidence: Evidence, models: Collection[str]) -> set[str]:
-    """The names of the files of models that the run has to leave."""
+def _expected_files(evidence: Evidence, models: Collection[str]) -> set[str]:
+    """Return the names, without suffix, of the model files that the run has to leave."""
     run = evidence.run
     strategy = run.scenario["strategy"]["kind"]
     due = set[str]()
     if run.scenario.get("learning") == "on" and run.summary["status"] != "failed":
-        due = _files_of(strategy)
+        due = _strategy_files(strategy)
     ended_in_warm_up = "global" in models and "group" not in models
     if strategy in ("lcfl", "fl-hc") and ended_in_warm_up:
         due = {"global"}
     if due and {"keep", "send"} & run.scenario.get("model", {}).keys():
         due.add("device")
     if not evidence.data_of("aggregate")["tasks"].map(len).any():
-        due -= {"device", "group"}  # no device has its own or a group's model yet
+        due -= {"device", "group"}  # no aggregation has produced a group's or device's model yet
     return due
 
 
-def _files_of(strategy: str) -> set[str]:
-    """The files of models that a strategy leaves, if it leaves any."""
+def _strategy_files(strategy: str) -> set[str]:
+    """Return the names, without suffix, of the model files that runs of a strategy leave."""
     names = set[str]()
     if strategy in WITH_GLOBAL_MODEL or strategy in WITH_PERSONAL_MODELS:
         names.add("global")
@@ -212,8 +218,12 @@ def _files_of(strategy: str) -> set[str]:
     return names
 
 
-def _widths(model: TomlTable) -> tuple[int, ...] | None:
-    """Outputs of each layer of the model but the last; None if the scenario does not have them."""
+def _layer_widths(model: TomlTable) -> tuple[int, ...] | None:
+    """Return the count of outputs of each layer of the model but the last.
+
+    Returns:
+        The counts; None if the scenario does not determine them.
+    """
     if model["kind"] == "mlp":
         whole: tuple[int, ...] | None = tuple(model["hidden"])
     else:
@@ -227,8 +237,15 @@ def _widths(model: TomlTable) -> tuple[int, ...] | None:
 def _check_layers(
     name: str, tensors: Mapping[str, AnyArray], kind: str, widths: tuple[int, ...]
 ) -> Iterator[str]:
-    """Check the outputs of each layer of the models in a file."""
-    for member, outputs in sorted(_layers(tensors).items()):
+    """Yield a finding for each model in a file whose layers have other counts of outputs.
+
+    Args:
+        name: of the file, without suffix.
+        tensors: the tensors of the file.
+        kind: of the scenario's model.
+        widths: the due count of outputs of each layer but the last.
+    """
+    for member, outputs in sorted(_layer_outputs(tensors).items()):
         if outputs[:-1] != widths:
             place = f"{name}/{member}" if member else name
             yield (
@@ -237,8 +254,12 @@ def _check_layers(
             )
 
 
-def _layers(tensors: Mapping[str, AnyArray]) -> dict[str, tuple[int, ...]]:
-    """Outputs of each layer, in order, of each model in a file."""
+def _layer_outputs(tensors: Mapping[str, AnyArray]) -> dict[str, tuple[int, ...]]:
+    """Return the count of outputs of each layer of each model in a file.
+
+    Returns:
+        Name of the model (``""`` if the file has only one): counts, in order of the layers.
+    """
     layers: dict[str, dict[int, int]] = {}
     for name, values in tensors.items():
         match = re.fullmatch(r"(?:(.*)/)?(\d+)\.weight", name)

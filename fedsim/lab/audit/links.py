@@ -24,31 +24,31 @@ from fedsim.lab.audit.frames import NOTHING, endpoint_numbers, read, report
 from fedsim.records import folder as files
 
 _DIRECTIONS = ("down", "up")
-# between devices and the server, devices and edge servers, edge servers and the server
-_WHOLE, _BELOW, _ABOVE = range(3)
+# parts of a route: device to server, device to edge server, edge server to server
+_DEVICE_TO_SERVER, _DEVICE_TO_EDGE, _EDGE_TO_SERVER = range(3)
 
 _User = tuple[str, int, int]
-"""Messages of a direction, on a part of the route, of a place (of devices, or an edge server)."""
+"""Messages on a link: direction, part of the route, and place (of devices, or an edge server)."""
 
 
 class Link(NamedTuple):
-    """A link that messages share."""
+    """Link that carries the messages of several devices."""
 
-    name: str  # in findings
-    key: str  # in records
-    rate: float  # as it was built (bytes/s)
+    name: str  # name in findings
+    key: str  # name in records
+    rate: float  # rate at the run's begin (bytes/s)
     users: Sequence[_User]
 
 
 class LinkLayout(NamedTuple):
-    """The shared part of a network.
+    """Shared links of a network, and the latencies of places and edge servers.
 
     Attributes:
         links: the links that devices share.
-        place_s: the latency of each place (s), which is part of its devices' latencies; float64
-            [places].
-        edge_s: latency between each edge server and the server (s), and 0 for no edge server;
-            float64 [edge servers + 1].
+        place_s: latency of each place (s), which is part of the latency of the devices attached to
+            it; float64 [places].
+        edge_s: latency between each edge server and the server (s), followed by a 0 for messages
+            that pass no edge server; float64 [edge servers + 1].
     """
 
     links: list[Link]
@@ -56,43 +56,57 @@ class LinkLayout(NamedTuple):
     edge_s: Floats
 
     def beyond_s(self, edge: ArrayLike) -> Floats:
-        """Latency beyond the edge server of each message (s), 0 without one; float64 [messages]."""
+        """Return the latency between each message's edge server and the server (s).
+
+        Args:
+            edge: index of each message's edge server, ``NOTHING`` for none; [messages].
+
+        Returns:
+            Latencies, 0 if there is no edge server; float64 [messages].
+        """
         numbers = np.asarray(edge)
         exists = (numbers >= 0) & (numbers < len(self.edge_s) - 1)
         return np.asarray(self.edge_s[np.where(exists, numbers, -1)])
 
 
 def within_capacity(evidence: Evidence) -> Iterator[str]:
-    """No link of a device, and no link that devices share, carried more than it can."""
+    """Yield a finding for each link, own or shared, that carried more bytes than it can."""
     rates = evidence.data_of("link-rate").assign(time=evidence.events["time"])
     changes_of = {str(link): changes for link, changes in rates.groupby("link")}
-    layout = _layout(evidence)
-    messages = _messages(evidence, layout)
+    layout = _read_layout(evidence)
+    messages = _find_messages(evidence, layout)
     yield from _check_own_links(evidence, messages, changes_of)
     yield from _check_peers(evidence, layout, changes_of)
     rows_of = messages.groupby(["direction", "part", "place"], observed=True).indices
     for link in layout.links:
         parts = [rows_of[user] for user in link.users if user in rows_of]
         rows = np.concatenate([np.empty(0, dtype=np.int64), *parts])
-        rate = _rate(link.rate, changes_of.get(link.key))
+        rate = _build_rate(link.rate, changes_of.get(link.key))
         yield from _check_link(f"{link.name} of {link.rate:g} B/s", messages.iloc[rows], rate)
 
 
-def _layout(evidence: Evidence) -> LinkLayout:
+def _read_layout(evidence: Evidence) -> LinkLayout:
+    """Return the shared links of the run's network, from its scenario or from the folder."""
     network = evidence.run.scenario["network"]
     if network["kind"] == "graph" or "edge" in network:
         return _layout_from_file(evidence)
     return _layout_of_scenario(network)
 
 
-def _rate(built: float, changes: pd.DataFrame | None) -> Rate:
-    """The rate with which a link was built (bytes/s), and its later rates."""
+def _build_rate(built: float, changes: pd.DataFrame | None) -> Rate:
+    """Return the rate of a link over time.
+
+    Args:
+        built: rate at the run's begin (bytes/s).
+        changes: records of later rates (``time``, ``rate``); None if the rate never changed.
+    """
     if changes is None:
         return Rate(np.zeros(1), np.array([built]))
     return Rate(np.append(0.0, changes["time"]), np.append(built, changes["rate"]))
 
 
 def _check_link(link: str, messages: pd.DataFrame, rate: Rate) -> Iterator[str]:
+    """Yield a finding if a link carried more bytes in some interval than it can."""
     end = messages["end"].to_numpy()
     begin = np.minimum(messages["begin"].to_numpy(), end)
     stretch = rate.overfull(begin, end, messages["wire_bytes"].to_numpy())
@@ -103,31 +117,35 @@ def _check_link(link: str, messages: pd.DataFrame, rate: Rate) -> Iterator[str]:
         )
 
 
-def _messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
-    """The transfers of devices and edge servers, but not between devices, on their links.
+def _find_messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
+    """Return the transfers of devices and edge servers, except those between devices.
 
-    Further columns: ``part`` of the route, ``place`` of the device or the edge server, ``at``
-    (the device's row), and ``begin`` of the bytes, after the latency (s).
+    Returns:
+        DataFrame of transfers with four more columns: ``part`` of the route, ``place`` of the
+        device or index of the edge server, row ``at`` of the device in the table of devices, and
+        ``begin`` of the bytes (s), which is the start plus the latency.
     """
     transfers = evidence.transfers
     on_links = (transfers["device"] != NOTHING) | (transfers["edge"] != NOTHING)
     messages = transfers[on_links]
-    _refuse_damaged(evidence, messages)
+    _check_damage(evidence, messages)
     devices = evidence.devices
     device = messages["device"]
     edge = messages["edge"]
-    part = np.where(device == NOTHING, _ABOVE, _BELOW)
-    part = np.where(edge == NOTHING, _WHOLE, part)
+    part = np.where(device == NOTHING, _EDGE_TO_SERVER, _DEVICE_TO_EDGE)
+    part = np.where(edge == NOTHING, _DEVICE_TO_SERVER, part)
     at = evidence.row_of(device)
-    device_s = np.append(devices["latency"], 0.0)[at]  # at -1: between an edge and the server
+    # row -1 is of messages between an edge server and the server
+    device_s = np.append(devices["latency"], 0.0)[at]
     beyond_s = layout.beyond_s(edge)
-    latency = device_s + beyond_s * (part == _ABOVE) - beyond_s * (part == _BELOW)
+    latency = device_s + beyond_s * (part == _EDGE_TO_SERVER) - beyond_s * (part == _DEVICE_TO_EDGE)
     begin = messages["start"] + np.where(messages["wire_bytes"] > 0, latency, 0.0)
-    place = np.where(part == _ABOVE, edge, device % len(layout.place_s))
+    place = np.where(part == _EDGE_TO_SERVER, edge, device % len(layout.place_s))
     return messages.assign(part=part, place=place, at=at, begin=begin)
 
 
-def _refuse_damaged(evidence: Evidence, messages: pd.DataFrame) -> None:
+def _check_damage(evidence: Evidence, messages: pd.DataFrame) -> None:
+    """Raise ``RunFolderError`` if devices or directions of the messages are impossible."""
     devices = evidence.devices
     numbers = messages["device"][messages["device"] != NOTHING]
     if (evidence.row_of(numbers) < 0).any():
@@ -146,8 +164,11 @@ def _refuse_damaged(evidence: Evidence, messages: pd.DataFrame) -> None:
 def _check_own_links(
     evidence: Evidence, messages: pd.DataFrame, changes_of: Mapping[str, pd.DataFrame]
 ) -> Iterator[str]:
-    """A device has its messages one after another, so each has the device's link for itself."""
-    messages = messages[messages["part"] != _ABOVE]
+    """Yield a finding for each message that was too fast for its device's own link.
+
+    A device has its messages one after another, so each message has the link for itself.
+    """
+    messages = messages[messages["part"] != _EDGE_TO_SERVER]
     links = evidence.devices.iloc[messages["at"]]
     begin = messages["begin"].to_numpy()
     end = messages["end"].to_numpy()
@@ -162,7 +183,7 @@ def _check_own_links(
         rows = np.flatnonzero(on_link)
         if not len(rows):
             continue
-        rates = _rate(rate[rows[0]], changes)
+        rates = _build_rate(rate[rows[0]], changes)
         bytes_between = rates.carried(due[rows]) - rates.carried(begin[rows])
         is_unlimited = rates.is_unlimited(begin[rows], due[rows])
         most[rows] = np.where(is_unlimited, math.inf, bytes_between * SLACK)
@@ -176,9 +197,10 @@ def _check_own_links(
 def _check_peers(
     evidence: Evidence, layout: LinkLayout, changes_of: Mapping[str, pd.DataFrame]
 ) -> Iterator[str]:
-    """Messages between devices share each device's own link with the messages of its tasks.
+    """Yield findings for own links of devices that carried too many bytes, peer messages included.
 
-    Other links that they share are not known from the folder.
+    Peer messages share each device's own link with the messages of its tasks. Other links that
+    peer messages share are not known from the folder.
     """
     transfers = evidence.transfers
     between_peers = transfers["direction"] == "peer"
@@ -186,7 +208,7 @@ def _check_peers(
         "up": endpoint_numbers(transfers["sender"], "device"),
         "down": endpoint_numbers(transfers["receiver"], "device"),
     }
-    latency_s = np.append(_latencies_to_peers(evidence, layout), 0.0)  # at -1, of no device, 0
+    latency_s = np.append(_peer_latencies(evidence, layout), 0.0)  # row -1, no device: 0 s
     latency = sum(latency_s[evidence.row_of(endpoint)] for endpoint in endpoints.values())
     messages = transfers.assign(begin=transfers["start"] + np.where(between_peers, latency, 0.0))
     for direction, endpoint in endpoints.items():
@@ -195,15 +217,15 @@ def _check_peers(
         for device in np.unique(user[between_peers & (user != NOTHING)]).tolist():
             rates = evidence.devices[f"link_{direction}"].to_numpy()
             built = rates[evidence.row_of([device])].item()
-            rate = _rate(built, changes_of.get(f"device {device} {direction}"))
+            rate = _build_rate(built, changes_of.get(f"device {device} {direction}"))
             text = f"the link {direction} of device {device}, of {built:g} B/s,"
             yield from _check_link(text, messages[user == device], rate)
 
 
-def _latencies_to_peers(evidence: Evidence, layout: LinkLayout) -> Floats:
-    """Each device's share of the latency to a peer (s); float64 [rows of devices].
+def _peer_latencies(evidence: Evidence, layout: LinkLayout) -> Floats:
+    """Return each device's share of the latency to a peer (s); float64 [rows of devices].
 
-    Between regions the latency depends on both devices, and is left out.
+    It is 0 between regions, where the latency depends on both devices.
     """
     devices = evidence.devices
     if evidence.run.scenario["network"]["kind"] == "regions":
@@ -213,24 +235,28 @@ def _latencies_to_peers(evidence: Evidence, layout: LinkLayout) -> Floats:
 
 
 def _layout_of_scenario(network: TomlTable) -> LinkLayout:
-    """The shared links of a star, or of a tree of cells to which devices are attached in turn."""
+    """Return the shared links of a star, or of a tree of cells to which devices attach in turn."""
     places = network.get("cells", 1)
     links = []
     for direction, text in network.get("server", {}).items():
-        users = [(direction, _WHOLE, place) for place in range(places)]
+        users = [(direction, _DEVICE_TO_SERVER, place) for place in range(places)]
         name = f"the server's {direction} link"
         links.append(Link(name, f"server {direction}", read(BytesPerSecond, text), users))
     for direction, text in network.get("cell", {}).items():
         for place in range(places):
             name = f"the {direction} link of cell {place}"
             key = f"cell {place} {direction}"
-            users = [(direction, _WHOLE, place)]
+            users = [(direction, _DEVICE_TO_SERVER, place)]
             links.append(Link(name, key, read(BytesPerSecond, text), users))
     return LinkLayout(links, np.zeros(places), np.zeros(1))
 
 
 def _layout_from_file(evidence: Evidence) -> LinkLayout:
-    """The shared links and latencies that the run left in the folder."""
+    """Return the shared links and latencies in the network file that the run wrote.
+
+    Raises:
+        RunFolderError: the file is missing or damaged.
+    """
     try:
         if evidence.network is None:
             raise ValueError("there is no such file")
@@ -242,9 +268,14 @@ def _layout_from_file(evidence: Evidence) -> LinkLayout:
 
 
 def _parse_layout(network: TomlTable) -> LinkLayout:
+    """Convert the network file's content to a ``LinkLayout``."""
     edges = network.get("edges", {"below": {}, "above": {}, "latency": 0.0})
     users: dict[str, list[_User]] = {name: [] for name in network["links"]}
-    parts = {_WHOLE: network["routes"], _BELOW: edges["below"], _ABOVE: edges["above"]}
+    parts = {
+        _DEVICE_TO_SERVER: network["routes"],
+        _DEVICE_TO_EDGE: edges["below"],
+        _EDGE_TO_SERVER: edges["above"],
+    }
     for part, routes in parts.items():
         for direction in _DIRECTIONS:
             for place, route in enumerate(routes.get(direction, ())):
@@ -264,7 +295,10 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
 
 
 def layout_as_said(evidence: Evidence) -> Iterator[str]:
-    """The links and places of a tree with edge servers agree with the scenario."""
+    """Yield a finding for each latency or link of the network file that differs from the scenario.
+
+    Only trees whose run wrote a network file are checked. The count of cells is compared, too.
+    """
     network = evidence.run.scenario["network"]
     layout = evidence.network
     if network["kind"] != "tree" or layout is None:

@@ -1,7 +1,7 @@
 """Checks that no message took longer than its links, and the messages that shared them, explain.
 
 A message of a fluid network has at least an even share of each of its links at every instant. The
-check compares each done message with the smallest share that it can have had.
+check compares the duration of each ``done`` message with the duration at its smallest share.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,11 @@ _ROUNDING = 1e-6
 
 
 def within_time(evidence: Evidence) -> Iterator[str]:
-    """No done message took longer than its latency and its bytes over the least share of its links.
+    """Yield a finding for each ``done`` message that was slower than its links can explain.
 
-    Checked in a star or a tree whose links keep their rates, and whose protocol is ``fluid``, by
-    which messages share links evenly.
+    The longest allowed duration is the latency plus the bytes over the smallest possible rate. Only
+    stars and trees with constant rates and the ``fluid`` protocol are checked, because messages
+    share their links evenly there.
     """
     network = evidence.run.scenario["network"]
     if not _shares_evenly(network) or not evidence.run.has_all_devices:
@@ -38,18 +39,24 @@ def within_time(evidence: Evidence) -> Iterator[str]:
         spans = messages[messages["direction"] == direction]
         rate = at_places(devices[f"link_{direction}"], spans["row"].to_numpy())
         for shared, place in _shared_links(network, direction, spans["device"].to_numpy()):
-            rate = np.minimum(rate, shared / _most_at_once(spans, place))
+            rate = np.minimum(rate, shared / _largest_counts(spans, place))
         yield from _check_times(spans.drop(columns="row"), rate)
 
 
 def _shares_evenly(network: TomlTable) -> bool:
+    """Whether messages share links evenly: a star or tree with the ``fluid`` protocol."""
     if network["kind"] not in ("star", "tree") or "edge" in network:
         return False
     return bool(network["protocol"]["kind"] == "fluid")
 
 
 def _check_times(spans: pd.DataFrame, rate: Floats) -> Iterator[str]:
-    """Check messages of one direction, by the least rate that each can have had (bytes/s)."""
+    """Yield a finding for each message that took too long.
+
+    Args:
+        spans: messages of one direction.
+        rate: the smallest rate that each message can have had (bytes/s); float64 [messages].
+    """
     end = spans["end"].to_numpy()
     due = spans["wire_bytes"].to_numpy() / rate
     took = end - spans["begin"].to_numpy()
@@ -63,7 +70,16 @@ def _check_times(spans: pd.DataFrame, rate: Floats) -> Iterator[str]:
 
 
 def _shared_links(network: TomlTable, direction: str, device: Ints) -> Iterator[tuple[float, Ints]]:
-    """The rate of each kind of shared link (bytes/s), and the number of each device's link."""
+    """Yield the rate (bytes/s) and the links of the server, then of the cells, if they are limited.
+
+    Args:
+        network: the network's section of the scenario.
+        direction: ``down`` or ``up``.
+        device: device ID of each message; int64 [messages].
+
+    Yields:
+        The rate, and the index of each message's link; int64 [messages].
+    """
     if "server" in network and direction in network["server"]:
         rate = read(BytesPerSecond, network["server"][direction])
         yield rate, np.zeros(len(device), dtype=np.int64)
@@ -71,15 +87,15 @@ def _shared_links(network: TomlTable, direction: str, device: Ints) -> Iterator[
         yield read(BytesPerSecond, network["cell"][direction]), device % network["cells"]
 
 
-def _most_at_once(spans: pd.DataFrame, place: Ints) -> Floats:
-    """The most messages on each message's link while it was there, itself included.
+def _largest_counts(spans: pd.DataFrame, place: Ints) -> Floats:
+    """Return the largest count of messages on each message's link during its transmission.
 
     Args:
-        spans: the messages.
-        place: number of the link of each message.
+        spans: DataFrame of messages, with ``begin`` and ``end`` (s).
+        place: index of each message's link; int64 [messages].
 
     Returns:
-        float64 [messages].
+        Counts, in which each message includes itself; float64 [messages].
     """
     most = np.ones(len(spans))
     for link in np.unique(place).tolist():
@@ -87,7 +103,7 @@ def _most_at_once(spans: pd.DataFrame, place: Ints) -> Floats:
         begin = spans["begin"].to_numpy()[rows]
         end = spans["end"].to_numpy()[rows]
         times = np.concatenate([begin, end])
-        # a message that ends as another begins counts with it
+        # two messages count as simultaneous if one ends in the instant in which the other begins
         order = np.argsort(times, kind="stable")
         counts = np.cumsum(np.repeat([1, -1], len(rows))[order])
         first = np.searchsorted(times[order], begin, side="left")
@@ -97,15 +113,15 @@ def _most_at_once(spans: pd.DataFrame, place: Ints) -> Floats:
 
 
 def _range_maxima(values: Ints, first: Ints, last: Ints) -> Floats:
-    """The largest value of each range, by a sparse table of ranges of 2^k values.
+    """Return the largest value in each range, by a sparse table of ranges of 2^k values.
 
     Args:
-        values: int64 [n].
+        values: the values; int64 [n].
         first: begin of each range; int64 [ranges].
-        last: end of each range, not part of it; int64 [ranges].
+        last: end of each range (exclusive); int64 [ranges].
 
     Returns:
-        float64 [ranges].
+        Maxima; float64 [ranges].
     """
     table = [values.astype(np.float64)]
     while 2 ** len(table) <= len(values):

@@ -1,4 +1,4 @@
-"""Checks that devices sent to the peers of the scenario: by topology, draws or all-reduces."""
+"""Checks that devices sent to the right peers, by the topology, random draws or all-reduces."""
 
 import inspect
 import math
@@ -17,29 +17,30 @@ from fedsim.lab.audit.layout import coded_bytes, dense_tensors, left_tensors, nu
 
 PeerPair = tuple[int, int]
 _Neighbours: TypeAlias = Callable[[int], list[list[int]]]
-"""The devices to which each device may send, by the number of a round or graph."""
+"""Function from the index of a round or graph to the receivers' IDs of each device."""
 
 _GENERATORS = {
     "ring": "cycle_graph",
     "random-regular": "random_regular_graph",
     "torus": "grid_2d_graph",
 }
-"""Generators of NetworkX for kinds of topology that are not their names."""
+"""Dict from kind of topology to NetworkX generator, for kinds that are not generators' names."""
 
-_USUAL: Mapping[str, Mapping[str, object]] = {
+_DEFAULT_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "random_regular_graph": {"d": 3},
     "grid_2d_graph": {"periodic": True},
 }
-"""Arguments of generators that a scenario may leave out."""
+"""Dict from NetworkX generator to default arguments, which a scenario may omit."""
 
 
 def peers_as_said(evidence: Evidence) -> Iterator[str]:
-    """Devices send to the receivers that topology, draws or all-reduce give in each round.
+    """Yield a finding for each device or all-reduce with wrong receivers of peer messages.
 
-    A device that sends to one of its receivers sends to all.
+    The scenario's topology, random draws or collective determine the receivers in each round. A
+    device that sends to one of its receivers has to send to all.
     """
     strategy = evidence.run.scenario["strategy"]
-    messages = _messages(evidence)
+    messages = _find_messages(evidence)
     match strategy["kind"]:
         case "d-psgd" | "epidemic":
             yield from _check_receivers(evidence, messages)
@@ -50,10 +51,12 @@ def peers_as_said(evidence: Evidence) -> Iterator[str]:
             yield from _check_fragments(evidence, messages)
 
 
-def _messages(evidence: Evidence) -> pd.DataFrame:
-    """The messages between devices within rounds.
+def _find_messages(evidence: Evidence) -> pd.DataFrame:
+    """Return the messages between devices in rounds.
 
-    Columns: ``round``, ``source`` and ``to`` (devices), ``purpose`` of the first part, ``bytes``.
+    Returns:
+        DataFrame with ``round``, ``source`` and ``to`` (device IDs), ``purpose`` of the first part,
+        and ``bytes``.
     """
     transfers = evidence.transfers
     of_rounds = (transfers["direction"] == "peer") & (transfers["round"] != NOTHING)
@@ -67,7 +70,8 @@ def _messages(evidence: Evidence) -> pd.DataFrame:
 
 
 def _check_receivers(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    receivers = _receivers(evidence.run.scenario)
+    """Yield a finding for each device and round whose messages go to other receivers than due."""
+    receivers = _receivers_in_round(evidence.run.scenario)
     pairs: Any = messages.groupby(["round", "source"])
     for (number, source), group in pairs:
         stated = sorted(group["to"])
@@ -79,23 +83,23 @@ def _check_receivers(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str
             )
 
 
-def _receivers(scenario: TomlTable) -> _Neighbours:
+def _receivers_in_round(scenario: TomlTable) -> _Neighbours:
     if scenario["strategy"]["kind"] == "epidemic":
         return _draw_receivers(scenario)
     return _neighbours_in_round(scenario)
 
 
 def _is_repeated(stated: Sequence[int], due: Sequence[int]) -> bool:
-    """Whether a device has sent to all its receivers more than once.
+    """Whether a device sent to all its due receivers equally often, and more than once.
 
-    A device that was away begins its round again.
+    A device repeats its round's messages if it was unreachable in between.
     """
     counts = Counter(stated)
     return {*counts} == {*due} and len(set(counts.values())) == 1
 
 
 def _draw_receivers(scenario: TomlTable) -> _Neighbours:
-    """The receivers that Epidemic Learning draws for every device of a round."""
+    """Return a function from round to each device's receivers in Epidemic Learning."""
     streams = Streams(scenario["seed"])
     devices = scenario["population"]["devices"]
     sample_size = scenario["strategy"]["sample_size"]
@@ -106,14 +110,14 @@ def _draw_receivers(scenario: TomlTable) -> _Neighbours:
         drawn = []
         for device in range(devices):
             draw = generator.choice(devices - 1, sample_size, replace=False)
-            drawn.append((draw + (draw >= device)).tolist())  # the device itself is left out
+            drawn.append((draw + (draw >= device)).tolist())  # skip the device's own ID
         return drawn
 
     return receivers
 
 
 def _neighbours_in_round(scenario: TomlTable) -> _Neighbours:
-    """The neighbours of every device in the topology of a round."""
+    """Return a function from the index of a round to each device's neighbours in its topology."""
     every = scenario["strategy"]["topology"].get("every")
     neighbours = _neighbours(scenario)
     if every is None:
@@ -122,7 +126,7 @@ def _neighbours_in_round(scenario: TomlTable) -> _Neighbours:
 
 
 def _neighbours(scenario: TomlTable) -> _Neighbours:
-    """The neighbours of every device in the graph of a number."""
+    """Return a function from graph index to each device's neighbours in that graph."""
     import networkx
 
     topology = scenario["strategy"]["topology"]
@@ -138,7 +142,7 @@ def _neighbours(scenario: TomlTable) -> _Neighbours:
 
     @cache
     def neighbours(number: int) -> list[list[int]]:
-        arguments = {**_USUAL.get(name, {}), **topology.get("parameters", {})}
+        arguments = {**_DEFAULT_ARGUMENTS.get(name, {}), **topology.get("parameters", {})}
         if "seed" in parameters:
             draw = streams.generator("strategy/topology", number).integers(1 << 31)
             arguments["seed"] = int(draw)
@@ -162,7 +166,7 @@ def _neighbours(scenario: TomlTable) -> _Neighbours:
 
 
 def _check_asks(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Check that a device asks the neighbour that its stream draws."""
+    """Yield a finding for each gossip request to a neighbour that the seed does not draw."""
     scenario = evidence.run.scenario
     streams = Streams(scenario["seed"])
     neighbours = _neighbours_in_round(scenario)
@@ -180,10 +184,10 @@ def _check_asks(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
 
 
 def _check_all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Check that each all-reduce has the messages of its collective."""
+    """Yield a finding for each all-reduce without exactly the messages of its collective."""
     scenario = evidence.run.scenario
     collective = scenario["strategy"]["collective"]
-    due = _collective(collective, scenario["population"]["devices"])
+    due = _count_messages(collective, scenario["population"]["devices"])
     last = messages["round"].max()
     for number, group in messages.groupby("round"):
         stated = Counter(zip(group["source"], group["to"], strict=True))
@@ -198,7 +202,7 @@ def _check_all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[s
 
 
 def _check_fragments(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Check that each message of an all-reduce has its share of the vector."""
+    """Yield a finding for each all-reduce whose messages do not have their share of the vector."""
     scenario = evidence.run.scenario
     parts = 1
     if scenario["strategy"]["collective"] != "tree":
@@ -216,8 +220,13 @@ def _check_fragments(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str
             )
 
 
-def _collective(kind: str, devices: int) -> Counter[PeerPair]:
-    """The count of messages of an all-reduce, by sender and receiver."""
+def _count_messages(kind: str, devices: int) -> Counter[PeerPair]:
+    """Return a Counter from (sender, receiver) to the count of messages in one all-reduce.
+
+    Args:
+        kind: ``ring``, ``tree``, or any other name for direct messages between all pairs.
+        devices: count of devices.
+    """
     counts = Counter[PeerPair]()
     if kind == "ring":
         for device in range(devices):
@@ -235,7 +244,11 @@ def _collective(kind: str, devices: int) -> Counter[PeerPair]:
 
 
 def _fragment_bytes(evidence: Evidence, number: int) -> float | None:
-    """Bytes of the fragment of an all-reduce as the codec encodes it; None if not known."""
+    """Return the encoded size of the fragment that an all-reduce averages (bytes).
+
+    Returns:
+        The size; None if the folder does not determine it.
+    """
     scenario = evidence.run.scenario
     tensors = left_tensors(evidence)
     if tensors is None:

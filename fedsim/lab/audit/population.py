@@ -1,4 +1,4 @@
-"""Checks that lifetimes, groups, data and tests of the devices agree with records and rounds."""
+"""Checks that lifetimes, groups, data shifts and accuracies of devices agree with the records."""
 
 import math
 from collections.abc import Iterator
@@ -15,11 +15,15 @@ from fedsim.lab.audit.frames import NOTHING, at_places, read, report
 from fedsim.lab.audit.strategies import WITHOUT_GROUPS
 
 _ROUNDING = 1e-9
-_MOST_ROWS = 20_000  # so that the check takes a fraction of a second
+_MOST_ROWS = 20_000  # checked rows of the availability, to take a fraction of a second
 
 
 def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
-    """Devices arrive and leave at the times of their table, if the scenario has such times."""
+    """Yield a finding for each device whose arrival or departure is wrong or not recorded.
+
+    The table of devices has these times. If the scenario has no arrivals, all of them are 0; if it
+    has no departures, all of them are infinite.
+    """
     devices = evidence.devices
     events = evidence.events
     end = evidence.run.summary["simulated_s"]
@@ -44,9 +48,10 @@ def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Random phases of the availability follow from the scenario and its seed.
+    """Yield a finding for each device whose random online phases differ from the seed's.
 
-    Phases are not checked with lifetimes or batteries, which cut phases short.
+    Only the kind ``renewal`` is checked. Scenarios with lifetimes or batteries are skipped, because
+    these cut phases short.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]
@@ -79,7 +84,7 @@ def _on_or_off(is_on: bool) -> str:
 def _draw_phases(
     streams: Streams, device: int, mean_on: float, mean_off: float
 ) -> Iterator[tuple[float, bool]]:
-    """Draw the phases of a device: begin (s), and whether the device is online."""
+    """Yield the endless phases of a device: begin (s), and whether the device is online."""
     share_on = mean_on / (mean_off + mean_on)
     is_on = bool(streams.uniform("world/availability/first", device) < share_on)
     time = 0.0
@@ -94,7 +99,10 @@ def _draw_phases(
 
 
 def groups_agree(evidence: Evidence) -> Iterator[str]:
-    """All records of a task have its round and group, and devices end in their assigned group."""
+    """Yield findings for tasks with several rounds or groups, and for devices in a wrong group.
+
+    A device has to end in the group to which it was assigned last.
+    """
     events = evidence.events
     devices = evidence.devices
     of_tasks = events[events["task"] != NOTHING]
@@ -118,7 +126,7 @@ def groups_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_edges(evidence: Evidence) -> Iterator[str]:
-    """Check that the groups of HierFAVG are the edge servers."""
+    """Yield findings for groups of HierFAVG that are not the groups of the edge servers."""
     aggregates = evidence.data_of("aggregate").join(evidence.events["group"])
     aggregates = aggregates[["edge", "group"]]
     text = "record {row} (aggregate) is of edge server {edge:g} and of the group {group}"
@@ -132,7 +140,7 @@ def _check_edges(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_moves(evidence: Evidence) -> Iterator[str]:
-    """Check that each device moves from the group to which it was assigned last."""
+    """Yield a finding for each assignment that states a wrong previous group of its device."""
     assigns = evidence.data_of("assign").join(evidence.events[["device", "group"]])
     groups = assigns["group"].astype(np.float64).where(assigns["group"] != NOTHING)
     last = groups.groupby(assigns["device"]).shift()
@@ -143,15 +151,16 @@ def _check_moves(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_groups(devices: pd.DataFrame, due: Ints) -> Iterator[str]:
+    """Yield a finding for each device whose group in the end is not the due one."""
     text = "device {device} is in group {group} in the end, by the records in {due}"
     yield from report(text, devices.assign(due=due), np.asarray(devices["group"]) != due)
 
 
 def shifts_as_said(evidence: Evidence) -> Iterator[str]:
-    """Data shift in the scenario's way, one occasion after another, each occasion at one time.
+    """Yield findings for data shifts of the wrong kind or in the wrong order.
 
-    Rounds can begin in one instant, of strategies without a server for example, and so can
-    occasions.
+    The index of the occasion never decreases, and all shifts of one occasion have the same time.
+    Several occasions may have the same time, because rounds can begin in one instant.
     """
     drift = evidence.run.scenario.get("drift", {}).get("kind")
     shifts = evidence.data_of("shift").join(evidence.events["time"]).assign(drift=drift)
@@ -168,7 +177,10 @@ def shifts_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def tests_agree(evidence: Evidence) -> Iterator[str]:
-    """The devices' accuracies, pooled or on the mean, are the accuracy of the last measured round."""
+    """Yield findings if accuracies of devices do not add up to the last measured accuracy.
+
+    The last round's accuracy has to be the devices' mean, plain or weighted by test samples.
+    """
     rounds = evidence.rounds
     devices = evidence.devices
     events = evidence.events

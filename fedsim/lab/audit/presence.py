@@ -12,12 +12,13 @@ from fedsim.lab.audit.frames import NOTHING, at_places, endpoint_numbers, latest
 
 
 def reachable(evidence: Evidence) -> Iterator[str]:
-    """Steps and messages lie within online phases, and lost tasks end unreachable or switched off.
+    """Yield findings for work of unreachable devices, and for tasks lost without a cause.
 
-    Devices without rows in the table of availability are left out.
+    A task may be lost only if its device is unreachable, is switched off, or loses its edge server.
+    Devices that have no row in the table of availability are not checked.
     """
     table = evidence.availability
-    wrong = _out_of_order(evidence, table)
+    wrong = _is_impossible(evidence, table)
     text = (
         "row {row} of the availability, device {device} at {time!r} s, is no change after the row "
         "before"
@@ -28,11 +29,11 @@ def reachable(evidence: Evidence) -> Iterator[str]:
     steps = evidence.steps
     steps = steps[(steps["device"] != NOTHING) & (steps["begun"] >= 0)]
     text = "task {task} has a step from {start!r} s to {time!r} s, while its device was away"
-    yield from report(text, steps, _are_away(table, steps))
+    yield from report(text, steps, _is_unreachable(table, steps))
     ends = evidence.tasks
     ends = ends[ends["outcome"].isin(("lost", "battery")) & (ends["device"] != NOTHING)]
     is_online = at_places(table["on"], _phase_rows(table, ends["device"], ends["time"])) == 1
-    excused = _switched_off(evidence)[ends.index] | _lost_with_edge(evidence, ends)
+    excused = _is_switched_off(evidence)[ends.index] | _is_edge_lost(evidence, ends)
     text = "task {task} was lost at {time!r} s, when its device was there"
     yield from report(text, ends, is_online & ~excused)
     text = (
@@ -42,11 +43,11 @@ def reachable(evidence: Evidence) -> Iterator[str]:
     for endpoint in ("sender", "receiver"):
         messages = evidence.data_of("message").join(evidence.events["time"])
         messages["device"] = endpoint_numbers(messages[endpoint], "device")
-        yield from report(text, messages, _are_away(table, messages))
+        yield from report(text, messages, _is_unreachable(table, messages))
 
 
-def _out_of_order(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":
-    """Whether each row of the table is impossible after the row before; bool [rows]."""
+def _is_impossible(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":
+    """Mask of the rows of the availability that are impossible after their previous row."""
     before = table.shift()
     device = table["device"]
     time = table["time"]
@@ -60,10 +61,15 @@ def _out_of_order(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":
     return wrong
 
 
-def _are_away(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool]":
-    """Whether each device is unreachable at some time from ``start`` to ``time`` (s); bool [spans].
+def _is_unreachable(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool]":
+    """Mask of the time spans in which the device is unreachable at some time; bool [spans].
 
-    An instant, and a device without a row, never is.
+    Args:
+        table: the table of availability.
+        spans: DataFrame with ``device``, ``start`` and ``time``, the end of the span (s).
+
+    Returns:
+        False for spans of length 0, and for devices without a row in the table.
     """
     phase = _phase_rows(table, spans["device"], spans["start"])
     is_last = table["device"] != table["device"].shift(-1)
@@ -75,9 +81,18 @@ def _are_away(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints:
-    """The row of the availability for each device at a time (s), -1 for none; int64 [n].
+    """Return the row of the availability that holds for each device at a given time (s).
 
-    The table is in order of devices and times.
+    Args:
+        table: the table of availability, sorted by device and time.
+        device: device IDs; [n].
+        time: times (s); [n].
+
+    Returns:
+        Row positions, -1 if the table has no row for the device by then; int64 [n].
+
+    Raises:
+        ValueError: a time is NaN.
     """
     devices = np.asarray(device, dtype=np.int64)
     times = np.asarray(time, dtype=np.float64)
@@ -86,7 +101,7 @@ def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints
     of_row = table["device"].to_numpy(np.int64)
     changes = table["time"].to_numpy(np.float64)
     instants = np.unique(changes)
-    # device and time in one number: the time by the count of instants until then
+    # one sort key for device and time: the time counts as the index of its instant
     width = len(instants) + 1
     table_keys = of_row * width + np.searchsorted(instants, changes, side="right")
     keys = devices * width + np.searchsorted(instants, times, side="right")
@@ -94,8 +109,8 @@ def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints
     return np.where((rows >= 0) & (of_row[rows] == devices), rows, -1)
 
 
-def _switched_off(evidence: Evidence) -> Flags:
-    """Whether a process keeps each record's device off, or switches it off; bool [records]."""
+def _is_switched_off(evidence: Evidence) -> Flags:
+    """Mask of the records whose device is switched off, or is switched off in that instant."""
     events = evidence.events
     device = events["device"]
     off = (events["kind"] == "switch-off").to_numpy()
@@ -105,8 +120,8 @@ def _switched_off(evidence: Evidence) -> Flags:
     return np.asarray(np.append(off, False)[switch] | just_now)
 
 
-def _lost_with_edge(evidence: Evidence, ends: pd.DataFrame) -> Flags:
-    """Whether each device's edge server is lost at the end of the task; bool [ends]."""
+def _is_edge_lost(evidence: Evidence, ends: pd.DataFrame) -> Flags:
+    """Mask of the tasks that end in the instant at which their edge server fails; bool [ends]."""
     outages = evidence.data_of("edge-off")
     layout = evidence.network
     if not len(outages) or layout is None or "edges" not in layout:

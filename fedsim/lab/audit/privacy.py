@@ -1,4 +1,4 @@
-"""Check that the rounds have the epsilon that differential privacy has cost by then."""
+"""Check that the rounds' epsilon is the privacy loss of the scenario's noise up to that round."""
 
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -12,9 +12,10 @@ _ROUNDING = 1e-9
 
 
 def privacy_as_said(evidence: Evidence) -> Iterator[str]:
-    """Each round has the epsilon that follows from noise, delta and rounds, if it is accounted.
+    """Yield findings if the rounds' epsilon does not follow from noise, delta and rounds.
 
-    It is exact, or within the bounds of the draws.
+    Epsilon has to be empty if the scenario does not ask for it. The last epsilon is compared with a
+    recomputation, which is exact or has a lower and an upper bound.
     """
     aggregation = evidence.run.scenario["strategy"].get("aggregation", {})
     is_private = aggregation.get("kind") == "private"
@@ -30,7 +31,7 @@ def privacy_as_said(evidence: Evidence) -> Iterator[str]:
         yield f"epsilon falls from round to round: {stated.tolist()}"
     if find_spec("dp_accounting") is None:
         return
-    least, most = _epsilons(evidence, aggregation)
+    least, most = _epsilon_bounds(evidence, aggregation)
     if not least * (1 - 1e-6) <= stated[-1] <= most * (1 + 1e-6):
         due = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
         yield (
@@ -39,8 +40,8 @@ def privacy_as_said(evidence: Evidence) -> Iterator[str]:
         )
 
 
-def _epsilons(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]:
-    """The least and the most that epsilon may be after the last round."""
+def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]:
+    """Return the lower and the upper bound of epsilon after the last round."""
     strategy = evidence.run.scenario["strategy"]
     devices = evidence.run.scenario["population"]["devices"]
     is_local = aggregation["where"] == "local"
@@ -48,23 +49,23 @@ def _epsilons(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]
     delta = aggregation.get("delta") or min(0.5, devices**-1.1)
     noise = aggregation["noise"] / (2 if is_local else 1)
     accountant = aggregation["accountant"]
-    most = _epsilon(noise, {1.0: count}, delta, accountant)
+    most = _compute_epsilon(noise, {1.0: count}, delta, accountant)
     selection = strategy.get("selection", {"kind": "random"})
-    # the selections of CATA-Fed are names
+    # CATA-Fed has names of selections instead of tables
     is_uniform = isinstance(selection, dict) and selection["kind"] == "random"
     if is_local or not is_uniform:
         return most, most
-    rounds_of = _shares_of_rounds(evidence, devices)
+    rounds_of = _count_rounds_by_share(evidence, devices)
     if sum(rounds_of.values()) != count:
         return 0.0, most
-    least = _epsilon(noise, rounds_of, delta, accountant)
-    if _all_are_idle(evidence.run.scenario):
+    least = _compute_epsilon(noise, rounds_of, delta, accountant)
+    if _is_population_idle(evidence.run.scenario):
         return least, least
     return least, most
 
 
-def _shares_of_rounds(evidence: Evidence, devices: int) -> dict[float, int]:
-    """The number of rounds for each share of the devices that rounds ask."""
+def _count_rounds_by_share(evidence: Evidence, devices: int) -> dict[float, int]:
+    """Return a dict from share of devices (0..1) to the count of rounds that select this share."""
     starts = evidence.data_of("round-start").join(evidence.events["round"])
     starts = starts.drop_duplicates("round", keep="last")
     selected = starts["selected"].to_numpy(np.float64)[: len(evidence.rounds)]
@@ -75,8 +76,8 @@ def _shares_of_rounds(evidence: Evidence, devices: int) -> dict[float, int]:
     return rounds_of
 
 
-def _all_are_idle(scenario: TomlTable) -> bool:
-    """Whether every device is idle, and so can be drawn, as each round begins."""
+def _is_population_idle(scenario: TomlTable) -> bool:
+    """Whether every device is online and idle as each round begins, and so may be drawn."""
     population = scenario["population"]
     if scenario["strategy"]["kind"] not in REQUESTS_IN_ROUNDS:
         return False
@@ -87,12 +88,14 @@ def _all_are_idle(scenario: TomlTable) -> bool:
     return "energy" not in scenario and not scenario.get("world", {}).get("processes")
 
 
-def _epsilon(noise: float, rounds: Mapping[float, int], delta: float, accountant: str) -> float:
+def _compute_epsilon(
+    noise: float, rounds: Mapping[float, int], delta: float, accountant: str
+) -> float:
     """Compute epsilon with the package dp-accounting.
 
     Args:
-        noise: multiplier of the Gaussian mechanism.
-        rounds: the number of rounds by the probability with which a device takes part.
+        noise: noise multiplier of the Gaussian mechanism.
+        rounds: dict from probability with which a device takes part to the count of such rounds.
         delta: of (epsilon, delta)-differential privacy.
         accountant: ``pld`` or ``rdp``.
     """

@@ -1,4 +1,4 @@
-"""Checks that the processes of the world followed the scenario, and that their acts are recorded."""
+"""Checks that the world's processes followed the scenario, and that their records are complete."""
 
 import json
 import math
@@ -16,35 +16,35 @@ from fedsim.lab.audit.frames import read, report
 from fedsim.lab.audit.hosts import counts_at_once, fewest_at_once
 
 _BEFORE_COUNTS = ("0.1.0",)
-"""Versions of fedsim whose summaries do not count the records of processes."""
+"""Versions of fedsim whose summaries have no counts of process records."""
 
 _ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on", "edge-off", "edge-on")
 _TARGETS = {"link-outage": "link", "edge-outage": "edge"}
-"""Processes of outages, with the key of their link or edge server."""
+"""Dict from kind of process that causes outages to its key for the link or edge server."""
 
 
 class _Outages(NamedTuple):
-    """The times (s) at which outages begin and end."""
+    """Times at which outages of a link or edge server begin and end (s)."""
 
     begins: list[float]
     ends: list[float]
 
 
 def processes(evidence: Evidence) -> Sequence[TomlTable]:
-    """The sections of the scenario's processes."""
+    """Return the scenario's sections of the world's processes."""
     sections: Sequence[TomlTable] = evidence.run.scenario.get("world", {}).get("processes", [])
     return sections
 
 
-def _has_own(sections: Sequence[TomlTable]) -> bool:
-    """Whether a process of the user's own may have acted too."""
+def _has_user_code(sections: Sequence[TomlTable]) -> bool:
+    """Whether any process is user code, which may act on anything."""
     return any(":" in section["kind"] for section in sections)
 
 
 def outages_as_said(evidence: Evidence) -> Iterator[str]:
-    """Outages of links and edge servers begin and end at the times of the scenario and its seed."""
+    """Yield findings for outages of links and edge servers at times that the seed does not give."""
     sections = processes(evidence)
-    if _has_own(sections):
+    if _has_user_code(sections):
         return
     for number, process in enumerate(sections):
         key = _TARGETS.get(process["kind"])
@@ -52,19 +52,26 @@ def outages_as_said(evidence: Evidence) -> Iterator[str]:
             continue
         target = process.get(key)
         alike = [section for section in sections if section.get(key) == target]
-        if len(alike) == 1:  # the acts of several at once are recorded once
+        if len(alike) == 1:  # simultaneous outages of one target are recorded once
             yield from _check_outages(evidence, number, process)
 
 
 def _check_outages(evidence: Evidence, number: int, process: TomlTable) -> Iterator[str]:
+    """Yield findings for the outages of one process.
+
+    Args:
+        evidence: the run folder.
+        number: index of the process in the scenario.
+        process: section of the process.
+    """
     name = f"process {number} ({process['kind']})"
     if process["kind"] == "link-outage" or process["work"] == "waits":
-        stated = _outages_of_link(evidence, process)
+        stated = _find_link_outages(evidence, process)
         rates = _usual_rates(evidence, process)
         if len(rates) > 1:
             yield f"{name}: between outages the link has rates of {rates} B/s"
     else:
-        stated = _outages_of_edge(evidence, process["edge"])
+        stated = _find_edge_outages(evidence, process["edge"])
     due = _draw_outages(evidence, number, process)
     yield from _check_times(evidence, f"{name}: an outage begins", stated.begins, due.begins)
     yield from _check_times(evidence, f"{name}: an outage ends", stated.ends, due.ends)
@@ -73,6 +80,7 @@ def _check_outages(evidence: Evidence, number: int, process: TomlTable) -> Itera
 def _check_times(
     evidence: Evidence, event: str, stated: list[float], due: list[float]
 ) -> Iterator[str]:
+    """Yield a finding for the first time that differs between recorded and due times (s)."""
     end = evidence.run.summary["simulated_s"]
     # the run may have ended in the instant of an outage
     if stated == due or stated == [time for time in due if time < end]:
@@ -85,23 +93,30 @@ def _check_times(
             return
 
 
-def _link_of(process: TomlTable) -> str:
+def _find_link(process: TomlTable) -> str:
+    """Return the name of the link that an outage's process slows down."""
     link: str = process.get("link", f"edge {process.get('edge')} receive")
     return link
 
 
-def _outages_of_link(evidence: Evidence, process: TomlTable) -> _Outages:
-    """The times at which a link gets the outage's rate, and another one."""
+def _find_link_outages(evidence: Evidence, process: TomlTable) -> _Outages:
+    """Return the recorded outages of a link.
+
+    An outage begins with a record of the outage's rate, and ends with one of any other rate.
+    """
     rates = evidence.data_of("link-rate").assign(time=evidence.events["time"])
-    rates = rates[rates["link"] == _link_of(process)]
+    rates = rates[rates["link"] == _find_link(process)]
     is_low = rates["rate"] == read(BytesPerSecond, process.get("rate", "0 B/s"))
     return _Outages(rates["time"][is_low].tolist(), rates["time"][~is_low].tolist())
 
 
 def _usual_rates(evidence: Evidence, process: TomlTable) -> list[float]:
-    """The distinct rates of a link between outages (bytes/s), the scenario's included."""
+    """Return the distinct rates of a link outside its outages (bytes/s), sorted.
+
+    The scenario's rate is among them.
+    """
     records = evidence.data_of("link-rate")
-    link = _link_of(process)
+    link = _find_link(process)
     low = read(BytesPerSecond, process.get("rate", "0 B/s"))
     rates = set(records["rate"][records["link"] == link].tolist()) - {low}
     section, _, rest = link.partition(" ")
@@ -113,12 +128,13 @@ def _usual_rates(evidence: Evidence, process: TomlTable) -> list[float]:
     return sorted(rates)
 
 
-def _outages_of_edge(evidence: Evidence, edge: int) -> _Outages:
-    """The times at which an edge server is lost, and is back."""
+def _find_edge_outages(evidence: Evidence, edge: int) -> _Outages:
+    """Return the recorded outages of an edge server."""
     return _Outages(_edge_times(evidence, "edge-off", edge), _edge_times(evidence, "edge-on", edge))
 
 
 def _edge_times(evidence: Evidence, kind: str, edge: int) -> list[float]:
+    """Return the times of an edge server's records of a kind (s)."""
     records = evidence.data_of(kind)
     rows = records.index[records["edge"] == edge]
     times: list[float] = evidence.events["time"][rows].tolist()
@@ -126,7 +142,13 @@ def _edge_times(evidence: Evidence, kind: str, edge: int) -> list[float]:
 
 
 def _draw_outages(evidence: Evidence, number: int, process: TomlTable) -> _Outages:
-    """Draw the outages of a process up to the run's end, by the process's own streams."""
+    """Draw the outages of a process up to the run's end, from the process's random streams.
+
+    Args:
+        evidence: the run folder.
+        number: index of the process in the scenario.
+        process: section of the process.
+    """
     streams = Streams(evidence.run.scenario["seed"])
     end = evidence.run.summary["simulated_s"]
     outages = _Outages([], [])
@@ -145,10 +167,13 @@ def _draw_outages(evidence: Evidence, number: int, process: TomlTable) -> _Outag
 
 
 def slots_as_said(evidence: Evidence) -> Iterator[str]:
-    """Uploads queue for the scenario's slots, and only while all of them are taken."""
+    """Yield findings for uploads that break the scenario's limit of upload slots.
+
+    At most ``slots`` uploads run at a time, and an upload waits only if all slots are in use.
+    """
     queues = evidence.data_of("queue")[["direction", "slots"]].to_numpy().tolist()
     sections = processes(evidence)
-    if _has_own(sections):
+    if _has_user_code(sections):
         return
     slots = [process["slots"] for process in sections if process["kind"] == "upload-slots"]
     due = [["up", count] for count in slots]
@@ -159,8 +184,9 @@ def slots_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_slots(evidence: Evidence, slots: int) -> Iterator[str]:
+    """Yield findings for too many simultaneous uploads, and for waits while a slot was free."""
     steps = evidence.steps
-    uploads = steps[(steps["step"] == "upload") & ~steps["task"].isin(_tasks_of_edges(evidence))]
+    uploads = steps[(steps["step"] == "upload") & ~steps["task"].isin(_find_edge_tasks(evidence))]
     times, under_way = counts_at_once(uploads)
     most = under_way.max(initial=0)
     if most > slots:
@@ -175,17 +201,17 @@ def _check_slots(evidence: Evidence, slots: int) -> Iterator[str]:
     yield from report(text, waits.assign(least=least, slots=slots), least < slots)
 
 
-def _tasks_of_edges(evidence: Evidence) -> "pd.Series[int]":
-    """Tasks of edge servers, whose messages do not queue."""
+def _find_edge_tasks(evidence: Evidence) -> "pd.Series[int]":
+    """Return the IDs of tasks whose messages pass an edge server and so do not queue."""
     transfers = evidence.transfers
     return transfers["task"][transfers["edge"] >= 0]
 
 
 def paces_as_said(evidence: Evidence) -> Iterator[str]:
-    """Only devices and factors of the scenario's processes slow devices down."""
+    """Yield a finding for each slowdown of a device that no process of the scenario causes."""
     sections = processes(evidence)
     heats = [process for process in sections if process["kind"] == "heat"]
-    if not heats or _has_own(sections):
+    if not heats or _has_user_code(sections):
         return
     paces = evidence.data_of("pace").join(evidence.events["device"])
     devices = set[int]()
@@ -199,7 +225,7 @@ def paces_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def acts_counted(evidence: Evidence) -> Iterator[str]:
-    """The summary counts the records of processes of each kind."""
+    """Yield a finding for each kind of process record that the summary counts wrongly."""
     summary = evidence.run.summary
     if "acts" not in summary and _may_lack_counts(evidence):
         return

@@ -14,10 +14,13 @@ _PHASES = ("secure-keys", "secure-shares", "secure-unmask")
 
 
 def secure_as_said(evidence: Evidence) -> Iterator[str]:
-    """Keys and shares have the scenario's sizes, and go to each client's neighbours in the graph."""
+    """Yield a finding for each key or share message whose size contradicts the protocol.
+
+    Sizes follow from the scenario and from the count of each client's neighbours in the graph.
+    """
     scenario = evidence.run.scenario
     section = scenario["strategy"].get("secure_aggregation")
-    parts = _parts(evidence)
+    parts = _find_parts(evidence)
     if section is None:
         text = "transfer {row} has {purpose}, and the scenario has no secure aggregation"
         yield from report(text, parts)
@@ -28,7 +31,7 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
     share = read(Bytes, section["share"])
     degree = section.get("neighbours")
     most_neighbours = degree or scenario["population"]["devices"] - 1
-    parts = parts.assign(neighbours=_neighbours(parts, degree))
+    parts = parts.assign(neighbours=_count_neighbours(parts, degree))
     for (direction, purpose), group in parts.groupby(["direction", "purpose"]):
         neighbours = group["neighbours"]
         unit = 2 * key if purpose == "secure-keys" else share
@@ -41,7 +44,7 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
         elif (direction, purpose) == ("up", "secure-shares"):
             least = 2 * unit * neighbours
             most = least
-        else:  # shares of clients that may have dropped out
+        else:  # "secure-unmask": shares for clients that may have dropped out
             least = neighbours * 0 + unit
             most = neighbours * 0 + 2 * unit * most_neighbours
         size = group["bytes"]
@@ -55,10 +58,12 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
         yield from report(text, group.assign(least=least, most=most), wrong)
 
 
-def _parts(evidence: Evidence) -> pd.DataFrame:
-    """The parts of messages that belong to secure aggregation, in order of their ends.
+def _find_parts(evidence: Evidence) -> pd.DataFrame:
+    """Return the parts of messages that belong to secure aggregation, in order of their ends.
 
-    The index is the row of the transfer.
+    Returns:
+        DataFrame of transfers with ``purpose`` and ``bytes`` of the part; the index is the row of
+        the transfer.
     """
     columns = ["direction", "payloads", "start", "end", "outcome", "task"]
     transfers = evidence.transfers[columns]
@@ -71,11 +76,15 @@ def _parts(evidence: Evidence) -> pd.DataFrame:
     return pd.concat(parts).astype({"direction": object}).sort_values("end", kind="stable")
 
 
-def _neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[float]":
-    """The number of neighbours of each message's client, NaN if it is not known.
+def _count_neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[float]":
+    """Return the count of neighbours of each message's client, NaN if it is not known.
 
-    Neighbours are drawn, ``degree`` for each client, from the clients that have sent keys since the
-    keys were last sent out; by default all of these are neighbours.
+    A client's neighbours are drawn from the clients that have sent keys since the keys were last
+    sent to clients.
+
+    Args:
+        parts: the parts of messages, as ``_find_parts`` returns them.
+        degree: count of neighbours of each client; None if all other clients are neighbours.
     """
     of_keys = parts["purpose"] == "secure-keys"
     is_key = (parts["direction"] == "up") & of_keys & (parts["outcome"] == "done")

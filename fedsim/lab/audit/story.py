@@ -1,4 +1,4 @@
-"""Checks that the records follow each other in a possible order, and within the deadlines."""
+"""Checks that the records are in a possible order, and that tasks keep to the deadlines."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import at_places, grain_s, latest, read, report
 from fedsim.records.schema import OF_TASKS
 
-_IN_TURN = (
+_ALLOWED_PAIRS = (
     ("task-start", ""),
     ("step-start", "task-start"),
     ("step-start", "step-end"),
@@ -19,11 +19,11 @@ _IN_TURN = (
     ("task-end", "task-start"),
     ("task-end", "step-end"),
 )
-"""Kinds of records of a task, each after the kind that may precede it."""
+"""Pairs of a task's records: a kind, and the kind that may directly precede it."""
 
 
 def time_order(evidence: Evidence) -> Iterator[str]:
-    """Times begin at 0 or later and never decrease, and the run's end is the last record."""
+    """Yield findings for decreasing times, and if the run's end is not the last record."""
     events = evidence.events
     records = events.assign(before=events["time"].shift(fill_value=0.0))
     text = "record {row} ({kind}) is at {time!r} s, after one at {before!r} s"
@@ -37,13 +37,17 @@ def time_order(evidence: Evidence) -> Iterator[str]:
 
 
 def task_lives(evidence: Evidence) -> Iterator[str]:
-    """Each task starts, takes its steps one after another, and ends as its last step did."""
+    """Yield findings for tasks whose records are out of order or incomplete.
+
+    A task starts, takes its steps one after another on one device, and ends with the outcome of its
+    last step.
+    """
     names = ["kind", "step", "outcome", "device"]
     of_tasks = evidence.events[evidence.events["kind"].isin(OF_TASKS)]
     lives = of_tasks.astype(dict.fromkeys(names, object))
     previous = lives.groupby("task")[names].shift().fillna("").add_prefix("last_")
     records = lives.join(previous)
-    in_turn = pd.MultiIndex.from_frame(records[["kind", "last_kind"]]).isin(_IN_TURN)
+    in_turn = pd.MultiIndex.from_frame(records[["kind", "last_kind"]]).isin(_ALLOWED_PAIRS)
     yield from report("task {task}: {kind} follows {last_kind}", records, ~in_turn)
     step_ends = records["kind"] == "step-end"
     text = "task {task}: {last_step} begins and {step} ends"
@@ -63,14 +67,19 @@ def task_lives(evidence: Evidence) -> Iterator[str]:
 
 
 def one_place(evidence: Evidence) -> Iterator[str]:
-    """A device has at most one task at a time."""
+    """Yield findings for devices that do two things at a time.
+
+    A device may not begin a task before its previous one has ended, and may not record steps of
+    any task but its current one.
+    """
     events = evidence.events[evidence.events["kind"].isin(OF_TASKS)]
     device = events["device"].to_numpy()
     task = events["task"].to_numpy()
     starts = (events["kind"] == "task-start").to_numpy()
     latest_start = latest(starts, device)
     start_before = pd.Series(latest_start).groupby(device).shift(fill_value=-1).to_numpy()
-    begun = np.where(starts, start_before, latest_start)  # the place of the device's last start
+    # row of the same device's last task-start
+    begun = np.where(starts, start_before, latest_start)
     current = np.append(task, 0)[begun]
     is_current = (begun >= 0) & (task == current)
     ends = (events["kind"] == "task-end") & is_current
@@ -83,9 +92,9 @@ def one_place(evidence: Evidence) -> Iterator[str]:
 
 
 def deadlines(evidence: Evidence) -> Iterator[str]:
-    """No task outlasts its round's deadline, and no training its limit."""
+    """Yield a finding for each task that exceeds its round's deadline or training limit."""
     events = evidence.events
-    ends = events.assign(limit=_limits(evidence, "deadline"))[events["kind"] == "task-end"]
+    ends = events.assign(limit=_round_limits(evidence, "deadline"))[events["kind"] == "task-end"]
     text = "task {task} ended {outcome} at {time!r} s, after its deadline {limit!r} s"
     yield from report(text, ends, ends["time"] > ends["limit"])
     of_trainings = (events["step"] == "train").to_numpy()
@@ -93,7 +102,7 @@ def deadlines(evidence: Evidence) -> Iterator[str]:
     trainings = events.assign(
         begun=begun,
         took=events["time"] - at_places(events["time"], begun),
-        limit=_limits(evidence, "training"),
+        limit=_round_limits(evidence, "training"),
     )
     trainings = trainings[of_trainings & (events["kind"] == "step-end")]
     has_begun = trainings["begun"] >= 0
@@ -103,15 +112,26 @@ def deadlines(evidence: Evidence) -> Iterator[str]:
     yield from report(text, trainings, has_begun & is_long)
 
 
-def _limits(evidence: Evidence, name: str) -> Floats:
-    """The latest limit of each record's round (s), infinity without one; float64 [records]."""
+def _round_limits(evidence: Evidence, name: str) -> Floats:
+    """Return the current limit of each record's round (s); float64 [records].
+
+    Args:
+        evidence: the run folder.
+        name: ``deadline`` (a simulated time) or ``training`` (a duration).
+
+    Returns:
+        Limits, infinity for a record whose round has no limit.
+    """
     events = evidence.events
     limits = evidence.data_of("round-start")[name].reindex(events.index)
     return limits.groupby(events["round"]).ffill().fillna(np.inf).to_numpy()
 
 
 def rounds_begin(evidence: Evidence) -> Iterator[str]:
-    """Each round asks as many clients as its first record states, or fewer through edge servers."""
+    """Yield findings for rounds that are out of order or ask another count of clients than stated.
+
+    With edge servers, a round may ask fewer clients.
+    """
     events = evidence.events
     begins = evidence.data_of("round-start").join(events[["time", "round"]])
     again = begins.assign(before=begins["round"].shift(fill_value=-1))
@@ -126,13 +146,16 @@ def rounds_begin(evidence: Evidence) -> Iterator[str]:
     else:
         differs = rounds["asked"] != rounds["selected"]
     if evidence.run.summary["status"] != "done":
-        differs &= rounds["round"] != rounds["round"].max()  # the last one is incomplete
+        differs &= rounds["round"] != rounds["round"].max()  # the last round may be incomplete
     text = "round {round} begins with {selected:g} clients, and {asked:g} are asked"
     yield from report(text, rounds, differs)
 
 
 def deadlines_as_said(evidence: Evidence) -> Iterator[str]:
-    """A deadline given as a time is that long after the round's begin, or bounds each training."""
+    """Yield a finding for each round whose deadline is not the scenario's.
+
+    Only a fixed deadline is checked. It counts from the round's begin, or limits each training.
+    """
     strategy = evidence.run.scenario["strategy"]
     rule = strategy.get("deadline")
     if ":" in strategy["kind"]:

@@ -1,4 +1,4 @@
-"""Facts about the built-in strategies on which checks rest; a user's strategy is in no list."""
+"""Properties of the built-in strategies that the checks use; a user's strategy is in no list."""
 
 PEERS = ("d-psgd", "diloco", "epidemic", "gossip", "local-sgd")
 """Strategies whose devices send to each other."""
@@ -15,13 +15,13 @@ PLAIN_EPOCHS = (
     "fedprox",
     "refl",
 )
-"""Strategies each of whose trainings is of ``local_epochs``."""
+"""Strategies in which every training has ``local_epochs`` epochs."""
 
 UNEVEN_EPOCHS = ("pfedme", "flexcfl", "fedgroup", "flower", "heterofl", "hetlora", "flora")
 """Strategies in which an epoch is not always one pass over the samples."""
 
 LONGER_EPOCHS = ("moon",)
-"""Strategies in which an epoch takes longer than a pass for training."""
+"""Strategies in which an epoch takes longer than one training pass over the samples."""
 
 WITHOUT_GROUPS = (
     *PEERS,
@@ -89,10 +89,10 @@ REQUESTS_IN_ROUNDS = (
     "moon",
     "pfedme",
 )
-"""Strategies whose server sends requests to devices in rounds alone.
+"""Strategies whose server sends requests to devices only in rounds.
 
 All devices that are present are idle between rounds.
 """
 
 UPDATES_ARE_MODELS = (*PEERS, "fpfc", "local")
-"""Strategies in which each update becomes a model by itself."""
+"""Strategies in which each update becomes a separate model."""

@@ -1,4 +1,4 @@
-"""Checks that trainings had the scenario's epochs, and took the time that samples and speed imply."""
+"""Checks that trainings had the scenario's epochs, and lasted as samples and speed imply."""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +18,11 @@ _ROUNDING = 1e-6
 
 
 def epochs_agree(evidence: Evidence) -> Iterator[str]:
-    """Trainings have as many ends of epochs as epochs, or none that counts, in order and in time."""
+    """Yield a finding for each training whose count of epochs contradicts their recorded ends.
+
+    The ends have to be in order and within the training. A training may have ends but no epoch that
+    counts.
+    """
     trainings = evidence.trainings
     count = trainings["ends"].map(len)
     epochs = trainings["epochs"]
@@ -33,9 +37,9 @@ def epochs_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def epochs_as_said(evidence: Evidence) -> Iterator[str]:
-    """Clients are asked for the scenario's epochs in rounds.
+    """Yield a finding for each training that was asked for other epochs than the scenario's.
 
-    Outside of rounds a selection may have them profiled with other epochs.
+    Only trainings in rounds are checked: profiling before a selection may use other epochs.
     """
     strategy = evidence.run.scenario["strategy"]
     if strategy["kind"] not in PLAIN_EPOCHS:
@@ -48,7 +52,11 @@ def epochs_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def durations_agree(evidence: Evidence) -> Iterator[str]:
-    """A device's last training took its samples over its speed an epoch, by that instant's jitter."""
+    """Yield a finding for each device whose last training had a wrong duration.
+
+    An epoch takes the samples over the device's speed, times the jitter of its begin. Slow phases,
+    and factors that are the same for all devices, are allowed for.
+    """
     scenario = evidence.run.scenario
     population = scenario["population"]
     if not _follows_from_speed(scenario):
@@ -59,7 +67,7 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     jitter = _EpochJitter(Streams(scenario["seed"]), population["jitter"]["value"])
     ratios = np.array(
         [
-            _ratio(training, seconds, jitter)
+            _duration_ratio(training, seconds, jitter)
             for training, seconds in zip(trainings.itertuples(), epoch_s, strict=True)
         ],
         dtype=np.float64,
@@ -67,7 +75,7 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     slow = population.get("slow_phases", {"factor": 1.0})["factor"]
     usual = 1.0
     if "reference_flops" in population or scenario["strategy"]["kind"] in LONGER_EPOCHS:
-        usual = _usual_ratio(ratios, slow)
+        usual = _median_ratio(ratios, slow)
     slack = _ROUNDING if usual == 1.0 else 1e-4
     # comparisons with NaN are false: an unknown ratio is not wrong
     wrong = (ratios < usual * (1 - slack)) | (ratios > usual / slow * (1 + slack))
@@ -79,7 +87,7 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _follows_from_speed(scenario: TomlTable) -> bool:
-    """Whether the durations of trainings follow from samples, speed and jitter."""
+    """Whether the durations of trainings follow from samples, speed and jitter of the scenario."""
     population = scenario["population"]
     strategy = scenario["strategy"]
     if "device" in population:
@@ -95,7 +103,14 @@ def _follows_from_speed(scenario: TomlTable) -> bool:
 
 
 def _last_trainings(evidence: Evidence) -> pd.DataFrame:
-    """Each device's last training of which an epoch has ended, on all samples of its last data."""
+    """Return the last training of each device that can be compared with its speed.
+
+    A training can be compared if it ended an epoch, used all samples, began after the last shift of
+    the device's data, and if no process slowed the device down.
+
+    Returns:
+        Rows of ``Evidence.trainings``, sorted by device.
+    """
     events = evidence.events
     trainings = evidence.trainings
     trainings = trainings[trainings["ends"].map(bool) & ~trainings["in_part"]]
@@ -108,14 +123,14 @@ def _last_trainings(evidence: Evidence) -> pd.DataFrame:
 
 
 class _EpochJitter:
-    """The factors of the scenario's lognormal jitter, of mean 1."""
+    """Random factors on the duration of epochs: lognormal with mean 1, drawn by device and time."""
 
     def __init__(self, streams: Streams, variation: float) -> None:
         self._streams = streams
         self._sigma = math.sqrt(math.log1p(variation**2))
 
     def sum_of_epochs(self, device: int, begins: list[float]) -> float:
-        """Sum the factors of a device's epochs that begin at some times (s)."""
+        """Return the sum of a device's factors for epochs that begin at given times (s)."""
         if not self._sigma:
             return len(begins)
         factors = []
@@ -125,8 +140,17 @@ class _EpochJitter:
         return math.fsum(factors)
 
 
-def _ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> float:
-    """The duration of a training's epochs, over their due one; NaN if it is not known."""
+def _duration_ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> float:
+    """Return the duration of a training's finished epochs over the duration by its speed.
+
+    Args:
+        training: row of ``Evidence.trainings``.
+        epoch_s: duration of an epoch by samples and speed (s).
+        jitter: factors of the epochs.
+
+    Returns:
+        The ratio; NaN if it is not known.
+    """
     times = [training.start, *training.ends]
     seconds = times[-1] - times[0]
     if not math.isnan(training.core_s):
@@ -137,8 +161,8 @@ def _ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> float:
     return float(seconds / (epoch_s * jitter.sum_of_epochs(training.device, times[:-1])))
 
 
-def _usual_ratio(ratios: Floats, slow: float) -> float:
-    """The median ratio; NaN if devices have slow phases, or if no ratio is known."""
+def _median_ratio(ratios: Floats, slow: float) -> float:
+    """Return the median of the ratios; NaN if devices have slow phases, or all ratios are NaN."""
     if slow != 1.0 or np.isnan(ratios).all():
         return math.nan
     return float(np.nanmedian(ratios))

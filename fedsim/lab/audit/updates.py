@@ -1,4 +1,4 @@
-"""Checks that every update counts, and counts once: in aggregations and in the rounds' counts."""
+"""Checks that every update is aggregated once, and that the rounds' counts agree with the tasks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,16 +30,17 @@ _COUNT_OF = {
     "battery": "disconnected",
     "done": "valid",
 }
-"""The count of a round in which an outcome of a task counts."""
+"""Dict from outcome of a task to the name of the round's count that includes the task."""
 
 _NOT_MEASURED = dict.fromkeys((*_FIGURES, *OF_PEERS, "selected", "valid", "slow", "disconnected"))
-"""Columns of rounds that are empty if the round's record does not have them."""
+"""Dict from column of rounds to None, its value if the record of the round lacks the field."""
 
 
 def rounds_of_updates(evidence: Evidence) -> Iterator[str]:
-    """Updates are as many rounds older than their aggregation as its staleness states.
+    """Yield a finding for each aggregation whose staleness contradicts the rounds of its updates.
 
-    An update or an aggregation without a round has no age.
+    Staleness is the aggregation's round minus the update's round, and 0 if the update has none. An
+    aggregation without a round is not checked.
     """
     events = evidence.events
     starts = events[events["kind"] == "task-start"].drop_duplicates("task")
@@ -65,17 +66,21 @@ def rounds_of_updates(evidence: Evidence) -> Iterator[str]:
 
 
 def _age(number: int, start_round: int) -> int:
+    """Return the staleness of an update (rounds); 0 if its task belongs to no round."""
     return 0 if start_round == NOTHING else number - start_round
 
 
 def aggregated_once(evidence: Evidence) -> Iterator[str]:
-    """Aggregations name only tasks that have ended done, each once, and leave none out.
+    """Yield a finding for each task that is aggregated twice, wrongly, or not at all.
 
-    A training of which no epoch counts has nothing to aggregate, and must not be aggregated. A
-    task without a round (profiling) may be left out, and so may a task that only prepared its
-    device for the next one, or whose update was lost with an edge server. Updates that arrive
-    after the last aggregation may wait for the next one. Without rounds, so may updates of the
-    same instant, and updates of another group than the aggregation's.
+    Every aggregated task has to have ended ``done`` and to have trained an epoch that counts. Every
+    such task has to be aggregated, with these exceptions:
+
+    - A task without a round (profiling), or whose work its device's next task continues.
+    - An update that was lost with an edge server.
+    - An update that arrives after the last aggregation.
+    - If the strategy has no rounds: an update of the same instant as the aggregation, or of another
+      group.
     """
     events = evidence.events
     aggregates = evidence.data_of("aggregate")
@@ -107,7 +112,7 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
         elif kind == "task-end":
             book.finish(task, time, group)
         elif kind == "updates-lost":
-            book.lose(lost_tasks[row])
+            book.mark_lost(lost_tasks[row])
         elif kind == "aggregate":
             yield from book.aggregate(tasks_of[row], in_rounds[row], group)
         elif kind == "round":
@@ -115,7 +120,7 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
 
 
 def _continued_tasks(evidence: Evidence) -> dict[int, int]:
-    """The task that each continuation continues, by the record that begins the continuation."""
+    """Return a dict from the row that begins a continuation to the ID of the continued task."""
     starts = evidence.events[evidence.events["kind"] == "task-start"]
     before = starts.groupby("device")["task"].shift()
     before = before[evidence.is_continuation[starts.index]].dropna().astype(np.int64)
@@ -123,32 +128,44 @@ def _continued_tasks(evidence: Evidence) -> dict[int, int]:
 
 
 class _UpdateBook:
-    """The updates that may be aggregated, and the updates that have to be aggregated."""
+    """Bookkeeping of updates: which may be aggregated, and which have to be aggregated."""
 
     def __init__(self) -> None:
         self._idle = set[int]()
         self._trained = set[int]()
         self._ended = set[int]()
         self._counted = set[int]()
-        # the time and the group of tasks that trained for a round and ended done
+        # from ID of a task to aggregate to the time at which it ended (s), and its group
         self._owed: dict[int, tuple[float, int]] = {}
         self._all_due = True
         self._group = NOTHING
 
     def train(self, task: int, is_idle: bool, number: int) -> None:
-        """End a training; ``is_idle``: no epoch counts; ``number``: of its round."""
+        """Book the end of a training.
+
+        Args:
+            task: ID of the task.
+            is_idle: whether no epoch of the training counts.
+            number: index of the task's round, or ``NOTHING``.
+        """
         if is_idle:
             self._idle.add(task)
         elif number != NOTHING:
             self._trained.add(task)
 
     def excuse(self, task: int) -> None:
-        """Excuse a task whose continuation begins."""
+        """Allow that a task is not aggregated, because another task continues its work."""
         self._trained.discard(task)
         self._owed.pop(task, None)
 
     def finish(self, task: int, time: float, group: int) -> None:
-        """End a task as done."""
+        """Book that a task ended ``done``, so that its update may be aggregated.
+
+        Args:
+            task: ID of the task.
+            time: simulated time of the end (s).
+            group: the task's group, or ``NOTHING``.
+        """
         if task in self._idle:
             return
         self._ended.add(task)
@@ -156,14 +173,20 @@ class _UpdateBook:
         if task in self._trained:
             self._owed[task] = time, group
 
-    def lose(self, tasks: Iterable[int]) -> None:
-        """Lose updates with an edge server."""
+    def mark_lost(self, tasks: Iterable[int]) -> None:
+        """Book that the updates of tasks were lost with an edge server."""
         for task in tasks:
             self._ended.discard(task)
             self._owed.pop(task, None)
 
     def aggregate(self, tasks: Iterable[int], in_rounds: bool, group: int) -> Iterator[str]:
-        """Count the updates of an aggregation; ``in_rounds``: all updates are due at once."""
+        """Book an aggregation, and yield a finding for each task that must not be in it.
+
+        Args:
+            tasks: IDs of the aggregated tasks.
+            in_rounds: whether the strategy has rounds, so that no update may wait.
+            group: the aggregation's group, or ``NOTHING``.
+        """
         self._all_due = in_rounds
         self._group = group
         for task in tasks:
@@ -178,7 +201,11 @@ class _UpdateBook:
             self._counted.add(task)
 
     def close_round(self, time: float) -> Iterator[str]:
-        """Report the updates that the round's aggregation has left out."""
+        """Yield a finding for each update that should be aggregated by now, but is not.
+
+        Args:
+            time: end of the round (s).
+        """
         for task, (since, group) in [*self._owed.items()]:
             is_due = self._all_due or (since < time and self._group in (NOTHING, group))
             if is_due:
@@ -187,7 +214,7 @@ class _UpdateBook:
 
 
 def round_counts(evidence: Evidence) -> Iterator[str]:
-    """Each round's counts agree with its tasks, and the rounds' table with the records."""
+    """Yield a finding for each count of a round that contradicts its tasks or its record."""
     events = evidence.events
     summary = evidence.run.summary
     recorded = evidence.data_of("round")["data"].to_dict()
@@ -207,7 +234,7 @@ def round_counts(evidence: Evidence) -> Iterator[str]:
         if kind == "task-end":
             ended[number]["selected"] += 1
             ended[number][_COUNT_OF.get(outcome, outcome)] += 1
-        elif kind == "task-start":  # a task and its continuation count as one
+        elif kind == "task-start":  # a task and its continuation count as one task
             if number not in ended:
                 yield f"task {task} goes on with one of round {name}, of which none has ended"
             ended[number].subtract(("selected", "valid"))
@@ -225,6 +252,7 @@ def round_counts(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_counts(name: object, data: Mapping[str, int], counts: Counter[str]) -> Iterator[str]:
+    """Yield a finding for each count in a round's record that differs from the count of tasks."""
     for key in _COUNTS:
         if key not in data:
             continue
@@ -239,7 +267,7 @@ def _check_counts(name: object, data: Mapping[str, int], counts: Counter[str]) -
 def _check_cells(
     name: object, cells: Mapping[str, object], data: Mapping[str, object]
 ) -> Iterator[str]:
-    """Compare a row of the rounds' table with the data of the round's record."""
+    """Yield a finding for each cell of the rounds' table that differs from the round's record."""
     for key, value in {**_NOT_MEASURED, **data}.items():
         cell = cells.get(key, "missing")
         if cell != value:

@@ -1,4 +1,4 @@
-"""Checks that each message has the bytes of its models and numbers, as the codecs encode them."""
+"""Checks that each message has the size of its models and values, as the codecs encode them."""
 
 import math
 from collections.abc import Iterator
@@ -39,38 +39,40 @@ _ONE_MODEL = (
     "gradient",
     "group-exchange",
 )
-"""Purposes of messages with one model, or with the part of it that leaves a device."""
+"""Purposes of message parts with one model, or with the parameters that devices send of it."""
 
 _SEVERAL_MODELS = ("exchange", "directions", "migration", "cold-start", "loss-query")
-"""Purposes of messages with one model or several."""
+"""Purposes of message parts with one or more models."""
 
 _NUMBERS = {"id": 1, "training-loss": 1, "test-accuracy": 1, "declined": 1, "resources": 3}
-"""Purposes of messages with a fixed count of numbers."""
+"""Dict from purpose of a message part to its fixed count of 4-byte values."""
 
 _LISTS = ("size-report", "loss", "probe-loss", "control", "class-counts")
-"""Purposes of messages with any count of numbers."""
+"""Purposes of message parts with any count of 4-byte values."""
 
 _TO_ALL_GROUPS = ("ifca", "ifca-mig", "hypcluster")
 """Strategies whose clients receive the models of all groups."""
 
-_CUT = {"heterofl": "width", "hetlora": "rank", "flora": "adapters"}
-"""The respect in which models of some strategies are smaller on some devices."""
+_REDUCED = {"heterofl": "width", "hetlora": "rank", "flora": "adapters"}
+"""Dict from strategy with smaller models on some devices to the quantity that it reduces."""
 
 _STATES = {"Adam": 2, "AdamW": 2}
-"""Optimisers of torch, with the numbers that each keeps for a number of the model.
+"""Dict from torch optimiser to the count of values in its state per model parameter.
 
-Each also keeps one count for every tensor.
+The state also has one step count per tensor.
 """
 
 
 def bytes_as_said(evidence: Evidence) -> Iterator[str]:
-    """Each part of a message has the bytes that parameters, parts and codec give it."""
+    """Yield a finding for each part of a message whose size the model and the codec do not give."""
     strategy = evidence.run.scenario["strategy"]["kind"]
     if ":" in strategy or strategy == "flower":
-        return  # the purposes of its messages are not known
+        return  # user code and Flower apps choose the purposes of their messages
     sizes = MessageSizes(evidence)
     transfers = evidence.transfers
-    of_strategy = transfers["direction"] != "peer"  # processes send other messages to peers
+    of_strategy = (
+        transfers["direction"] != "peer"
+    )  # peer messages outside of rounds are from processes
     if strategy in PEERS:
         of_strategy |= transfers["round"] != NOTHING
     keys = ["direction", "payloads"]
@@ -93,11 +95,11 @@ def bytes_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 class MessageSizes:
-    """The bytes that the messages of a run may have.
+    """Sizes (bytes) that the parts of a run's messages may have.
 
     Attributes:
-        cut: the respect in which models are smaller on some devices (``width``, ``rank`` or
-            ``adapters``); None if all devices have the whole model.
+        cut: kind of reduction of models on some devices (``width``, ``rank`` or ``adapters``);
+            None if all devices have the whole model.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -107,25 +109,28 @@ class MessageSizes:
         self._strategy: TomlTable = scenario["strategy"]
         self._codecs = scenario.get("messages", {})
         self._streams = Streams(scenario["seed"])
-        self.cut = _CUT.get(self._strategy["kind"])
+        self.cut = _REDUCED.get(self._strategy["kind"])
 
     @cached_property
-    def _expected(self) -> tuple[Tensors, Tensors] | None:
+    def _scenario_tensors(self) -> tuple[Tensors, Tensors] | None:
         return dense_tensors(self._scenario)
 
     @cached_property
-    def _tensors(self) -> Tensors | None:
-        """The trained tensors that the run left; without any, the tensors of the scenario's model."""
+    def _trained_tensors(self) -> Tensors | None:
+        """Shapes of the trained tensors; from a model in the folder, or else from the scenario.
+
+        None if neither determines them.
+        """
         tensors = left_tensors(self._evidence)
-        if tensors is None and self._expected is not None:
-            tensors = self._expected[0]
+        if tensors is None and self._scenario_tensors is not None:
+            tensors = self._scenario_tensors[0]
         return tensors
 
     @cached_property
-    def _whole(self) -> int | None:
-        """Count of a model's parameters; None if neither tensors nor scenario define it."""
-        if self._tensors is not None:
-            return numbers(self._tensors)
+    def _parameter_count(self) -> int | None:
+        """Count of the model's parameters; None if neither tensors nor scenario determine it."""
+        if self._trained_tensors is not None:
+            return numbers(self._trained_tensors)
         model = self._scenario.get("model", {})
         if model.get("kind") == "size":
             size: float = read(Bytes, model["bytes"])
@@ -133,71 +138,76 @@ class MessageSizes:
         return None
 
     @cached_property
-    def _sent(self) -> int | None:
-        """Count of the numbers of a model that leave a device; None if it is not known."""
-        if self._tensors is None:
-            return self._whole
-        return sent_numbers(self._scenario, self._tensors)
+    def _sent_count(self) -> int | None:
+        """Count of the model parameters that devices send; None if it is not known."""
+        if self._trained_tensors is None:
+            return self._parameter_count
+        return sent_numbers(self._scenario, self._trained_tensors)
 
     def problem(
         self, direction: str, purpose: str, size: float, device: int, number: int
     ) -> str | None:
-        """The reason why a part of a message cannot have a size; None if it can.
+        """Return the reason why a part of a message cannot have a given size; None if it can.
 
         Args:
-            direction: of the message.
-            purpose: of the part.
-            size: of the part (bytes).
-            device: at an end of the message.
-            number: of the message's round.
+            direction: direction of the message.
+            purpose: purpose of the part.
+            size: size of the part (bytes).
+            device: ID of the device that sends or receives the message.
+            number: index of the message's round.
         """
         if purpose in _NUMBERS:
             count = _NUMBERS[purpose]
-            return _unlike(size, count * _NUMBER_BYTES, f"{count} numbers have")
+            return _compare_sizes(size, count * _NUMBER_BYTES, f"{count} numbers have")
         if purpose in _LISTS:
             if size > 0 and size % _NUMBER_BYTES == 0:
                 return None
             return f"numbers have {_NUMBER_BYTES} bytes each"
         if purpose == "base":
-            return self._problem_of_base(size)
+            return self._check_base(size)
         if purpose == "optimiser":
-            return self._problem_of_state(size)
+            return self._check_state(size)
         if purpose in _ONE_MODEL or purpose in _SEVERAL_MODELS:
-            return self._problem_of_models(direction, purpose, size, device, number)
+            return self._check_models(direction, purpose, size, device, number)
         return None
 
-    def _problem_of_base(self, size: float) -> str | None:
-        if self._expected is None:
+    def _check_base(self, size: float) -> str | None:
+        """Return the reason why the frozen tensors cannot have a size; None if they can."""
+        if self._scenario_tensors is None:
             return None
-        due = _NUMBER_BYTES * numbers(self._expected[1])
-        return _unlike(size, due, "the frozen tensors have")
+        due = _NUMBER_BYTES * numbers(self._scenario_tensors[1])
+        return _compare_sizes(size, due, "the frozen tensors have")
 
-    def _problem_of_state(self, size: float) -> str | None:
+    def _check_state(self, size: float) -> str | None:
+        """Return the reason why the state of an optimiser cannot have a size; None if it can."""
         training = self._scenario.get("training", {})
         numbers_each = _STATES.get(training.get("optimiser", ""))
-        if numbers_each is None or self._tensors is None:
+        if numbers_each is None or self._trained_tensors is None:
             return None
-        due = _NUMBER_BYTES * (numbers_each * numbers(self._tensors) + len(self._tensors))
-        return _unlike(size, due, f"the state of {training['optimiser']} has")
+        due = _NUMBER_BYTES * (
+            numbers_each * numbers(self._trained_tensors) + len(self._trained_tensors)
+        )
+        return _compare_sizes(size, due, f"the state of {training['optimiser']} has")
 
-    def _problem_of_models(
+    def _check_models(
         self, direction: str, purpose: str, size: float, device: int, number: int
     ) -> str | None:
+        """Return the reason why a part with models cannot have a size; None if it can."""
         section = "down" if direction == "down" else "up"
         codec = self._codecs.get(section, _PLAIN)
-        if self._whole is None or ":" in codec["kind"]:
+        if self._parameter_count is None or ":" in codec["kind"]:
             return None
-        counts = self._counts(purpose, device, number)
+        counts = self._parameter_counts(purpose, device, number)
         if counts is None:
             return None
         if purpose == "model" and self.cut == "adapters":
-            return self._problem_of_adapters(size)
+            return self._check_adapters(size)
         units = set[float]()
         for count in counts:
-            unit = coded_bytes(codec, count, self._whole)
+            unit = coded_bytes(codec, count, self._parameter_count)
             if unit is not None:
                 units.add(unit)
-        times = self._times(purpose)
+        times = self._model_count(purpose)
         if not units or any(_is_multiple(size, unit, times) for unit in units):
             return None
         due = " or ".join(f"{unit:g}" for unit in sorted(units))
@@ -207,37 +217,44 @@ class MessageSizes:
             return f"the codec {codec['kind']!r} makes {due} of it"
         return f"the codec {codec['kind']!r} makes {times} times {due} of it"
 
-    def _times(self, purpose: str) -> int | None:
-        """The count of models in a message; None if it may have any."""
+    def _model_count(self, purpose: str) -> int | None:
+        """Return the count of models in a message of a purpose; None if any count is allowed."""
         to_all_groups = purpose == "model" and self._strategy["kind"] in _TO_ALL_GROUPS
         if purpose in ("directions", "migration") or to_all_groups:
             groups: int = self._strategy["groups"]
             return groups
         return 1 if purpose in _ONE_MODEL else None
 
-    def _counts(self, purpose: str, device: int, number: int) -> list[int] | None:
-        """The counts of numbers that a model of a message may have; None if they are not known."""
+    def _parameter_counts(self, purpose: str, device: int, number: int) -> list[int] | None:
+        """Return the possible parameter counts of a model in a message.
+
+        Returns:
+            The counts; None if the folder does not determine them.
+        """
         if purpose == "loss-query":
-            return [count for count in (self._whole, self._sent) if count is not None]
+            return [
+                count for count in (self._parameter_count, self._sent_count) if count is not None
+            ]
         if self.cut is None:
-            return None if self._sent is None else [self._sent]
-        if self._tensors is None:
+            return None if self._sent_count is None else [self._sent_count]
+        if self._trained_tensors is None:
             return None
         counts = []
-        for size in self._sizes(device, number):
+        for size in self._reduced_sizes(device, number):
             if self.cut == "adapters":
-                count: int | None = adapter_numbers(self._tensors, size)
+                count: int | None = adapter_numbers(self._trained_tensors, size)
             else:
-                count = cut_numbers(self._tensors, self.cut, size)
+                count = cut_numbers(self._trained_tensors, self.cut, size)
             if count is None:
                 return None
             counts.append(count)
         return counts
 
-    def _sizes(self, device: int, number: int) -> list[float]:
-        """The sizes that a device's model may have in a round.
+    def _reduced_sizes(self, device: int, number: int) -> list[float]:
+        """Return the reduced model sizes that a device may have in a round.
 
-        Of a list it is the size that the device's stream draws.
+        Sizes are shares of the width, or ranks. If the strategy has a list of sizes, only the one
+        that the device's random stream draws is returned.
         """
         sizes = self._strategy["sizes"]
         if isinstance(sizes, dict):
@@ -250,26 +267,29 @@ class MessageSizes:
             generator = self._streams.generator("strategy/size", device)
         return [options[int(generator.integers(len(options)))]]
 
-    def _problem_of_adapters(self, size: float) -> str | None:
-        """FLoRA sends the whole model, or the adapters of some clients."""
-        assert self._tensors is not None
-        assert self._whole is not None
+    def _check_adapters(self, size: float) -> str | None:
+        """Return the reason why a FLoRA message cannot have a size; None if it can.
+
+        FLoRA sends either the whole model or the adapters of some clients.
+        """
+        assert self._trained_tensors is not None
+        assert self._parameter_count is not None
         sizes = self._strategy["sizes"]
         ranks = sizes.values() if isinstance(sizes, dict) else sizes
-        counts = [adapter_numbers(self._tensors, rank) for rank in ranks]
+        counts = [adapter_numbers(self._trained_tensors, rank) for rank in ranks]
         unit = _NUMBER_BYTES * math.gcd(*counts)
-        whole = _NUMBER_BYTES * self._whole
+        whole = _NUMBER_BYTES * self._parameter_count
         if size == whole or (size <= whole and size % unit == 0):
             return None
         return f"the model has {whole}, and adapters multiples of {unit}"
 
 
-def _unlike(size: float, due: int, subject: str) -> str | None:
+def _compare_sizes(size: float, due: int, subject: str) -> str | None:
     return None if size == due else f"{subject} {due}"
 
 
 def _is_multiple(size: float, unit: float, times: int | None) -> bool:
-    """Whether a size is that many units; by default any whole number of them, at least one."""
+    """Whether a size is ``times`` units, or any whole count of units, at least 1, by default."""
     models = size / unit if unit else math.nan
     if times is None:
         times = max(1, round(models))

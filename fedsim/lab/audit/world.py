@@ -27,14 +27,14 @@ _LINKS = {
     "link_up": ("up", "link-up", units.BytesPerSecond),
     "latency": ("latency", "latency", units.Seconds),
 }
-"""Columns of devices, with their key, the purpose of their stream, and their unit."""
+"""Dict from column of devices to key in the scenario, purpose of the random stream, and unit."""
 
 _BATTERY = {
     "capacity_j": ("capacity", units.Joules),
     "initial_j": ("initial", float),
     "charge_w": ("charge", units.Watts),
 }
-"""Columns of batteries, with their key and unit."""
+"""Dict from column of batteries in ``energy.parquet`` to key in the scenario, and unit."""
 
 _POWERS = {
     "idle_w": ("idle", units.Watts, "0 W"),
@@ -46,27 +46,30 @@ _POWERS = {
     "send_j_byte": ("send_byte", units.JoulesPerByte, "0 J/B"),
     "tail_s": ("tail_lasts", units.Seconds, None),
 }
-"""Columns of powers, with their key and unit, and their value without the key or a preset."""
+"""Dict from column of powers in ``energy.parquet`` to key in the scenario, unit, and default.
+
+The default is the value if the scenario has neither the key nor a preset.
+"""
 
 
 def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Speeds, links and sample counts follow from the scenario's distributions and seed."""
+    """Yield a finding for each device whose speed, link or sample count the seed does not give."""
     if not evidence.run.has_all_devices:
         return
     scenario = evidence.run.scenario
     population = scenario["population"]
-    columns = {"speed": _speeds(scenario)}
+    columns = {"speed": _draw_speeds(scenario)}
     if population.get("samples", {}).get("kind") in ("uniform", "long-tail"):
         sizes = read(Sizes, population["samples"])
         generator = Streams(scenario["seed"]).generator("world/samples")
         columns["samples"] = sizes.draw(population["devices"], generator).astype(np.float64)
     if "capacity" not in population and "device" not in population:
-        columns.update(_links(scenario))
+        columns.update(_draw_links(scenario))
     yield from _check_columns(evidence.devices, columns, "")
 
 
-def _speeds(scenario: TomlTable) -> Floats:
-    """Samples/s of each device, slower for stragglers; float64 [devices]."""
+def _draw_speeds(scenario: TomlTable) -> Floats:
+    """Draw the speed of each device (samples/s), with stragglers slowed down; float64 [devices]."""
     population = scenario["population"]
     speed = draw(scenario, population.get("speed"), "world/speed", units.SamplesPerSecond)
     stragglers = population.get("stragglers")
@@ -79,8 +82,8 @@ def _speeds(scenario: TomlTable) -> Floats:
     return speed
 
 
-def _links(scenario: TomlTable) -> dict[str, Floats]:
-    """Rates (bytes/s) and latency (s) of each device's link, by column; float64 [devices]."""
+def _draw_links(scenario: TomlTable) -> dict[str, Floats]:
+    """Draw rates (bytes/s) and latency (s) of each device's link: column: float64 [devices]."""
     network = scenario["network"]
     adds_latency = "edge" in network or network["kind"] == "regions"
     columns = {}
@@ -93,22 +96,22 @@ def _links(scenario: TomlTable) -> dict[str, Floats]:
 
 
 def energy_as_said(evidence: Evidence) -> Iterator[str]:
-    """Energy is counted by the rules of the scenario, with the batteries and powers that it draws."""
+    """Yield findings if ``energy.json``, batteries or powers do not follow from the scenario."""
     scenario = evidence.run.scenario
     section = scenario.get("energy")
     if section is None or not evidence.run.has(TABLE):
         return
     setting = evidence.document(SETTING)
     overhead = math.nan if evidence.has_own_protocol else evidence.overhead
-    for key, value in _setting(section, evidence.cells, overhead).items():
-        if not _alike(setting[key], value):
+    for key, value in _energy_setting(section, evidence.cells, overhead).items():
+        if not _is_json_close(setting[key], value):
             yield f"{key} is {setting[key]!r} in {SETTING}, the scenario says {value!r}"
-    columns = {**_batteries(scenario), **_powers(scenario, overhead)}
+    columns = {**_draw_batteries(scenario), **_draw_powers(scenario, overhead)}
     yield from _check_columns(evidence.frame(TABLE, tuple(columns)), columns, "energy: ")
 
 
-def _batteries(scenario: TomlTable) -> dict[str, Floats]:
-    """The values of each device's battery, by column; float64 [devices]."""
+def _draw_batteries(scenario: TomlTable) -> dict[str, Floats]:
+    """Draw each device's battery values: column of ``energy.parquet``: float64 [devices]."""
     battery = scenario["energy"].get("battery", {})
     columns = {}
     for name, (key, unit) in _BATTERY.items():
@@ -118,8 +121,8 @@ def _batteries(scenario: TomlTable) -> dict[str, Floats]:
     return columns
 
 
-def _powers(scenario: TomlTable, overhead: float) -> dict[str, Floats]:
-    """The powers of each device, by column; float64 [devices]."""
+def _draw_powers(scenario: TomlTable, overhead: float) -> dict[str, Floats]:
+    """Draw each device's powers: column of ``energy.parquet``: float64 [devices]."""
     section = scenario["energy"]
     factors = {
         "compute_w": section["utilisation"],
@@ -138,7 +141,13 @@ def _powers(scenario: TomlTable, overhead: float) -> dict[str, Floats]:
 
 
 def _check_columns(table: pd.DataFrame, drawn: Mapping[str, Floats], prefix: str) -> Iterator[str]:
-    """Compare columns of the table with drawn ones, of which NaN equals anything."""
+    """Yield a finding for each cell of a table that differs from the drawn value.
+
+    Args:
+        table: a table of devices.
+        drawn: column: values, NaN if any value is right; float64 [devices].
+        prefix: text before each finding.
+    """
     text = prefix + "{name} of device {row} is {stated!r}; by the scenario and its seed {due!r}"
     for name, values in drawn.items():
         due = values
@@ -148,13 +157,21 @@ def _check_columns(table: pd.DataFrame, drawn: Mapping[str, Floats], prefix: str
         yield from report_differences(text, table, {name: due}, atol=slack, equal_nan=True)
 
 
-def _setting(section: TomlTable, cells: int, overhead: float) -> dict[str, object]:
-    """The entries of ``energy.json`` by the scenario's section, without zones of a user's file."""
+def _energy_setting(section: TomlTable, cells: int, overhead: float) -> dict[str, object]:
+    """Return the entries of ``energy.json`` that the scenario's ``[energy]`` section gives.
+
+    Zones are left out if any of them is from a user's file.
+
+    Args:
+        section: the scenario's ``[energy]`` section.
+        cells: count of the network's cells.
+        overhead: bytes on the wire per byte of payload.
+    """
     setting = {
         "idle_while": section.get("idle_while", "working"),
         "batteries": "battery" in section,
-        "server": _place(section.get("server") or {}, 1, overhead),
-        "edge": _place(section.get("edge") or {}, cells, overhead),
+        "server": _server_energy(section.get("server") or {}, 1, overhead),
+        "edge": _server_energy(section.get("edge") or {}, cells, overhead),
     }
     zones = section.get("carbon", {"zones": []})["zones"]
     if any("file" in zone for zone in zones):
@@ -174,22 +191,22 @@ def _setting(section: TomlTable, cells: int, overhead: float) -> dict[str, objec
     return setting
 
 
-def _place(section: TomlTable, count: int, overhead: float) -> dict[str, float]:
-    """The energy of the server, or of all edge servers."""
+def _server_energy(section: TomlTable, count: int, overhead: float) -> dict[str, float]:
+    """Return the energy settings of the server, or of ``count`` edge servers together."""
     idle = read(units.Watts, section.get("idle") or "0 W")
     update = read(units.Joules, section.get("update") or "0 J")
     byte = read(units.JoulesPerByte, section.get("byte") or "0 J/B")
     return {"idle_w": count * idle, "update_j": update, "j_byte": byte * overhead}
 
 
-def _alike(stated: object, due: object) -> bool:
-    """Whether values of JSON are equal up to rounding; NaN in ``due`` equals any number."""
+def _is_json_close(stated: object, due: object) -> bool:
+    """Whether two JSON values are equal up to rounding; NaN in ``due`` equals any number."""
     if isinstance(stated, dict) and isinstance(due, dict):
         if stated.keys() != due.keys():
             return False
-        return all(_alike(stated[key], due[key]) for key in stated)
+        return all(_is_json_close(stated[key], due[key]) for key in stated)
     if isinstance(stated, list) and isinstance(due, list):
-        return len(stated) == len(due) and all(map(_alike, stated, due))
+        return len(stated) == len(due) and all(map(_is_json_close, stated, due))
     if isinstance(stated, float) or isinstance(due, float):
         stated_number, due_number = cast("tuple[float, float]", (stated, due))
         return math.isnan(due_number) or math.isclose(stated_number, due_number, rel_tol=1e-9)

@@ -1,4 +1,4 @@
-"""Fits a world to the log of a real deployment: ``fedsim calibrate``.
+"""Fits a simulated world to the log of a real deployment, for ``fedsim calibrate``.
 
 ``log`` reads the log, ``fitting`` estimates devices and links, ``replay`` predicts the log's rounds
 with the simulator, ``files`` writes the scenario and the tables. Some rounds are held out: they
@@ -19,7 +19,7 @@ from fedsim.lab.calibrate.replay import held_out, predict
 from fedsim.records.reading import RunFolder
 from fedsim.world.network.protocol import PROTOCOLS, Protocol, ProtocolSpec
 
-_DRAWS = 20  # worlds, or seeds of jitter, over which a prediction is averaged
+_DRAWS = 20  # count of worlds, or of seeds of jitter, over which a prediction is averaged
 
 
 def calibrate(
@@ -31,21 +31,22 @@ def calibrate(
     latency: float | None = None,
     protocol: Literal["fluid", "tcp", "bbr"] | None = None,
 ) -> list[str]:
-    """Fit a world to a log and write it as a scenario with tables of clients and of rounds.
+    """Fit a world to a log, and write it as a scenario with tables of clients and of rounds.
 
     Args:
-        path: the log, or a run folder.
-        out: a folder; files of an earlier calibration are replaced.
-        defaults: values that the log lacks.
+        path: the log file or folder, or a run folder.
+        out: folder to write to; files of an earlier calibration are replaced.
+        defaults: values of columns that the log lacks.
         by_client: whether to write each client's own values instead of distributions.
-        latency: of all clients (s), if it is known.
-        protocol: of the messages; by default the protocol of the run folder, or else fluid.
+        latency: latency of all clients (s), if it is known.
+        protocol: protocol of the messages; by default the run folder's protocol, or fluid for other
+            logs.
 
     Returns:
-        Lines for people.
+        Lines of text that describe the calibration, for users.
 
     Raises:
-        DataError: the log is missing, malformed, or too short; or its protocol is unknown.
+        DataError: the log is missing, malformed, or too short, or its protocol is unknown.
         RunFolderError: a file cannot be read or written.
     """
     log = read_log(path, defaults)
@@ -68,7 +69,13 @@ def calibrate(
 
 
 def _protocol(path: Path, name: str | None) -> Protocol:
-    """The protocol of a name, or by default of a run folder, whose code is never imported."""
+    """Return the protocol called ``name``; by default the run folder's, or fluid if it has none.
+
+    User code that the run folder names is never imported.
+
+    Raises:
+        DataError: the run folder's protocol is user code.
+    """
     spec: Any = name or "fluid"
     if name is None and (path / SCENARIO).is_file():
         spec = RunFolder(path).scenario["network"].get("protocol") or spec

@@ -1,4 +1,4 @@
-"""The output of a calibration: lines for people, a scenario, and tables of clients and rounds."""
+"""Output of a calibration: text lines for users, a scenario, and tables of clients and rounds."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ SCENARIO = "scenario.toml"
 CLIENTS = "clients.csv"
 ROUNDS = "rounds.csv"
 _ALIKE = 1.02  # a spread below which all clients count as equal
-_UNITS = {  # of the quantities of clients, with the size in the base unit
+_UNITS = {  # quantity of clients: unit, and its size in the base unit
     "speed": ("samples/s", 1.0),
     "down": ("Mbit/s", 125e3),
     "up": ("Mbit/s", 125e3),
@@ -34,11 +34,14 @@ _UNITS = {  # of the quantities of clients, with the size in the base unit
 
 
 def draw(world: FittedWorld, seed: int) -> FittedWorld:
-    """Draw a world of the same size from the distributions that the scenario gets.
+    """Draw each client's speed, rates and latency from the distributions that the scenario gets.
 
     Args:
         world: the fitted world.
-        seed: the seed of the draws.
+        seed: seed of the draws.
+
+    Returns:
+        ``world`` with the drawn values, for as many clients.
     """
     streams = Streams(seed)
     quantities: dict[str, Floats] = {}
@@ -55,12 +58,12 @@ def draw(world: FittedWorld, seed: int) -> FittedWorld:
 
 
 def summary(fitted: Fitted, log: Log, online: Presence | None) -> Iterator[str]:
-    """Describe a calibration in lines for people.
+    """Yield lines of text that describe a calibration to users.
 
     Args:
         fitted: the fitted world, with further estimates.
         log: the log.
-        online: the phases of clients, if the log has any.
+        online: estimates of online and unreachable phases; None if the log has none.
     """
     yield from _describe_world(fitted, log)
     yield from _describe_clients(fitted, online)
@@ -68,6 +71,7 @@ def summary(fitted: Fitted, log: Log, online: Presence | None) -> Iterator[str]:
 
 
 def _describe_world(fitted: Fitted, log: Log) -> Iterator[str]:
+    """Yield lines of text about the log, the protocol, and the clients' speeds and links."""
     world = fitted.world
     kind = "synchronous" if log.synchronous else f"asynchronous, {log.at_once} clients at work"
     yield (
@@ -78,19 +82,20 @@ def _describe_world(fitted: Fitted, log: Log) -> Iterator[str]:
     jitter = ", without jitter"
     if world.jitter:
         jitter = f", an epoch's time varies by {world.jitter:.1%}"
-    yield f"speed      {_in_words('speed', world.speed)}{jitter}"
+    yield f"speed      {_format_values('speed', world.speed)}{jitter}"
     for direction, limit in world.server.items():
         words = "no limit at the server is seen"
         if limit < math.inf:
-            words = f"the server's link carries {_text(direction, limit)}"
-        yield f"{direction:<9}  {_in_words(direction, world.quantities[direction])}; {words}"
+            words = f"the server's link carries {_format_value(direction, limit)}"
+        yield f"{direction:<9}  {_format_values(direction, world.quantities[direction])}; {words}"
 
 
 def _describe_clients(fitted: Fitted, online: Presence | None) -> Iterator[str]:
+    """Yield lines of text about the clients' latency, overhead and availability."""
     caveat = ""
     if not fitted.latency_is_known:
         caveat = ": messages of one size do not tell it, so rates have it in them (--latency)"
-    yield f"latency    {_in_words('latency', fitted.world.latency)}{caveat}"
+    yield f"latency    {_format_values('latency', fitted.world.latency)}{caveat}"
     overheads = fitted.overhead[~np.isnan(fitted.overhead)]
     if len(overheads) and np.median(overheads) > 0:
         yield (
@@ -107,6 +112,7 @@ def _describe_clients(fitted: Fitted, online: Presence | None) -> Iterator[str]:
 
 
 def _list_notes(fitted: Fitted, log: Log) -> Iterator[str]:
+    """Yield lines of text about what the log cannot show."""
     has_no_limit = all(limit == math.inf for limit in fitted.world.server.values())
     if log.synchronous and log.at_once == len(log.clients) and has_no_limit:
         yield (
@@ -135,18 +141,18 @@ def write(
     online: Presence | None,
     prediction: Prediction,
 ) -> None:
-    """Write all files of a calibration.
+    """Write the files of a calibration: scenario, clients and rounds.
 
     Args:
-        out: the folder.
-        name: of the log.
+        out: folder to write to.
+        name: name of the log.
         log: the log.
         fitted: the fitted world.
         by_client: whether the scenario lists the clients' own values instead of distributions.
-        online: when clients are online, if the log tells.
-        prediction: of the log's rounds.
+        online: estimates of online and unreachable phases; None if the log has none.
+        prediction: measured and predicted durations of the log's rounds.
     """
-    sections = _sections(name, log, fitted, by_client, online)
+    sections = _build_sections(name, log, fitted, by_client, online)
     Scenario(**sections)  # raises now what reading the file would raise
     with writing(out / SCENARIO) as beside:
         beside.write_text(
@@ -176,16 +182,16 @@ def write(
             )
 
 
-def _sections(
+def _build_sections(
     name: str, log: Log, fitted: Fitted, by_client: bool, online: Presence | None
 ) -> Tables:
-    """The sections of the scenario."""
+    """Return the scenario as nested tables."""
     world = fitted.world
     at_once = min(log.at_once, len(log.clients))
     values: dict[str, object] = {}
     for key, quantity in world.quantities.items():
         if by_client:
-            values[key] = [_text(key, value) for value in quantity.tolist()]
+            values[key] = [_format_value(key, value) for value in quantity.tolist()]
         else:
             values[key] = _distribution(key, quantity)
     samples: dict[str, int] | list[int] = {
@@ -210,7 +216,7 @@ def _sections(
     server = {}
     for direction, rate in world.server.items():
         if rate < math.inf:
-            server[direction] = _text(direction, rate)
+            server[direction] = _format_value(direction, rate)
     network: Tables = {"kind": "star", "server": server}
     if world.protocol != Fluid():
         network["protocol"] = world.protocol.model_dump(mode="json", exclude_defaults=True)
@@ -232,9 +238,9 @@ def _sections(
 
 
 def _message_bytes(tasks: Tasks) -> tuple[float, float]:
-    """Median sizes of downloads and of uploads (bytes), 0 without any.
+    """Return the median sizes of downloads and of uploads (bytes), 0 if the log has none.
 
-    Without downloads the first is the size of uploads.
+    If the log has no downloads, the size of uploads is returned for both.
     """
     down = _median_amount(tasks.down)
     up = _median_amount(tasks.up)
@@ -246,7 +252,7 @@ def _median_amount(steps: Steps) -> float:
     return float(np.median(amounts)) if len(amounts) else 0.0
 
 
-def _text(name: str, value: float) -> str:
+def _format_value(name: str, value: float) -> str:
     unit, size = _UNITS[name]
     return f"{value / size:.6g} {unit}"
 
@@ -254,14 +260,15 @@ def _text(name: str, value: float) -> str:
 def _distribution(name: str, values: Floats) -> str | Tables:
     median, spread = _lognormal(values)
     if spread < _ALIKE:
-        return _text(name, median)
-    return {"kind": "lognormal", "median": _text(name, median), "spread": round(spread, 4)}
+        return _format_value(name, median)
+    return {"kind": "lognormal", "median": _format_value(name, median), "spread": round(spread, 4)}
 
 
 def _lognormal(values: Floats) -> tuple[float, float]:
-    """Fit a lognormal distribution by the moments of logarithms: its median and spread.
+    """Return the median and the spread of a lognormal distribution that is fitted to values.
 
-    The spread is exp(standard deviation of the logarithms).
+    The fit is by the moments of logarithms, and the spread is exp(standard deviation of the
+    logarithms). If a value is 0 or infinite, the spread is 1.
     """
     if not (values > 0).all() or np.isinf(values).any():
         return float(np.median(values)), 1.0
@@ -270,9 +277,9 @@ def _lognormal(values: Floats) -> tuple[float, float]:
     return math.exp(logarithms.mean()), math.exp(deviation)
 
 
-def _in_words(name: str, values: Floats) -> str:
+def _format_values(name: str, values: Floats) -> str:
     median, spread = _lognormal(values)
-    text = _text(name, float(f"{median:.4g}"))
+    text = _format_value(name, float(f"{median:.4g}"))
     if spread < _ALIKE:
         return f"{text} everywhere"
     return f"{text}, spread {spread:.3g}"

@@ -1,4 +1,4 @@
-"""Estimates devices and links from a log, robust against a few outliers."""
+"""Estimates of devices and links from a log, robust against a few outliers."""
 
 import math
 from collections.abc import Callable
@@ -17,46 +17,46 @@ from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Fluid, Protocol
 
 _DIRECTIONS: tuple[Direction, ...] = ("down", "up")
-# standard deviations in the median distance from the median, of a normal distribution
+# standard deviation over median absolute deviation, of a normal distribution
 _SIGMA = 1.4826
 _FAR = 3.5  # standard deviations beyond which a time is an outlier
 _NO_JITTER = 1e-3
 _APART = 1.5  # the least ratio of sizes that separates latency from rate
-# of the search for rates behind a shared link
+# search for rates behind a shared link: most iterations, and tolerance of logarithms
 _TURNS = 12
 _STILL = 1e-3
-_MOST = 400  # transfers that this search uses
-# tried capacities of a server's link, in shares of the least possible one
+_MOST = 400  # count of transfers that the search uses
+# trial capacities of a server's link, as factors on the least possible capacity
 _WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)
-# by how much a limit must explain a log better than none
+# a limit at the server is kept if its error is below _BETTER times, and _WORTH below, no limit's
 _BETTER = 0.9
 _WORTH = 0.005
-# weight of the end of a busy time, for which rounds wait, against that of a transfer
+# weight of a busy period's error, whose end rounds wait for, relative to a transfer's error
 _TOGETHER = 3.0
 _GOLDEN = (math.sqrt(5) - 1) / 2
-_LARGE = 1e9  # bytes of a message whose slow start is over
+_LARGE = 1e9  # size of a message that is long past its slow start (bytes)
 _STEEP = 1e3  # the highest ratio of a link's rate to the mean rate of its messages
 _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
-# many clients whose rates differ by less share a link
+# clients are assumed to share one link if they are this many and their rates differ by less
 _ALIKE = 0.03
 _MANY = 5
 _MOSTLY = 0.8  # share of clients in rounds above which an absent client counts as disconnected
 
 
 class Fitted(NamedTuple):
-    """A fitted world, with further estimates; arrays are [clients]."""
+    """World fitted to a log, with further estimates; arrays have one value per client."""
 
     world: FittedWorld
     overhead: Floats  # fixed part of a training (s), NaN if unknown; the world's speeds contain it
-    latency_is_known: bool  # given or fitted; if not, rates contain latencies
-    samples: Floats  # of each client
-    epochs: int  # of a training
-    tasks: Ints  # to which each client was fitted
-    notes: tuple[str, ...]  # unknown quantities, for people
+    latency_is_known: bool  # whether it is given or fitted; if not, rates contain latencies
+    samples: Floats  # count of samples per epoch
+    epochs: int  # median count of epochs of a training
+    tasks: Ints  # count of tasks to which the client was fitted
+    notes: tuple[str, ...]  # sentences about unknown quantities, for users
 
 
 class Presence(NamedTuple):
-    """The online phases of clients."""
+    """Estimates of the clients' online and unreachable phases."""
 
     mean_on: float  # duration of an online phase (s)
     mean_off: float  # duration of a phase in which the client is disconnected (s)
@@ -66,25 +66,30 @@ class Presence(NamedTuple):
 def fit(
     tasks: Tasks, clients: int, latency: float | None = None, protocol: Protocol | None = None
 ) -> Fitted:
-    """Fit a world to tasks of a log; a client without a task gets the clients' median.
+    """Fit a world to tasks of a log.
+
+    A client without a task gets the median of the other clients' values.
 
     Args:
-        tasks: of the log, all or some.
-        clients: their number.
-        latency: of all clients (s), if it is known.
-        protocol: of the messages, fluid by default; messages count as sharing links evenly.
+        tasks: all or some tasks of the log.
+        clients: count of clients.
+        latency: latency of all clients (s), if it is known.
+        protocol: protocol of the messages, fluid by default. Messages are assumed to share links
+            evenly.
     """
     if protocol is None:
         protocol = Fluid()
     steady = protocol.model_copy(update={"weight_spread": 1.0, "late_weight": 1.0})
-    speed, jitter = _speeds(tasks, clients)
-    fitted_latencies = _latencies(tasks, clients, steady, latency)
+    speed, jitter = _fit_speeds(tasks, clients)
+    fitted_latencies = _fit_latencies(tasks, clients, steady, latency)
     latencies = np.zeros(clients) if fitted_latencies is None else fitted_latencies
     rates = {}
     server = {}
     notes = []
     for direction in _DIRECTIONS:
-        rates[direction], server[direction], caveats = _links(tasks, direction, latencies, steady)
+        rates[direction], server[direction], caveats = _fit_links(
+            tasks, direction, latencies, steady
+        )
         notes += caveats
     for direction, opposite in (_DIRECTIONS, _DIRECTIONS[::-1]):
         if np.isnan(rates[direction]).all():
@@ -101,7 +106,7 @@ def fit(
         _fill_unknown(speed),
         jitter,
     )
-    overhead: Floats = _lines(tasks.train, tasks.client, clients)[0]
+    overhead: Floats = _fit_lines(tasks.train, tasks.client, clients)[0]
     samples_of_tasks = tasks.train.amount / tasks.epochs
     samples = _fill_unknown(_aggregate(samples_of_tasks, tasks.client, clients))
     epochs = max(1, int(np.median(tasks.epochs[~np.isnan(samples_of_tasks)])))
@@ -117,14 +122,14 @@ def fit(
 
 
 def presence(log: Log) -> Presence | None:
-    """Estimate the online phases of clients.
+    """Estimate the online and unreachable phases of clients.
 
-    The log states the phases, or else nearly all clients take part in every round, and the rest
-    count as disconnected. The means are fitted to exponential phases, of which the first and the last
-    may be cut off.
+    The phases are read from the log. If it has none, and nearly all clients take part in every
+    round, the absent clients count as unreachable. The means are fitted to exponential phases, of
+    which the first and the last may be cut off.
 
     Returns:
-        None if the log has nothing about the phases.
+        The estimates; None if the log shows no client that leaves and one that comes online.
     """
     phases = _online_phases(log)
     if phases is None:
@@ -145,7 +150,7 @@ def presence(log: Log) -> Presence | None:
 
 
 def _online_phases(log: Log) -> tuple[Ints, Floats, Floats] | None:
-    """Client, start and end (s) of each online phase, [phases] each; None if they are unknown."""
+    """Return client, start and end (s) of each online phase, [phases] each; None if unknown."""
     if log.on:
         client, start, end = map(np.array, zip(*log.on, strict=True))
         return client, start, end
@@ -164,25 +169,36 @@ def _online_phases(log: Log) -> tuple[Ints, Floats, Floats] | None:
 
 
 def _aggregate(values: Floats, client: Ints, clients: int, function: str = "median") -> Floats:
-    """The median, or the mean, of each client's values, NaN without any; float64 [clients]."""
+    """Aggregate the values of each client.
+
+    Args:
+        values: the values; float64 [n].
+        client: index of each value's client; int64 [n].
+        clients: count of clients.
+        function: ``median`` or ``mean``.
+
+    Returns:
+        The aggregates, NaN for a client that has no values; float64 [clients].
+    """
     by_client = pd.Series(values).groupby(np.asarray(client)).agg(function)
     return np.asarray(by_client.reindex(range(clients)), dtype=np.float64)
 
 
 def _fill_unknown(values: Floats) -> Floats:
-    """The values with their median in place of NaN; infinity if all are NaN."""
+    """Replace NaN by the median of the other values, or by infinity if all are NaN."""
     numbers = values[~np.isnan(values)]
     usual = np.median(numbers) if len(numbers) else math.inf
     return np.where(np.isnan(values), usual, values)
 
 
-def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
-    """Estimate the speed of clients and the jitter of an epoch.
+def _fit_speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
+    """Estimate the speed of each client, and the jitter of an epoch.
 
     Durations of trainings are lognormal with mean samples / speed.
 
     Returns:
-        Samples/s, float64 [clients], and the coefficient of variation of an epoch's time.
+        Speeds (samples/s), float64 [clients], and the coefficient of variation of an epoch's
+        duration, 0 if it is tiny.
     """
     tasks = tasks[~np.isnan(tasks.train.end) & (took(tasks.train) > 0)]
     client = tasks.client
@@ -194,18 +210,24 @@ def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     pace = pace[near]
     client = client[near]
     mean = _aggregate(pace, client, clients, "mean")
-    degrees = len(pace) - len(np.unique(client))  # of freedom
+    degrees = len(pace) - len(np.unique(client))  # degrees of freedom
     if degrees > 0:
         sigma = math.sqrt(float(np.sum((pace - mean[client]) ** 2)) / degrees)
     jitter = math.sqrt(math.expm1(sigma**2) * float(np.median(tasks.epochs)))
     return np.exp(-mean - sigma**2 / 2), jitter if jitter > _NO_JITTER else 0.0
 
 
-def _lines(steps: Steps, client: Ints, clients: int) -> Floats:
-    """Fit a Theil-Sen line of time over amount for each client.
+def _fit_lines(steps: Steps, client: Ints, clients: int) -> Floats:
+    """Fit a Theil-Sen line of duration over amount to each client's steps.
+
+    Args:
+        steps: the steps, with amounts in bytes or samples.
+        client: index of each step's client; int64 [steps].
+        clients: count of clients.
 
     Returns:
-        Intercept, at least 0, and slope, NaN for clients with one amount; float64 [2, clients].
+        Intercepts (s), at least 0, and slopes (s per unit), NaN for clients whose amounts are too
+        similar; float64 [2, clients].
     """
     lines = np.full((2, clients), math.nan)
     times = pd.DataFrame({"client": client, "amount": steps.amount, "took": took(steps)})
@@ -220,18 +242,24 @@ def _lines(steps: Steps, client: Ints, clients: int) -> Floats:
     return lines
 
 
-def _latencies(
+def _fit_latencies(
     tasks: Tasks, clients: int, protocol: Protocol, latency: float | None
 ) -> Floats | None:
-    """Estimate the latency of each client's messages (s), if it is not known; float64 [clients].
+    """Estimate the latency of each client's messages (s), unless it is known.
+
+    Args:
+        tasks: the tasks.
+        clients: count of clients.
+        protocol: protocol of the messages.
+        latency: the latency of all clients (s), if it is known.
 
     Returns:
-        None if all messages have the same size.
+        Latencies (s), float64 [clients]; None if the messages are too similar in size.
     """
     if latency is not None:
         return np.full(clients, latency)
-    down = _lines(tasks.down, tasks.client, clients)
-    up = _lines(tasks.up, tasks.client, clients)
+    down = _fit_lines(tasks.down, tasks.client, clients)
+    up = _fit_lines(tasks.up, tasks.client, clients)
     intercept, slope = np.stack([down, up], axis=1)
     is_fitted = ~np.isnan(intercept)
     if not is_fitted.any():
@@ -250,7 +278,16 @@ def _latencies(
 
 
 def _bisect(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floats:
-    """Find the boundaries between ``low`` and ``high`` from which values are no longer low."""
+    """Find by bisection, element by element, the value at which ``is_low`` becomes false.
+
+    Args:
+        is_low: whether each value is below its boundary; bool [n].
+        low: values below the boundaries; float64 [n].
+        high: values above the boundaries; float64 [n].
+
+    Returns:
+        The boundaries; float64 [n].
+    """
     for _ in range(60):
         middle = (low + high) / 2
         below = is_low(middle)
@@ -259,14 +296,20 @@ def _bisect(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Flo
     return np.asarray(low, dtype=np.float64)
 
 
-def _links(
+def _fit_links(
     tasks: Tasks, direction: Direction, latency: Floats, protocol: Protocol
 ) -> tuple[Floats, float, list[str]]:
-    """Estimate the links of a direction.
+    """Estimate the clients' links and the server's link in one direction.
+
+    Args:
+        tasks: the tasks.
+        direction: ``down`` or ``up``.
+        latency: latency of each client (s); float64 [clients].
+        protocol: protocol of the messages.
 
     Returns:
-        Rates of the clients' links, NaN for clients without messages (bytes/s, float64 [clients]),
-        capacity of the server's link (bytes/s), and notes for people.
+        Rates of the clients' links (bytes/s, float64 [clients], NaN for clients without messages),
+        capacity of the server's link (bytes/s, infinity allowed), and notes for users.
     """
     steps = tasks[direction]
     tasks = tasks[~np.isnan(steps.end) & (steps.amount > 0)]
@@ -297,17 +340,17 @@ def _links(
     return rates, capacity, notes
 
 
-def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
-    """The rates at which messages take some times in addition to their latencies.
+def _find_rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
+    """Return the link rates at which messages take given times.
 
     Args:
-        protocol: of the messages.
-        sizes: bytes; float64 [messages].
-        sending: time without latency (s); float64 [messages].
-        latency: s; float64 [messages].
+        protocol: protocol of the messages.
+        sizes: sizes of the messages (bytes); float64 [messages].
+        sending: durations without latency (s); float64 [messages].
+        latency: latencies (s); float64 [messages].
 
     Returns:
-        Bytes/s, NaN if a faster link would take as long, because windows limit it; float64
+        Rates (bytes/s), NaN if the protocol's window limits the duration at any rate; float64
         [messages].
     """
     low = sizes * protocol.overhead / sending
@@ -325,12 +368,12 @@ def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) 
 
 
 class _LinkSearch:
-    """A search for the links of one direction that explain the durations of a log's transfers.
+    """Search for the links of one direction that explain the durations of a log's transfers.
 
     For each trial capacity of the server's link, the rates of clients are fitted by replaying the
-    transfers in the simulator: each client's rate explains the median of the transfers that its
-    own link holds up. The capacity with the least errors, of single transfers and of whole busy
-    times, is the estimate. A limit that explains little more than no limit is dropped.
+    transfers in the simulator. Each client's rate is fitted to the median of the transfers that its
+    own link delays. The capacity with the smallest errors, of single transfers and of whole busy
+    periods, is the estimate. A limit is dropped if it explains little more than no limit.
     """
 
     def __init__(
@@ -358,7 +401,7 @@ class _LinkSearch:
             return math.inf
         low = math.log(best / _WIDER[2])
         high = math.log(best * _WIDER[2])
-        for _ in range(12):  # a golden section
+        for _ in range(12):  # golden-section search
             lower = math.exp(high - _GOLDEN * (high - low))
             upper = math.exp(low + _GOLDEN * (high - low))
             errors[lower] = self._error(lower, most)
@@ -373,10 +416,10 @@ class _LinkSearch:
         return math.inf
 
     def looks_shared(self, rates: Floats) -> bool:
-        """Whether many clients have nearly one rate, and always send all together.
+        """Whether many clients have nearly the same rate, and always send at the same time.
 
         Args:
-            rates: of clients (bytes/s), NaN if unknown; float64 [clients].
+            rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
         """
         rates = rates[~np.isnan(rates)]
         if len(rates) < _MANY or np.ptp(rates) > _ALIKE * np.median(rates):
@@ -385,19 +428,20 @@ class _LinkSearch:
         return min(len(np.unique(cohort)) for cohort in cohorts) == len(rates)
 
     def settle(self, capacity: float, most: int) -> tuple[Floats, Floats]:
-        """Fit the rates of clients behind a server's link.
+        """Fit the rates of the clients' links, for a given capacity of the server's link.
 
         Args:
-            capacity: of the server's link (bytes/s).
-            most: number of transfers to replay, in order of time.
+            capacity: capacity of the server's link (bytes/s), infinity allowed.
+            most: count of transfers to replay, in order of time.
 
         Returns:
-            Bytes/s, float64 [clients], and durations of the replayed transfers (s), float64 [most].
+            Rates (bytes/s), float64 [clients], and durations of the replayed transfers (s), float64
+            [most].
         """
         latency = self._latency[self._client]
         clients = len(self._latency)
         sending = np.maximum(took(self._steps) - latency, 1e-9)
-        of_transfers = _rates(self._protocol, self._steps.amount, sending, latency)
+        of_transfers = _find_rates(self._protocol, self._steps.amount, sending, latency)
         rates = _aggregate(of_transfers, self._client, clients)
         steps = self._steps[:most]
         client = self._client[:most]
@@ -426,7 +470,15 @@ class _LinkSearch:
         return rates, took_s
 
     def _error(self, capacity: float, most: int) -> float:
-        """Mean log error of single transfers, plus the weighted one of whole busy times."""
+        """Return the error of a trial capacity: of single transfers, plus weighted of busy periods.
+
+        Args:
+            capacity: capacity of the server's link (bytes/s).
+            most: count of transfers to replay.
+
+        Returns:
+            Mean absolute error of the logarithms of durations.
+        """
         steps = self._steps[:most]
         took_s = self.settle(capacity, most)[1]
         begins = self._begins(most)
@@ -438,12 +490,12 @@ class _LinkSearch:
         return float(single + _TOGETHER * together)
 
     def _begins(self, most: int) -> Ints:
-        """Places of the transfers that begin a busy time, in which transfers overlap."""
+        """Return the index of the first transfer of each busy period of overlapping transfers."""
         is_begin = self._steps.start[1:most] >= self._last_end[: most - 1]
         return np.concatenate(([0], 1 + np.flatnonzero(is_begin)))
 
     def _least(self, most: int) -> float:
-        """Lower bound of the server's capacity (bytes/s): its rate in the busiest times."""
+        """Return a lower bound of the server's capacity (bytes/s): its busiest periods' rate."""
         rates = []
         for first, last in pairwise([*self._begins(most).tolist(), most]):
             steps = self._steps[first:last]
@@ -456,6 +508,6 @@ class _LinkSearch:
 
 
 def _log_error(stated: Floats, measured: Floats) -> float:
-    """Mean absolute error of the logarithms of durations (s)."""
+    """Return the mean absolute error of the logarithms of durations."""
     ratio = np.maximum(stated, 1e-9) / np.maximum(measured, 1e-9)
     return float(np.abs(np.log(ratio)).mean())

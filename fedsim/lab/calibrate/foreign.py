@@ -1,4 +1,4 @@
-"""Reads logs of other frameworks, and run folders of fedsim, as rows of a log.
+"""Readers for logs of other frameworks, and for run folders of fedsim, as rows of a log.
 
 These are the logs of NVFlare's clients (``site-1/log.txt`` and so on), and of APPFL's server and
 clients (``result_Server_*.txt``, ``result_Client1_*.txt``). Flower's server logs nothing of its
@@ -35,7 +35,7 @@ _APPFL = re.compile(rf"\[{_DATE}(?: (?:INFO|DEBUG))? ([^\]]{{1,200}})\]: (.*)")
 _FLOWER = re.compile(r"\[ROUND \d{1,15}\]|configure_fit|aggregate_fit")
 _UPDATE = "Received UpdateGlobalModel request from client "
 _MOST_DIGITS = 15
-_LONGEST_LINE = 10_000  # characters: of a longer line only the beginning is read
+_LONGEST_LINE = 10_000  # most characters that are read of a line
 
 
 def rows_of(
@@ -44,22 +44,22 @@ def rows_of(
     """Read NVFlare's or APPFL's logs.
 
     Args:
-        path: of the logs.
-        where: the logs, for messages.
-        size: of a message (bytes), for logs without bytes.
-        samples: of a training, for logs without samples.
-        epochs: of a training, for logs without epochs.
-        notes: gets a line for the reader.
+        path: log file, or folder of logs.
+        where: description of the logs, for error messages.
+        size: size of a message (bytes), for logs without bytes.
+        samples: count of samples of a training, for logs without samples.
+        epochs: count of epochs of a training, for logs without epochs.
+        notes: list to which a note for the user is appended.
 
     Returns:
-        The data frame of the rows; None for other files and folders.
+        DataFrame of the log's rows; None if ``path`` has no such logs.
 
     Raises:
-        DataError: the log is Flower's, a value that it lacks is not given, or a file cannot be
+        DataError: the log is Flower's, or lacks a value that has no default, or a file cannot be
             read.
     """
     try:
-        _refuse_flower(path, where)
+        _reject_flower_log(path, where)
         rows = pd.DataFrame(_read_nvflare(path, epochs), columns=_COLUMNS)
         framework = "NVFlare"
         note = (
@@ -92,8 +92,8 @@ def rows_of(
     return rows.assign(samples=float(samples))
 
 
-def _refuse_flower(path: Path, where: str) -> None:
-    if path.is_file() and path.suffix in _SUFFIXES and _FLOWER.search(_text(path)):
+def _reject_flower_log(path: Path, where: str) -> None:
+    if path.is_file() and path.suffix in _SUFFIXES and _FLOWER.search(_read_log(path)):
         raise DataError(
             f"{where} is what Flower's server says of its rounds: no client's download, "
             "training or upload is in it; write "
@@ -101,17 +101,22 @@ def _refuse_flower(path: Path, where: str) -> None:
         )
 
 
-def _text(path: Path) -> str:
+def _read_log(path: Path) -> str:
     return read_text(path, errors="replace")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a log and their numbers, from 1."""
-    for place, line in enumerate(_text(path).splitlines(), 1):
+def _number_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line numbers, from 1, and the lines of a log."""
+    for place, line in enumerate(_read_log(path).splitlines(), 1):
         yield place, line[:_LONGEST_LINE]
 
 
-def _seconds(path: Path, place: int, date: str) -> float:
+def _parse_date(path: Path, place: int, date: str) -> float:
+    """Return a date of a log as seconds since 1970.
+
+    Raises:
+        DataError: the date does not exist.
+    """
     try:
         return datetime.strptime(date, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC).timestamp()
     except ValueError:
@@ -121,9 +126,9 @@ def _seconds(path: Path, place: int, date: str) -> float:
 
 
 def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
-    """The downloads, trainings and uploads of clients.
+    """Yield the downloads, trainings and uploads of clients, with the cells of ``_COLUMNS``.
 
-    A client has the name of its log's folder, or of a single log.
+    A client is named after the folder of its log, or after the file of a single log.
     """
     logs = [path] if path.suffix in _SUFFIXES and path.is_file() else []
     if path.is_dir():
@@ -133,15 +138,15 @@ def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
         number = -1
         received = 0.0
         last = ""
-        for place, line in _lines(log):
+        for place, line in _number_lines(log):
             step = _NVFLARE.match(line)
             size = _BYTES.search(line)
             seconds = _TIME.search(line)
-            # a task that was sent twice counts once
+            # a repeated line of the same kind is from a resent task, and counts once
             if step is None or size is None or seconds is None or step[2] == last:
                 continue
             last = step[2]
-            end = _seconds(log, place, step[1])
+            end = _parse_date(log, place, step[1])
             start = end - float(seconds[1])
             amount = float(size[1])
             if last.startswith("getTask"):
@@ -155,22 +160,35 @@ def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
 
 
 class _Line(NamedTuple):
-    """A line of APPFL's logs."""
+    """Parsed line of an APPFL log."""
 
     place: int
-    time: float  # s
+    time: float  # seconds since 1970
     source: str  # "server", or the name of a client
     text: str
 
 
 def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.DataFrame | None:
-    """The tasks of all clients from the second round on; None if there are no such logs."""
+    """Read the downloads, trainings and uploads of all clients, from the second round on.
+
+    Args:
+        path: folder of the logs.
+        where: description of the logs, for error messages.
+        size: size of a message (bytes).
+        epochs: count of epochs of a training, for logs without epochs.
+
+    Returns:
+        DataFrame with the columns ``_COLUMNS``; None if the folder has no APPFL logs.
+
+    Raises:
+        DataError: ``size`` is None, or updates, trainings or clocks do not match.
+    """
     lines = []
     for log in sorted(path.glob("**/*.txt")):
-        for place, line in _lines(log):
+        for place, line in _number_lines(log):
             match = _APPFL.search(line)
             if match is not None:
-                lines.append(_Line(place, _seconds(log, place, match[1]), match[2], match[3]))
+                lines.append(_Line(place, _parse_date(log, place, match[1]), match[2], match[3]))
     if not lines:
         return None
     if size is None:
@@ -178,30 +196,30 @@ def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.D
             f"{where} is APPFL's, which logs no bytes; say how many a message has, such as "
             "--bytes 4MB"
         )
-    updates = _appfl_updates(lines)
-    trainings = _appfl_trainings(lines, epochs)
+    updates = _find_updates(lines)
+    trainings = _find_trainings(lines, epochs)
     if trainings.empty or not trainings["client"].isin(updates["client"]).all():
         raise DataError(
-            f"{where} is APPFL's, whose server has updates of {_names(updates)}, and whose other "
+            f"{where} is APPFL's, whose server has updates of {_format_clients(updates)}, and whose other "
             "logs have trainings of "
-            f"{_names(trainings)}; both are needed, and the same names (client_id)"
+            f"{_format_clients(trainings)}; both are needed, and the same names (client_id)"
         )
     updates["nth"] = updates.groupby("client").cumcount()
     trainings["nth"] = trainings.groupby("client").cumcount()
     tasks = _add_downloads(trainings.merge(updates, "left", ["client", "nth"]))
-    _refuse_clocks(tasks, where)
+    _check_clocks(tasks, where)
     down = tasks.assign(what="down", start=tasks["begun"], end=tasks["start"], bytes=size)
     train = tasks.assign(what="train", bytes=0.0)
     up = tasks.assign(what="up", start=tasks["end"], end=tasks["sent"], bytes=size)
     return pd.concat([down, train, up.dropna(subset="end")], ignore_index=True)[_COLUMNS]
 
 
-def _names(rows: pd.DataFrame) -> str:
+def _format_clients(rows: pd.DataFrame) -> str:
     return shown(", ".join(rows["client"].unique()) or "nobody")
 
 
-def _appfl_updates(lines: list[_Line]) -> pd.DataFrame:
-    """The client of each update, and its arrival at the server (``sent``, s), in order of time."""
+def _find_updates(lines: list[_Line]) -> pd.DataFrame:
+    """DataFrame of updates, sorted by time: ``client``, and ``sent``, the arrival (s)."""
     updates = []
     for line in lines:
         text = line.text.rstrip()
@@ -211,16 +229,19 @@ def _appfl_updates(lines: list[_Line]) -> pd.DataFrame:
     return frame.sort_values("sent", kind="stable")
 
 
-def _appfl_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
-    """The training of each client in each round."""
+def _find_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
+    """DataFrame with one training per client and round: ``start``, ``end`` (s), ``epochs``."""
     columns = ["place", "client", "round", "start", "end", "epochs"]
-    frame = pd.DataFrame(_appfl_epochs(lines, epochs), columns=columns)
+    frame = pd.DataFrame(_find_epochs(lines, epochs), columns=columns)
     trainings = frame.groupby(["client", "round"], as_index=False)
     return trainings.agg({"place": "first", "start": "first", "end": "last", "epochs": "sum"})
 
 
 def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
-    """Add the begin of each download (``begun``, s); first rounds have none and are left out."""
+    """Add the begin of each task's download (``begun``, s).
+
+    Tasks of each client's first round have no known begin, and are dropped.
+    """
     before = tasks[["client", "round", "sent"]].assign(round=tasks["round"] + 1).dropna()
     own_update = before.rename(columns={"sent": "begun"})
     tasks = tasks.merge(own_update, "inner", ["client", "round"])
@@ -230,8 +251,8 @@ def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
     return tasks
 
 
-def _refuse_clocks(tasks: pd.DataFrame, where: str) -> None:
-    """Refuse tasks whose steps are not in the order of time."""
+def _check_clocks(tasks: pd.DataFrame, where: str) -> None:
+    """Raise ``DataError`` if the steps of a task are not in the order of time."""
     wrong = (tasks["begun"] > tasks["start"]) | (tasks["sent"] < tasks["end"])
     for task in tasks[wrong].to_dict("records"):
         start = float(task["start"])
@@ -245,10 +266,10 @@ def _refuse_clocks(tasks: pd.DataFrame, where: str) -> None:
         )
 
 
-def _appfl_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]]:
-    """The epochs, or trainings, of clients, from the rows of their tables.
+def _find_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]]:
+    """Yield the epochs, or whole trainings, that clients log as rows of a table.
 
-    The cells of a row have the names of the last titles.
+    The cells of a row belong to the titles that the client logged last.
     """
     titles: dict[str, list[str]] = {}
     for line in lines:
@@ -268,7 +289,11 @@ def _is_number(text: str) -> bool:
 
 
 def of_run(path: Path) -> pd.DataFrame:
-    """Read a run folder of fedsim as the data frame of a log's rows."""
+    """Read a run folder of fedsim as a DataFrame of a log's rows.
+
+    Args:
+        path: the run folder.
+    """
     run = RunFolder(path)
     samples_of = {row["device"]: row["samples"] for row in run.devices}
     begun = dict[int, float]()

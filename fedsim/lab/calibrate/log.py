@@ -1,16 +1,16 @@
-"""Logs of deployments: CSV, Parquet, NVFlare's workspace, APPFL's logs, or a run folder of fedsim.
+"""Reader for logs of deployments: CSV, Parquet, NVFlare, APPFL, or a run folder of fedsim.
 
 A row is an interval of one client, or of the server:
 
 | column | content |
 |---|---|
-| ``client`` | any name; of the server's rows anything |
-| ``round`` | a whole number: of the round, or of the version of the model that a task began with |
-| ``what`` | ``down``, ``train``, ``up``; of the server ``round`` and ``aggregate`` (not used); ``on``: a client is online |
+| ``client`` | name of the client; ignored in rows of the server |
+| ``round`` | whole number of the round, or of the model version with which a task began |
+| ``what`` | ``down``, ``train``, ``up``, or ``on`` (client is online); for the server ``round`` and ``aggregate`` (not used) |
 | ``start``, ``end`` | seconds on one clock, or dates with times |
-| ``bytes`` | of a download or upload, payload alone |
-| ``samples`` | that a training went through, each pass counted |
-| ``epochs`` | passes that it made; 1 if there is no such column |
+| ``bytes`` | payload of a download or upload |
+| ``samples`` | samples that a training processed, summed over its epochs |
+| ``epochs`` | count of epochs of a training; 1 if there is no such column |
 
 Rows have any order. A task is a client's download, training and upload, one after the other.
 """
@@ -42,14 +42,14 @@ _NEEDS = {
     "up": ("round", "bytes"),
     "round": ("round",),
 }
-"""The numbers that a row of each word needs, in addition to its times."""
+"""Dict from kind of row (``what``) to the columns that it needs in addition to its times."""
 
 _MOSTLY = 0.9
-_TOGETHER_S = 1e-3  # clocks are read one after another: an overlap of less is none
+_TOGETHER_S = 1e-3  # longest overlap (s) that is ignored, because clocks are read one after another
 
 
 class _Row(Protocol):
-    """A row of the log; ``place`` is its number, from 1, or 0 if it has none."""
+    """Row of a log; ``place`` is its number from 1, or 0 if the row is from no file."""
 
     place: int
     client: str
@@ -66,7 +66,7 @@ class _Row(Protocol):
 
 
 _Task: TypeAlias = dict[str, _Row]
-"""The rows of a task by their word, in order."""
+"""Rows of one task, as an ordered dict from kind of step (``what``) to row."""
 
 _STEP = [("start", float), ("end", float), ("amount", float)]
 _TASK = [
@@ -80,29 +80,29 @@ _TASK = [
 
 
 class LogDefaults(NamedTuple):
-    """Values of columns that a log lacks."""
+    """Values for columns that a log lacks; None if there is no default."""
 
     bytes: float | None = None
     samples: int | None = None
-    epochs: int | None = None  # 1 by default
+    epochs: int | None = None  # None counts as 1
 
     @property
     def names(self) -> list[str]:
-        """The columns that have a default."""
+        """Names of the columns that have a default."""
         return [name for name in _MORE if getattr(self, name) is not None]
 
 
 @dataclass(frozen=True)
 class Log:
-    """A log without contradictions.
+    """Log that was checked for contradictions.
 
     Attributes:
-        clients: their names.
-        tasks: their tasks.
-        rounds: in order of time; versions if the server is asynchronous.
-        synchronous: whether a round begins only when the last one is over.
-        on: client, start and end (s) of its online intervals, if the log has any.
-        notes: for the reader.
+        clients: names of the clients.
+        tasks: tasks of all clients.
+        rounds: rounds in order of time, or versions if the server is asynchronous.
+        synchronous: whether a round begins only when the previous one is over.
+        on: client index, start and end (s) of each online interval, if the log has any.
+        notes: sentences for the user.
     """
 
     clients: tuple[str, ...]
@@ -114,7 +114,7 @@ class Log:
 
     @property
     def at_once(self) -> int:
-        """Median number of clients in a round; without rounds, mean number of running tasks."""
+        """Median count of clients in a round; if asynchronous, mean count of running tasks."""
         if self.synchronous:
             return int(np.median(np.unique(self.tasks.number, return_counts=True)[1]))
         start, end = spans(self.tasks)
@@ -123,7 +123,7 @@ class Log:
 
     @property
     def per_version(self) -> int:
-        """Median number of updates between two versions."""
+        """Median count of updates between two versions."""
         ends = np.sort(self.tasks.up.end[whole(self.tasks)])
         first = np.searchsorted(ends, self.rounds.start, side="right")
         last = np.searchsorted(ends, self.rounds.end, side="right")
@@ -131,11 +131,11 @@ class Log:
 
 
 def read_log(path: Path, defaults: LogDefaults) -> Log:
-    """Read a log.
+    """Read and check a log.
 
     Args:
-        path: of a file or folder.
-        defaults: values of columns that the log lacks.
+        path: log file, or folder of logs, or run folder.
+        defaults: values for columns that the log lacks.
 
     Raises:
         DataError: the log is missing, malformed, or contradicts itself.
@@ -165,7 +165,7 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
     online = rows[(rows["what"] == "on") & rows["client"].isin(tasks_of)]
     online = online.sort_values("start", kind="stable")
     clients = online["client"].map(numbers)
-    spans_of_tasks = _spans_of_rounds(tasks)
+    spans_of_tasks = _find_round_spans(tasks)
     return Log(
         clients=tuple(tasks_of),
         tasks=tasks,
@@ -179,7 +179,17 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
 def _tasks_by_client(
     rows: pd.DataFrame, where: str, is_run: bool, notes: list[str]
 ) -> dict[str, list[_Task]]:
-    """The tasks of each client that has several, in order of names."""
+    """Group a log's rows into tasks, and drop clients with a single task.
+
+    Args:
+        rows: DataFrame of the log.
+        where: description of the log, for error messages.
+        is_run: whether the log is a run folder, whose tasks may lack steps.
+        notes: list to which a note about dropped clients is appended.
+
+    Returns:
+        Dict from name of a client, sorted, to its tasks in order of time.
+    """
     steps = rows[rows["what"].isin(_ORDER)]
     kinds = set(steps["what"])
     if not {"down", "up"} & kinds or "train" not in kinds:
@@ -191,7 +201,7 @@ def _tasks_by_client(
     tasks_of = {}
     single = []
     for name in sorted(rows_of, key=_sort_key):
-        tasks = _tasks_of(f"{where}: client {name!r}", rows_of[name], complete)
+        tasks = _split_into_tasks(f"{where}: client {name!r}", rows_of[name], complete)
         if len(tasks) > 1:
             tasks_of[name] = tasks
         else:
@@ -206,8 +216,8 @@ def _tasks_by_client(
     return tasks_of
 
 
-def _spans_of_rounds(tasks: Tasks) -> Rounds:
-    """The first begin and the last end of the tasks of each round."""
+def _find_round_spans(tasks: Tasks) -> Rounds:
+    """Return rounds that last from the first begin to the last end of their tasks."""
     start, end = spans(tasks)
     times = pd.DataFrame({"number": tasks.number, "start": start, "end": end})
     extents = times.groupby("number").agg({"start": "min", "end": "max"})
@@ -215,7 +225,7 @@ def _spans_of_rounds(tasks: Tasks) -> Rounds:
 
 
 def _read_rounds(rows: pd.DataFrame, zero: float, spans_of_tasks: Rounds) -> Rounds:
-    """The rounds of the server's rows, or else of the tasks."""
+    """Return the rounds in the server's rows, or ``spans_of_tasks`` if there are no such rows."""
     server = rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
     if not len(server):
         return spans_of_tasks[np.argsort(spans_of_tasks.start, kind="stable")]
@@ -234,16 +244,26 @@ def _is_synchronous(spans_of_tasks: Rounds) -> bool:
 
 
 def _sort_key(name: str) -> tuple[bool, int, str, str]:
-    """Sort key with numbers first, by their value, without ``int``, which refuses long numbers."""
+    """Return a key that sorts numeric names by value, before all other names.
+
+    Long numbers are compared as text, because ``int`` refuses them.
+    """
     digits = name.lstrip("0") if name.isdecimal() else ""
     return not name.isdecimal(), len(digits), digits, name
 
 
 def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) -> pd.DataFrame:
-    """The data frame of a log file, with ``place``: the number of the row, from 1."""
+    """Read and check a log file.
+
+    Returns:
+        DataFrame of the log's rows, with the row number from 1 as ``place``.
+
+    Raises:
+        DataError: the file cannot be read, a column is missing, or a cell is wrong.
+    """
     table = _read_texts(path, where)
     names = list(table.columns)
-    _refuse_columns(names, where)
+    _check_columns(names, where)
     if table.empty:
         raise DataError(f"{where} has no rows")
     strange = [name for name in names if name not in _NEEDED + _MORE]
@@ -258,7 +278,7 @@ def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) 
         if name in table:
             rows[name] = _parse_numbers(table[name], name, where)
         else:
-            rows[name] = _default_of(name, defaults, name in required, where)
+            rows[name] = _find_default(name, defaults, name in required, where)
     for row in _iterate(rows):
         problem = _find_problem(row)
         if problem is not None:
@@ -266,8 +286,8 @@ def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) 
     return rows.fillna({"round": 0, "epochs": 0}).astype({"round": np.int64, "epochs": np.int64})
 
 
-def _refuse_columns(names: list[str], where: str) -> None:
-    """Refuse a log without a necessary column, or with a misspelt one."""
+def _check_columns(names: list[str], where: str) -> None:
+    """Raise ``DataError`` if a necessary column is missing, or an optional one is misspelt."""
     for name in _NEEDED:
         if name not in names:
             raise DataError(
@@ -283,8 +303,12 @@ def _refuse_columns(names: list[str], where: str) -> None:
             )
 
 
-def _default_of(name: str, defaults: LogDefaults, is_required: bool, where: str) -> float:
-    """The value of a column that a log lacks; NaN if no row needs the column."""
+def _find_default(name: str, defaults: LogDefaults, is_required: bool, where: str) -> float:
+    """Return the value for a column that the log lacks, NaN if no row needs the column.
+
+    Raises:
+        DataError: a row needs the column, and it has no default.
+    """
     value = getattr(defaults, name, None)
     if name == "epochs" and value is None:
         value = 1
@@ -300,7 +324,11 @@ def _default_of(name: str, defaults: LogDefaults, is_required: bool, where: str)
 
 
 def _parse_numbers(texts: "pd.Series[str]", name: str, where: str) -> "pd.Series[float]":
-    """The numbers of a column, NaN for empty cells."""
+    """Parse a column of numbers, or of dates for ``start`` and ``end``; NaN for empty cells.
+
+    Raises:
+        DataError: a cell cannot be parsed.
+    """
     numbers = _convert(texts, or_dates=name in ("start", "end"))
     wrong = np.flatnonzero(~np.isfinite(numbers) & (texts != ""))
     if len(wrong):
@@ -312,7 +340,11 @@ def _parse_numbers(texts: "pd.Series[str]", name: str, where: str) -> "pd.Series
 
 
 def _read_texts(path: Path, where: str) -> pd.DataFrame:
-    """The columns of a file as text."""
+    """Read a CSV or Parquet file as a DataFrame of stripped texts, ``""`` for empty cells.
+
+    Raises:
+        DataError: the file is missing or cannot be read.
+    """
     try:
         if path.suffix == ".parquet":
             table = pd.read_parquet(regular(path))
@@ -343,7 +375,7 @@ def _iterate(rows: pd.DataFrame) -> Iterable[_Row]:
 
 
 def _find_problem(row: _Row) -> str | None:
-    """The reason why a row cannot be used; None if it can."""
+    """Return the reason why a row cannot be used; None if it can."""
     if row.what not in _KNOWN:
         hint = nearest(row.what, _KNOWN)
         return f"what is {shown(row.what)}; allowed are {', '.join(_KNOWN)}{hint}"
@@ -367,33 +399,34 @@ def _find_problem(row: _Row) -> str | None:
     return None
 
 
-def _tasks_of(client: str, rows: pd.DataFrame, complete: list[str]) -> list[_Task]:
-    """The tasks of a client, in order of time.
+def _split_into_tasks(client: str, rows: pd.DataFrame, complete: list[str]) -> list[_Task]:
+    """Group a client's rows into tasks, in order of time.
 
-    Transfers of several tasks may overlap, and one may go in pieces at once.
+    Transfers of several tasks may overlap, and one transfer may be sent in simultaneous pieces,
+    which are joined.
 
     Args:
-        client: the log and the client, for messages.
-        rows: of the client's steps.
-        complete: the words of which a task has all up to its last one.
+        client: log and name of the client, for error messages.
+        rows: rows of the client's steps.
+        complete: kinds of steps of which a task has to have all up to its last step.
 
     Raises:
-        DataError: two trainings, or steps of a task, overlap, or a step is missing.
+        DataError: two trainings, or two steps of a task, overlap, or a step is missing.
     """
     tasks: list[_Task] = []
-    latest: dict[int, _Task] = {}  # by round
+    latest: dict[int, _Task] = {}  # from round to its last task
     training: _Row | None = None
     ordered = rows.assign(order=rows["what"].map(_ORDER))
     for row in _iterate(ordered.sort_values(["start", "order"], kind="stable")):
         task = latest.get(row.round, {})
         last = next(reversed(task.values()), None)
         if last is not None and row.what == last.what != "train" and _overlap(last, row):
-            # pieces at once
+            # simultaneous pieces of one transfer
             task[row.what] = last._replace(end=max(last.end, row.end), bytes=last.bytes + row.bytes)
             continue
-        _refuse_overlap(client, last, row)
+        _check_overlap(client, last, row)
         if row.what == "train":
-            _refuse_overlap(client, training, row)
+            _check_overlap(client, training, row)
             training = row
         if last is None or row.order <= last.order:
             if latest and row.round < next(reversed(latest)):
@@ -406,7 +439,7 @@ def _tasks_of(client: str, rows: pd.DataFrame, complete: list[str]) -> list[_Tas
             tasks.append(task)
         task[row.what] = row
     for task in tasks:
-        _refuse_hole(client, task, complete)
+        _check_complete(client, task, complete)
     return tasks
 
 
@@ -414,13 +447,14 @@ def _overlap(last: _Row, row: _Row) -> bool:
     return bool(row.start < last.end - _TOGETHER_S)
 
 
-def _refuse_overlap(client: str, last: _Row | None, row: _Row) -> None:
+def _check_overlap(client: str, last: _Row | None, row: _Row) -> None:
+    """Raise ``DataError`` if two rows of a client overlap."""
     if last is not None and _overlap(last, row):
         raise DataError(f"{client} does two things at once: {_describe(last)} and {_describe(row)}")
 
 
-def _refuse_hole(client: str, task: _Task, complete: list[str]) -> None:
-    """Refuse a task that lacks a step before its last one."""
+def _check_complete(client: str, task: _Task, complete: list[str]) -> None:
+    """Raise ``DataError`` if a task lacks a step before its last one."""
     steps = [kind for kind in complete if kind in task]
     if steps == complete[: len(steps)]:
         return
@@ -432,12 +466,19 @@ def _refuse_hole(client: str, task: _Task, complete: list[str]) -> None:
 
 
 def _describe(row: _Row) -> str:
+    """Format a row for an error message."""
     place = f", row {row.place}" if row.place else ""
     return f"{row.what!r} of round {row.round} (from {row.start:.6g} to {row.end:.6g} s{place})"
 
 
 def _build_tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
-    """The tasks as a recarray, with the numbers of clients, and times from ``zero`` on."""
+    """Convert tasks to a recarray.
+
+    Args:
+        tasks: the tasks of all clients.
+        numbers: dict from name of a client to its index.
+        zero: time in the log that becomes 0 s.
+    """
     rows = []
     for task in sorted(tasks, key=lambda task: next(iter(task.values())).start):
         first = next(iter(task.values()))

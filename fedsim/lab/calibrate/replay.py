@@ -1,4 +1,4 @@
-"""Replays the tasks of a log in a fitted world, and predicts the log's rounds.
+"""Replay of a log's tasks in a fitted world, to predict the durations of the log's rounds.
 
 Messages go through the simulator's network; there is no strategy.
 """
@@ -20,28 +20,28 @@ from fedsim.lab.calibrate.tasks import Steps, Tasks, whole
 from fedsim.world.network import Direction, Star, ends
 from fedsim.world.network.protocol import Fluid, Protocol, Transport
 
-_UPDATES = 200  # over which the rate of an asynchronous server is counted
+_UPDATES = 200  # count of updates over which the rate of an asynchronous server is measured
 
 
 class FittedWorld(NamedTuple):
-    """A world fitted to a log; arrays are [clients]."""
+    """Speeds, links and protocol that were fitted to a log; arrays have one value per client."""
 
-    down: Floats  # bytes/s
+    down: Floats  # rates of the clients' links (bytes/s)
     up: Floats
-    latency: Floats  # s
-    server: dict[Direction, float]  # links of the server, bytes/s, infinity allowed
+    latency: Floats  # latencies of messages (s)
+    server: dict[Direction, float]  # rates of the server's link (bytes/s), infinity allowed
     protocol: Protocol = Fluid()
-    speed: Floats = np.zeros(0)  # samples/s
+    speed: Floats = np.zeros(0)  # speeds of training (samples/s)
     jitter: float = 0.0  # coefficient of variation of an epoch's time
 
     @property
     def quantities(self) -> dict[str, Floats]:
-        """The values of the clients by name, [clients] each."""
+        """Values of the clients by name of the quantity; float64 [clients] each."""
         return {name: getattr(self, name) for name in ("speed", "down", "up", "latency")}
 
 
-class _Play:
-    """A fitted world in which processes of SimPy carry out tasks."""
+class _Replay:
+    """Simulation of a fitted world, in which SimPy processes carry out tasks."""
 
     def __init__(self, world: FittedWorld, seed: int) -> None:
         simulation = Simulation()
@@ -56,7 +56,16 @@ class _Play:
         self._sigma = math.sqrt(math.log1p(world.jitter**2))
 
     def send(self, client: int, direction: Direction, size: float) -> Event:
-        """Send a message; the event is its arrival."""
+        """Send a message between the server and a client.
+
+        Args:
+            client: index of the client.
+            direction: ``down`` to the client, ``up`` to the server.
+            size: size of the message (bytes).
+
+        Returns:
+            SimPy event that is triggered at the arrival.
+        """
         arrival = self.env.event()
 
         def arrive() -> None:
@@ -67,6 +76,14 @@ class _Play:
         return arrival
 
     def carry_out(self, tasks: Tasks, task: int) -> ProcessGenerator:
+        """Run a task's download, training and upload, as a SimPy process.
+
+        Steps that the log lacks are skipped.
+
+        Args:
+            tasks: tasks of the log.
+            task: index of the task.
+        """
         client = int(tasks.client[task])
         epochs = int(tasks.epochs[task])
         down = float(tasks.down.amount[task])
@@ -82,6 +99,7 @@ class _Play:
             yield self.send(client, "up", up)
 
     def _jitter(self, task: int, epoch: int) -> float:
+        """Return the random factor on the duration of a task's epoch."""
         if not self._sigma:
             return 1.0
         normal = self._streams.normal("world/jitter", task, epoch)
@@ -89,18 +107,20 @@ class _Play:
 
 
 def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: Ints) -> Floats:
-    """Replay downloads or uploads, each at its time in the log, or after the client's last one.
+    """Replay downloads or uploads.
+
+    Each transfer begins at its time in the log, or when the client's previous transfer has ended.
 
     Args:
         world: the fitted world.
-        direction: of the transfers.
-        steps: the transfers of a log.
-        client: of each; int64 [steps].
+        direction: direction of the transfers.
+        steps: transfers of a log.
+        client: index of each transfer's client; int64 [steps].
 
     Returns:
         Durations (s); float64 [steps].
     """
-    play = _Play(world, 0)
+    play = _Replay(world, 0)
     took = np.zeros(len(client))
     env = play.env
 
@@ -118,18 +138,18 @@ def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: In
 
 
 def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -> Floats:
-    """Replay rounds, one after another, in which all tasks of a cohort begin at once.
+    """Replay rounds one after another; all tasks of a round begin at once.
 
     Args:
         world: the fitted world.
-        tasks: of the log.
-        cohorts: the places of each round's tasks.
-        seed: of the jitter.
+        tasks: tasks of the log.
+        cohorts: indices of each round's tasks.
+        seed: seed of the jitter.
 
     Returns:
-        Durations (s); float64 [cohorts].
+        Durations of the rounds (s); float64 [cohorts].
     """
-    play = _Play(world, seed)
+    play = _Replay(world, seed)
     env = play.env
     ends_s = [0.0]
 
@@ -144,17 +164,17 @@ def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int 
 
 
 def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0) -> float:
-    """Simulate an asynchronous server and count its updates per second, after a warm-up.
+    """Simulate an asynchronous server, and return its updates per second after a warm-up.
 
-    A client that ends its task is replaced by one of the idle clients at random.
+    A client that ends its task is replaced by a random idle client.
 
     Args:
         world: the fitted world.
-        tasks: one of each client, in order.
-        at_work: number of clients at work at a time.
-        seed: of the draws and of the jitter.
+        tasks: one task of each client, in order of clients.
+        at_work: count of clients that work at the same time.
+        seed: seed of the draws and of the jitter.
     """
-    play = _Play(world, seed)
+    play = _Replay(world, seed)
     ends = list[float]()
     draws = Streams(seed).generator("world/calibrate")
     idle = list(range(len(tasks)))
@@ -174,12 +194,12 @@ def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0)
 
 
 class Prediction(NamedTuple):
-    """Durations of rounds, or between versions if the server is asynchronous.
+    """Measured and predicted durations of rounds, or between versions of an asynchronous server.
 
     Attributes:
         held_out: whether the world was not fitted to the round; bool [rounds].
-        measured: s; float64 [rounds].
-        predicted: s, NaN if the round cannot be predicted; float64 [rounds].
+        measured: durations in the log (s); float64 [rounds].
+        predicted: predicted durations (s), NaN if a round cannot be predicted; float64 [rounds].
         updates: updates per second, measured and predicted; None if the server is synchronous.
     """
 
@@ -189,7 +209,11 @@ class Prediction(NamedTuple):
     updates: tuple[float, float] | None
 
     def summary(self, source: str) -> Iterator[str]:
-        """Describe the errors in lines for people; ``source``: of the predictions."""
+        """Yield lines of text that describe the errors to users.
+
+        Args:
+            source: end of each line, which says how the predictions were made.
+        """
         if self.updates is not None:
             measured, predicted = self.updates
             name = "held out" if self.held_out.any() else "fitted"
@@ -222,12 +246,13 @@ class Prediction(NamedTuple):
 
 
 def held_out(log: Log) -> Flags:
-    """Choose rounds to hold out of the fit: every third, or of versions the last third.
+    """Choose the rounds that are held out of the fit.
 
-    Versions overlap in time, rounds do not.
+    Every third round is chosen. Versions of an asynchronous server overlap in time, so the last
+    third of them is chosen.
 
     Returns:
-        bool [rounds].
+        Whether each round is held out; bool [rounds].
     """
     count = len(log.rounds)
     places = np.arange(count)
@@ -237,9 +262,10 @@ def held_out(log: Log) -> Flags:
 
 
 def predict(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
-    """Predict the rounds of a log by the mean over several worlds.
+    """Predict the durations of a log's rounds, as means over several worlds.
 
-    Rounds have their own cohorts. Of an asynchronous server, updates per second are predicted.
+    Each round is replayed with its own tasks. If the server is asynchronous, updates per second are
+    predicted instead.
 
     Args:
         log: the log.
@@ -252,6 +278,7 @@ def predict(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Pred
 
 
 def _predict_rounds(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
+    """Predict the durations of a synchronous server's rounds; NaN if a task did not end."""
     tasks = log.tasks
     is_done = whole(tasks)
     cohorts = [np.flatnonzero(tasks.number == number) for number in log.rounds.number]
@@ -266,6 +293,10 @@ def _predict_rounds(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld])
 
 
 def _predict_updates(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
+    """Predict the updates per second of an asynchronous server.
+
+    The predicted duration between versions is the count of updates in a version over this rate.
+    """
     is_scored = is_held_out if is_held_out.any() else ~is_held_out
     scored = log.rounds[is_scored]
     first = scored.start.min()

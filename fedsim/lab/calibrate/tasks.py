@@ -1,4 +1,4 @@
-"""Tasks and rounds of a log, as recarrays."""
+"""Types of a log's tasks and rounds, which are NumPy recarrays."""
 
 from typing import Protocol, overload
 
@@ -9,12 +9,14 @@ from fedsim.world.network import Direction
 
 
 class Steps(Protocol):
-    """One step of each task, as a recarray [tasks]; NaN if the task lacks the step.
+    """Recarray [tasks] of one step (download, training or upload) of each task.
+
+    All fields are NaN for a task that lacks the step.
 
     Attributes:
-        start: begin (s, from the log's first instant).
+        start: begin (s since the log's first instant).
         end: end (s).
-        amount: bytes or samples.
+        amount: bytes of a transfer, or samples of a training.
     """
 
     start: Floats
@@ -25,13 +27,13 @@ class Steps(Protocol):
 
 
 class Tasks(Protocol):
-    """Tasks in order of begin, as a recarray [tasks].
+    """Recarray [tasks] of tasks in order of begin.
 
     Attributes:
-        client: number of the client, from 0 on.
+        client: index of the client.
         number: number of the round.
-        epochs: passes of the training.
-        down, train, up: the steps.
+        epochs: count of epochs of the training.
+        down, train, up: the task's steps.
     """
 
     client: Ints
@@ -51,11 +53,11 @@ class Tasks(Protocol):
 
 
 class Rounds(Protocol):
-    """Rounds, or versions of an asynchronous server, as a recarray [rounds].
+    """Recarray [rounds] of rounds, or of an asynchronous server's model versions.
 
     Attributes:
         number: number of the round.
-        start: begin (s, from the log's first instant).
+        start: begin (s since the log's first instant).
         end: end (s).
     """
 
@@ -69,12 +71,16 @@ class Rounds(Protocol):
 
 
 def took(steps: Steps) -> Floats:
-    """Durations of steps (s); float64 [tasks]."""
+    """Return the durations of steps (s), NaN for a missing step; float64 [tasks]."""
     return steps.end - steps.start
 
 
 def spans(tasks: Tasks) -> tuple[Floats, Floats]:
-    """Begin of each task, and end of its last step (s); float64 [tasks] each."""
+    """Return the begin of each task's first step, and the end of its last step (s).
+
+    Returns:
+        Begins and ends; float64 [tasks] each.
+    """
     down = tasks.down
     train = tasks.train
     up = tasks.up
@@ -84,5 +90,5 @@ def spans(tasks: Tasks) -> tuple[Floats, Floats]:
 
 
 def whole(tasks: Tasks) -> Flags:
-    """Whether each task came to the end of its upload; bool [tasks]."""
+    """Return whether each task has finished its upload; bool [tasks]."""
     return np.asarray(~np.isnan(tasks.up.end))

@@ -1,1 +1,1 @@
-"""Readers of run folders for comparisons and pictures: histories, targets, fairness and indices."""
+"""Readers of run folders for comparisons and figures: histories, targets, fairness, indices."""

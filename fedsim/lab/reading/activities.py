@@ -1,7 +1,7 @@
-"""Activities of a run as typed values: what each device, edge server and the server did when.
+"""Activities of a run as typed values: what each device and server did, and when.
 
-The timelines as a picture, on the page and as a Chrome trace draw the same ``Activities``. Times
-are in simulated seconds.
+The timelines in figures, on the web page and in Chrome traces draw the same ``Activities``. All
+times are simulated seconds.
 """
 
 import math
@@ -22,11 +22,11 @@ _OF_DEVICES = ("task-end", "arrival", "departure", "shift", "shift-test", "assig
 
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
-    """A stretch of time in the lane of one device.
+    """Interval of simulated time in the lane of a device or edge server.
 
     Attributes:
-        device: the device, or the edge server in spans of edge servers.
-        start: beginning (s).
+        device: ID of the device, or index of the edge server.
+        start: begin (s).
         end: end (s).
     """
 
@@ -37,23 +37,29 @@ class TimeSpan:
 
 @dataclass(frozen=True, slots=True)
 class Stay(TimeSpan):
-    """A device's membership in one group, without interruption."""
+    """Uninterrupted membership of a device in one group.
+
+    Attributes:
+        group: ID of the group.
+    """
 
     group: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepSpan(TimeSpan):
-    """One step of a task; a step that a cut-off run left open ends with the run.
+    """Step of a task, from its begin to its end.
+
+    A step that is open when a cut-off run ends, ends with the run.
 
     Attributes:
         kind: name of the step, such as ``train``.
-        task: number of its task.
-        round: round of its task, if any.
-        group: group of its task, if any.
-        outcome: outcome of the step itself; ``stopped`` if it is open.
-        task_outcome: outcome of its task; unless this is ``done``, the work was wasted.
-        text: data of the step's end, as JSON; None if it is open.
+        task: ID of the step's task.
+        round: index of the task's round, if any.
+        group: ID of the task's group, if any.
+        outcome: outcome of the step; ``stopped`` if the step is open.
+        task_outcome: outcome of the task. The step's work was wasted unless it is ``done``.
+        text: JSON data of the record that ends the step; None if the step is open.
     """
 
     kind: str
@@ -66,22 +72,22 @@ class StepSpan(TimeSpan):
 
     @property
     def data(self) -> RecordData:
-        """The data of the step's end; empty if it is open."""
+        """Parsed ``text``; an empty dict if the step is open."""
         return parse_data(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSpan:
-    """A message between two endpoints; messages of a device may overlap in time.
+    """Message between two endpoints; messages of one device may overlap in time.
 
     Attributes:
-        source: the sender, such as ``device 3``.
-        destination: the receiver, such as ``server``.
-        start: beginning (s).
+        source: name of the sender, such as ``device 3``.
+        destination: name of the receiver, such as ``server``.
+        start: begin (s).
         end: end (s).
-        round: the round of the message, if any.
-        outcome: ``done``, or why the message was cut short.
-        data: the data of the message's record.
+        round: index of the message's round, if any.
+        outcome: ``done``, or the reason why the message was cut short.
+        data: parsed data of the message's record.
     """
 
     source: str
@@ -95,10 +101,10 @@ class MessageSpan:
 
 @dataclass(frozen=True, slots=True)
 class EdgeTransfer(MessageSpan):
-    """A message between the server and an edge server.
+    """Message between the server and an edge server.
 
     Attributes:
-        edge: number of the edge server.
+        edge: index of the edge server.
     """
 
     edge: int
@@ -106,16 +112,16 @@ class EdgeTransfer(MessageSpan):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An instant in the lane of one device or, if there is no device, of the server.
+    """Event in the lane of a device or, if it concerns no device, in the lane of the server.
 
     Attributes:
         kind: ``move`` for an assignment from one group to another, ``noticed`` for a test that
-            detected a shift, and otherwise the kind of the record.
-        time: its time (s).
-        device: the device, if any.
+            detected a data shift, and otherwise the kind of the record.
+        time: simulated time (s).
+        device: ID of the device, if any.
         outcome: outcome of the task if ``kind`` is ``task-end``, else None.
-        group: the new group of an assignment, if any.
-        text: data of the record, as JSON.
+        group: ID of the new group of an assignment, if any.
+        text: JSON data of the record.
     """
 
     kind: str
@@ -127,20 +133,20 @@ class Mark:
 
     @property
     def data(self) -> RecordData:
-        """The data of the record."""
+        """Parsed ``text``."""
         return parse_data(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundPeriod:
-    """A round, or a version of the model if the strategy has no rounds.
+    """Round, or model version if the strategy has no rounds.
 
     Attributes:
-        number: its number, from 0.
-        start: beginning (s); None for a version.
+        number: index of the round, from 0.
+        start: begin (s); None for a version.
         end: end (s).
-        deadline: time of its deadline (s), if any.
-        data: the data of the record of its end.
+        deadline: simulated time of the round's deadline (s), if any.
+        data: parsed data of the record that ends the round.
     """
 
     number: int
@@ -151,14 +157,18 @@ class RoundPeriod:
 
     @property
     def reached_deadline(self) -> float | None:
-        """The deadline, or None if the round ended before it."""
+        """Simulated time of the deadline (s); None if the round has none or ended before it."""
         if self.deadline is None or self.deadline > self.end:
             return None
         return self.deadline
 
 
 class Activities:
-    """All activities of a run; each list is read when it is first needed."""
+    """Activities of a run as lists, each of which is built when it is first used.
+
+    Attributes:
+        history: records of the run.
+    """
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -167,7 +177,7 @@ class Activities:
 
     @cached_property
     def steps(self) -> list[StepSpan]:
-        """All steps, task by task."""
+        """All steps of tasks, task by task."""
         table = self.history.steps
         columns = (
             *(table[name].tolist() for name in ("device", "start", "end", "step", "task")),
@@ -178,9 +188,10 @@ class Activities:
         return [StepSpan(*row) for row in zip(*columns, strict=True)]
 
     def open_task_changes(self) -> tuple[Floats, Floats]:
-        """When the number of open tasks changed (s), and by how much: float64 [n] each.
+        """Return the changes of the count of open tasks, in the order of the records.
 
-        The changes are in the order of the records: 1 for a start, -1 for an end.
+        Returns:
+            Times (s), and changes: 1 for a start, -1 for an end; float64 [n] each.
         """
         table = self.history.of("task-start", "task-end")
         changes = np.where(table["kind"] == "task-start", 1.0, -1.0)
@@ -188,17 +199,17 @@ class Activities:
 
     @cached_property
     def presence(self) -> list[TimeSpan]:
-        """From each device's arrival to its departure."""
+        """Lifetime of each device, from its arrival to its departure."""
         return _spans(self.history.presence)
 
     @cached_property
     def absences(self) -> list[TimeSpan]:
-        """The stretches in which a device was present and could not be reached."""
+        """Intervals in which a device was present but unreachable or switched off."""
         return _spans(self.history.away)
 
     @cached_property
     def stays(self) -> list[Stay]:
-        """The memberships in groups, device by device in order of time."""
+        """Memberships of devices in groups, sorted by device and time."""
         table = self.history.stays
         in_group = table[table["group"] != NO_GROUP]
         columns = (in_group[name].tolist() for name in ("device", "start", "end", "group"))
@@ -206,7 +217,7 @@ class Activities:
 
     @cached_property
     def marks(self) -> list[Mark]:
-        """Events of devices and acts of processes, in the order of the records."""
+        """Events of devices and acts of the world's processes, in the order of the records."""
         acts = [kind for kind in self.history.events["kind"].unique() if is_act(kind)]
         table = self.history.of(*_OF_DEVICES, *acts)
         columns = (
@@ -227,12 +238,12 @@ class Activities:
 
     @property
     def act_times(self) -> list[float]:
-        """The times at which processes of the world acted (s), ascending."""
+        """Times at which the world's processes acted (s), ascending."""
         return [mark.time for mark in self.marks if is_act(mark.kind)]
 
     @cached_property
     def messages(self) -> list[MessageSpan]:
-        """The messages between endpoints, in the order of their ends."""
+        """Messages that are recorded outside of tasks, in the order of their ends."""
         messages = []
         for row in self.history.data("message"):
             data = row["data"]
@@ -243,7 +254,7 @@ class Activities:
 
     @cached_property
     def edge_transfers(self) -> list[EdgeTransfer]:
-        """The transfers between the server and edge servers, in the order of their ends."""
+        """Messages between the server and edge servers, in the order of their ends."""
         transfers = []
         for row in self.history.data("edge-transfer"):
             edge = row["data"]["edge"]
@@ -256,14 +267,14 @@ class Activities:
 
     @cached_property
     def edge_outages(self) -> list[TimeSpan]:
-        """The stretches in which edge servers were lost."""
+        """Intervals in which an edge server was lost."""
         return _spans(self.history.lost_edges)
 
     # The server's lane.
 
     @cached_property
     def server(self) -> list[RoundPeriod | Mark]:
-        """The rounds that ended and the decisions about groups, in the order of the records."""
+        """Ended rounds, and decisions about groups, in the order of the records."""
         begun = {row["round"]: row for row in self.history.data("round-start")}
         entries: list[RoundPeriod | Mark] = []
         for row in self.history.data(*_DECISIONS, "round"):
@@ -283,18 +294,18 @@ class Activities:
 
     @property
     def rounds(self) -> list[RoundPeriod]:
-        """The rounds that ended."""
+        """Rounds that ended, in order of time."""
         return [entry for entry in self.server if isinstance(entry, RoundPeriod)]
 
 
 def _extent(row: RecordData) -> tuple[float, float, int | None, str, RecordData]:
-    """Start (s), end (s), round, outcome and data of the record of a message's end."""
+    """Return start (s), end (s), round, outcome and data of the record that ends a message."""
     data = row["data"]
     return data["start"], row["time"], _whole_number(row["round"]), row["outcome"], data
 
 
 def _kind_of_mark(record_kind: str, group: int | None, text: str | None) -> str | None:
-    """The kind of a record's mark; None for a test that detected no shift."""
+    """Return the kind of a record's mark; None for a test that detected no data shift."""
     if record_kind == "shift-test":
         return "noticed" if parse_data(text)["fired"] else None
     if record_kind == "assign" and group is not None and parse_data(text)["before"] is not None:
@@ -308,7 +319,7 @@ def _spans(table: pd.DataFrame) -> list[TimeSpan]:
 
 
 def _whole_numbers(column: "pd.Series[float]") -> list[int | None]:
-    """The column with None for its empty cells."""
+    """Convert a column to integers, with None for empty cells."""
     return [_whole_number(value) for value in column.tolist()]
 
 

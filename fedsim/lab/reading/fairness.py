@@ -1,6 +1,6 @@
-"""Fairness of selections and of accuracies.
+"""Fairness of a run's selections of devices, and of accuracies.
 
-A selection is a task of a round, or of a version for strategies without rounds. Reports,
+A selection is a task of a round, or of a model version if the strategy has no rounds. Reports,
 profiling and tests are no selections.
 """
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def jain_index(values: Iterable[float], among: int | None = None) -> float:
-    """Jain's index of fairness, (sum x)^2 / (n sum x^2).
+    """Return Jain's index of fairness, (sum x)^2 / (n sum x^2).
 
     Source: Jain, Chiu and Hawe, "A quantitative measure of fairness and discrimination" (1984).
 
     Args:
-        values: x, of which further zeros may be omitted.
-        among: n, by default the number of values.
+        values: the values x; zeros may be omitted if ``among`` counts them.
+        among: the count n, by default the count of ``values``.
 
     Returns:
         The index, from 1/n to 1; NaN if all values are 0.
@@ -36,7 +36,7 @@ def jain_index(values: Iterable[float], among: int | None = None) -> float:
 
 
 def worst_decile(values: Iterable[float]) -> float:
-    """Mean of the lowest tenth of the values, and of at least one value; NaN without values."""
+    """Return the mean of the lowest tenth of the values, rounded up; NaN if there are no values."""
     ordered = np.sort([*values])
     if not len(ordered):
         return math.nan
@@ -44,10 +44,15 @@ def worst_decile(values: Iterable[float]) -> float:
 
 
 def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
-    """Jain's index of the selections of all devices, from the start to each round's end.
+    """Return Jain's index of the devices' counts of selections, at the end of each round.
+
+    Counts are over the run up to that time.
+
+    Args:
+        run: the run folder.
 
     Returns:
-        The ends of the rounds (s), and the indices; float64 [rounds] each.
+        Ends of the rounds (s), and indices; float64 [rounds] each.
     """
     import pandas as pd
 
@@ -63,10 +68,10 @@ def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
 
 
 def selections(run: RunFolder) -> "pd.DataFrame":
-    """The selections of a run, one per row, in order of their tasks' ends.
+    """DataFrame of the selections of a run, in order of their tasks' ends.
 
-    Columns are ``device``, its ``group`` at the end of the task (NaN for none), and ``valid``. A
-    selection is valid if its update was not late or lost, and has a finished epoch.
+    Columns are ``device``, its ``group`` at the end of the task (NaN for no group), and ``valid``.
+    A selection is valid if its update was not late or lost, and has a finished epoch.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""A run's records as pandas tables, for pictures and exports."""
+"""Records of a run as pandas DataFrames, for figures and exports."""
 
 from functools import cached_property
 
@@ -16,9 +16,12 @@ MARKS = ("arrival", "departure", "shift", "noticed", "move")
 
 
 class History:
-    """A run's records as tables, each of which is read when it is first needed.
+    """Records of a run as DataFrames, each of which is built when it is first used.
 
-    Times are simulated seconds.
+    All times are simulated seconds.
+
+    Attributes:
+        run: the run folder.
     """
 
     def __init__(self, run: RunFolder) -> None:
@@ -26,17 +29,20 @@ class History:
 
     @cached_property
     def events(self) -> pd.DataFrame:
-        """All records; ``period`` is the number of rounds that ended before the record."""
+        """DataFrame of all records; ``period`` is the count of rounds ended before the record."""
         events: pd.DataFrame = self.run.table(EVENTS).to_pandas()
         rounds = events.index[events["kind"] == "round"]
         return events.assign(period=rounds.searchsorted(events.index))
 
     def of(self, *kinds: str) -> pd.DataFrame:
-        """The records of some kinds."""
+        """Return the records of given kinds, such as ``task-end``, as a DataFrame."""
         return self.events[self.events["kind"].isin(kinds)]
 
     def data(self, *kinds: str) -> list[RecordData]:
-        """The records of some kinds as dicts, with ``data`` parsed, and None for empty fields."""
+        """Return the records of given kinds as dicts: field: value.
+
+        ``data`` is parsed, and empty fields are None.
+        """
         table = self.of(*kinds).astype(object)
         rows: list[RecordData] = []
         for cells in table.where(table.notna(), None).to_dict("records"):
@@ -47,37 +53,37 @@ class History:
 
     @cached_property
     def end(self) -> float:
-        """The time of the last record."""
+        """Simulated time of the last record (s); 0 if there are no records."""
         return float(self.events["time"].max()) if len(self.events) else 0.0
 
     @cached_property
     def population(self) -> pd.DataFrame:
-        """The table of devices, indexed by device."""
+        """DataFrame of the table of devices, indexed by device ID."""
         population: pd.DataFrame = self.run.table(DEVICES).to_pandas()
         return population.set_index("device")
 
-    # Work.
+    # Tasks, steps and rounds.
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
-        """Tasks that ended: ``device``, ``task``, ``end``, ``outcome`` and ``period``."""
+        """DataFrame of ended tasks: ``device``, ``task``, ``end`` (s), ``outcome``, ``period``."""
         ends = self.of("task-end")[["device", "task", "time", "outcome", "period"]]
         ends = ends.rename(columns={"time": "end"})
         return ends.astype({"device": int, "task": int, "outcome": str}).reset_index(drop=True)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row per step.
+        """DataFrame with one row per step of a task, from ``start`` to ``end`` (s).
 
-        ``ended`` is the outcome of the step, and ``outcome`` the outcome of its task. The work
-        was wasted unless ``outcome`` is ``done``. ``round`` and ``group`` may be NaN. ``data`` is
-        the JSON of the step's end, and None for a step that never ended.
+        ``ended`` is the outcome of the step, and ``outcome`` is the outcome of its task. The step's
+        work was wasted unless ``outcome`` is ``done``. ``round`` and ``group`` may be NaN. ``data``
+        is the JSON of the record that ends the step, and None for a step that never ended.
         """
         rows = self.of("step-start", "step-end").sort_values("task", kind="stable")
         # a task does one step at a time
         following = rows[["kind", "task", "time", "outcome", "data"]].shift(-1)
         has_end = (following["kind"] == "step-end") & (following["task"] == rows["task"])
-        # a run that was cut off has open tasks and steps at its end
+        # if the run was cut off, tasks and steps are still open at its end
         outcomes = rows["task"].map(self.tasks.set_index("task")["outcome"]).astype(object)
         steps = rows.assign(
             start=rows["time"],
@@ -105,7 +111,7 @@ class History:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """Rounds that ended: ``round``, ``end``, and ``deadline`` (NaN for none)."""
+        """DataFrame of ended rounds: ``round``, ``end`` (s), and ``deadline`` (s, NaN if none)."""
         starts = self.of("round-start")
         deadlines = {}
         for number, data in zip(starts["round"], starts["data"], strict=True):
@@ -117,22 +123,31 @@ class History:
 
     @cached_property
     def acts(self) -> pd.DataFrame:
-        """Acts of the world's processes: ``end``, the time of each."""
+        """DataFrame of records of the world's processes, with the only column ``end`` (s).
+
+        ``end`` is the time of the record.
+        """
         acts = self.events["kind"].astype(str).map(is_act).astype(bool)
         return self.events.loc[acts, ["time"]].rename(columns={"time": "end"})
 
-    # Presence: tables with ``device``, ``start``, ``end``, in order of devices and times.
+    # Presence: DataFrames with ``device``, ``start`` and ``end``, sorted by device and time.
 
     @cached_property
     def presence(self) -> pd.DataFrame:
-        """From each device's arrival to its departure, or to the run's end."""
+        """DataFrame of each device's lifetime: ``device``, ``start`` and ``end`` (s).
+
+        A lifetime begins with the arrival, and ends with the departure or the run.
+        """
         stays = self.population[["arrival", "departure"]].reset_index()
         stays = stays.rename(columns={"arrival": "start", "departure": "end"})
         return _drop_empty(stays.assign(end=stays["end"].clip(upper=self.end)))
 
     @cached_property
     def away(self) -> pd.DataFrame:
-        """Stretches during which a present device was unreachable or switched off."""
+        """DataFrame of intervals in which a present device was unreachable or switched off.
+
+        Columns are ``device``, ``start`` and ``end`` (s).
+        """
         if not self.run.has(AVAILABILITY):
             return self._phases
         switched_off = self._stretches(self.of("switch-off", "switch-on"), "switch-off")
@@ -146,7 +161,7 @@ class History:
 
     @property
     def devices_with_phases(self) -> Ints:
-        """The devices that ``away`` covers, ascending; none for an unfinished run."""
+        """IDs of the devices that ``away`` covers, ascending; empty for an unfinished run."""
         return self._phases["device"].unique()
 
     @cached_property
@@ -159,13 +174,25 @@ class History:
 
     @property
     def lost_edges(self) -> pd.DataFrame:
-        """Outages of edge servers: the server's number as ``device``, ``start`` and ``end``."""
+        """DataFrame of outages of edge servers, from ``start`` to ``end`` (s).
+
+        The column ``device`` is the index of the edge server.
+        """
         acts = self.of("edge-off", "edge-on")
         acts = acts.assign(device=[parse_data(text)["edge"] for text in acts["data"]])
         return self._stretches(acts, "edge-off")
 
     def _stretches(self, acts: pd.DataFrame, kind: str) -> pd.DataFrame:
-        """From each record of a kind to the next record of the same device, or to the end."""
+        """Return intervals that begin with a record of a kind.
+
+        Args:
+            acts: DataFrame of records, with ``device``.
+            kind: kind of the record that begins an interval.
+
+        Returns:
+            DataFrame with ``device``, ``start`` and ``end`` (s). An interval ends with the next
+            record in ``acts`` of the same device, or with the run.
+        """
         acts = acts.rename(columns={"time": "start"}).astype({"device": "Int64"})
         acts = acts.sort_values("device", kind="stable")
         acts = acts.assign(end=_next_start(acts, self.end))
@@ -175,9 +202,10 @@ class History:
 
     @cached_property
     def moves(self) -> pd.DataFrame:
-        """Assignments to groups: ``time``, ``device``, ``period``, ``group``, ``before``, ``why``.
+        """DataFrame of assignments to groups, in the order of the records.
 
-        ``before`` is the previous group. A group is -1 for none.
+        Columns are ``time`` (s), ``device``, ``period``, the new ``group``, the previous group
+        (``before``), and the reason (``why``). A group of -1 stands for no group.
         """
         rows = self.of("assign")
         data = [parse_data(text) for text in rows["data"]]
@@ -189,12 +217,15 @@ class History:
 
     @property
     def migrations(self) -> pd.DataFrame:
-        """The moves from one group to another."""
+        """DataFrame of the ``moves`` from one group to another group."""
         return self.moves[(self.moves["before"] != NO_GROUP) & (self.moves["group"] != NO_GROUP)]
 
     @cached_property
     def marks(self) -> pd.DataFrame:
-        """Instants to mark: ``time``, ``device``, ``period`` and ``kind``, in order of ``MARKS``."""
+        """DataFrame of instants to mark: ``time`` (s), ``device``, ``period`` and ``kind``.
+
+        The kinds are ``MARKS``, in this order.
+        """
         tests = self.of("shift-test")
         noticed = tests[np.array([parse_data(text)["fired"] for text in tests["data"]], dtype=bool)]
         tables = (
@@ -212,9 +243,10 @@ class History:
 
     @cached_property
     def stays(self) -> pd.DataFrame:
-        """Stays in groups: ``device``, ``group`` (-1 for none), ``start`` and ``end``.
+        """DataFrame of stays in groups: ``device``, ``group``, ``start`` and ``end`` (s).
 
-        The stays of a device have no gap between its arrival and its departure.
+        A group of -1 stands for no group. The stays of a device have no gap between its arrival and
+        its departure.
         """
         population = self.population[self.population["arrival"] <= self.end]
         births = pd.DataFrame(
@@ -229,18 +261,19 @@ class History:
 
     @property
     def groups(self) -> list[int]:
-        """Every group that ever had a member, ascending."""
+        """IDs of the groups that ever had a member, ascending."""
         return sorted(int(group) for group in self.moves["group"].unique() if group != NO_GROUP)
 
     @property
     def final(self) -> "pd.Series[int]":
-        """The last group of each device that ever arrived, by device; -1 for none."""
+        """Last group of each device that ever arrived, indexed by device ID; -1 for no group."""
         return self.stays.groupby("device")["group"].last()
 
     def order(self) -> Ints:
-        """All devices that ever arrived, sorted by last group, then by first assignment.
+        """Return the IDs of all devices that ever arrived, sorted by last group.
 
-        Devices without a group are last.
+        Devices of one group are sorted by their first assignment. Devices that have no group are
+        last.
         """
         final = self.final
         first = self.moves.groupby("device")["time"].min().reindex(final.index).fillna(np.inf)
@@ -248,10 +281,14 @@ class History:
         return final.index.to_numpy(np.int64)[np.lexsort((final.index, first, last))]
 
     def sizes(self, group: int) -> tuple[Floats, Ints]:
-        """The size of a group over time; ``group`` -1 is of devices without a group.
+        """Return the count of members of a group over time.
+
+        Args:
+            group: ID of the group; -1 for the devices that have no group.
 
         Returns:
-            Times (s) at which the size changed, first 0, and the number of members from then on.
+            Times (s) at which the count changed, starting with 0, and the count from each time
+            until the next; float64 and int64 [times].
         """
         stays = self.stays[self.stays["group"] == group]
         starts = np.sort(stays["start"].to_numpy(float))
@@ -263,10 +300,10 @@ class History:
 
 
 def _drop_empty(table: pd.DataFrame) -> pd.DataFrame:
-    """Drop the stretches of length 0."""
+    """Drop the rows of a table whose interval from ``start`` to ``end`` has length 0."""
     return table[table["end"] > table["start"]].reset_index(drop=True)
 
 
 def _next_start(rows: pd.DataFrame, end: "float | pd.Series[float]") -> "pd.Series[float]":
-    """The start of the next row of the same device, or the end."""
+    """Return the ``start`` of the same device's next row, or ``end`` for its last row."""
     return rows["start"].shift(-1).where(rows["device"].shift(-1) == rows["device"], end)

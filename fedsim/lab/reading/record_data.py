@@ -1,13 +1,13 @@
-"""Fields of records as JSON has them."""
+"""Parsed ``data`` fields of records."""
 
 from typing import Any, TypeAlias
 
 from fedsim.common.files import parse_json
 
 RecordData: TypeAlias = dict[str, Any]
-"""Fields of a record, or its parsed ``data``; also a row of a table, or a summary."""
+"""Dict from name to value: a record, its parsed ``data``, a row of a table, or a summary."""
 
 
 def parse_data(text: object) -> RecordData:
-    """Parse the ``data`` of a record; empty if the record has none."""
+    """Parse the JSON ``data`` of a record; an empty dict if the record has no data."""
     return parse_json(text) if isinstance(text, str) else {}

@@ -1,4 +1,4 @@
-"""The index of a study's folder, which describes the study's runs.
+"""Index of a study's folder, which describes the study's runs.
 
 Comparisons and reports read the index, and not the study's file. ``index.json`` is a
 ``StudyIndex``, which is written before the first run begins, and again whenever the study is
@@ -20,7 +20,7 @@ STUDY = "study.toml"
 INDEX = "index.json"
 RUNS = "runs"
 PUBLISHED = "published.toml"
-# files of a search
+# file names of a search's results
 TRIALS = "trials.csv"
 BEST_OF = "best.toml"
 UNNAMED = "unnamed study"  # name of a study whose file has none
@@ -30,16 +30,16 @@ _PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"
 
 
 class _IndexPart(BaseModel):
-    # a newer fedsim may write more
+    # ignore further fields, which a newer fedsim may write
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
 class IndexedRun(_IndexPart):
-    """A run of a study, finished or not.
+    """Run of a study, finished or not.
 
     Attributes:
-        seed: of the run.
-        folder: relative to the study's folder, with ``/`` between the parts.
+        seed: seed of the run.
+        folder: path of the run folder relative to the study's folder, with ``/`` between the parts.
     """
 
     seed: int
@@ -47,15 +47,15 @@ class IndexedRun(_IndexPart):
 
 
 class IndexedVariant(_IndexPart):
-    """One line of a study's comparison: a way to change the base, at one point of the grid.
+    """Row of a study's comparison: changes to the base scenario, at one point of the grid.
 
     Attributes:
-        name: of the variant.
-        label: for people, such as ``flexcfl, share=0.3``; unique within the study.
+        name: name of the variant.
+        label: label for users, such as ``flexcfl, share=0.3``; unique within the study.
         point: the grid's keys and their values, first ``size`` and ``part``.
-        changes: all other changes of the base.
-        reference: whether the line is a reference, made of the base.
-        runs: one per seed.
+        changes: dict from key to value, of all other changes of the base scenario.
+        reference: whether the row is a reference, which is computed from the base scenario.
+        runs: one run per seed.
     """
 
     name: str
@@ -67,18 +67,18 @@ class IndexedVariant(_IndexPart):
 
 
 class StudyIndex(_IndexPart):
-    """The runs of a study.
+    """Description of a study and of all its runs.
 
     Attributes:
-        format: 1; a later number means that readers of format 1 would misread the index.
-        name: of the study.
-        about: introduction for readers.
-        baseline: the variant with which all variants are compared.
-        targets: accuracies (0..1), or metrics as texts, at which costs are compared.
-        goal: by which cells are ranked.
-        budget: limits by cost, for the accuracy within the budget.
-        seeds: of the study.
-        variants: in the order of the tables.
+        format: 1; a larger number means that readers of format 1 would misread the index.
+        name: name of the study.
+        about: introduction for users.
+        baseline: name of the variant with which all variants are compared.
+        targets: accuracies (0..1), or texts ``metric=value``, at which costs are compared.
+        goal: quantity by which variants are ranked, such as ``bytes``; None for the default.
+        budget: dict from name of a cost to its limit, for the best accuracy within the budget.
+        seeds: seeds of the runs of each variant.
+        variants: variants in the order of the study's tables.
     """
 
     format: Literal[1]
@@ -93,12 +93,15 @@ class StudyIndex(_IndexPart):
 
 
 def is_study(path: Path) -> bool:
-    """Whether a folder is a study's folder."""
+    """Whether a folder has a study's file or index."""
     return any((path / name).is_file() for name in (INDEX, STUDY))
 
 
 def read_index(path: Path) -> StudyIndex:
     """Read the index of a study.
+
+    Args:
+        path: the study's folder.
 
     Args:
         path: of the study's folder.
@@ -116,7 +119,7 @@ def read_index(path: Path) -> StudyIndex:
 
 def _explain_damage(error: ValidationError) -> str:
     problems = error.errors(include_url=False)
-    for problem in problems:  # another format is the reason for all other problems
+    for problem in problems:  # an unknown format may cause all other problems
         if problem["loc"] == ("format",) and problem["type"] == "literal_error":
             return (
                 f"is of format {problem['input']!r}; this fedsim reads 1 alone, so use the fedsim "
@@ -139,7 +142,7 @@ def _explain_absence(path: Path) -> str:
 
 
 def write_index(path: Path, index: StudyIndex) -> None:
-    """Write the index of the study at ``path``.
+    """Write ``index.json`` of a study.
 
     Args:
         path: the study's folder.
@@ -149,9 +152,10 @@ def write_index(path: Path, index: StudyIndex) -> None:
 
 
 def names_apart(paths: Sequence[Path]) -> list[str]:
-    """Different names for folders: each with as many folders above it as all names need.
+    """Return distinct names for folders, made of as few path parts as needed.
 
-    Equal paths are distinguished by their places.
+    All names have the same count of parts. If paths are equal, the position of each path is added
+    to its name.
     """
     parts = [path.resolve().parts for path in paths]
     for depth in range(1, max(map(len, parts), default=0)):
@@ -162,5 +166,5 @@ def names_apart(paths: Sequence[Path]) -> list[str]:
 
 
 def is_done(run: Path) -> bool:
-    """Whether the run in a folder was run to its end; False if its summary cannot be read."""
+    """Whether the run in a folder has ended as planned; False if its summary cannot be read."""
     return bool(files.summarised_status(run) == "done")

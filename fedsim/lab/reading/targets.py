@@ -1,4 +1,4 @@
-"""Costs until a test first reached an accuracy, or a value of another metric."""
+"""Costs until a test reaches an accuracy, or a target value of another metric."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,21 @@ COSTS = ("rounds", "time", "bytes", "joules", "grams", "cost")
 
 
 class Target(NamedTuple):
-    """A value that a test is to reach, of the accuracy (0..1) or of another column of rounds."""
+    """Value that a test has to reach, of the accuracy (0..1) or of another column of rounds."""
 
     value: float
     metric: str = "accuracy"
 
     @classmethod
     def read(cls, target: "float | str | Target") -> "Target":
-        """Read a target.
+        """Parse a target.
 
         Args:
-            target: an accuracy, a text ``metric=value``, or a target, which is returned.
+            target: an accuracy, a text ``metric=value``, or a ``Target``, which is returned
+                unchanged.
 
         Raises:
-            ScenarioError: any other value.
+            ScenarioError: the target is anything else, or an accuracy outside 0..1.
         """
         if isinstance(target, Target):
             return target
@@ -50,8 +51,8 @@ class Target(NamedTuple):
         """Whether a value of the metric reaches the target.
 
         Args:
-            value: of a test; None if the test did not measure the metric.
-            summary: of the run, whose metrics are better if greater or if smaller.
+            value: result of a test; None if the test did not measure the metric.
+            summary: summary of the run, which states whether greater or smaller values are better.
         """
         if value is None:
             return False
@@ -65,16 +66,16 @@ def until(
     target: float | str | Target,
     summary: RecordData,
 ) -> dict[str, float | int | None]:
-    """Costs until a test first reached a target.
+    """Return the costs of a run until a test first reached a target.
 
     Args:
-        rows: of ``rounds.parquet``.
-        target: an accuracy, ``metric=value``, or a ``Target``.
-        summary: of the run.
+        rows: rows of ``rounds.parquet``.
+        target: an accuracy, a text ``metric=value``, or a ``Target``.
+        summary: summary of the run.
 
     Returns:
-        ``rounds``, ``time`` (s), ``bytes``, ``joules``, ``grams`` and ``cost``. A cost is None if
-        a round lacks it, and all are None if no test reached the target.
+        Costs by name: ``rounds``, ``time`` (s), ``bytes``, ``joules``, ``grams`` and ``cost``. A
+        cost is None if a round lacks it, and all are None if no test reached the target.
     """
     target = Target.read(target)
     traffic = 0.0
@@ -90,12 +91,12 @@ def until(
 
 
 def within(rows: Sequence[RecordData], budget: Mapping[str, float]) -> float | None:
-    """The best accuracy that a test showed before any cost exceeded its limit.
+    """Return the best accuracy that a test showed before any cost exceeded its limit.
 
     Args:
-        rows: of ``rounds.parquet``.
-        budget: limits by name of ``COSTS``, without ``rounds``. A cost that was not counted
-            exceeds any limit.
+        rows: rows of ``rounds.parquet``.
+        budget: dict from name of a cost in ``COSTS``, except ``rounds``, to its limit. A cost that
+            was not counted exceeds any limit.
 
     Returns:
         The accuracy (0..1); None if there was no test within the budget.
@@ -119,12 +120,12 @@ def costs_to(
     target: float | str | Target,
     summary: RecordData,
 ) -> dict[str, float]:
-    """Costs of ``until`` for plots, with NaN instead of None.
+    """Return the costs of ``until`` for plots, with NaN instead of None.
 
     Args:
-        rows: of ``rounds.parquet``.
-        target: an accuracy, ``metric=value``, or a ``Target``.
-        summary: of the run.
+        rows: rows of ``rounds.parquet``.
+        target: an accuracy, a text ``metric=value``, or a ``Target``.
+        summary: summary of the run.
     """
     costs = until(rows, target, summary)
     return {name: math.nan if value is None else value for name, value in costs.items()}

@@ -1,8 +1,8 @@
-"""Runs and studies for trackers of experiments: TensorBoard, MLflow, and Weights & Biases.
+"""Exports of runs and studies to experiment trackers: TensorBoard, MLflow, and Weights & Biases.
 
-Each tracker's package is loaded when it is needed. A repeated export replaces the first. All
-functions raise ``RunFolderError`` if a folder is neither a run nor a study or is damaged, if the
-package is missing, or if ``out`` cannot be written.
+The package of a tracker is imported when it is needed. A repeated export replaces the previous
+one. All functions raise ``RunFolderError`` if a folder is neither a run nor a study or is damaged,
+if the package is missing, or if ``out`` cannot be written.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _TAGS = {
     "groups": ("purity", "ari", "nmi"),
     "clients": ("selected", "valid", "slow", "disconnected"),
 }
-_OF_SUMMARY = (
+_SUMMARY_FIELDS = (
     "strategy",
     "seed",
     "status",
@@ -38,19 +38,20 @@ _OF_SUMMARY = (
     "events_sha256",
     "models_sha256",
 )
-_EVENTS = "events.out.tfevents.0.fedsim"  # TensorBoard's file
-_LONGEST = 6000  # characters of a parameter of MLflow's
-_OFF = ("x_disable_stats", "x_disable_meta", "disable_git", "disable_code")  # of W&B
+_EVENTS = "events.out.tfevents.0.fedsim"  # name of the file for TensorBoard
+_MLFLOW_LIMIT = 6000  # most characters of a parameter in MLflow
+# settings of W&B to switch on
+_WANDB_SWITCHES = ("x_disable_stats", "x_disable_meta", "disable_git", "disable_code")
 
 
 @dataclass(frozen=True)
 class Export:
-    """A run to export.
+    """Run to export, with its name in the tracker.
 
     Attributes:
-        run: the run.
-        name: its name, which no other exported run has.
-        study: the name of its study; empty for a single run.
+        run: the run folder.
+        name: name of the run, unique among the exported runs.
+        study: name of the run's study; empty for a single run.
     """
 
     run: RunFolder
@@ -59,15 +60,15 @@ class Export:
 
     @property
     def key(self) -> str:
-        """The run's key in the tracker, the same in every export."""
+        """ID of the run in the tracker, 16 hexadecimal digits; the same in every export."""
         text = f"{self.study}\n{self.name}\n{self.run.summary['events_sha256']}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def figures(self) -> dict[str, str | int | float]:
-        """The values of the summary that trackers show."""
+        """Values of the run's summary that trackers show, by name."""
         summary = self.run.summary
-        values = {name: summary.get(name) for name in _OF_SUMMARY}
+        values = {name: summary.get(name) for name in _SUMMARY_FIELDS}
         for part in ("accuracy", "energy", "bytes"):
             for name, value in summary.get(part, {}).items():
                 values[f"{part}/{name}"] = value
@@ -77,13 +78,16 @@ class Export:
 
     @property
     def exit_code(self) -> int:
-        """0 if the run is done, else 1."""
+        """Exit code for the tracker: 0 if the run is done, else 1."""
         return 0 if self.run.summary["status"] == "done" else 1
 
     def scalars(self) -> Iterator[tuple[float, int, dict[str, float]]]:
-        """Each round's time (s), its number, and its scalars by tag.
+        """Yield the scalars of each round.
 
-        The scalars are measures, the bytes of the round, and all bytes moved so far.
+        They are the round's measures, the round's bytes, and all bytes sent so far.
+
+        Yields:
+            Time of the round's end (s), index of the round, and scalars by tag.
         """
         total = 0.0
         for row in self.run.rounds:
@@ -100,10 +104,15 @@ class Export:
 
 
 def exports(paths: Sequence[str | Path]) -> list[Export]:
-    """The runs in folders of runs and studies; of studies the runs that are done.
+    """Return the runs in folders of runs and of studies.
+
+    Unfinished runs of a study are left out.
+
+    Args:
+        paths: folders of runs and studies.
 
     Raises:
-        RunFolderError: no run of a study is done.
+        RunFolderError: a study has no finished run.
     """
     folders = [Path(path) for path in paths]
     singles = [folder for folder in folders if not is_study(folder)]
@@ -112,12 +121,12 @@ def exports(paths: Sequence[str | Path]) -> list[Export]:
         runs.append(Export(RunFolder(folder), name))
     for folder in folders:
         if is_study(folder):
-            runs += _runs_of_study(folder)
+            runs += _find_study_runs(folder)
     return runs
 
 
-def _runs_of_study(path: Path) -> list[Export]:
-    """The runs of a study that are done, each once."""
+def _find_study_runs(path: Path) -> list[Export]:
+    """Return the finished runs of a study, each once."""
     folders: dict[Path, None] = {}
     for variant in read_index(path).variants:
         for run in variant.runs:
@@ -133,7 +142,17 @@ def _runs_of_study(path: Path) -> list[Export]:
     return runs
 
 
-def _tracker(module: str, name: str, package: str) -> Any:
+def _import_tracker(module: str, name: str, package: str) -> Any:
+    """Import a module of a tracker.
+
+    Args:
+        module: name of the module.
+        name: name of the tracker, for the error message.
+        package: requirement that ``pip install`` takes.
+
+    Raises:
+        RunFolderError: the module cannot be imported.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -143,19 +162,19 @@ def _tracker(module: str, name: str, package: str) -> Any:
 
 
 def write_tensorboard(paths: Sequence[str | Path], out: Path) -> list[Path]:
-    """Write the rounds of each run as scalars to ``out/RUN``, of a study to ``out/STUDY``.
+    """Write the rounds of each run as TensorBoard scalars to the folder ``out/NAME``.
 
-    The step is the round, the time the simulated time. Charts over "Relative" are over simulated
-    time.
+    The name of a study's run begins with the study's name. The step is the round, and the wall time
+    is the simulated time, so "Relative" in TensorBoard shows simulated time.
 
     Args:
         paths: folders of runs and studies.
-        out: the folder to write to.
+        out: folder to write to.
 
     Returns:
-        The files.
+        The written files.
     """
-    _tracker("tensorboard", "TensorBoard", "tensorboard>=2.15")
+    _import_tracker("tensorboard", "TensorBoard", "tensorboard>=2.15")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -175,9 +194,9 @@ def write_tensorboard(paths: Sequence[str | Path], out: Path) -> list[Path]:
 
 
 def write_mlflow(paths: Sequence[str | Path], out: str | Path) -> list[str]:
-    """Write runs to an MLflow store, one experiment per study.
+    """Write runs to an MLflow store, with one experiment per study.
 
-    The step is the round, the time the simulated time since 1970.
+    The step is the round, and the timestamp is the simulated time, counted from 1970.
 
     Args:
         paths: folders of runs and studies.
@@ -187,14 +206,14 @@ def write_mlflow(paths: Sequence[str | Path], out: str | Path) -> list[str]:
     Returns:
         The names of the runs.
     """
-    mlflow = _tracker("mlflow.tracking", "MLflow", "mlflow-skinny>=2.10")
+    mlflow = _import_tracker("mlflow.tracking", "MLflow", "mlflow-skinny>=2.10")
     from mlflow.exceptions import MlflowException
 
     runs = exports(paths)
     uri = str(out) if "://" in str(out) else Path(out).resolve().as_uri()
     try:
         if uri.startswith("file:"):
-            # newer versions refuse file stores without it
+            # newer versions of MLflow refuse file stores unless this variable is set
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             Path(out).mkdir(parents=True, exist_ok=True)
         client = mlflow.MlflowClient(uri)
@@ -208,6 +227,7 @@ def write_mlflow(paths: Sequence[str | Path], out: str | Path) -> list[str]:
 
 
 def _write_mlflow(client: Any, run: Export) -> None:
+    """Write one run to an MLflow store, after deleting its earlier exports."""
     from mlflow.entities import Metric, Param
 
     experiment = _mlflow_experiment(client, run.study or "fedsim")
@@ -226,14 +246,16 @@ def _write_mlflow(client: Any, run: Export) -> None:
     for name, figure in figures.items():
         if not isinstance(figure, str):
             metrics.append(Metric(_mlflow_name(f"summary/{name}"), float(figure), end, 0))
-    params = [Param(key, str(value)[:_LONGEST]) for key, value in flat(run.run.scenario).items()]
+    params = [
+        Param(key, str(value)[:_MLFLOW_LIMIT]) for key, value in flat(run.run.scenario).items()
+    ]
     client.log_batch(number, metrics=metrics, params=params)
     status = "FAILED" if run.exit_code else "FINISHED"
     client.set_terminated(number, status, end_time=end)
 
 
 def _mlflow_experiment(client: Any, name: str) -> Any:
-    """The number of the experiment of this name, which is created if it is missing."""
+    """Return the ID of the MLflow experiment with this name, and create it if it is missing."""
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         return client.create_experiment(name)
@@ -241,25 +263,25 @@ def _mlflow_experiment(client: Any, name: str) -> Any:
 
 
 def _mlflow_name(tag: str) -> str:
-    """The tag without the characters that MLflow does not allow."""
+    """Remove the characters that MLflow does not allow from a tag."""
     return re.sub(r"[^\w\-. /]", "", tag)
 
 
 def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim") -> list[Path]:
-    """Write runs as W&B's own files into ``out/wandb``, a study as a group.
+    """Write runs as W&B runs to upload later into ``out/wandb``, with one group per study.
 
-    The step is the round; ``simulated time, s`` is one of the metrics. Nothing leaves
-    this machine until ``wandb sync`` sends the files.
+    The step is the round, and ``simulated time, s`` is one of the metrics. No data leave the
+    machine until ``wandb sync`` uploads the files.
 
     Args:
         paths: folders of runs and studies.
-        out: the folder to write to.
-        project: the project to which ``wandb sync`` sends the runs.
+        out: folder to write to.
+        project: name of the project to which ``wandb sync`` uploads the runs.
 
     Returns:
         The folders of the runs.
     """
-    wandb = _tracker("wandb", "W&B", "wandb>=0.18")
+    wandb = _import_tracker("wandb", "W&B", "wandb>=0.18")
     runs = exports(paths)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -267,16 +289,24 @@ def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim")
     except OSError as error:
         raise RunFolderError(f"--out {str(out)!r} cannot be written: {error.strerror}") from None
     finally:
-        # a process of W&B writes the files, and may still be at work when a run is finished
+        # a process of W&B may still write files when a run is finished: wait for it
         wandb.teardown()
 
 
 def _write_wandb(wandb: Any, run: Export, out: Path, project: str) -> Path:
+    """Write one run as a W&B run to upload later, after deleting its earlier exports.
+
+    Returns:
+        The folder of the W&B run.
+    """
     pattern = f"wandb/offline-run-*-{run.key}"
     for earlier in out.glob(pattern):
         shutil.rmtree(earlier)
     settings = wandb.Settings(
-        silent=True, console="off", x_save_requirements=False, **dict.fromkeys(_OFF, True)
+        silent=True,
+        console="off",
+        x_save_requirements=False,
+        **dict.fromkeys(_WANDB_SWITCHES, True),
     )
     logged = wandb.init(
         mode="offline",

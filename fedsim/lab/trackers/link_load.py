@@ -1,4 +1,4 @@
-"""Load of the server's link over time, from the audit's transfers and the devices' latencies."""
+"""Load of the server's link over time, from a run's transfers and the devices' latencies."""
 
 from typing import Literal, NamedTuple
 
@@ -10,11 +10,11 @@ from fedsim.records.reading import RunFolder
 
 
 class Curve(NamedTuple):
-    """A quantity that changes at some times only; it is 0 before the first.
+    """Step function of time, which is 0 before its first step.
 
     Attributes:
-        times: the times of its changes (s), ascending, float64 [n].
-        values: its value from each of these times on, float64 [n].
+        times: times of the steps (s), ascending; float64 [n].
+        values: value from each time until the next; float64 [n].
     """
 
     times: Floats
@@ -22,14 +22,14 @@ class Curve(NamedTuple):
 
 
 def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
-    """The load of the server's link in one direction (bytes/s).
+    """Compute the load of the server's link in one direction (bytes/s).
 
-    Each message counts with its mean rate from the end of its latency on, or from its start on if
-    an edge server sends or receives it. Messages between devices and edge servers, or between
-    other endpoints, are on other links.
+    Each message counts with its mean rate from the end of its latency to its end. If an edge server
+    sends or receives the message, the latency is taken as 0. Messages between devices and edge
+    servers, or between two devices, do not cross the server's link and are left out.
 
     Args:
-        run: the folder of the run.
+        run: the run folder.
         direction: ``down`` or ``up``.
 
     Raises:
@@ -47,7 +47,7 @@ def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
     size = table["wire_bytes"].to_numpy(float)
     latency = table["device"].map(latencies).fillna(0.0).to_numpy(float)
     begin = np.minimum(start + latency, end)
-    # a latency of the whole transfer, up to rounding: the bytes moved at once
+    # if the latency is the whole duration, up to rounding, the bytes spread over the duration
     begin = np.where(begin < end, begin, start)
     has_moved = (size > 0) & (end > start)
     begin = begin[has_moved]
@@ -57,30 +57,30 @@ def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
 
 
 def summed(times: Floats, changes: Floats) -> Curve:
-    """The running sum of changes; changes of one instant are one.
+    """Return the running sum of changes, with one step per distinct time.
 
     Args:
-        times: the times of the changes (s), in any order, float64 [n].
-        changes: the changes, float64 [n].
+        times: times of the changes (s), in any order; float64 [n].
+        changes: the changes; float64 [n].
     """
     order = np.argsort(times, kind="stable")
     instants, first = np.unique(times[order], return_index=True)
     if not len(instants):
         return Curve(instants, instants)
     values = np.cumsum(np.add.reduceat(changes[order], first))
-    # the remainders of rounding when all has ended
+    # remove rounding errors at times without any load
     values[np.abs(values) < 1e-9 * np.abs(changes).max()] = 0.0
     return Curve(instants, values)
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """The curve with at most ``most`` changes, evenly spaced.
+    """Reduce a curve to at most ``most`` steps, evenly spaced.
 
-    Each value is the curve's mean until the next change.
+    Each value is the mean of ``curve`` until the next step. A shorter curve is returned unchanged.
 
     Args:
         curve: the curve.
-        most: the largest number of changes.
+        most: the largest count of steps.
     """
     if len(curve.times) <= most:
         return curve
@@ -89,14 +89,16 @@ def thinned(curve: Curve, most: int) -> Curve:
 
 
 def means(curve: Curve, edges: Floats) -> Floats:
-    """The curve's mean between each edge and the next; the curve is 0 after its last change.
+    """Return the mean of a curve between each edge and the next.
+
+    The curve counts as 0 after its last step.
 
     Args:
         curve: the curve.
-        edges: the edges (s), ascending, float64 [n].
+        edges: edges of the intervals (s), ascending; float64 [n].
 
     Returns:
-        The means, float64 [n - 1].
+        The means; float64 [n - 1].
     """
     if not len(curve.times):
         return np.zeros(len(edges) - 1)

@@ -1,4 +1,4 @@
-"""A run as Chrome trace JSON, which Perfetto opens: lanes of devices and servers, and counters."""
+"""Export of a run as Chrome trace JSON, which Perfetto shows as lanes and counters."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from fedsim.records.reading import RunFolder, making_sense
 _SERVER = 1
 _DEVICES = 2
 _EDGES = 3
-# changes of a link's load: more than a screen shows, and a tenth of the file even of a long run
+# most changes of a link's load: enough for any screen, and at most a tenth of a long run's file
 _MOST_LOADS = 20_000
 
 _LOSSES = {"lost": "disconnected", "left": "left for good", "battery": "battery flat"}
@@ -28,14 +28,14 @@ TraceEvent = dict[str, Any]
 
 
 def write_trace(run: RunFolder, path: Path) -> int:
-    """Write the trace of a run to a file.
+    """Write the trace of a run as a Chrome trace JSON file.
 
     Args:
-        run: the run.
-        path: the file.
+        run: the run folder.
+        path: file to write.
 
     Returns:
-        The number of events in the trace.
+        The count of events in the trace.
 
     Raises:
         RunFolderError: a table is damaged, or the file cannot be written.
@@ -55,13 +55,16 @@ def write_trace(run: RunFolder, path: Path) -> int:
 
 
 def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
-    """All events of a run's trace, lane by lane.
+    """Yield all events of a run's trace, lane by lane.
 
     Lanes of devices show steps and phases of absence as slices, messages as asynchronous events,
     and losses, arrivals, departures, data shifts, groups and acts of processes as instants. The
     server's lane shows rounds as slices (versions as instants), deadlines and decisions about
     groups. Lanes of edge servers show their transfers with the server, and outages. Counters are
     the devices at work, the accuracy, and the load of the server's link each way (bytes/s).
+
+    Args:
+        run: the run folder.
 
     Raises:
         RunFolderError: a table is missing or damaged.
@@ -73,14 +76,14 @@ def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
         *_messages(activities),
         *_edge_servers(activities),
     ]
-    devices = _lanes_of(_DEVICES, entries)
-    edges = _lanes_of(_EDGES, entries)
+    devices = _find_lanes(_DEVICES, entries)
+    edges = _find_lanes(_EDGES, entries)
     yield _label("process_name", _SERVER, 0, f"server ({run.summary['strategy']})")
     yield from _lane_names(_DEVICES, "device", devices)
     yield from _lane_names(_EDGES, "edge server", edges)
     yield from entries
     yield from _absences(activities, devices)
-    yield from _server(activities)
+    yield from _server_events(activities)
     yield from _devices_at_work(activities)
     for direction in ("down", "up"):
         load = thinned(link_load(run, direction), _MOST_LOADS)
@@ -89,7 +92,7 @@ def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
             yield _counter(f"server link {direction} (bytes/s)", time, bytes_per_second)
 
 
-def _lanes_of(process: int, entries: list[TraceEvent]) -> list[int]:
+def _find_lanes(process: int, entries: list[TraceEvent]) -> list[int]:
     return sorted({entry["tid"] for entry in entries if entry["pid"] == process})
 
 
@@ -103,23 +106,26 @@ def _lane_names(process: int, name: str, lanes: list[int]) -> Iterator[TraceEven
 def _steps(activities: Activities) -> Iterator[TraceEvent]:
     for step in activities.steps:
         name = _with_outcome(step.kind, step.outcome)
-        facts = {"task": step.task, **_facts(step.round, step.data)}
+        facts = {"task": step.task, **_event_arguments(step.round, step.data)}
         yield _slice(name, _DEVICES, step.device, step.start, step.end, facts)
 
 
 def _instants(activities: Activities) -> Iterator[TraceEvent]:
-    """Instants of devices; an act of a process on anything else is in the server's lane."""
+    """Yield an instant for each mark of a device.
+
+    Acts of processes that concern no device are in the server's lane.
+    """
     for mark in activities.marks:
         if mark.device is None:
             yield _instant(mark.kind, _SERVER, 0, mark.time, {})
             continue
-        name = _name_of(mark)
+        name = _mark_name(mark)
         if name is not None:
             yield _instant(name, _DEVICES, mark.device, mark.time, mark.data)
 
 
-def _name_of(mark: Mark) -> str | None:
-    """The name of a device's mark; None if the trace leaves the mark out."""
+def _mark_name(mark: Mark) -> str | None:
+    """Return the name of a device's mark in the trace; None if the trace has no such marks."""
     match mark.kind:
         case "task-end":
             return _LOSSES.get(str(mark.outcome))
@@ -139,12 +145,15 @@ def _name_of(mark: Mark) -> str | None:
 
 
 def _messages(activities: Activities) -> Iterator[TraceEvent]:
-    """Messages as asynchronous events; slices would have to nest, and messages may overlap."""
+    """Yield messages as asynchronous events.
+
+    Slices of a lane would have to nest, but messages may overlap.
+    """
     for count, message in enumerate(activities.messages, start=1):
         kind, _, number = message.source.partition(" ")
         lane = (_DEVICES, int(number)) if kind == "device" else (_SERVER, 0)
         name = _with_outcome(f"{message.source} to {message.destination}", message.outcome)
-        facts = _facts(message.round, message.data)
+        facts = _event_arguments(message.round, message.data)
         yield _entry(name, "b", *lane, message.start, facts, cat="message", id=count)
         yield _entry(name, "e", *lane, message.end, {}, cat="message", id=count)
 
@@ -153,7 +162,7 @@ def _edge_servers(activities: Activities) -> Iterator[TraceEvent]:
     for transfer in activities.edge_transfers:
         route = "from the server" if transfer.source == "server" else "to the server"
         name = _with_outcome(route, transfer.outcome)
-        facts = _facts(transfer.round, transfer.data)
+        facts = _event_arguments(transfer.round, transfer.data)
         yield _slice(name, _EDGES, transfer.edge, transfer.start, transfer.end, facts)
     for outage in activities.edge_outages:
         yield _slice("lost", _EDGES, outage.device, outage.start, outage.end, {})
@@ -166,15 +175,15 @@ def _absences(activities: Activities, devices: list[int]) -> Iterator[TraceEvent
             yield _slice("cannot be reached", _DEVICES, span.device, span.start, span.end, {})
 
 
-def _server(activities: Activities) -> Iterator[TraceEvent]:
+def _server_events(activities: Activities) -> Iterator[TraceEvent]:
     for entry in activities.server:
         if isinstance(entry, RoundPeriod):
-            yield from _round(entry)
+            yield from _round_events(entry)
         else:
             yield _instant(entry.kind, _SERVER, 0, entry.time, {})
 
 
-def _round(entry: RoundPeriod) -> Iterator[TraceEvent]:
+def _round_events(entry: RoundPeriod) -> Iterator[TraceEvent]:
     if entry.start is None:
         yield _instant(f"version {entry.number}", _SERVER, 0, entry.end, entry.data)
     else:
@@ -195,15 +204,18 @@ def _devices_at_work(activities: Activities) -> Iterator[TraceEvent]:
         yield _counter("devices at work", time, round(count))
 
 
-# Entries of the format.
+# Events of the trace format.
 
 
 def _with_outcome(name: str, outcome: str) -> str:
     return name if outcome == "done" else f"{name} ({outcome})"
 
 
-def _facts(number: int | None, data: RecordData) -> TraceEvent:
-    """The round and data of a step or transfer; ``delivered`` only if bytes were lost."""
+def _event_arguments(number: int | None, data: RecordData) -> TraceEvent:
+    """Return the round and the data of a step or transfer, as arguments of its event.
+
+    Messages get the purposes of their payloads. ``delivered`` is None if no bytes were lost.
+    """
     facts = {"round": number, **data}
     if "payloads" not in data:
         return facts
@@ -224,7 +236,17 @@ def _entry(
     data: RecordData,
     **fields: Any,
 ) -> TraceEvent:
-    """An entry with the texts and the finite numbers of ``data``; its time is in microseconds."""
+    """Return an event of the trace format, with its time in microseconds.
+
+    Args:
+        name: name of the event.
+        phase: type of the event in the format, such as ``X`` for a slice.
+        process: ID of the group of lanes.
+        lane: ID of the lane.
+        time: simulated time (s).
+        data: arguments of the event; only texts, integers and finite numbers are kept.
+        fields: further fields of the event.
+    """
     facts = {
         key: value
         for key, value in data.items()
@@ -273,4 +295,4 @@ def _is_finite(value: object) -> bool:
 
 
 def _microseconds(time: float) -> float:
-    return round(time * 1e6, 3)  # thousandths: as fine as the simulated clock
+    return round(time * 1e6, 3)  # 3 decimals are the resolution of the simulated clock
