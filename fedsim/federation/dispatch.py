@@ -50,7 +50,7 @@ _SAVED = (
     "finished",
     "untold",
     "sent",
-    "kept_at",
+    "residuals",
     "bases_at",
 )
 """Attributes that a snapshot holds under their own names."""
@@ -77,7 +77,7 @@ class Dispatch:
         finished: device -> its last task and the round of that task, if it was done in a round.
         untold: kind and device of each notification about a device that is switched off.
         sent: message outside of tasks -> contents that arrive, and residuals of the sender.
-        kept_at: edge server -> residuals of lossy codecs.
+        residuals: edge server -> name of a content -> residual of the codec.
         bases_at: edge servers that have the model's frozen tensors.
     """
 
@@ -114,7 +114,7 @@ class Dispatch:
         self.finished: dict[int, tuple[int, int]] = {}
         self.untold: list[tuple[str, int]] = []
         self.sent: dict[int, tuple[Contents, dict[str, Any]]] = {}
-        self.kept_at: dict[int, dict[str, Any]] = {}
+        self.residuals: dict[int, dict[str, Any]] = {}
         self.bases_at: dict[int, bool] = {}
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
@@ -211,7 +211,7 @@ class Dispatch:
         if start is not None:
             models = [value for value in contents.values() if isinstance(value, Ref)]
             bases = dict.fromkeys(models, start)
-        residuals = self.kept_at.get(edge, {}) if direction == "up" else {}
+        residuals = self.residuals.get(edge, {}) if direction == "up" else {}
         wire = self._envelopes.wire(direction)
         self.sent[message.id] = wire.through(contents, bases, residuals)
 
@@ -373,7 +373,7 @@ class Dispatch:
         endpoint = source if direction == "up" else destination
         edge = endpoint - len(self.population.speed)
         if is_done and direction == "up" and residuals:
-            self.kept_at[edge] = dict(residuals)
+            self.residuals[edge] = dict(residuals)
         if is_done and direction == "down" and has_model(contents):
             self.bases_at[edge] = True
         carried = Carried(edge, direction, message.round, outcome, arrived)
@@ -381,7 +381,7 @@ class Dispatch:
 
     def on_edge_lost(self, edge: int) -> None:
         """Tell the strategy that an edge server is lost."""
-        self.kept_at.pop(edge, None)
+        self.residuals.pop(edge, None)
         self.bases_at.pop(edge, None)
         self.simulation.post(partial(self.strategy.on_edge_lost, edge))
 
