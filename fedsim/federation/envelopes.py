@@ -120,7 +120,7 @@ class Envelopes:
         """Return the request for a job, as steps of a task and the task's context.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
             contents: the contents by name, as the server half gives them.
             job: name of the job.
             round_number: the round for which the device works; None for none.
@@ -150,7 +150,7 @@ class Envelopes:
         """Return the steps that deliver an answer, and store its decoded contents in the context.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
             contents: the contents by name, as the client half gives them.
             result: the local result behind the contents.
             context: context of the task, whose ``reply`` and ``residuals`` are set.

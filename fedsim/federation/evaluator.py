@@ -1,6 +1,6 @@
-"""Evaluation: how good the models are, measured from outside.
+"""Evaluation: accuracy, losses and further measures of the models.
 
-It takes no simulated time and moves no bytes.
+Measuring takes no simulated time and moves no bytes.
 """
 
 import math
@@ -32,7 +32,8 @@ NOT_MEASURED: Figures = dict.fromkeys(
     ("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start")
 )
 
-# stands for a task's number, and is greater than any: fine-tuning has shuffles of its own
+# key of the streams of fine-tuning in place of a task ID; greater than any ID, so that fine-tuning
+# draws shuffles that no task draws
 _FINE_TUNING = 1 << 62
 
 
@@ -65,9 +66,9 @@ class EvaluationSpec(Spec):
     """
 
     def tests(self, rounds: int) -> int:
-        """The number of tests in a run of so many rounds."""
+        """Return the count of tests in a run of ``rounds`` rounds."""
         regular = max(0, rounds // self.every - self.from_round // self.every)
-        # the last one is, in any case
+        # the last round is always tested
         return regular + bool(rounds and (rounds % self.every or rounds <= self.from_round))
 
 
@@ -75,15 +76,15 @@ class Measured(NamedTuple):
     """An update that went into an aggregation, as ``Server.finish_round`` takes it.
 
     Attributes:
-        update: the model that came (``message["update"]``), by which its task is found.
-        weight: its weight in the mean of the training losses, such as its samples; with the
-            record that ``finish_round`` writes, its share of the sum is its weight in the
-            aggregation.
-        start: the model that its training started from, or None.
-        center: the aggregate that it went into, or None: its distance from the update is the
-            discrepancy (FlexCFL, Eq. 3; the published figures are measured after the aggregation,
-            the equation says before).
-        device: its device; None for an update of several devices.
+        update: the received model (``message["update"]``), by which the task is found.
+        weight: weight of the update in the mean of the training losses, such as its count of
+            samples. In the record that ``finish_round`` writes, the share of this weight in the sum
+            is the weight in the aggregation.
+        start: the model from which the update was trained; None if unknown.
+        center: the model into which the update was aggregated; None if unknown. The distance of
+            ``update`` from ``center`` is the discrepancy (FlexCFL, Eq. 3; the published figures are
+            measured after the aggregation, the equation has the model before).
+        device: ID of the device; None for an update of several devices.
     """
 
     update: Ref
@@ -94,11 +95,13 @@ class Measured(NamedTuple):
 
 
 class WorldView(NamedTuple):
-    """The evaluator's view of all devices.
+    """Functions by which the evaluator reads the state of all devices.
 
     Attributes:
-        present: returns the devices that are present, bool [devices]; None for all.
-        truth: returns the true group of each device, int64 [devices]; None if unknown.
+        present: returns whether each device has arrived and not left, bool [devices]; None if all
+            are present.
+        truth: returns the true group of each device, int64 [devices]; None if unknown. A device
+            without a true group has -1.
         version: returns the version of each device's data, int64 [devices].
     """
 
@@ -108,10 +111,10 @@ class WorldView(NamedTuple):
 
 
 class Evaluator:
-    """Measures models when a test is due, and decides when the run ends.
+    """Measures of models after rounds, and the decision when the run ends.
 
     Args:
-        learner: tests models.
+        learner: computes and tests models.
         stop: ``[stop]`` of the scenario.
         spec: ``[evaluation]`` of the scenario.
         world: the present devices and their data.
@@ -119,8 +122,8 @@ class Evaluator:
 
     Attributes:
         last: the last evaluation; None before the first.
-        ever: name of a model -> devices that it has ever served, ascending; None for all. Kept for
-            ``score = "historical"`` alone.
+        ever: name of a model -> devices that the model has ever served, ascending; None for all.
+            Filled only with ``score = "historical"``.
     """
 
     def __init__(
@@ -140,11 +143,16 @@ class Evaluator:
         self.ever: dict[str, list[int] | None] = {}
 
     def is_last(self, number: int) -> bool:
-        """Whether round ``number`` (from 0) is the last one planned."""
+        """Whether round ``number`` (from 0) is the last planned round."""
         return self.stop.rounds is not None and number + 1 >= self.stop.rounds
 
     def reason_to_stop(self, number: int, figures: Mapping[str, float | None]) -> str | None:
-        """Why the run ends after round ``number``; None if it goes on."""
+        """Return the reason for which the run ends after round ``number``; None if it goes on.
+
+        Args:
+            number: the round, from 0.
+            figures: measures of the round, by column of ``rounds.parquet``.
+        """
         maximised = {metric.name for metric in self._metrics if metric.more_is_better}
         for name, goal in self.stop.metrics.items():
             value = figures.get(name)
@@ -160,7 +168,12 @@ class Evaluator:
         return f"{number + 1} rounds" if self.is_last(number) else None
 
     def why_no_accuracy(self, rounds: int, models: ModelAssignment) -> str:
-        """Why a run of so many rounds that ends with these models has no accuracy."""
+        """Return the reason for which a run has measured no accuracy.
+
+        Args:
+            rounds: count of rounds of the run.
+            models: the strategy's models at the end of the run.
+        """
         spec = self._spec
         if not rounds:
             return (
@@ -190,7 +203,7 @@ class Evaluator:
         updates: Sequence[Measured],
         strategy: "Handlers",
     ) -> Figures:
-        """Measures of a round: accuracy, losses, discrepancies, agreement of groups.
+        """Measure accuracy, losses, discrepancies and agreement of groups after a round.
 
         Args:
             number: the round, from 0.
@@ -199,8 +212,8 @@ class Evaluator:
             strategy: the server half.
 
         Returns:
-            Values of columns of ``rounds.parquet``; None if no test is due. Agreement is there if
-            true groups are known.
+            Values of columns of ``rounds.parquet``; None for a measure if no test is due. Columns
+            of agreement are included only if true groups are known.
         """
         row: Figures = dict(NOT_MEASURED) | dict.fromkeys(metric.name for metric in self._metrics)
         if self._spec.score == "historical":
@@ -228,7 +241,7 @@ class Evaluator:
         learner = self._learner
         row = Figures()
         trained = [(entry.update, entry.weight) for entry in updates]
-        if self._spec.train_loss == "first":  # before updates are computed, which forgets how
+        if self._spec.train_loss == "first":  # a computed update cannot be cut to its first epoch
             trained = [(learner.first_epoch(update), weight) for update, weight in trained]
         evaluation = await learner.evaluate(self._present(models))
         if evaluation is None:
@@ -250,7 +263,10 @@ class Evaluator:
         return row
 
     def _reported(self, updates: Sequence[Measured]) -> Figures:
-        """Weighted means of the metrics that trainers report with their updates."""
+        """Return the weighted mean of each metric that trainers report with their updates.
+
+        A metric that no update has is left out.
+        """
         means = Figures()
         for metric in self._metrics:
             name = metric.name
@@ -267,7 +283,10 @@ class Evaluator:
     async def _changes(
         self, pairs: Sequence[tuple[Ref, Ref]]
     ) -> AsyncIterator[NDArray[np.float64]]:
-        """update - start of each pair, float64 [d], one at a time in memory."""
+        """Yield update - start of each pair, float64 [d].
+
+        Only one difference is in memory at a time.
+        """
         learner = self._learner
         await learner.compute([ref for pair in pairs for ref in pair])
         for update, start in pairs:
@@ -275,10 +294,10 @@ class Evaluator:
             yield np.subtract(weights, start_weights, dtype=np.float64)
 
     async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
-        """The mean of ||update - center||_2 over pairs of finite models (FlexCFL, Eq. 3).
+        """Return the mean of ||update - center||_2 over pairs of finite models (FlexCFL, Eq. 3).
 
         Args:
-            pairs: updates and centers.
+            pairs: pairs of an update and a center.
 
         Returns:
             The mean; None if no pair is finite.
@@ -292,13 +311,13 @@ class Evaluator:
         return sum(lengths) / len(lengths) if lengths else None
 
     def _score(self, usual_score: str) -> str:
-        """The score of the scenario, or the strategy's usual score."""
+        """Return the score of the scenario, by default the strategy's usual score."""
         if self._spec.score == "historical":
             return "pooled"
         return self._spec.score or usual_score
 
     def _present(self, models: ModelAssignment) -> ModelAssignment:
-        """The models, each with the devices served that have arrived and not left."""
+        """Return the models, each with the devices that it serves and that are present."""
         present = self._world.present()
         if present is None:
             return models
@@ -314,7 +333,7 @@ class Evaluator:
     async def cosines(
         self, number: int, updates: Sequence[Measured], strategy: "Handlers"
     ) -> dict[str, list[float]]:
-        """Least, mean and largest cosine of two updates, by kind of pair, rounded to six digits.
+        """Return least, mean and largest cosine of pairs of updates, rounded to six digits.
 
         If true groups are known, the kinds are ``alike`` and ``unlike`` (of the same or of two true
         groups, in one group of the strategy), ``settled`` (of the same true group, in a group of
@@ -372,7 +391,7 @@ class Evaluator:
         return figures
 
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
-        """Agreement of the devices' models in a strategy without a server.
+        """Return the agreement of the devices' models in a strategy without a server.
 
         Args:
             number: the round, from 0.
@@ -396,12 +415,16 @@ class Evaluator:
         return figures
 
     def _groups(self, strategy: "Handlers") -> NDArray[np.int64]:
-        """Each device's group in the strategy, or -1; int64 [devices]."""
+        """Return the group of each device in the strategy; -1 for no group; int64 [devices]."""
         groups = strategy.groups_of(range(len(self._world.version())))
         return np.array([-1 if group is None else group for group in groups], dtype=np.int64)
 
     def _agreement(self, strategy: "Handlers") -> Figures:
-        """Agreement of the strategy's groups with the true groups, over present devices."""
+        """Return measures of agreement of the strategy's groups with the true groups.
+
+        Only present devices with a true group count. Empty if true groups are unknown, or if no
+        such device has a group.
+        """
         truth = self._world.truth()
         if truth is None:
             return {}
@@ -419,15 +442,15 @@ class Evaluator:
     async def fine_tuned(
         self, models: ModelAssignment, number: int, usual_score: str
     ) -> float | None:
-        """Accuracy after each device has trained its own model further.
+        """Return the accuracy after each device has trained its assigned model further.
 
         Args:
             models: the strategy's models.
-            number: the round, which names the shuffles.
-            usual_score: the strategy's score.
+            number: the round, which names the streams of the shuffles.
+            usual_score: the strategy's score, used if the scenario gives none.
 
         Returns:
-            The accuracy; None without ``evaluation.fine_tune_epochs``.
+            The accuracy, 0 to 1; None if ``evaluation.fine_tune_epochs`` is 0.
         """
         epochs = self._spec.fine_tune_epochs
         version = self._world.version()
@@ -445,14 +468,14 @@ class Evaluator:
         return None if evaluation is None else evaluation.score(self._score(usual_score))[0]
 
     async def test(self, model: Ref, devices: Sequence[int] | None) -> float | None:
-        """A model's accuracy on the pooled test samples of devices.
+        """Return a model's accuracy on the pooled test samples of devices.
 
         Args:
             model: the model.
-            devices: numbers of the devices; None for all.
+            devices: IDs of the devices; None for all.
 
         Returns:
-            The accuracy; None if nothing is measured.
+            The accuracy, 0 to 1; None if nothing was tested, as with ``learning = "off"``.
         """
         evaluation = await self._learner.evaluate(self._present({"test": (model, devices)}))
         return None if evaluation is None else evaluation.score("pooled")[0]

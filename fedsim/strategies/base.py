@@ -426,7 +426,7 @@ class Strategy(Generic[P]):
         Its messages and its devices' tasks end afterwards, all ``lost``.
 
         Args:
-            edge: number of the edge server.
+            edge: ID of the edge server.
         """
 
     async def on_timer(self, name: str) -> None:
@@ -440,21 +440,21 @@ class Strategy(Generic[P]):
         """Called when a device can be reached for which ``Clients.await_return`` waits.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
         """
 
     async def on_arrival(self, device: int) -> None:
         """Called when a newcomer can be reached for the first time; from now on it may be drawn.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
         """
 
     async def on_shift(self, device: int, contents: Contents) -> None:
         """Called when a device's message about changed data (``Client.on_shift``) has arrived.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
             contents: contents of the message, by name.
         """
 
@@ -490,7 +490,7 @@ class Strategy(Generic[P]):
         """Return the present group of a device; None without groups.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
         """
         return None
 
@@ -498,7 +498,7 @@ class Strategy(Generic[P]):
         """Return the present groups of several devices; None without groups.
 
         Args:
-            devices: numbers of the devices.
+            devices: IDs of the devices.
         """
         if type(self).group_of is Strategy.group_of:  # a run may have millions of devices
             return [None] * len(devices)

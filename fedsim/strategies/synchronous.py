@@ -163,7 +163,7 @@ class Synchronous(Strategy[S]):
         The default client half trains from its content ``model``.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
 
         Returns:
             Contents by name.
