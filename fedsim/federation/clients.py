@@ -59,7 +59,7 @@ class Clients:
             SimulationError: the machine lacks the memory to look at all devices; ``sample`` does
                 not look at all of them.
         """
-        return self._dispatch.idle(self._everybody()).nonzero()[0].tolist()
+        return self._dispatch.idle(self._all_devices()).nonzero()[0].tolist()
 
     def reachable(self) -> list[int]:
         """Return the devices that can be reached, both idle and busy.
@@ -72,9 +72,9 @@ class Clients:
         Raises:
             SimulationError: the machine lacks the memory to look at all devices.
         """
-        return self._dispatch.tasks.reachable(self._everybody()).nonzero()[0].tolist()
+        return self._dispatch.tasks.reachable(self._all_devices()).nonzero()[0].tolist()
 
-    def _everybody(self) -> NDArray[np.int64]:
+    def _all_devices(self) -> NDArray[np.int64]:
         """Return the IDs of all devices, int64 [devices].
 
         Raises:
@@ -157,16 +157,16 @@ class Clients:
         """
         if at_least == 1:
             return self._dispatch.tasks.anyone_ever()
-        return len(list(islice(filter(self._ever, range(self.count)), at_least))) == at_least
+        return len(list(islice(filter(self._can_return, range(self.count)), at_least))) == at_least
 
-    def _ever(self, device: int) -> bool:
+    def _can_return(self, device: int) -> bool:
         return self._dispatch.tasks.next_on(device, self._dispatch.simulation.now) < math.inf
 
     def expects_newcomers(self) -> bool:
         """Whether a device that can ever be reached has not joined yet."""
         is_coming = self._dispatch.population.arrival > self._dispatch.simulation.now
         newcomers = np.flatnonzero(is_coming).tolist()
-        return any(self._ever(device) for device in newcomers)
+        return any(self._can_return(device) for device in newcomers)
 
     def idle(self, device: int) -> bool:
         """Return whether a device is available and idle, so that ``Server.ask`` accepts it now.
@@ -196,7 +196,7 @@ class Clients:
         """
         when = self._dispatch.tasks.next_on(device, on_grid(self._dispatch.simulation.now + delay))
         if when < math.inf:
-            self._dispatch.tell_at("return", device, when)
+            self._dispatch.notify_at("return", device, when)
         return when < math.inf
 
     async def look_for_shift(self, device: int) -> None:
@@ -211,7 +211,7 @@ class Clients:
         """
         devices = self._dispatch.devices
         if devices.population.version.item(device) != devices.used_versions.get(device, 0):
-            await self._dispatch.tell_shift(device)
+            await self._dispatch.notify_shift(device)
 
     def exists(self, device: Any) -> bool:
         """Return whether a value is the ID of a device.

@@ -48,7 +48,7 @@ _SAVED = (
     "unnoticed",
     "unrecorded",
     "finished",
-    "untold",
+    "postponed",
     "sent",
     "residuals",
     "bases_at",
@@ -76,7 +76,7 @@ class Dispatch:
             that no record ``aggregate`` has named.
         finished: device -> ID and round of the device's last task, if that task is done and was
             asked for a round.
-        untold: kind and device of each notification that waits until the device is switched on.
+        postponed: kind and device of each notification that waits until the device is switched on.
         sent: message outside of tasks -> decoded contents, and new residuals of the sender.
         residuals: edge server -> name of a content -> residual of the codec.
         bases_at: edge server -> True if it has the model's frozen tensors.
@@ -113,7 +113,7 @@ class Dispatch:
         self.unnoticed: dict[int, TaskEnd] = {}
         self.unrecorded: dict[int, tuple[int, list[int]]] = {}
         self.finished: dict[int, tuple[int, int]] = {}
-        self.untold: list[tuple[str, int]] = []
+        self.postponed: list[tuple[str, int]] = []
         self.sent: dict[int, tuple[Contents, dict[str, Any]]] = {}
         self.residuals: dict[int, dict[str, Any]] = {}
         self.bases_at: dict[int, bool] = {}
@@ -123,7 +123,7 @@ class Dispatch:
         simulation.env.declare_alarm("timer", self._rearm_timer)
         simulation.env.declare_alarm("notice", self._set_notice)
         for kind in ("return", "newcomer", "shift"):
-            simulation.env.declare_alarm(kind, partial(self.tell_at, kind))
+            simulation.env.declare_alarm(kind, partial(self.notify_at, kind))
 
     def connect(
         self,
@@ -422,12 +422,12 @@ class Dispatch:
         lost_tasks = [task for task, end in self.unnoticed.items() if end.device == device]
         for task in lost_tasks:
             self._notice(task)
-        kinds = [kind for kind, number in self.untold if number == device]
-        self.untold = [(kind, number) for kind, number in self.untold if number != device]
+        kinds = [kind for kind, number in self.postponed if number == device]
+        self.postponed = [(kind, number) for kind, number in self.postponed if number != device]
         for kind in kinds:
-            self.tell_at(kind, device, self.tasks.next_on(device, self.simulation.now))
+            self.notify_at(kind, device, self.tasks.next_on(device, self.simulation.now))
 
-    def tell(self, kind: str, device: int) -> None:
+    def notify(self, kind: str, device: int) -> None:
         """Notify the strategy of a ``return``, ``newcomer`` or ``shift`` of a device.
 
         If the device is switched off or its battery is flat, the notification waits until the
@@ -435,7 +435,7 @@ class Dispatch:
         """
         now = self.simulation.now
         if device in self.tasks.off:
-            self.untold.append((kind, device))
+            self.postponed.append((kind, device))
             return
         when = now
         if self.tasks.batteries is not None:
@@ -444,21 +444,21 @@ class Dispatch:
             handlers = {
                 "return": self.strategy.on_return,
                 "newcomer": self.strategy.on_arrival,
-                "shift": self.tell_shift,
+                "shift": self.notify_shift,
             }
             self.simulation.post(partial(handlers[kind], device))
         elif when < math.inf:
-            self.tell_at(kind, device, when)
+            self.notify_at(kind, device, when)
 
     def on_shift(self, device: int) -> None:
         """Notify a device of changed data, now or as soon as the device can be reached."""
         when = self.tasks.next_on(device, self.simulation.now)
         if when <= self.simulation.now:
-            self.tell("shift", device)
+            self.notify("shift", device)
         elif when < math.inf:
-            self.tell_at("shift", device, when)
+            self.notify_at("shift", device, when)
 
-    async def tell_shift(self, device: int) -> None:
+    async def notify_shift(self, device: int) -> None:
         """Pass the message of a device with changed data (``Client.on_shift``) to the strategy."""
         contents = self.client_side.client.on_shift(self.devices.of(device))
         if contents is not None:
@@ -500,6 +500,6 @@ class Dispatch:
     def _set_notice(self, task: int, when: float) -> None:
         self.simulation.wake(("notice", task), when, partial(self._notice, task))
 
-    def tell_at(self, kind: str, device: int, when: float) -> None:
+    def notify_at(self, kind: str, device: int, when: float) -> None:
         """Notify the strategy of a ``return``, ``newcomer`` or ``shift`` at the time ``when`` (s)."""
-        self.simulation.wake((kind, device), when, partial(self.tell, kind, device))
+        self.simulation.wake((kind, device), when, partial(self.notify, kind, device))

@@ -243,26 +243,26 @@ class Evaluator:
         trained = [(entry.update, entry.weight) for entry in updates]
         if self._spec.train_loss == "first":  # a computed update cannot be cut to its first epoch
             trained = [(learner.first_epoch(update), weight) for update, weight in trained]
-        evaluation = await learner.evaluate(self._present(models))
+        evaluation = await learner.evaluate(self._with_present_devices(models))
         if evaluation is None:
             return row
         self.last = evaluation
         if self._spec.score == "historical":
             ever = {name: (ref, self.ever[name]) for name, (ref, _) in models.items()}
-            evaluation = await learner.evaluate(self._present(ever)) or evaluation
+            evaluation = await learner.evaluate(self._with_present_devices(ever)) or evaluation
         row["accuracy"], row["loss"] = evaluation.score(score)
         row |= {metric.name: evaluation.figure(metric, score) for metric in self._metrics}
         if not updates:
             return row
         row["train_loss"] = await learner.train_loss(trained)
-        row |= self._reported(updates)
+        row |= self._mean_reports(updates)
         centers = [(entry.update, entry.center) for entry in updates if entry.center is not None]
         starts = [(entry.update, entry.start) for entry in updates if entry.start is not None]
         row["discrepancy"] = await self.discrepancy(centers)
         row["discrepancy_start"] = await self.discrepancy(starts)
         return row
 
-    def _reported(self, updates: Sequence[Measured]) -> Figures:
+    def _mean_reports(self, updates: Sequence[Measured]) -> Figures:
         """Return the weighted mean of each metric that trainers report with their updates.
 
         A metric that no update has is left out.
@@ -316,7 +316,7 @@ class Evaluator:
             return "pooled"
         return self._spec.score or usual_score
 
-    def _present(self, models: ModelAssignment) -> ModelAssignment:
+    def _with_present_devices(self, models: ModelAssignment) -> ModelAssignment:
         """Return the models, each with the devices that it serves and that are present."""
         present = self._world.present()
         if present is None:
@@ -458,7 +458,7 @@ class Evaluator:
             return None
         train = partial(self._learner.train, key=_FINE_TUNING, round=number)
         tuned: dict[str, tuple[Ref, Sequence[int] | None]] = {}
-        for name, (ref, served) in self._present(models).items():
+        for name, (ref, served) in self._with_present_devices(models).items():
             devices = range(len(version)) if served is None else served
             for device in devices:
                 training = Training(ref, epochs)
@@ -477,5 +477,7 @@ class Evaluator:
         Returns:
             The accuracy, 0 to 1; None if nothing was tested, as with ``learning = "off"``.
         """
-        evaluation = await self._learner.evaluate(self._present({"test": (model, devices)}))
+        evaluation = await self._learner.evaluate(
+            self._with_present_devices({"test": (model, devices)})
+        )
         return None if evaluation is None else evaluation.score("pooled")[0]

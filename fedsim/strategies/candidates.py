@@ -69,7 +69,7 @@ class Candidates:
         """
         selection = self._selection
         server = self._server
-        for device, served in _served(models, self.devices()).items():
+        for device, served in _models_by_device(models, self.devices()).items():
             contents = selection.question(served)
             task = server.ask(device, contents, QUESTION, group=group_of(device))
             self._state.questions[task] = device
@@ -123,7 +123,7 @@ class Candidates:
         state.cohort = [device for device in state.cohort if device not in rejected]
 
 
-def _served(models: ModelAssignment, devices: list[int]) -> dict[int, list[Ref]]:
+def _models_by_device(models: ModelAssignment, devices: list[int]) -> dict[int, list[Ref]]:
     """The models of each device; all models for a device that none is assigned to."""
     assignments = []
     for model, assigned in models.values():

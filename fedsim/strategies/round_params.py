@@ -18,7 +18,7 @@ from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.world.population import DeadlineBase
 
 
-def _form_of_deadline(value: object) -> str:
+def _deadline_tag(value: object) -> str:
     """Tag of a deadline's form in a scenario: the name or table of a rule, or a time."""
     is_rule = isinstance(value, Deadline | dict)
     if isinstance(value, str):
@@ -35,7 +35,7 @@ def _needs_mean(deadline: Deadline | float | None) -> bool:
 
 DeadlineKey = Annotated[
     Annotated[PositiveSeconds | None, Tag("~time")] | Annotated[DeadlineSpec, Tag("~rule")],
-    Discriminator(_form_of_deadline),
+    Discriminator(_deadline_tag),
 ]
 
 
