@@ -23,14 +23,17 @@ class FedAvgParams(AggregatingParams):
 
 @dataclass
 class FedAvgState(SynchronousState):
-    """Memory of FedAvg."""
+    """Server state of FedAvg."""
 
     model: Ref = field(init=False)
     """The global model."""
     kept: dict[int, Ref] = field(default_factory=dict)
-    """With ``model.keep`` or ``model.send``: the kept tensors of each device that has answered."""
+    """Device -> its kept tensors, for each device that has answered.
+
+    Empty without ``model.keep`` and ``model.send``.
+    """
     own: dict[int, Ref] = field(default_factory=dict)
-    """The models of devices with kept tensors, which the server does not use."""
+    """Device -> global model completed by its kept tensors; for tests, and not for training."""
 
 
 class FedAvg(Synchronous[S]):
@@ -90,13 +93,13 @@ class FedAvg(Synchronous[S]):
         return {"model": self.shared(self.state.model)}
 
     def shared(self, model: Ref) -> Ref | Partial:
-        """Return a model as it is sent to devices: without the tensors that devices keep.
+        """Return the part of a model that is sent to devices: all but the kept tensors.
 
         Args:
             model: the whole model.
 
         Returns:
-            The model, or the part of it that is sent.
+            The whole model if no tensors are kept, else the part that is sent.
         """
         if self._keeping is None:
             return model

@@ -25,7 +25,7 @@ class FedProxParams(AggregatingParams):
 
 
 class FedProxClient(SynchronousClient[FedProxParams]):
-    """Trains with the proximal term, up to the deadline."""
+    """Client that trains with the proximal term, and with partial work up to the deadline."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(instruction["model"], self.params.local_epochs, mu=self.params.mu)

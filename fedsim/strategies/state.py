@@ -1,4 +1,4 @@
-"""The memory of strategies and of their parts: dataclasses that are saved with a run."""
+"""Bases of the states of strategies and of their parts: dataclasses that are saved with a run."""
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from copy import copy
@@ -9,7 +9,7 @@ K = TypeVar("K")
 
 
 PartState = Any
-"""The memory of a strategy or of a part: its ``State``, or a plain dict if it declares none."""
+"""State of a strategy or of a part: its class ``State``, or a dict if it declares no such class."""
 
 
 @dataclass
@@ -76,16 +76,16 @@ class State(Entries, MutableMapping[str, Any]):
 
 
 def new_state(part: object) -> PartState:
-    """Create an empty memory for a part: its ``State``, or a dict if it declares none."""
+    """Return an empty state for a part: its class ``State``, or a dict if it declares none."""
     return getattr(part, "State", dict)()
 
 
 def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartState:
-    """Return the memory of ``part`` for one of several models, created at its first use.
+    """Return the state of ``part`` for one of several models, which is created at its first use.
 
     Args:
-        states: memories by slot; a new one is added.
-        slot: the model's key, such as the number of its group.
+        states: model key -> state; a created state is added.
+        slot: the model's key, such as the index of its group.
         part: the aggregation or server optimiser.
     """
     if slot not in states:
@@ -94,7 +94,10 @@ def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartStat
 
 
 def state_classes() -> dict[str, type[Entries]]:
-    """The loaded classes of memories and their entries, by the name under which they are saved."""
+    """Return all loaded subclasses of ``Entries`` by the name under which they are saved.
+
+    The name is ``module:qualified name``.
+    """
     classes: dict[str, type[Entries]] = {}
     bases = list(Entries.__subclasses__())
     while bases:
