@@ -151,8 +151,8 @@ class Codec(Spec):
 
     kind: str
     encode_rate: LinkRate | None = None
-    """bytes of float32 a second that any device encodes (``up``) or decodes (``down``); None: no
-    time, as on the server.
+    """bytes of float32 that any device encodes (``up``) or decodes (``down``) in a second; None: it
+    takes no time. The server's part never takes time.
     """
 
     @property
@@ -251,7 +251,7 @@ class Plain(Codec):
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int8"] = "float32"
     """number format."""
     size: Bytes | None = None
-    """the size itself, for compressed messages."""
+    """size of a whole model, in place of the number format's, for compressed messages."""
 
     def bytes(self, parameters: int) -> float:
         return parameters * _BYTES_OF[self.dtype] if self.size is None else self.size

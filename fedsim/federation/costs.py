@@ -12,11 +12,13 @@ class ServerSpec(Spec):
     """``[server]``: server-side costs; zero by default, as in the papers."""
 
     speed: float | None = Field(default=None, gt=0.0, le=1e9)
-    """how fast it computes (``cost_s``), in units of the core on which that was measured; None:
-    in no time.
+    """speed of the server's computations, in units of the core on which ``cost_s`` was measured;
+    None: they take no time.
     """
     patience: Seconds = 0.0
-    """it notices the loss of a task after this time (s), or when the device is back."""
+    """time (s) after which the server notices that a task is lost, unless the device is back
+    earlier.
+    """
 
 
 _COSTS: Mapping[str, tuple[float, float, Callable[[int, int, int], float]]] = {

@@ -41,28 +41,29 @@ class EvaluationSpec(Spec):
     """``[evaluation]``: when and how accuracy is counted. Measuring takes no simulated time."""
 
     every: int = Field(default=1, ge=1)
-    """after every so many rounds, and after the last."""
+    """count of rounds from one test to the next; the last round is always tested."""
     from_round: int = Field(default=0, ge=0)
-    """the first round (from 0) that is tested; FlexCFL counts from when each device has been
-    selected, and so has a group.
+    """first round (from 0) that is tested; FlexCFL tests from the round in which each device has
+    been selected, and so has a group.
     """
     score: Literal["pooled", "device-mean", "historical"] | None = None
-    """``pooled`` (right answers over all devices' test samples), ``device-mean`` (mean of the
-    devices' accuracies), ``historical`` (pooled, each model on all devices that it has ever served:
-    FlexCFL's words, not its code), or the strategy's own way when not given.
+    """definition of accuracy. ``pooled``: right answers over all devices' test samples;
+    ``device-mean``: mean of the devices' accuracies; ``historical``: pooled, with each model tested
+    on all devices that it has ever served (FlexCFL's words, not its code). None: the strategy's
+    definition.
     """
     train_loss: Literal["last", "first"] = "last"
-    """a client's training loss is that of its ``last`` local epoch, or of its ``first`` (published
-    code of FlexCFL; its figures are higher), which is computed again; the last one anyway for
-    updates without epochs, or that the strategy has looked at.
+    """local epoch whose loss is a client's training loss: the ``last``, or the ``first`` (published
+    code of FlexCFL; its figures are higher), which is computed again. The last epoch is used in any
+    case for updates without epochs, and for updates whose weights the strategy has read.
     """
     cosines: bool = False
-    """record how alike the updates of a round are (``Evaluator.cosines``): as in Fig. 3 of the
-    CFL paper.
+    """whether the cosines between the updates of a round are recorded (``Evaluator.cosines``), as
+    in Fig. 3 of the CFL paper.
     """
     fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
-    """epochs that each device trains its model after the run, for one more test
-    (``accuracy.fine_tuned``); 0: none.
+    """epochs that each device trains its model after the run, for a further test
+    (``accuracy.fine_tuned``); 0: no such test.
     """
 
     def tests(self, rounds: int) -> int:

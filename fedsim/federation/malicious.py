@@ -35,13 +35,13 @@ class MaliciousSpec(Spec):
     """``[malicious]``: which devices attack, and how."""
 
     attack: Annotated[Any, ATTACKS]
-    """how (a kind, or a table with one)."""
+    """the attack: a kind, or a table with a ``kind``."""
     share: float | None = Field(default=None, ge=0.0, le=1.0)
-    """the first devices (rounded share, with newcomers) of a random order: a larger share in the
-    same world adds to them.
+    """share of all devices, with newcomers, that attack: the first ones of a random order. So a
+    larger share in the same world only adds devices.
     """
     devices: list[int] | None = None
-    """these instead."""
+    """IDs of the devices that attack, in place of a ``share``."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:

@@ -28,9 +28,9 @@ class AsynchronousParams(StrategyParams):
     local_epochs: Epochs = 1
     """E, passes of a client over its data."""
     retry: PositiveSeconds = 60.0
-    """with fewer than ``concurrency`` clients at work, look for more after this time (s)."""
+    """time (s) after which more clients are selected, if fewer than ``concurrency`` clients work."""
     selection: SelectionSpec = Random()
-    """selection of the next clients (``parts/selection``); not one with queries."""
+    """selection of the next clients (``parts/selection``); it may not ask candidates first."""
 
     @model_validator(mode="before")
     @classmethod

@@ -18,9 +18,9 @@ class FedAsyncParams(AsynchronousParams):
     alpha: float = Field(default=0.6, gt=0.0, le=1.0)
     """weight of a fresh update in the new model."""
     alpha_decay: Annotated[float, OnlyWith("alpha_decay_at")] = Field(default=0.5, gt=0.0, le=1.0)
-    """the factor of alpha at each of ``alpha_decay_at``."""
+    """factor by which alpha is multiplied at each version of ``alpha_decay_at``."""
     alpha_decay_at: list[Annotated[int, Field(ge=1)]] = Field(default=[])
-    """indices of versions (the paper: 0.5 at 800)."""
+    """indices of versions at which alpha decays (the paper: by 0.5 at 800)."""
     staleness: Literal["polynomial", "hinge"] = "polynomial"
     """function of the staleness tau that scales the weight.
 

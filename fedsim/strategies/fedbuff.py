@@ -27,7 +27,7 @@ class FedBuffParams(AsynchronousParams):
     staleness_discount: bool = True
     """whether the weight of an update of staleness tau is 1/sqrt(1 + tau); false: 1."""
     most_staleness: int | None = Field(default=None, ge=0)
-    """largest staleness of an update that counts, and fills a place in the buffer; None: all do."""
+    """largest staleness of an update that is aggregated and counts towards ``buffer``; None: any."""
 
 
 @dataclass

@@ -21,7 +21,7 @@ class FedProxParams(AggregatingParams):
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
     """weight of the proximal term mu/2 ||w - w_global||^2."""
     partial_work: Annotated[bool, OnlyWith("deadline")] = True
-    """a client that cannot finish all epochs before the deadline sends what it has."""
+    """whether a client that cannot finish all epochs before the deadline sends its finished epochs."""
 
 
 class FedProxClient(SynchronousClient[FedProxParams]):
