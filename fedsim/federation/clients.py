@@ -224,7 +224,7 @@ class Clients:
     def chosen(
         self, devices: Sequence[int], by: Callable[..., Any], *, idle: bool = True
     ) -> list[int]:
-        """Check a choice of devices, such as a selection's.
+        """Check the devices that a function has chosen, and return them as a list.
 
         Args:
             devices: IDs of devices; a list, tuple, range or array.

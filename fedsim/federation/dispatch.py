@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fedsim.world.population import Population
 
 
-# the server does not learn why a device vanishes
+# outcome -> outcome that the server sees, as it does not learn why a device has disconnected
 _VISIBLE: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
 _SAVED = (
     "busy_until",

@@ -74,7 +74,7 @@ class EvaluationSpec(Spec):
 
 
 class Measured(NamedTuple):
-    """An update that went into an aggregation, as ``Server.finish_round`` takes it.
+    """Aggregated update, an item of the argument ``updates`` of ``Server.finish_round``.
 
     Attributes:
         update: the received model (``message["update"]``), by which the task is found.

@@ -88,7 +88,7 @@ class AsynchronousState(State):
 
 
 class Asynchronous(Strategy[A]):
-    """A strategy without rounds.
+    """Base of strategies without rounds, in which an ended client is replaced at once.
 
     A subclass implements ``receive``, and has a ``Client`` if its client half is not plain SGD.
 

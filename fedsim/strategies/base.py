@@ -23,7 +23,7 @@ from fedsim.world.population import DeadlineBase, PopulationSpec
 class StrategyParams(Spec):
     """``[strategy]``: the keys of a strategy. Each strategy has a subclass as ``Params``.
 
-    The methods ``check...`` raise ``ScenarioError``. A few keys have one meaning in all strategies:
+    Its checks raise ``ScenarioError``. A few keys have one meaning in all strategies:
     ``local_epochs`` is read by ``Client.training`` and by selections, ``selection``
     (``SelectionSpec``) by ``client_half``, ``aggregation`` (``AggregationSpec``), ``server``
     (``ServerOptimiserSpec``) and ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by
@@ -116,9 +116,9 @@ class StrategyParams(Spec):
         return None
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Return the reason for which an aggregation does not protect all answers; None if it does.
+        """Return the reason for which an aggregation does not protect all answers of devices.
 
-        An aggregation with such a reason is refused.
+        None if the aggregation protects all answers. If there is a reason, it is refused.
 
         Args:
             protection: ``private`` or ``robust``.
@@ -201,7 +201,7 @@ class StrategyParams(Spec):
 
     @property
     def notes(self) -> list[str]:
-        """Remarks for the user before a run begins."""
+        """Remarks (str) that are shown to the user before a run begins."""
         return []
 
     def horizon(self, stop: StopSpec) -> StopSpec:

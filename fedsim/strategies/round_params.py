@@ -177,7 +177,7 @@ class SelectingParams(RoundParams):
 
 
 class SynchronousParams(SelectingParams):
-    """Parameters of strategies in rounds that ask for a number of updates."""
+    """Parameters of strategies in rounds with over-selection."""
 
     over_selection: float = Field(default=1.0, ge=1.0, le=1_000_000)
     """ask this many times K clients, and close the round with K updates (1: ask K)."""
@@ -221,7 +221,10 @@ class CombiningParams(RoundParams):
 
 
 class AggregatingParams(SynchronousParams, CombiningParams):
-    """Parameters of strategies in rounds that leave all parts open."""
+    """Parameters of strategies in rounds with a choice of all parts.
+
+    The parts are selection, aggregation, server optimiser, deadline and secure aggregation.
+    """
 
     looks_at_each: ClassVar[str | None] = None
     """Reason for which the strategy needs single updates; None if their sum is enough."""

@@ -16,12 +16,11 @@ PartState = Any
 class Entries(Mapping[str, Any]):
     """Base of a dataclass whose fields can be read and set by key, as in a dict.
 
-    Fields hold JSON-able values, refs, and containers of them. A field that has no value before
-    the run begins is declared with ``field(init=False)``.
+    Fields hold JSON-able values, refs, and lists or dicts of JSON-able values and refs. A field
+    that has no value before the run begins is declared with ``field(init=False)``.
 
-    The same entries can be read and set by key, as in a dict: ``state["round"]`` is
-    ``state.round``. A subclass of a strategy may thus add entries that no field declares. Such
-    entries are saved too.
+    ``state["round"]`` is ``state.round``. A subclass of a strategy may thus add entries that no
+    field declares. Added entries are saved too.
 
     Example:
         >>> from dataclasses import dataclass, field
@@ -64,14 +63,13 @@ class Entries(Mapping[str, Any]):
 
 @dataclass
 class State(Entries, MutableMapping[str, Any]):
-    """Base of the memory of a strategy or of a part: a dataclass, saved with a run and restored.
+    """Base of the state of a strategy or of a part: a dataclass, saved with a run and restored.
 
-    Fields hold JSON-able values, refs, and containers of them. A field that has no value before
-    the run begins is declared with ``field(init=False)``.
+    Fields hold JSON-able values, refs, and lists or dicts of JSON-able values and refs. A field
+    that has no value before the run begins is declared with ``field(init=False)``.
 
-    The same entries can be read and set by key, as in a dict: ``state["round"]`` is
-    ``state.round``. A subclass of a strategy may thus add entries that no field declares. Such
-    entries are saved too.
+    Fields can be read and set by key, as in a dict: ``state["round"]`` is ``state.round``. A
+    subclass of a strategy may thus add entries that no field declares. Added entries are saved too.
     """
 
 

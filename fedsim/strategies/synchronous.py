@@ -105,7 +105,7 @@ class SynchronousClient(Client[S]):
 
 
 class Synchronous(Strategy[S]):
-    """A strategy in rounds.
+    """Base of strategies in rounds, which ask a cohort, wait for all its tasks, and aggregate.
 
     Most subclasses implement ``on_start``, ``contents``, ``aggregate``, ``models`` and ``center``.
     ``on_start`` makes the first model, and then awaits ``super().on_start()``, which opens round 0.
