@@ -205,11 +205,11 @@ class Codec(Spec):
 
     @returns(*_SIZE)
     def part_bytes(self, count: int, parameters: int) -> float:
-        """Return the size of a part of a model that is encoded without the remaining part (bytes).
+        """Return the size of some parameters of a model, which are encoded as one part (bytes).
 
         Args:
-            count: number of parameters that are sent.
-            parameters: number of parameters of the whole model.
+            count: count of parameters in the part.
+            parameters: count of parameters of the whole model.
         """
         return self.bytes(count)
 
@@ -228,7 +228,7 @@ class Codec(Spec):
 
         Args:
             arithmetic: deferred ``mix`` and ``apply``, as in ``Server.models``.
-            parameters: number of parameters, d.
+            parameters: count of parameters, d; with a part of a model, count of its parameters.
             value: the model that is sent.
             base: the model from which ``value`` was trained, known to both sides; None if there is
                 no such model.

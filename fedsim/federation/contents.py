@@ -9,7 +9,7 @@ A content is one of:
 - ``Header``: any value in the message's header, whose bytes are not counted, as in the papers;
 - ``Opaque``: any other value, with its bytes.
 
-A message without counted bytes takes no time.
+A message takes no time if no content has counted bytes.
 """
 
 from collections.abc import Mapping, Sequence

@@ -239,6 +239,13 @@ class Evaluator:
     async def _figures(
         self, models: ModelAssignment, updates: Sequence[Measured], score: str
     ) -> Figures:
+        """Return the measures of models and updates when a test is due; empty without learning.
+
+        Args:
+            models: the strategy's models.
+            updates: the updates of the round's aggregation.
+            score: definition of accuracy, ``pooled`` or ``device-mean``.
+        """
         learner = self._learner
         row = Figures()
         trained = [(entry.update, entry.weight) for entry in updates]
@@ -336,11 +343,13 @@ class Evaluator:
     ) -> dict[str, list[float]]:
         """Return least, mean and largest cosine of pairs of updates, rounded to six digits.
 
-        If true groups are known, the kinds are ``alike`` and ``unlike`` (of the same or of two true
-        groups, in one group of the strategy), ``settled`` (of the same true group, in a group of
-        the strategy without another true group), and ``across`` groups of the strategy. Otherwise
-        the kinds are ``within`` and ``across`` groups of the strategy. These groups are the ones
-        after the round; without groups all devices are in one.
+        A pair is two updates of the round. If the true groups of devices are unknown, the kinds of
+        pairs are ``within`` (one group of the strategy) and ``across`` (two groups of the
+        strategy). If the true groups are known, pairs ``within`` a group of the strategy are
+        ``unlike`` (two true groups), ``settled`` (one true group, and the strategy's group has no
+        device of another true group) or ``alike`` (one true group, and the strategy's group has
+        devices of several true groups). The groups of the strategy are taken after the round. If
+        the strategy has no groups, all devices are in one group.
 
         Args:
             number: the round, from 0.
@@ -348,8 +357,8 @@ class Evaluator:
             strategy: the server half.
 
         Returns:
-            Kind -> least, mean and largest cosine; empty without ``evaluation.cosines``, or if no
-            test is due.
+            Kind of pair -> least, mean and largest cosine; empty if ``evaluation.cosines`` is false
+            or no test is due.
         """
         is_due = self._spec.cosines and self._learner.learns and self._is_due(number)
         pairs: list[tuple[Ref, Ref]] = []

@@ -213,7 +213,7 @@ class Server:
         ``Strategy.on_task_end`` is called once when the task has ended.
 
         A task with a ``round`` counts among the round's selected and valid tasks, and its update
-        has to be aggregated (``finish_round``). Ask without a round for anything else, such as a
+        has to be aggregated (``finish_round``). Leave ``round`` out for any other task, such as a
         probe or a test.
 
         Args:

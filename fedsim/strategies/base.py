@@ -299,8 +299,8 @@ ClientHalf = Client[Any]  # Strategy.Client shadows Client
 class Strategy(Generic[P]):
     """The server half of a federated learning algorithm.
 
-    A subclass has ``on_start``, ``on_task_end`` and ``models``, keeps its memory in ``state`` and
-    acts through ``server`` alone. The subclass calls ``Server.begin_round`` and
+    A subclass implements ``on_start``, ``on_task_end`` and ``models``, stores its memory in
+    ``state``, and acts only through ``server``. The subclass calls ``Server.begin_round`` and
     ``Server.finish_round`` once for each round, and asks devices in between.
 
     Attributes:
@@ -348,7 +348,7 @@ class Strategy(Generic[P]):
     """The class of the strategy's client half."""
 
     State: ClassVar[type[PartState]] = dict
-    """The class of the strategy's memory: a plain dict, or a subclass of ``State``."""
+    """The class of the strategy's ``state``: a plain dict, or a subclass of ``State``."""
 
     state: PartState
 
@@ -386,9 +386,9 @@ class Strategy(Generic[P]):
         self.state = self.State()
 
     def remembered(self, part: str) -> PartState:
-        """Return the memory of a part, which is created at its first use.
+        """Return the state of a part, which is created at its first use.
 
-        The memory is stored in ``state`` under the part's name.
+        The part's state is an entry of the strategy's ``state``, under the part's name.
 
         Args:
             part: the part's key in ``params``, such as ``selection``, or any other name.

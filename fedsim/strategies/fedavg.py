@@ -45,11 +45,12 @@ class FedAvg(Synchronous[S]):
     In each round the server sends the global model (d parameters) to K clients drawn uniformly
     without replacement. Each client runs E epochs of mini-batch SGD and sends its model back (d
     parameters). The global model becomes the mean of the models that arrived in time, weighted by
-    training samples. Without such a model it stays as it is.
+    training samples. If no model arrived in time, the global model is unchanged.
 
     With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them
     together with the received tensors and is tested with them. A device begins with the kept
-    tensors of the initial model, and goes back one training if its answer is cut off.
+    tensors of the initial model. If its answer is cut off, its kept tensors remain as they were
+    before the training.
 
     Example:
         FedAvg that selects devices with even numbers alone, in ``mine.py``:

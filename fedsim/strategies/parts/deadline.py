@@ -91,10 +91,10 @@ class Fixed(Deadline):
     kind: Literal["fixed"] = "fixed"
     time: PositiveSeconds
     since: Since | None = None
-    """``round``: from the begin of the round, for a whole task. ``download``: from the end of each
-    client's own download, for its training alone (in CATA-Fed with its upload, unless
-    ``upload_time`` is ``ignored``); the round closes after the last upload. None: ``round``, but
-    for CATA-Fed.
+    """``round``: the time counts from the begin of the round, and limits whole tasks. ``download``:
+    the time counts from the end of each client's download, and limits only its training (in
+    CATA-Fed also its upload, unless ``upload_time`` is ``ignored``); the round closes after the
+    last upload. None: ``round``, and ``download`` in CATA-Fed.
     """
 
     def least_s(self) -> float:

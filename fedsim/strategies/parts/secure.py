@@ -39,13 +39,14 @@ NeighbourLists = Mapping[int, Sequence[int]]
 class SecureAggregation(Spec):
     """``strategy.secure_aggregation``: the cost of SecAgg+, which hides all but sums of updates.
 
-    A round has three more phases. Before the training each client sends two public keys, receives
-    those of its k neighbours, sends each of them a share of each of its two secrets, and receives
-    theirs with the model. After the training, each client whose update came sends one share a
-    neighbour. The server then removes the masks: one for each update, and one for each pair of a
-    client that disconnected and a neighbour whose update came. In a round a client moves (2 k + 2)
-    keys and 5 k shares. With fewer than ``threshold`` of the shares of a client's neighbours the
-    sum cannot be read, and no model changes. Computations on devices take no time.
+    A round has three further phases. Before the training each client sends two public keys and
+    receives the keys of its k neighbours. It then sends each neighbour a share of each of its two
+    secrets, and receives the neighbours' shares with the model. After the training, each client
+    whose update has arrived sends one share per neighbour. The server then removes the masks: one
+    for each update, and one for each pair of a client that disconnected and a neighbour whose
+    update has arrived. In a round a client moves (2 k + 2) keys and 5 k shares. If fewer than
+    ``threshold`` of a client's neighbours send their shares, the sum cannot be read, and no model
+    changes. Computations on devices take no time.
     """
 
     neighbours: int | None = Field(default=None, ge=2, le=1_000_000)

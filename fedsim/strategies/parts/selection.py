@@ -111,7 +111,7 @@ def _find_wrong_candidate(
 class Selection(Spec):
     """The base of every client selection. Its memory is ``state``, one for the whole run.
 
-    Most selections need ``select`` alone. ``heard`` and ``learn`` receive ends of tasks and
+    Most selections implement only ``select``. ``heard`` and ``learn`` receive ends of tasks and
     clients' reports (``report``). With a ``question``, ``select`` returns candidates, and
     ``choose`` selects some of the candidates that have answered.
 
