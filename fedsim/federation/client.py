@@ -1,6 +1,6 @@
 """The client half of a strategy, which runs on a device.
 
-It knows only that device and the messages of the server.
+The client half reads only the state of that device and the messages of the server.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,18 +18,16 @@ from fedsim.world.steps import Computation, Train
 P = TypeVar("P", bound=Spec)
 
 BEST = "best"
-"""A ``start`` of a ``Training``: the best of the models that the device has just tested, in the
-``Evaluate`` step before.
-"""
+"""Value of ``Training.start``: the best model of the preceding ``Evaluate`` step of the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
-    """A ``start`` or ``anchor`` of a ``Training``: a combination with earlier results of its task.
+    """A ``start`` or ``anchor`` of a ``Training``: a combination of earlier results of its task.
 
     Attributes:
-        parts: pairs of a model and its coefficient; a number stands for the result of that
-            training, from 0.
+        parts: pairs of a model and its coefficient. An int i in place of a model stands for the
+            result of the task's training with index i, from 0.
     """
 
     parts: tuple[tuple[Ref | int, float], ...]
@@ -37,27 +35,27 @@ class PreviousResult:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Facts of a run that both halves know before it begins (``self.setting``).
+    """Facts of a run that both halves of a strategy read before it begins (``self.setting``).
 
     Attributes:
-        devices: number of devices.
-        parameters: trained numbers of the model, d.
-        classes: outputs of the model, M.
+        devices: count of devices.
+        parameters: count of trained parameters of the model, d.
+        classes: count of outputs of the model, M.
         mean_epoch_s: mean over all devices of an undisturbed epoch's time (s), the unit of
             relative deadlines.
-        lr_in: function of a round's number (from 0) that returns its learning rate.
-        planned_rounds: number of rounds after which the run is to stop; None without such a stop.
+        lr_in: function of a round's index (from 0) that returns the learning rate of the round.
+        planned_rounds: count of rounds after which the run stops; None if no such stop is planned.
         momentum: momentum of local SGD.
         tensors: function without arguments that returns the tensors (``Tensor``) of a flat
-            model, in order; none if only its size is known.
-        keeps: whether the scenario says which tensors stay on the devices.
-        cut: function of a way (``width``, ``rank`` or ``adapters``) and a size that returns the
-            tensors of a smaller model.
-        adapter_scale: alpha over the rank of the model's adapters.
-        kinds: names of the kinds of devices, in the order of the scenario; none where devices
-            have no kind.
-        kind_of: function of a device that returns its kind, which it says when it joins; None
-            without kinds.
+            model, in order; an empty sequence if only the model's size is known.
+        keeps: whether the scenario determines which tensors stay on the devices.
+        cut: function of a kind of cut (``width``, ``rank`` or ``adapters``) and a size that returns
+            the tensors of a smaller model.
+        adapter_scale: alpha divided by the rank of the model's adapters.
+        kinds: names of the kinds of devices, in the order of the scenario; empty if devices have
+            no kind.
+        kind_of: function of a device that returns the name of its kind, which the device reports
+            when it joins; the result is None if devices have no kind.
     """
 
     devices: int
@@ -82,8 +80,8 @@ class Instruction:
     Attributes:
         job: ``train``, or another name that the two halves of a strategy agree on (``Server.ask``).
         contents: what the device received, by name.
-        round: the round for which it works; None: for none.
-        value: the result of its real work (``Client.real``), from ``Client.work`` on.
+        round: the round for which the device works; None if it works for no round.
+        value: the result of the real work (``Client.real``), set before ``Client.work`` is called.
     """
 
     job: str
@@ -98,12 +96,12 @@ class Instruction:
 class Real(NamedTuple):
     """Real work for a device's answer: a function at the top of a module, and its arguments.
 
-    It runs alone, maybe in another process and on copies, and restores the states of global
-    generators that it uses.
+    No other real work runs in the same process meanwhile. The function may run in another process
+    on copies of the arguments, and restores the states of global random generators that it uses.
 
     Attributes:
         function: the function.
-        arguments: its arguments; they can be pickled.
+        arguments: positional arguments of the function, picklable.
     """
 
     function: Callable[..., Any]
@@ -114,14 +112,15 @@ class LocalResult(NamedTuple):
     """Results of a device's computations in one task.
 
     Attributes:
-        samples: training samples computed on.
-        epochs: local epochs behind the update.
-        steps: SGD steps behind the update.
-        update: the model that the last training gave; None without a finished epoch.
-        start: the model from which it was trained.
-        tested: the best of the tested models; None without an ``Evaluate`` step.
-        earlier: the models of earlier trainings that finished an epoch.
-        trained: the model that the last training gave, before any change by the device.
+        samples: count of training samples on which the device has computed.
+        epochs: count of local epochs in the update.
+        steps: count of SGD steps in the update.
+        update: the result of the last training; None if no training finished an epoch.
+        start: the model from which the update was trained; None if there is no update.
+        tested: the best of the tested models; None if the task has no ``Evaluate`` step.
+        earlier: results of the earlier trainings that finished an epoch, in order.
+        trained: the result of the last training, before ``Client.computed`` or an attack changed
+            the update.
     """
 
     samples: int
@@ -137,12 +136,12 @@ class LocalResult(NamedTuple):
 class Client(Generic[P]):
     """Client half of a strategy. One object serves all devices.
 
-    The memory of each device is in its ``state``; an attribute of this object is lost when a run is
+    Each device's memory is in ``Device.state``. An attribute of this object is lost when a run is
     resumed. For each task the hooks are called in this order: ``real``, ``work`` (by default
     ``training`` and ``limit``), ``computed``, ``reply``, and ``sent`` if the answer arrives.
 
     Attributes:
-        params: the strategy's keys.
+        params: the keys of ``[strategy]``.
         setting: facts of the run, a ``RunInfo``.
     """
 
@@ -158,7 +157,8 @@ class Client(Generic[P]):
             instruction: the message to the device.
 
         Returns:
-            The function and its arguments; its result is ``instruction.value`` from ``work`` on.
+            The function and its arguments; None for no real work. The result of the function is
+            ``instruction.value`` when ``work`` is called.
         """
         return None
 
@@ -170,15 +170,15 @@ class Client(Generic[P]):
             instruction: the message to the device.
 
         Returns:
-            ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, in order; empty: it answers at
-            once.
+            ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, in order; empty if the device
+            answers at once.
         """
         return (Train(self.training(device, instruction), self.limit(device, instruction)),)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         """Return the training of the default ``work``, from the received ``model``.
 
-        It has ``local_epochs`` epochs, or one if the strategy has no such key.
+        The training has ``local_epochs`` epochs, or one epoch if the strategy has no such key.
 
         Args:
             device: the device.
@@ -187,7 +187,7 @@ class Client(Generic[P]):
         return Training(instruction.contents["model"], getattr(self.params, "local_epochs", 1))
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
-        """Return the limit of the training's time; by default there is none.
+        """Return the time limit of the default ``work``'s training; by default no limit.
 
         Args:
             device: the device.
@@ -198,7 +198,7 @@ class Client(Generic[P]):
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
-        """Change the result before the device answers; by default it stays as it is.
+        """Change the result before the device answers; by default the result is unchanged.
 
         Args:
             device: the device.
@@ -215,7 +215,7 @@ class Client(Generic[P]):
     ) -> Contents | None:
         """Return the answer of the device; by default its update, samples and epochs.
 
-        The answer may be cut off on its way, so this method changes no state.
+        The answer may be cut off on its way, so this method does not change ``Device.state``.
         ``Lazy("loss", result.update)`` as a content reports the training loss.
 
         Args:
@@ -236,7 +236,7 @@ class Client(Generic[P]):
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """Called when the answer has arrived; the place to change the device's state.
 
-        An answer that is cut off does not arrive, and the device knows that.
+        The hook is not called if the answer is cut off.
 
         Args:
             device: the device.

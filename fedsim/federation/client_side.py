@@ -1,5 +1,7 @@
-"""The device's side of a task: the client half decides steps and answer at the instants at which
-the device reaches them.
+"""The device's side of a task: calls of the client half.
+
+The client half determines the steps when the device begins to compute, and the answer when the
+device has computed.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,14 +24,14 @@ from fedsim.world.task import Task
 
 @dataclass(slots=True)
 class _Results:
-    """Results of the computations of a task so far.
+    """Results of a task's computations so far, as refs.
 
     Attributes:
-        tested: the best of the tested models.
-        start: the model from which the last training started.
-        update: the result of the last training.
-        earlier: results of the trainings before the last one.
-        steps: SGD steps of the last training.
+        tested: the best of the tested models; None before a test.
+        start: the model from which the last training started; None before a training.
+        update: the result of the last training; None before a training.
+        earlier: results of the trainings before the last training.
+        steps: count of SGD steps of the last training.
     """
 
     tested: Ref | None = None
@@ -40,12 +42,12 @@ class _Results:
 
     @property
     def updates(self) -> tuple[Ref, ...]:
-        """Results of all trainings."""
+        """Results of all trainings, in order."""
         return self.earlier if self.update is None else (*self.earlier, self.update)
 
 
 class ClientSide:
-    """Calls the client half of a strategy, for all devices.
+    """Caller of a strategy's client half, for all devices.
 
     Args:
         simulation: the clock.
@@ -53,8 +55,8 @@ class ClientSide:
         envelopes: builds the messages of answers.
         devices: the devices as their client halves see them.
         trainer: ``[training]`` of the scenario.
-        attack: changes the answers of malicious devices; None without.
-        malicious: numbers of the malicious devices.
+        attack: changes the answers of malicious devices; None if no device is malicious.
+        malicious: IDs of the malicious devices.
     """
 
     client: Client[Any]
@@ -78,7 +80,7 @@ class ClientSide:
         self.malicious = frozenset(malicious)
 
     def begin_real(self, device: int, context: TaskContext) -> None:
-        """Begin a task's real work, if it has any that is not begun."""
+        """Begin the real work of a device's task (``Client.real``), unless it has begun already."""
         if type(self.client).real is Client.real or context.real is not None:
             return
         real = self.client.real(self.devices.of(device), context.instruction)
@@ -86,7 +88,7 @@ class ClientSide:
             context.real = self._simulation.submit(real.function, *real.arguments, alone=True)
 
     def next_steps(self, task: Task) -> tuple[TaskStep, ...]:
-        """The steps that follow when a task has carried out its steps; empty at the task's end."""
+        """Return a task's next steps when its earlier steps are done; empty at the task's end."""
         context: TaskContext = task.context
         if context.replied:
             return ()
@@ -103,7 +105,7 @@ class ClientSide:
         if context.brings_base:
             self.devices.bases[task.device] = True
         self.begin_real(task.device, context)
-        if context.real is not None:  # the clock stands still until it is done
+        if context.real is not None:  # the simulated time stands still until the work is done
             context.instruction.value = context.real.result()
             context.real = None
         steps = tuple(self.client.work(self.devices.of(task.device), context.instruction))
@@ -126,7 +128,11 @@ class ClientSide:
         return self._envelopes.answer(task.device, contents, result, context)
 
     def _with_time_to_encode(self, step: Computation) -> Computation:
-        """The step; a training that reserves time for its upload reserves time to encode, too."""
+        """Return a step with the time to encode its result.
+
+        A training that reserves time for its upload also reserves the time to encode (s). Any other
+        step is returned unchanged.
+        """
         if not isinstance(step, Train) or not step.limit.reserve_upload:
             return step
         encoding_s = self._envelopes.encoding_s(step.limit.reserve_upload)
@@ -135,7 +141,7 @@ class ClientSide:
     # Results of a task's steps.
 
     def _result(self, task: Task) -> LocalResult:
-        """The result of all computations of a task, as refs."""
+        """Return the result of all computations of a task; its models are refs."""
         results = _Results()
         epochs = iter(task.trained)
         ahead = iter(task.context.ahead)
@@ -171,7 +177,15 @@ class ClientSide:
         computed: Ref | None,
         results: "_Results",
     ) -> None:
-        """Add the result of a training that has finished ``epochs``, or is ``computed`` already."""
+        """Add the result of a training to ``results``.
+
+        Args:
+            task: the task.
+            training: the training as the client half asked for it.
+            epochs: count of finished epochs, at least one.
+            computed: the result, if the whole training was computed ahead; None: name it now.
+            results: the results so far, which are changed.
+        """
         earlier = results.updates
         start = results.tested if training.start == BEST else training.start
         start = self._resolve(start, earlier)
@@ -191,8 +205,15 @@ class ClientSide:
         results.steps = training.sgd_steps(task.samples, self._trainer.batching)
 
     def _train(self, task: Task, training: Training, number: int, version: int) -> Ref:
-        """The result of training ``number`` of a task, on a version of the device's data."""
-        before: Any = None  # the trainer's state
+        """Return the result of a training.
+
+        Args:
+            task: the task.
+            training: the training.
+            number: index of the training in the task, from 0.
+            version: version of the device's data.
+        """
+        before: Any = None  # model that holds the trainer's state
         if self._trainer.state == "kept":
             before = self.devices.of(task.device).state.get(f"trainer/{number}")
         if self._trainer.state == "sent" and task.context.instruction.job == "train":
@@ -207,7 +228,14 @@ class ClientSide:
         )
 
     def _train_ahead(self, task: Task, step: Computation) -> Computation:
-        """The step; a training is computed now, and takes as long as the batches that it took."""
+        """Compute a training at once, and return its step with the share of batches that it took.
+
+        A step that is no training is returned unchanged. A trainer that may stop early needs this,
+        as the simulated duration follows from the batches.
+
+        Raises:
+            ScenarioError: the training starts from a result of the same task.
+        """
         if not isinstance(step, Train):
             return step
         training = step.training
@@ -228,7 +256,13 @@ class ClientSide:
         return replace(step, training=replace(training, share=share))
 
     def _resolve(self, model: Any, earlier: tuple[Ref, ...]) -> Any:
-        """The start or anchor of a training, computed if it follows from earlier trainings."""
+        """Return the start or anchor of a training as a model.
+
+        Args:
+            model: a start or anchor. A ``PreviousResult`` becomes the combination of its parts; any
+                other value is returned unchanged.
+            earlier: results of the task's earlier trainings, in order.
+        """
         if type(model) is not PreviousResult:
             return model
         parts = []
@@ -240,13 +274,23 @@ class ClientSide:
         return self.devices.of(0).mix(parts)
 
     def arrived(self, task: Task) -> Mapping[str, Any]:
-        """The contents that the server receives from a task that is done, by name."""
+        """Commit the answer of a task that is done, and return what the server receives.
+
+        The device stores the residuals of its codec, and ``Client.sent`` is called. If an answer is
+        cut off, this method is not called, and the residuals remain as they were.
+
+        Args:
+            task: the task, with outcome ``done``.
+
+        Returns:
+            The contents of the answer by name; empty if the device sends no answer.
+        """
         context: TaskContext = task.context
         if context.computed and task.version:
             self.devices.used_versions[task.device] = task.version
         if context.reply is None:
             return {}
-        if context.keeping:
-            self.devices.residuals[task.device] = dict(context.keeping)
+        if context.residuals:
+            self.devices.residuals[task.device] = dict(context.residuals)
         self.client.sent(self.devices.of(task.device), context.instruction, context.reply)
         return received(context.reply)

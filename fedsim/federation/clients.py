@@ -1,4 +1,7 @@
-"""The clients as the server sees them: present, idle, arrived; never data, speed or labels."""
+"""The clients as the server sees them: whether they are present, idle, or have joined.
+
+The server sees neither data, labels nor speed of a client.
+"""
 
 import math
 import os
@@ -17,12 +20,12 @@ from fedsim.common.streams import Shuffle
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
 
-_BYTES_TO_LOOK_AT = 200  # of a device, for its phase and its number
+_BYTES_TO_LOOK_AT = 200  # memory for phase and ID of one device
 _LEAST_ASKED = 16  # checking one device for availability takes about as long as checking 16
 
 
 def _memory_bytes() -> int:
-    """Memory of this machine; unlimited if the system does not report it."""
+    """Return the memory of this machine (bytes); ``sys.maxsize`` if the system reports none."""
     names = getattr(os, "sysconf_names", {})
     if "SC_PHYS_PAGES" not in names:
         return sys.maxsize
@@ -32,12 +35,12 @@ def _memory_bytes() -> int:
 class Clients:
     """The clients as the server sees them (``Server.clients``): which devices can be asked.
 
-    ``idle``, ``arrived``, ``await_return``, ``look_for_shift`` and ``exists`` take the number of
-    one device; ``online``, ``reachable`` and ``sample`` return lists of numbers.
+    ``idle``, ``arrived``, ``await_return``, ``look_for_shift`` and ``exists`` take the ID of one
+    device; ``online``, ``reachable`` and ``sample`` return lists of IDs.
 
     Attributes:
-        count: number of all devices, which have not all joined yet; they have the numbers
-        0 to ``count`` - 1.
+        count: count of all devices, including devices that have not joined yet. Their IDs are 0 to
+            ``count`` - 1.
     """
 
     def __init__(self, dispatch: "Dispatch", count: int) -> None:
@@ -50,29 +53,33 @@ class Clients:
         The call looks at every device: O(population).
 
         Returns:
-            Their numbers, ascending; ``Server.ask`` accepts each of them now.
+            IDs of devices, ascending; ``Server.ask`` accepts each of them now.
 
         Raises:
-            SimulationError: the machine has no memory to look at so many devices; ``sample`` needs
-                none.
+            SimulationError: the machine lacks the memory to look at all devices; ``sample`` does
+                not look at all of them.
         """
-        return self._dispatch.idle(self._everybody()).nonzero()[0].tolist()
+        return self._dispatch.idle(self._all_devices()).nonzero()[0].tolist()
 
     def reachable(self) -> list[int]:
-        """Return the devices that can be reached, whether they work or not.
+        """Return the devices that can be reached, both idle and busy.
 
         The call looks at every device: O(population).
 
         Returns:
-            Their numbers, ascending.
+            IDs of devices, ascending.
 
         Raises:
             SimulationError: the machine lacks the memory to look at all devices.
         """
-        return self._dispatch.tasks.reachable(self._everybody()).nonzero()[0].tolist()
+        return self._dispatch.tasks.reachable(self._all_devices()).nonzero()[0].tolist()
 
-    def _everybody(self) -> NDArray[np.int64]:
-        """Numbers of all devices; ``SimulationError`` if this machine has no room for them."""
+    def _all_devices(self) -> NDArray[np.int64]:
+        """Return the IDs of all devices, int64 [devices].
+
+        Raises:
+            SimulationError: the machine lacks the memory to look at all devices.
+        """
         demand = self.count * _BYTES_TO_LOOK_AT
         memory = _memory_bytes()
         if demand > memory:
@@ -94,14 +101,14 @@ class Clients:
         of the population. Absent devices do not change the order of the present ones.
 
         Args:
-            count: how many devices at most.
+            count: the largest count of devices that are drawn.
             purpose: name of the draw's stream (``strategy/purpose``), such as ``"select"``.
-            ids: further numbers that name the stream, such as the round; two draws of the same name
-                are the same draw.
+            ids: further numbers in the name of the stream, such as the round. Two draws with the
+                same name use the same permutation.
             among: the devices to draw from, each once; None: all.
 
         Returns:
-            Numbers of devices in the order drawn, fewer than ``count`` if fewer are available.
+            IDs of devices in the order drawn, fewer than ``count`` if fewer are available.
 
         Example:
             A cohort that is drawn anew each minute, in ``mine.py``:
@@ -140,32 +147,32 @@ class Clients:
         return drawn[:count]
 
     def anyone_ever(self, at_least: int = 1) -> bool:
-        """Return whether enough devices are present now or will be some time.
+        """Return whether enough devices can be reached now or at some later time.
 
         Args:
-            at_least: the number of devices that are enough; above 1 the call looks at every device.
+            at_least: count of devices that are enough; above 1 the call looks at every device.
 
         Returns:
-            False: it makes no sense to wait (``Server.look_again`` ends the run then).
+            False if waiting is useless; ``Server.look_again`` then ends the run.
         """
         if at_least == 1:
             return self._dispatch.tasks.anyone_ever()
-        return len(list(islice(filter(self._ever, range(self.count)), at_least))) == at_least
+        return len(list(islice(filter(self._can_return, range(self.count)), at_least))) == at_least
 
-    def _ever(self, device: int) -> bool:
+    def _can_return(self, device: int) -> bool:
         return self._dispatch.tasks.next_on(device, self._dispatch.simulation.now) < math.inf
 
     def expects_newcomers(self) -> bool:
-        """Whether some device will still join that can ever be reached, so that waiting helps."""
+        """Whether a device that can ever be reached has not joined yet."""
         is_coming = self._dispatch.population.arrival > self._dispatch.simulation.now
         newcomers = np.flatnonzero(is_coming).tolist()
-        return any(self._ever(device) for device in newcomers)
+        return any(self._can_return(device) for device in newcomers)
 
     def idle(self, device: int) -> bool:
         """Return whether a device is available and idle, so that ``Server.ask`` accepts it now.
 
         Args:
-            device: number of one device.
+            device: ID of one device.
         """
         return self._dispatch.is_idle(device)
 
@@ -173,15 +180,15 @@ class Clients:
         """Return whether a device has joined the population, including one that has left since.
 
         Args:
-            device: number of one device. ``Strategy.on_arrival`` announces later arrivals.
+            device: ID of one device. ``Strategy.on_arrival`` announces later arrivals.
         """
         return bool(self._dispatch.population.arrival[device] <= self._dispatch.simulation.now)
 
     def await_return(self, device: int, delay: float = 0.0) -> bool:
-        """Call ``Strategy.on_return`` with a device as soon as it can be reached.
+        """Call ``Strategy.on_return`` with a device as soon as the device can be reached.
 
         Args:
-            device: number of one device.
+            device: ID of one device.
             delay: time from now (s) before which the call does not come.
 
         Returns:
@@ -189,25 +196,25 @@ class Clients:
         """
         when = self._dispatch.tasks.next_on(device, on_grid(self._dispatch.simulation.now + delay))
         if when < math.inf:
-            self._dispatch.tell_at("return", device, when)
+            self._dispatch.notify_at("return", device, when)
         return when < math.inf
 
     async def look_for_shift(self, device: int) -> None:
-        """Let a device whose data have changed send its message again (``Client.on_shift``).
+        """Have a device whose data have changed send its message again (``Client.on_shift``).
 
-        This is for a strategy that could not use the message when it came. ``Strategy.on_shift`` is
-        awaited before this method returns, if the data differ from the data of the device's last
-        task.
+        The method is for a strategy that could not use the message when it arrived. If the data
+        differ from the data of the device's last task, ``Strategy.on_shift`` is awaited before this
+        method returns.
 
         Args:
-            device: number of one device.
+            device: ID of one device.
         """
         devices = self._dispatch.devices
         if devices.population.version.item(device) != devices.used_versions.get(device, 0):
-            await self._dispatch.tell_shift(device)
+            await self._dispatch.notify_shift(device)
 
     def exists(self, device: Any) -> bool:
-        """Return whether a value is the number of a device.
+        """Return whether a value is the ID of a device.
 
         Args:
             device: any value.
@@ -217,19 +224,19 @@ class Clients:
     def chosen(
         self, devices: Sequence[int], by: Callable[..., Any], *, idle: bool = True
     ) -> list[int]:
-        """Check a choice of devices, such as a selection's.
+        """Check the devices that a function has chosen, and return them as a list.
 
         Args:
-            devices: numbers of devices; a list, tuple, range or array.
-            by: the function that has chosen them, which the error names.
-            idle: whether they must be available and idle now.
+            devices: IDs of devices; a list, tuple, range or array.
+            by: the function that has chosen the devices, which the error names.
+            idle: whether the devices must be available and idle now.
 
         Returns:
             The same devices as a list.
 
         Raises:
-            SimulationError: no sequence, a number of no device, one twice or, with ``idle``, one
-                that is away or busy.
+            SimulationError: ``devices`` is no sequence, has an ID of no device, has a device twice
+                or, with ``idle``, has a device that is away or busy.
         """
         if not isinstance(devices, list | tuple | range | np.ndarray):
             raise SimulationError(

@@ -1,5 +1,6 @@
-"""``[messages]``: codecs write models and updates on the wire, which gives their bytes and the
-values that arrive.
+"""``[messages]``: codecs of models and updates.
+
+A codec determines the bytes of a message and the values that the receiver decodes.
 """
 
 from collections.abc import Collection, Sequence
@@ -49,7 +50,10 @@ _BYTES_OF = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 class Arithmetic(Protocol):
-    """Deferred arithmetic with models, for codecs and attacks: each call returns a name at once."""
+    """Deferred arithmetic with models, for codecs and attacks.
+
+    Each call returns the name of a model (``Ref``) at once, and computes nothing.
+    """
 
     def mix(
         self,
@@ -91,12 +95,12 @@ class Arithmetic(Protocol):
 
 
 class Coded(NamedTuple):
-    """The result of a codec.
+    """Result of a codec for one content.
 
     Attributes:
-        received: the decoded content.
-        kept: a model, such as what was left out, that the sender keeps for the next content of
-            this name; None for nothing.
+        received: the decoded model.
+        kept: the residual: a model, such as the values left out, that the sender stores for its
+            next content of this name (error feedback); None for no residual.
     """
 
     received: Ref
@@ -143,25 +147,28 @@ class Codec(Spec):
     """
 
     ways: ClassVar[tuple[str, ...]] = ("down", "up")
-    """Allowed directions: from the server to the devices, from them to the server."""
+    """Allowed directions: ``down`` to the devices, ``up`` to the server."""
 
     kind: str
     encode_rate: LinkRate | None = None
-    """bytes of float32 a second that any device encodes (``up``) or decodes (``down``); None: no
-    time, as on the server.
+    """bytes of float32 that any device encodes (``up``) or decodes (``down``) in a second; None: it
+    takes no time. The server's part never takes time.
     """
 
     @property
     @returns("a number above 0, 1 at most", find_outside(above=0.0, most=1.0))
     def sends(self) -> float:
-        """Share of the numbers that is sent; elsewhere the receiver has 0, or no change."""
+        """Share of a model's parameters that are sent, above 0 and at most 1.
+
+        The receiver has 0, or no change, for the parameters that are not sent.
+        """
         return 1.0
 
     @property
     def keeps_rest(self) -> bool:
-        """Whether a sender keeps the rest of a model for its next message; for ``up`` alone.
+        """Whether a device stores the residual of a model (``Coded.kept``) for its next message.
 
-        By default the key ``error_feedback``. The rest is ``Coded.kept``.
+        By default the value of the key ``error_feedback``. Allowed only for the direction ``up``.
         """
         return bool(getattr(self, "error_feedback", False))
 
@@ -172,9 +179,9 @@ class Codec(Spec):
 
     @property
     def of_sums(self) -> "Codec":
-        """Return the codec of contents that both sides add up; by default this codec.
+        """The codec of contents that device and server each sum; by default this codec.
 
-        Such contents are in ``StrategyParams.added_up``.
+        ``StrategyParams.added_up`` names these contents.
         """
         return self
 
@@ -198,11 +205,11 @@ class Codec(Spec):
 
     @returns(*_SIZE)
     def part_bytes(self, count: int, parameters: int) -> float:
-        """Return the size of some parameters that are encoded by themselves (bytes).
+        """Return the size of some parameters of a model, which are encoded as one part (bytes).
 
         Args:
-            count: number of parameters that are sent.
-            parameters: number of parameters of the whole model.
+            count: count of parameters in the part.
+            parameters: count of parameters of the whole model.
         """
         return self.bytes(count)
 
@@ -217,17 +224,19 @@ class Codec(Spec):
     ) -> Coded:
         """Encode and decode a model, as one deferred computation.
 
+        If the message is cut off on its way, the sender's residual remains as it was.
+
         Args:
-            arithmetic: ``mix`` and ``apply``, as the server has them.
-            parameters: number of parameters, d.
+            arithmetic: deferred ``mix`` and ``apply``, as in ``Server.models``.
+            parameters: count of parameters, d; with a part of a model, count of its parameters.
             value: the model that is sent.
-            base: the model from which it was trained, known to both sides; None for any other
-                content.
-            kept: the ``Coded.kept`` of the sender's last content of this name that arrived; None
-                at first.
+            base: the model from which ``value`` was trained, known to both sides; None if there is
+                no such model.
+            kept: the residual, ``Coded.kept`` of the sender's last content of this name that
+                arrived; None before the first.
 
         Returns:
-            The model that arrives, and what the sender keeps.
+            The decoded model, and the new residual.
         """
         raise NotImplementedError
 
@@ -242,7 +251,7 @@ class Plain(Codec):
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int8"] = "float32"
     """number format."""
     size: Bytes | None = None
-    """the size itself, for compressed messages."""
+    """size of a whole model, in place of the number format's, for compressed messages."""
 
     def bytes(self, parameters: int) -> float:
         return parameters * _BYTES_OF[self.dtype] if self.size is None else self.size
@@ -262,9 +271,7 @@ class Plain(Codec):
 
 
 class MessagesSpec(Spec):
-    """``[messages]``: the codec of models from the server to the devices, and of updates from
-    them to it.
-    """
+    """``[messages]``: codec of models sent to the devices, and of updates sent to the server."""
 
     down: CodecSpec = Plain()
     up: CodecSpec = Plain()
@@ -286,11 +293,11 @@ class MessagesSpec(Spec):
 
 
 class Wire:
-    """One direction of all messages.
+    """Codec of one direction, applied to whole messages.
 
     Args:
         codec: the codec of the direction.
-        learner: computes what codecs change.
+        learner: names and computes the decoded models.
 
     Attributes:
         model_bytes: size of a model on the wire (bytes).
@@ -306,18 +313,18 @@ class Wire:
         self.model_s = codec.seconds(self._parameters)
 
     def part_bytes(self, count: int) -> float:
-        """Bytes of ``count`` numbers of a model on the wire."""
+        """Return the size of ``count`` parameters of a model on the wire (bytes)."""
         return self._codec.part_bytes(count, self._parameters)
 
     def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
-        """The step in which a device encodes or decodes the models of contents.
+        """Return the step in which a device encodes or decodes the models of contents.
 
         Args:
             contents: the contents by name.
             name: ``encode`` or ``decode``.
 
         Returns:
-            One step; none if it takes no time.
+            A tuple of one step; an empty tuple if encoding or decoding takes no time.
         """
         models = 0
         parts_s = 0.0
@@ -335,53 +342,66 @@ class Wire:
         self,
         contents: Contents,
         bases: dict[Ref, Ref],
-        kept: dict[str, Ref],
+        residuals: dict[str, Ref],
         added_up: Collection[str] = (),
     ) -> tuple[Contents, dict[str, Ref]]:
-        """Pass contents through the codec.
+        """Encode and decode the models of contents by the codec.
 
         Args:
             contents: the contents by name.
             bases: update -> the model from which it was trained.
-            kept: name of a content -> the sender's residual.
-            added_up: names of contents that both sides add up, which are encoded by
-                ``Codec.of_sums`` without residual.
+            residuals: name of a content -> the sender's residual (``Coded.kept``). The dict is not
+                changed.
+            added_up: names of contents that device and server each sum. They are encoded by
+                ``Codec.of_sums``, and their residuals are not stored.
 
         Returns:
-            The contents as they arrive, and the sender's new residuals. A content of several models
-            has no residual.
+            The decoded contents by name, and the residuals that the sender stores if the message
+            arrives. A content of several models has no residual.
         """
         if self._changes_nothing and Partial not in map(type, contents.values()):
             return contents, {}
         arriving = dict(contents)
-        keeping = dict(kept)
+        new_residuals = dict(residuals)
         for name, value in contents.items():
             codec = self._codec.of_sums if name in added_up else self._codec
             if isinstance(value, Partial):
-                arriving[name], rest = self._part(value, bases.get(value.model), kept.get(name))
-                if rest is not None:
-                    keeping[name] = rest
+                arriving[name], residual = self._code_part(
+                    value, bases.get(value.model), residuals.get(name)
+                )
+                if residual is not None:
+                    new_residuals[name] = residual
             elif self._changes_nothing:
                 continue
             elif isinstance(value, Ref):
-                arriving[name], rest = codec.code(
-                    self._learner, self._parameters, value, bases.get(value), kept.get(name)
+                arriving[name], residual = codec.code(
+                    self._learner, self._parameters, value, bases.get(value), residuals.get(name)
                 )
-                if rest is not None and name not in added_up:
-                    keeping[name] = rest
+                if residual is not None and name not in added_up:
+                    new_residuals[name] = residual
             elif isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
                 arriving[name] = [self._code_item(item) for item in value]
-        return arriving, keeping
+        return arriving, new_residuals
 
     def _code_item(self, item: Any) -> Any:
-        """An item of a list as it arrives."""
+        """Return an item of a list as the receiver decodes it; only models are encoded."""
         if not isinstance(item, Ref):
             return item
         coded = self._codec.code(self._learner, self._parameters, item, base=None, kept=None)
         return coded.received
 
-    def _part(self, value: Partial, base: Ref | None, kept: Ref | None) -> Coded:
-        """Some tensors as they arrive, in a whole model."""
+    def _code_part(self, value: Partial, base: Ref | None, residual: Ref | None) -> Coded:
+        """Encode and decode some tensors of a model.
+
+        Args:
+            value: the tensors.
+            base: the model from which ``value.model`` was trained; None if there is none.
+            residual: the sender's residual of the tensors; None at first.
+
+        Returns:
+            The whole model that the receiver completes from the decoded tensors, and the residual
+            of the tensors.
+        """
         places = value.places
         size = value.count
         apply = self._learner.apply
@@ -391,5 +411,5 @@ class Wire:
             return Coded(apply(spliced, [value.rest, value.model], places=places))
         model = apply(taken, [value.model], size=size, places=places)
         start = None if base is None else apply(taken, [base], size=size, places=places)
-        received, rest = self._codec.code(self._learner, size, model, start, kept)
-        return Coded(apply(spliced, [value.rest, received], places=places), rest)
+        received, new_residual = self._codec.code(self._learner, size, model, start, residual)
+        return Coded(apply(spliced, [value.rest, received], places=places), new_residual)

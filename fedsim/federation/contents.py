@@ -1,16 +1,15 @@
-"""Messages and their contents, by name: each kind has one form on the wire, from which its bytes
-follow.
+"""Messages and their contents by name; the type of a content determines its bytes on the wire.
 
 A content is one of:
 
-- a ``Ref`` (model or update) or ``Partial`` (some tensors of one), encoded by ``[messages]``; a
+- a ``Ref`` (model or update) or ``Partial`` (some tensors of a model), encoded by ``[messages]``; a
   list or tuple of refs;
-- numbers: one, a sequence or an array of them, or numbers computed on demand (``Lazy``), 4 bytes
-  each;
+- values of 4 bytes each: one number, a sequence or an array of numbers, or numbers computed on
+  demand (``Lazy``);
 - ``Header``: any value in the message's header, whose bytes are not counted, as in the papers;
 - ``Opaque``: any other value, with its bytes.
 
-A message without counted bytes takes no time.
+A message takes no time if no content has counted bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,12 +68,12 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """Numbers that a device computes from models, 4 bytes each, for ``ServerModels.numbers``.
+    """Values that a device computes from models, 4 bytes each, for ``ServerModels.numbers``.
 
-    They are computed when the server asks for them. ``Lazy("loss", result.update)`` reports the
+    The values are computed when the server reads them. ``Lazy("loss", result.update)`` reports the
     loss of the last local epoch. ``Lazy("losses", result.tested, count=m)`` reports the losses of
-    the m models that an ``Evaluate`` step has tested, ``Lazy("choice", result.tested)`` the best
-    one's position.
+    the m models that an ``Evaluate`` step has tested. ``Lazy("choice", result.tested)`` reports the
+    index of the best of these models, from 0.
 
     Attributes:
         what: ``loss``, ``losses``, ``choice``, or ``numbers``, the result of a function of
@@ -90,11 +89,12 @@ class Lazy:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Some tensors of a model; the receiver completes them by tensors that it has already.
+    """Some tensors of a model, which the receiver completes by tensors that it has already.
 
     Attributes:
         model: the model whose tensors are sent.
-        rest: the model that has the other tensors; ``model`` itself if the receiver has these.
+        rest: the model that gives the tensors that are not sent; ``model`` itself if the receiver
+            has them already.
         places: ranges of the tensors that are sent: pairs of begin and end in the flat model,
             ascending.
     """
@@ -105,7 +105,7 @@ class Partial:
 
     @property
     def count(self) -> int:
-        """Number of values that are sent."""
+        """Count of parameters that are sent."""
         return sum(end - begin for begin, end in self.places)
 
 
@@ -117,11 +117,13 @@ class WireSizes(Protocol):
     def part_bytes(self, count: int) -> float: ...
 
 
-_payload = lru_cache(maxsize=256, typed=True)(Payload)  # most messages are like those before
+_payload = lru_cache(maxsize=256, typed=True)(
+    Payload
+)  # most messages have the payloads of earlier messages
 
 
 def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:
-    """The parts of a message whose bytes are counted.
+    """Return the payloads of a message: name and bytes of each content that is no ``Header``.
 
     Args:
         contents: the contents by name.
@@ -158,7 +160,7 @@ def _bytes(name: str, value: Any, sizes: WireSizes) -> float:
 
 
 def has_model(contents: Contents) -> bool:
-    """Whether contents have a model, or tensors of one."""
+    """Whether contents include a model, or some tensors of a model."""
     for value in contents.values():
         items = value if isinstance(value, list | tuple) else (value,)
         for item in items:
@@ -169,7 +171,7 @@ def has_model(contents: Contents) -> bool:
 
 
 def received(contents: Contents) -> dict[str, Any]:
-    """Contents as the receiver has them: the values of headers and opaque contents themselves."""
+    """Return contents as the receiver reads them: the values of headers and opaque contents."""
     values: dict[str, Any] = {}
     for name, value in contents.items():
         values[name] = value.value if type(value) in (Header, Opaque) else value
@@ -184,24 +186,25 @@ class _WithContents:
         return self.contents[name]
 
 
-@dataclass(slots=True)  # frozen ones take four times as long to make
+@dataclass(slots=True)  # a frozen dataclass takes four times as long to create
 class TaskEnd(_WithContents):
-    """The end of a task, with all that the server learns of the device.
+    """End of a task, with all that the server learns of the device.
 
     ``message["update"]`` is a content of the answer.
 
     Attributes:
-        task: its number, as ``Server.ask`` returned it.
-        device: number of the device.
-        round: the round for which it was asked; None: for none.
-        group: the group for which it was asked; None: for none.
-        job: the job that it was asked for.
+        task: ID of the task, as ``Server.ask`` returned it.
+        device: ID of the device.
+        round: the round for which the device was asked; None if it was asked for no round.
+        group: the group for which the device was asked; None if it was asked for no group.
+        job: name of the job for which the device was asked.
         outcome: ``done`` if every step was carried out. ``late``: ended by the server; ``lost``:
             the device disconnected; ``memory``: the training does not fit into the device's memory;
             ``stopped``: the run ended.
-        asked: the server's message, by name, as the device received it.
-        contents: the answer, by name, as the server received it; empty unless the task is done. By
-            default ``update`` (a model, None without a finished epoch), ``samples`` and ``epochs``.
+        asked: contents of the server's message by name, as the device received them.
+        contents: contents of the answer by name, as the server received them; empty unless the task
+            is done. By default ``update`` (a model, None if no epoch was finished), ``samples`` and
+            ``epochs``.
     """
 
     task: int
@@ -216,16 +219,16 @@ class TaskEnd(_WithContents):
 
 @dataclass(slots=True)
 class Carried(_WithContents):
-    """A message between an edge server and the server, when it has ended.
+    """Ended message between an edge server and the server.
 
     ``message["model"]`` is one of its contents.
 
     Attributes:
-        edge: number of the edge server.
-        direction: ``down`` to the edge server, ``up`` from it.
-        round: the round for which it was sent; None: for none.
-        outcome: ``done`` if it has arrived, ``lost`` if the edge server was lost.
-        contents: what was received, by name; empty unless it is done.
+        edge: ID of the edge server.
+        direction: ``down`` to the edge server, ``up`` from the edge server.
+        round: the round for which the message was sent; None if it was sent for no round.
+        outcome: ``done`` if the message has arrived, ``lost`` if the edge server was lost.
+        contents: the received contents by name; empty unless the message has arrived.
     """
 
     edge: int
@@ -237,13 +240,14 @@ class Carried(_WithContents):
 
 @dataclass(slots=True)
 class PeerMessage(_WithContents):
-    """A message from device to device, when it has ended.
+    """Ended message from device to device.
 
     Attributes:
-        source: number of the sender.
-        destination: number of the receiver.
-        outcome: ``done`` if it has arrived, ``lost`` if one of the two could not be reached.
-        contents: what was received, by name; empty unless it is done.
+        source: ID of the sender.
+        destination: ID of the receiver.
+        outcome: ``done`` if the message has arrived, ``lost`` if sender or receiver could not be
+            reached.
+        contents: the received contents by name; empty unless the message has arrived.
     """
 
     source: int
@@ -253,7 +257,10 @@ class PeerMessage(_WithContents):
 
 
 class Handlers(Protocol):
-    """Handlers that the server calls; ``strategies.base.Strategy`` says when."""
+    """Interface of a server half: the handlers that ``Dispatch`` calls.
+
+    ``strategies.base.Strategy`` documents each handler.
+    """
 
     @property
     def score(self) -> str: ...

@@ -1,6 +1,4 @@
-"""Cost of the server's own computing: ``[server]``, and each operation's time by its sizes, as
-measured.
-"""
+"""Duration of the server's computations: ``[server]``, and a measured time for each operation."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,11 +12,13 @@ class ServerSpec(Spec):
     """``[server]``: server-side costs; zero by default, as in the papers."""
 
     speed: float | None = Field(default=None, gt=0.0, le=1e9)
-    """how fast it computes (``cost_s``), in units of the core on which that was measured; None:
-    in no time.
+    """speed of the server's computations, in units of the core on which ``cost_s`` was measured;
+    None: they take no time.
     """
     patience: Seconds = 0.0
-    """it notices the loss of a task after this time (s), or when the device is back."""
+    """time (s) after which the server notices that a task is lost, unless the device is back
+    earlier.
+    """
 
 
 _COSTS: Mapping[str, tuple[float, float, Callable[[int, int, int], float]]] = {
@@ -30,14 +30,23 @@ _COSTS: Mapping[str, tuple[float, float, Callable[[int, int, int], float]]] = {
     "medoids": (0.25e-3, 1.5, lambda n, d, m: n * n * m),
     "absolute differences": (0.0, 0.3, lambda n, d, m: n**3),
 }
-"""Fixed time (s), and time (ns) for each unit of growth, of n rows of d numbers and m groups: a
-linear combination; inner products of all pairs; distances from m rows; ten starts of k-means;
-agglomerative clustering; k-medoids; MADC of n x n cosines. Of one core of a virtual server of 2026,
-within a factor of 2 (``tests/benchmarks/server.py`` measures them again).
+"""Operation -> fixed time (s), time (ns) per unit of growth, and growth as a function of (n, d, m).
+
+The operations work on n rows of d values, and m groups. In order: a linear combination; inner
+products of all pairs; distances from m rows; ten starts of k-means; agglomerative clustering;
+k-medoids; MADC of n x n cosines. The times were measured on one core of a virtual server of 2026,
+and hold within a factor of 2 (``tests/benchmarks/server.py`` measures them again).
 """
 
 
 def cost_s(what: str, n: int, d: int = 0, m: int = 1) -> float:
-    """Time that a server of speed 1 takes for an operation (s)."""
+    """Return the time that a server of speed 1 takes for an operation (s).
+
+    Args:
+        what: name of the operation, as in ``Server.compute``.
+        n: count of rows.
+        d: length of a row.
+        m: count of groups.
+    """
     fixed_s, ns, growth = _COSTS[what]
     return fixed_s + ns * growth(n, d, m) * 1e-9

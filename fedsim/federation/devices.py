@@ -1,6 +1,6 @@
-"""The devices as their own client halves see them: facts of their data, and their state.
+"""Devices as their own client halves see them: facts of their data, and their state.
 
-The server does not see these.
+The server sees neither data nor state.
 """
 
 import math
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 class Device:
-    """A device as its client half sees it: its number, facts of its data, state and arithmetic."""
+    """A device as its client half sees it: its ID, facts of its data, its state, and arithmetic.
+
+    Attributes:
+        number: ID of the device.
+    """
 
     __slots__ = ("_devices", "number")
 
@@ -34,12 +38,12 @@ class Device:
 
     @property
     def samples(self) -> int:
-        """Number of training samples that the device holds now."""
+        """Count of training samples that the device holds now."""
         return self._devices.population.samples.item(self.number)
 
     @property
     def state(self) -> dict[str, Any]:
-        """The device's memory: JSON-able values and refs."""
+        """State of the device, saved with a run: a dict of JSON-able values and refs."""
         return self._devices.states.setdefault(self.number, {})
 
     @property
@@ -60,10 +64,10 @@ class Device:
         return self._devices.clock()
 
     def model_s(self, direction: Direction) -> float:
-        """Return the time of a model over the device's idle link, with encoding or decoding (s).
+        """Return the time to transfer a model over the device's idle link, and to code it (s).
 
         Args:
-            direction: ``down`` or ``up``.
+            direction: ``down`` with the time to decode, or ``up`` with the time to encode.
         """
         return self._devices.model_s(self.number, direction)
 
@@ -81,22 +85,22 @@ class Device:
 
     @property
     def link(self) -> str | None:
-        """Name of the link's energy preset, such as ``smartphone-4g``; None without one."""
+        """Name of the link's energy preset, such as ``smartphone-4g``; None if it has none."""
         return self._devices.link_of(self.number)
 
     @property
     def label_counts(self) -> NDArray[np.int64]:
-        """Training samples of each class now; int64 [C]."""
+        """Count of the device's present training samples by class; int64 [C]."""
         return self._devices.label_counts(self.number, None)
 
     @property
     def first_label_counts(self) -> NDArray[np.int64]:
-        """Training samples of each class before any shift; int64 [C]."""
+        """Count of training samples by class before any shift of the data; int64 [C]."""
         return self._devices.label_counts(self.number, 0)
 
     @property
     def used_label_counts(self) -> NDArray[np.int64]:
-        """Training samples of each class in the last training or test of models; int64 [C]."""
+        """Count of samples by class in the data of the last training or test; int64 [C]."""
         return self._devices.label_counts(
             self.number, self._devices.used_versions.get(self.number, 0)
         )
@@ -105,7 +109,7 @@ class Device:
         """Return a freshly initialised model, which ``ServerModels.initial(count)`` returns too.
 
         Args:
-            count: number of the draw, from 0.
+            count: index of the draw, from 0.
         """
         initial = self._devices.initial
         if count not in initial:
@@ -130,11 +134,11 @@ class Device:
         return self.apply(weighted_sum, models, otherwise=otherwise, coefficients=coefficients)
 
     def splice(self, rest: Ref, other: Ref, places: Places) -> Ref:
-        """Return a model with other numbers at some places.
+        """Return a model whose parameters at some places are replaced.
 
         Args:
-            rest: the model whose other places stay.
-            other: a whole model, or only the numbers at the places.
+            rest: the model that gives the parameters at all other places.
+            other: a whole model, or only the parameters at ``places``.
             places: ranges (start, end) of the flat model.
         """
         return self.apply(spliced, [rest, other], places=places)
@@ -152,25 +156,25 @@ class Device:
     def numbers(
         self, function: Function, models: Iterable[Ref], count: int = 1, **constants: Any
     ) -> Lazy:
-        """Return a content of numbers that a pure function computes from models.
+        """Return a content of values that a pure function computes from models.
 
         The server reads it by ``ServerModels.numbers``.
 
         Args:
-            function: a function marked with ``pure``, which returns ``count`` numbers.
+            function: a function marked with ``pure``, which returns ``count`` values.
             models: its models.
-            count: number of numbers that are sent, 4 bytes each.
+            count: count of values that are sent, 4 bytes each.
             constants: its further arguments, JSON-able.
         """
         return Lazy("numbers", self.apply(function, tuple(models), size=count, **constants), count)
 
     def last_gradient(self, update: Ref) -> Ref:
-        """Return the gradient of an update's last mini-batch.
+        """Return the gradient of an update's last mini-batch, as a ref [d].
 
-        The training has computed it, so it costs nothing.
+        The training has computed the gradient, so the call takes no time.
 
         Args:
-            update: the update, of this device's own training.
+            update: the update of a training of this device.
         """
         return self._devices.learner.last_gradient(update)
 
@@ -178,7 +182,8 @@ class Device:
         """Return the size of a message to the server (bytes).
 
         Args:
-            contents: contents by name.
+            contents: contents by name. The size includes a trainer's state that is sent with an
+                ``update``.
         """
         state = self._devices.learner.state_bytes if "update" in contents else 0.0
         return sum(part.bytes for part in payloads(contents, self._devices.sizes)) + state
@@ -188,8 +193,27 @@ _REMEMBERED = ("states", "used_versions", "initial", "residuals", "bases", "zero
 
 
 class Devices:
-    """The devices' knowledge, each of itself; ``label_counts`` is by device and version (None:
-    the present data).
+    """Data facts and states of all devices, from which ``Device`` objects read.
+
+    Args:
+        population: the devices.
+        learner: names and computes models.
+        label_counts: function of a device and a version of its data (None: the present version)
+            that returns the count of training samples by class, int64 [C].
+        sizes: sizes of models on the wire.
+
+    Attributes:
+        clock: returns the present time (s).
+        model_s: function of a device and a direction that returns the time of a model (s).
+        batteries: the batteries; None if devices have none.
+        link_of: function of a device that returns the energy preset of its link, or None.
+        states: device -> its ``Device.state``.
+        used_versions: device -> version of its data in its last computation for a task; a device
+            without an entry has used version 0.
+        initial: index of the draw -> initial model.
+        residuals: device -> name of a content -> residual of the codec.
+        bases: device -> True if it has the model's frozen tensors.
+        of: function of an ID that returns the ``Device``.
     """
 
     def __init__(
@@ -203,17 +227,16 @@ class Devices:
         self.learner = learner
         self.label_counts = label_counts
         self.sizes = sizes
-        self.clock: Callable[[], float]  # these four are set when they are known
+        # the objects that determine the next four attributes are built later
+        self.clock: Callable[[], float]
         self.model_s: Callable[[int, Direction], float]
         self.batteries: Batteries | None = None
         self.link_of: Callable[[int], str | None] = lambda _: None
-        self.states: dict[int, dict[str, Any]] = {}  # each device's state
-        # of its data, on which each last computed for a task; absent: the first
+        self.states: dict[int, dict[str, Any]] = {}
         self.used_versions: dict[int, int] = {}
         self.initial: dict[int, Ref] = {}
-        # errors of lossy codecs, by the names of contents
         self.residuals: dict[int, dict[str, Ref]] = {}
-        self.bases: dict[int, bool] = {}  # devices that have the model's frozen tensors
+        self.bases: dict[int, bool] = {}
         self.of: Callable[[int], Device] = lru_cache(maxsize=4096)(partial(Device, devices=self))
 
     @cached_property
@@ -221,11 +244,12 @@ class Devices:
         """The model whose weights are all 0."""
         return self.learner.zero()
 
-    # Snapshots, between two instants.
+    # Snapshots. They are taken between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """Memory of all devices, with ``zero`` if anybody has asked for it; ``restore`` takes it
-        back.
+        """Return the state of all devices for ``restore``.
+
+        ``zero`` is included if the zero model was used.
         """
         return {name: value for name, value in vars(self).items() if name in _REMEMBERED}
 

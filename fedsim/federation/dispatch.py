@@ -1,7 +1,7 @@
 """Messages between the two halves of a strategy, through the world.
 
-A request goes from the server half to a task of the world; ``client_side`` calls the client half
-there; the end of the task, and of any other message, is posted to the server half.
+A request of the server half starts a task in the world. ``client_side`` calls the client half while
+the task runs. The end of the task, like the end of any other message, is posted to the server half.
 """
 
 import math
@@ -41,44 +41,45 @@ if TYPE_CHECKING:
     from fedsim.world.population import Population
 
 
-# the server does not learn why a device vanishes
+# outcome -> outcome that the server sees, as it does not learn why a device has disconnected
 _VISIBLE: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
 _SAVED = (
     "busy_until",
     "unnoticed",
     "unrecorded",
     "finished",
-    "untold",
+    "postponed",
     "sent",
-    "kept_at",
+    "residuals",
     "bases_at",
 )
 """Attributes that a snapshot holds under their own names."""
 
 
 class Dispatch:
-    """Carries the messages between the two halves of a strategy.
+    """Carrier of the messages between the two halves of a strategy.
 
     Args:
         simulation: the clock.
         population: the devices.
-        learner: trains and tests models.
-        streams: random streams of the seed.
-        evaluator: measures rounds.
+        learner: names and computes models.
+        streams: random streams of the run's seed.
+        evaluator: measures models after rounds.
         server: ``[server]`` of the scenario.
         envelopes: builds the messages of tasks.
         client_side: calls the client half.
 
     Attributes:
-        busy_until: end of the server's present computations (s).
-        unnoticed: task -> end of each lost task of which the server does not know yet.
-        unrecorded: task -> its round and the serials of its refs, for each update that no record
-            ``aggregate`` has named.
-        finished: device -> its last task and the round of that task, if it was done in a round.
-        untold: kind and device of each notification about a device that is switched off.
-        sent: message outside of tasks -> contents that arrive, and residuals of the sender.
-        kept_at: edge server -> residuals of lossy codecs.
-        bases_at: edge servers that have the model's frozen tensors.
+        busy_until: time at which the server's present computations end (s).
+        unnoticed: task -> ``TaskEnd`` of each lost task whose loss the server has not noticed yet.
+        unrecorded: task -> round of the task and serials of the refs in its answer, for each answer
+            that no record ``aggregate`` has named.
+        finished: device -> ID and round of the device's last task, if that task is done and was
+            asked for a round.
+        postponed: kind and device of each notification that waits until the device is switched on.
+        sent: message outside of tasks -> decoded contents, and new residuals of the sender.
+        residuals: edge server -> name of a content -> residual of the codec.
+        bases_at: edge server -> True if it has the model's frozen tensors.
     """
 
     tasks: "TaskRunner"
@@ -112,17 +113,17 @@ class Dispatch:
         self.unnoticed: dict[int, TaskEnd] = {}
         self.unrecorded: dict[int, tuple[int, list[int]]] = {}
         self.finished: dict[int, tuple[int, int]] = {}
-        self.untold: list[tuple[str, int]] = []
+        self.postponed: list[tuple[str, int]] = []
         self.sent: dict[int, tuple[Contents, dict[str, Any]]] = {}
-        self.kept_at: dict[int, dict[str, Any]] = {}
+        self.residuals: dict[int, dict[str, Any]] = {}
         self.bases_at: dict[int, bool] = {}
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
-        self._timer_names: dict[int, str] = {}  # of a snapshot, by number
+        self._timer_names: dict[int, str] = {}  # alarm index -> name, from a restored snapshot
         simulation.env.declare_alarm("timer", self._rearm_timer)
         simulation.env.declare_alarm("notice", self._set_notice)
         for kind in ("return", "newcomer", "shift"):
-            simulation.env.declare_alarm(kind, partial(self.tell_at, kind))
+            simulation.env.declare_alarm(kind, partial(self.notify_at, kind))
 
     def connect(
         self,
@@ -132,14 +133,14 @@ class Dispatch:
         client: Client[Any],
         begin_round: Callable[[int], None] | None,
     ) -> None:
-        """Join the sides, which need this object themselves.
+        """Connect the objects that need this object for their own construction.
 
         Args:
             tasks: the tasks on the devices.
             messages: the messages outside of tasks.
             strategy: the server half.
             client: the client half.
-            begin_round: called with the number of each round; None if nothing happens then.
+            begin_round: called with the index of each round; None if data do not change by round.
         """
         self.tasks = tasks
         self.messages = messages
@@ -149,7 +150,7 @@ class Dispatch:
         self.devices.model_s = self._model_s
 
     def _model_s(self, device: int, direction: Direction) -> float:
-        """Time (s) of a message with a model on the device's own link, and of its coding."""
+        """Return the time (s) to transfer a model over a device's idle link, and to code it."""
         wire = self._envelopes.wire(direction)
         size = wire.model_bytes + self.learner.state_bytes
         return self.tasks.network.nominal_s(device, direction, size) + wire.model_s
@@ -166,7 +167,7 @@ class Dispatch:
         continues: bool,
         at_edge: bool,
     ) -> int:
-        """Send an idle device a request, as ``Server.ask`` does; returns the task's number."""
+        """Send an idle device a request, as ``Server.ask`` does, and return the task's ID."""
         request = self._envelopes.request(device, contents, job, round_number)
         if continues:
             self.continue_task(device, round_number)
@@ -188,7 +189,7 @@ class Dispatch:
     def send_to_peers(
         self, sender: int, receivers: Sequence[int], contents: Contents, round_number: int
     ) -> None:
-        """Send the same contents from a device to others at once."""
+        """Send the same contents from one device to several other devices at once."""
         parts = payloads(contents, self.up)
         arriving, _ = self.up.through(contents, {}, {})
         for device in receivers:
@@ -211,18 +212,23 @@ class Dispatch:
         if start is not None:
             models = [value for value in contents.values() if isinstance(value, Ref)]
             bases = dict.fromkeys(models, start)
-        residuals = self.kept_at.get(edge, {}) if direction == "up" else {}
+        residuals = self.residuals.get(edge, {}) if direction == "up" else {}
         wire = self._envelopes.wire(direction)
         self.sent[message.id] = wire.through(contents, bases, residuals)
 
     def compute(self, what: str, n: int, d: int, m: int) -> None:
-        """Begin an operation of the server (see ``costs``), after its present computations."""
+        """Add an operation (``cost_s``) to the server's computations, after the present ones."""
         if self._spec.speed is not None:
             seconds = cost_s(what, n, d, m) / self._spec.speed
             self.busy_until = on_grid_after(max(self.busy_until, self.simulation.now) + seconds)
 
     def set_timer(self, name: str, when: float) -> float:
-        """Set the timer of a name again; returns ``when`` (s, on the grid)."""
+        """Set a timer in place of the name's earlier timer, and return its time ``when`` (s).
+
+        Args:
+            name: name of the timer.
+            when: the absolute time (s), on the clock's grid.
+        """
         self.cancel_timer(name)
         self._timer_count += 1
         self._set_timer(name, self._timer_count, when)
@@ -234,7 +240,7 @@ class Dispatch:
         )
 
     def cancel_timer(self, name: str) -> None:
-        """Forget a timer; harmless when there is none."""
+        """Cancel the timer of a name; no effect if the name has no timer."""
         alarm = self._timers.pop(name, None)
         if alarm is not None:
             alarm.cancel()
@@ -252,7 +258,10 @@ class Dispatch:
     # From the world to the server half.
 
     def on_task_end(self, task: Task) -> None:
-        """Tell the strategy that a task has ended; of a lost device, after ``server.patience``."""
+        """Notify the strategy of the end of a task.
+
+        If the device was lost, the notification follows after ``server.patience``.
+        """
         instruction = task.context.instruction
         outcome = task.outcome or "done"
         visible_outcome = _VISIBLE.get(outcome, outcome)
@@ -277,7 +286,10 @@ class Dispatch:
             self.simulation.post(partial(self.strategy.on_task_end, end))
 
     def _notice_later(self, end: TaskEnd) -> None:
-        """Let the server notice a lost task when its patience ends, or the device is back."""
+        """Set the time at which the server notices a lost task.
+
+        The server notices it when its patience ends, or earlier if the device is back earlier.
+        """
         self.unnoticed[end.task] = end
         now = self.simulation.now
         notice = on_grid_after(now + self._spec.patience)
@@ -292,10 +304,14 @@ class Dispatch:
             self.unrecorded[task.id] = round_number, serials
 
     def continue_task(self, device: int, round_number: int | None) -> None:
-        """Let a task continue the device's last one, whose answer is then no update.
+        """Remove the device's last answer from the updates, as its next task continues the last.
+
+        Args:
+            device: the device.
+            round_number: round of the next task.
 
         Raises:
-            SimulationError: the device's last task was not of this round, or is not done.
+            SimulationError: the device's last task was not asked for this round, or is not done.
         """
         task, last_round = self.finished.get(device, (None, None))
         if task is not None and last_round == round_number:
@@ -310,12 +326,16 @@ class Dispatch:
         )
 
     def record_tasks(self, tasks: Iterable[int]) -> None:
-        """A record names these tasks as aggregated, or as lost."""
+        """Note that a record names ``tasks`` as aggregated, or as lost."""
         for task in tasks:
             self.unrecorded.pop(task, None)
 
     def tasks_of(self, updates: Sequence[Measured]) -> list[tuple[int, int, float]]:
-        """The updates that no ``aggregate`` names so far: task, round and weight of each."""
+        """Return task, round and weight of each update that no record ``aggregate`` has named.
+
+        Args:
+            updates: aggregated updates; a task is found by the serial of its update.
+        """
         tasks: dict[int, list[int]] = {}
         for task, (_, serials) in self.unrecorded.items():
             for serial in serials:
@@ -329,37 +349,49 @@ class Dispatch:
         return [(task, self.unrecorded[task][0], weight) for task, weight in weights.items()]
 
     def _notice(self, task: int) -> None:
-        """Let the server notice that a task is lost."""
+        """Notify the strategy of a lost task that the server has not noticed yet."""
         end = self.unnoticed.pop(task, None)
         if end is not None:
             self.simulation.post(partial(self.strategy.on_task_end, end))
 
     def end(self, task: int, cause: Cause) -> None:
-        """End a task, as ``Server.end`` does; one that is lost already stays recorded as lost."""
+        """End a task, as ``Server.end`` does.
+
+        A task that is lost already remains recorded as lost; the strategy is notified at once.
+        """
         if task in self.unnoticed:
             self._notice(task)
         else:
             self.tasks.end(task, cause)
 
     def is_idle(self, device: int) -> bool:
-        """Whether a device can be reached and, as far as the server knows, has nothing to do."""
+        """Whether a device can be reached and has, as far as the server knows, no open task."""
         if not self.tasks.is_idle(device):
             return False
         return device not in self._silent_devices()
 
     def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Vectorised ``is_idle``, of different devices; bool [len(devices)]."""
+        """Vectorised ``is_idle``; bool [len(devices)].
+
+        Args:
+            devices: IDs of devices, each once.
+        """
         idle = self.tasks.idle(devices)
         if not self.unnoticed:
             return idle
         return idle & ~np.isin(devices, self._silent_devices())
 
     def _silent_devices(self) -> list[int]:
-        """Devices whose tasks are lost without the server knowing."""
+        """Return the devices with a lost task that the server has not noticed yet."""
         return [end.device for end in self.unnoticed.values()]
 
     def on_message_end(self, message: "Message", outcome: Outcome) -> None:
-        """Tell the strategy that a message of an edge server, or between devices, has ended."""
+        """Notify the strategy of the end of a message outside of tasks.
+
+        Such a message is sent to or from an edge server, or from device to device. If a message
+        from an edge server has arrived, its sender's new residuals are stored. If it was lost, the
+        residuals remain as they were.
+        """
         contents, residuals = self.sent.pop(message.id)
         is_done = outcome == "done"
         arrived = received(contents) if is_done else {}
@@ -373,36 +405,37 @@ class Dispatch:
         endpoint = source if direction == "up" else destination
         edge = endpoint - len(self.population.speed)
         if is_done and direction == "up" and residuals:
-            self.kept_at[edge] = dict(residuals)
+            self.residuals[edge] = dict(residuals)
         if is_done and direction == "down" and has_model(contents):
             self.bases_at[edge] = True
         carried = Carried(edge, direction, message.round, outcome, arrived)
         self.simulation.post(partial(self.strategy.on_carried, carried))
 
     def on_edge_lost(self, edge: int) -> None:
-        """Tell the strategy that an edge server is lost."""
-        self.kept_at.pop(edge, None)
+        """Discard the residuals of a lost edge server, and notify the strategy of the loss."""
+        self.residuals.pop(edge, None)
         self.bases_at.pop(edge, None)
         self.simulation.post(partial(self.strategy.on_edge_lost, edge))
 
     def on_switched_on(self, device: int) -> None:
-        """Notify the server of what it missed while a device was switched off."""
+        """Deliver the notifications that waited until a device was switched on."""
         lost_tasks = [task for task, end in self.unnoticed.items() if end.device == device]
         for task in lost_tasks:
             self._notice(task)
-        kinds = [kind for kind, number in self.untold if number == device]
-        self.untold = [(kind, number) for kind, number in self.untold if number != device]
+        kinds = [kind for kind, number in self.postponed if number == device]
+        self.postponed = [(kind, number) for kind, number in self.postponed if number != device]
         for kind in kinds:
-            self.tell_at(kind, device, self.tasks.next_on(device, self.simulation.now))
+            self.notify_at(kind, device, self.tasks.next_on(device, self.simulation.now))
 
-    def tell(self, kind: str, device: int) -> None:
-        """Tell the strategy of a ``return``, ``newcomer`` or ``shift``.
+    def notify(self, kind: str, device: int) -> None:
+        """Notify the strategy of a ``return``, ``newcomer`` or ``shift`` of a device.
 
-        If the device is switched off or flat, the strategy is told later.
+        If the device is switched off or its battery is flat, the notification waits until the
+        device can be reached.
         """
         now = self.simulation.now
         if device in self.tasks.off:
-            self.untold.append((kind, device))
+            self.postponed.append((kind, device))
             return
         when = now
         if self.tasks.batteries is not None:
@@ -411,28 +444,28 @@ class Dispatch:
             handlers = {
                 "return": self.strategy.on_return,
                 "newcomer": self.strategy.on_arrival,
-                "shift": self.tell_shift,
+                "shift": self.notify_shift,
             }
             self.simulation.post(partial(handlers[kind], device))
         elif when < math.inf:
-            self.tell_at(kind, device, when)
+            self.notify_at(kind, device, when)
 
     def on_shift(self, device: int) -> None:
-        """Tell a device that its data have changed, now or when it can be reached again."""
+        """Notify a device of changed data, now or as soon as the device can be reached."""
         when = self.tasks.next_on(device, self.simulation.now)
         if when <= self.simulation.now:
-            self.tell("shift", device)
+            self.notify("shift", device)
         elif when < math.inf:
-            self.tell_at("shift", device, when)
+            self.notify_at("shift", device, when)
 
-    async def tell_shift(self, device: int) -> None:
-        """Let a device whose data have changed send its message (``Client.on_shift``)."""
+    async def notify_shift(self, device: int) -> None:
+        """Pass the message of a device with changed data (``Client.on_shift``) to the strategy."""
         contents = self.client_side.client.on_shift(self.devices.of(device))
         if contents is not None:
             await self.strategy.on_shift(device, received(contents))
 
     async def start(self) -> None:
-        """The run begins."""
+        """Record the malicious devices, if there is an attack, and start the strategy."""
         side = self.client_side
         if side.attack is not None:
             self.simulation.emit(
@@ -440,10 +473,10 @@ class Dispatch:
             )
         await self.strategy.on_start()
 
-    # Snapshots, between two instants.
+    # Snapshots. They are taken between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """The state beside the alarms, for ``restore``."""
+        """Return the state for ``restore``, without the alarms, which the clock saves."""
         state: dict[str, Any] = {name: getattr(self, name) for name in _SAVED}
         state["timers"] = {alarm.name[1]: name for name, alarm in self._timers.items()}
         state["count"] = self._timer_count
@@ -451,7 +484,7 @@ class Dispatch:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from ``snapshot``. Alarms follow."""
+        """Restore the state from ``snapshot``; the clock then sets the alarms again."""
         self._timers = {}
         self._timer_names = dict[int, str](state["timers"])
         self._timer_count = state["count"]
@@ -467,6 +500,6 @@ class Dispatch:
     def _set_notice(self, task: int, when: float) -> None:
         self.simulation.wake(("notice", task), when, partial(self._notice, task))
 
-    def tell_at(self, kind: str, device: int, when: float) -> None:
-        """Tell the strategy of a ``return``, ``newcomer`` or ``shift`` at a time (s)."""
-        self.simulation.wake((kind, device), when, partial(self.tell, kind, device))
+    def notify_at(self, kind: str, device: int, when: float) -> None:
+        """Notify the strategy of a ``return``, ``newcomer`` or ``shift`` at the time ``when`` (s)."""
+        self.simulation.wake((kind, device), when, partial(self.notify, kind, device))

@@ -29,18 +29,21 @@ from fedsim.world.steps import Download, Payload, TaskStep, Upload
 
 @dataclass(slots=True)
 class TaskContext:
-    """The federation's part of a running task.
+    """State of a running task between the server's request and the device's answer.
 
     Attributes:
         instruction: the request as the client half receives it.
         begun: whether ``Client.work`` was called.
         computed: whether ``Client.work`` returned any computation.
-        reply: contents of the answer as they arrive; None before the answer, or for none.
+        reply: decoded contents of the answer by name; None before the answer, or if the device
+            sends none.
         replied: whether ``Client.reply`` was called.
-        keeping: residuals by name, which the device keeps if its answer arrives.
-        real: the real work, once begun.
-        brings_base: whether the request has the model's frozen tensors too.
-        ahead: results of trainings that may stop early, computed for their durations.
+        residuals: residuals of the codec by content name, which the device stores if its answer
+            arrives; None before the answer.
+        real: future of the real work (``Client.real``); None before it begins and after its end.
+        brings_base: whether the request contains the model's frozen tensors.
+        ahead: results of trainings that may stop early, computed in advance because the simulated
+            duration follows from them.
     """
 
     instruction: Instruction
@@ -48,28 +51,28 @@ class TaskContext:
     computed: bool = False
     reply: Contents | None = None
     replied: bool = False
-    keeping: dict[str, Any] | None = None
+    residuals: dict[str, Any] | None = None
     real: "Future[Any] | None" = None
     brings_base: bool = False
     ahead: list[Ref] = field(default_factory=list)
 
 
 class Request(NamedTuple):
-    """A request to a device: the steps that bring it, and the context of its task."""
+    """Request to a device: the steps that deliver it, and the context of its task."""
 
     steps: tuple[TaskStep, ...]
     context: TaskContext
 
 
 class Envelopes:
-    """Builds the messages of tasks in both directions.
+    """Builder of the messages of tasks in both directions.
 
     Args:
-        learner: sizes of frozen tensors and of optimiser states.
+        learner: gives the sizes of frozen tensors and of optimiser states.
         down: codec of the messages to devices.
         up: codec of the messages from devices.
-        devices: residuals of codecs, and the devices that have the frozen tensors.
-        added_up: names of contents that the strategy adds up.
+        devices: holds the residuals of codecs, and which devices have the frozen tensors.
+        added_up: names of contents that device and server each sum.
     """
 
     def __init__(
@@ -87,13 +90,13 @@ class Envelopes:
         self._added_up = added_up
 
     def wire(self, direction: Direction) -> Wire:
-        """The codec of a direction."""
+        """Return the codec of a direction."""
         return self._down if direction == "down" else self._up
 
     def parts(
         self, contents: Contents, direction: Direction, *, has_base: bool
     ) -> tuple[Payload, ...]:
-        """The parts of a message with their bytes.
+        """Return the payloads of a message: purpose and bytes of each part.
 
         Args:
             contents: the contents by name.
@@ -114,10 +117,10 @@ class Envelopes:
     def request(
         self, device: int, contents: Contents, job: str, round_number: int | None
     ) -> Request:
-        """The request for a job, as steps of a task and the task's context.
+        """Return the request for a job, as steps of a task and the task's context.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
             contents: the contents by name, as the server half gives them.
             job: name of the job.
             round_number: the round for which the device works; None for none.
@@ -144,13 +147,13 @@ class Envelopes:
     def answer(
         self, device: int, contents: Contents, result: LocalResult, context: TaskContext
     ) -> tuple[TaskStep, ...]:
-        """The steps that bring an answer to the server; notes what arrives in the context.
+        """Return the steps that deliver an answer, and store its decoded contents in the context.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
             contents: the contents by name, as the client half gives them.
-            result: the local result that is reported.
-            context: context of the task; gets ``reply`` and ``keeping``.
+            result: the local result behind the contents.
+            context: context of the task, whose ``reply`` and ``residuals`` are set.
 
         Raises:
             SimulationError: contents that cannot be sent.
@@ -165,14 +168,14 @@ class Envelopes:
         if update is not None and result.start is not None:
             bases[update] = result.start
         residuals = self._devices.residuals.get(device, {})
-        context.reply, context.keeping = self._up.through(
+        context.reply, context.residuals = self._up.through(
             contents, bases, residuals, self._added_up
         )
         _copy_loss(contents, context.reply, result)
         return (*encoding, Upload(parts)) if parts else ()
 
     def encoding_s(self, size: float) -> float:
-        """Time (s) in which a device encodes models of ``size`` bytes on the wire in all."""
+        """Return the time (s) to encode models whose total size on the wire is ``size`` bytes."""
         return size / self._up.model_bytes * self._up.model_s
 
     @property
@@ -182,7 +185,13 @@ class Envelopes:
 
 
 def _copy_loss(contents: Contents, arriving: Contents, result: LocalResult) -> None:
-    """Let the update as it arrives report the loss of its training."""
+    """Copy the training loss of a result's update to the decoded update.
+
+    Args:
+        contents: the contents as the device gave them.
+        arriving: the decoded contents.
+        result: the local result behind the contents.
+    """
     update = result.update
     if result.trained is None or update is None:
         return

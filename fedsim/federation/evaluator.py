@@ -1,6 +1,6 @@
-"""Evaluation: how good the models are, measured from outside.
+"""Evaluation: accuracy, losses and further measures of the models.
 
-It takes no simulated time and moves no bytes.
+Measuring takes no simulated time and moves no bytes.
 """
 
 import math
@@ -32,7 +32,8 @@ NOT_MEASURED: Figures = dict.fromkeys(
     ("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start")
 )
 
-# stands for a task's number, and is greater than any: fine-tuning has shuffles of its own
+# key of the streams of fine-tuning in place of a task ID; greater than any ID, so that fine-tuning
+# draws shuffles that no task draws
 _FINE_TUNING = 1 << 62
 
 
@@ -40,50 +41,51 @@ class EvaluationSpec(Spec):
     """``[evaluation]``: when and how accuracy is counted. Measuring takes no simulated time."""
 
     every: int = Field(default=1, ge=1)
-    """after every so many rounds, and after the last."""
+    """count of rounds from one test to the next; the last round is always tested."""
     from_round: int = Field(default=0, ge=0)
-    """the first round (from 0) that is tested; FlexCFL counts from when each device has been
-    selected, and so has a group.
+    """first round (from 0) that is tested; FlexCFL tests from the round in which each device has
+    been selected, and so has a group.
     """
     score: Literal["pooled", "device-mean", "historical"] | None = None
-    """``pooled`` (right answers over all devices' test samples), ``device-mean`` (mean of the
-    devices' accuracies), ``historical`` (pooled, each model on all devices that it has ever served:
-    FlexCFL's words, not its code), or the strategy's own way when not given.
+    """definition of accuracy. ``pooled``: right answers over all devices' test samples;
+    ``device-mean``: mean of the devices' accuracies; ``historical``: pooled, with each model tested
+    on all devices that it has ever served (FlexCFL's words, not its code). None: the strategy's
+    definition.
     """
     train_loss: Literal["last", "first"] = "last"
-    """a client's training loss is that of its ``last`` local epoch, or of its ``first`` (published
-    code of FlexCFL; its figures are higher), which is computed again; the last one anyway for
-    updates without epochs, or that the strategy has looked at.
+    """local epoch whose loss is a client's training loss: the ``last``, or the ``first`` (published
+    code of FlexCFL; its figures are higher), which is computed again. The last epoch is used in any
+    case for updates without epochs, and for updates whose weights the strategy has read.
     """
     cosines: bool = False
-    """record how alike the updates of a round are (``Evaluator.cosines``): as in Fig. 3 of the
-    CFL paper.
+    """whether the cosines between the updates of a round are recorded (``Evaluator.cosines``), as
+    in Fig. 3 of the CFL paper.
     """
     fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
-    """epochs that each device trains its model after the run, for one more test
-    (``accuracy.fine_tuned``); 0: none.
+    """epochs that each device trains its model after the run, for a further test
+    (``accuracy.fine_tuned``); 0: no such test.
     """
 
     def tests(self, rounds: int) -> int:
-        """The number of tests in a run of so many rounds."""
+        """Return the count of tests in a run of ``rounds`` rounds."""
         regular = max(0, rounds // self.every - self.from_round // self.every)
-        # the last one is, in any case
+        # the last round is always tested
         return regular + bool(rounds and (rounds % self.every or rounds <= self.from_round))
 
 
 class Measured(NamedTuple):
-    """An update that went into an aggregation, as ``Server.finish_round`` takes it.
+    """Aggregated update, an item of the argument ``updates`` of ``Server.finish_round``.
 
     Attributes:
-        update: the model that came (``message["update"]``), by which its task is found.
-        weight: its weight in the mean of the training losses, such as its samples; with the
-            record that ``finish_round`` writes, its share of the sum is its weight in the
-            aggregation.
-        start: the model that its training started from, or None.
-        center: the aggregate that it went into, or None: its distance from the update is the
-            discrepancy (FlexCFL, Eq. 3; the published figures are measured after the aggregation,
-            the equation says before).
-        device: its device; None for an update of several devices.
+        update: the received model (``message["update"]``), by which the task is found.
+        weight: weight of the update in the mean of the training losses, such as its count of
+            samples. In the record that ``finish_round`` writes, the share of this weight in the sum
+            is the weight in the aggregation.
+        start: the model from which the update was trained; None if unknown.
+        center: the model into which the update was aggregated; None if unknown. The distance of
+            ``update`` from ``center`` is the discrepancy (FlexCFL, Eq. 3; the published figures are
+            measured after the aggregation, the equation has the model before).
+        device: ID of the device; None for an update of several devices.
     """
 
     update: Ref
@@ -94,11 +96,13 @@ class Measured(NamedTuple):
 
 
 class WorldView(NamedTuple):
-    """The evaluator's view of all devices.
+    """Functions by which the evaluator reads the state of all devices.
 
     Attributes:
-        present: returns the devices that are present, bool [devices]; None for all.
-        truth: returns the true group of each device, int64 [devices]; None if unknown.
+        present: returns whether each device has arrived and not left, bool [devices]; None if all
+            are present.
+        truth: returns the true group of each device, int64 [devices]; None if unknown. A device
+            without a true group has -1.
         version: returns the version of each device's data, int64 [devices].
     """
 
@@ -108,10 +112,10 @@ class WorldView(NamedTuple):
 
 
 class Evaluator:
-    """Measures models when a test is due, and decides when the run ends.
+    """Measures of models after rounds, and the decision when the run ends.
 
     Args:
-        learner: tests models.
+        learner: computes and tests models.
         stop: ``[stop]`` of the scenario.
         spec: ``[evaluation]`` of the scenario.
         world: the present devices and their data.
@@ -119,8 +123,8 @@ class Evaluator:
 
     Attributes:
         last: the last evaluation; None before the first.
-        ever: name of a model -> devices that it has ever served, ascending; None for all. Kept for
-            ``score = "historical"`` alone.
+        ever: name of a model -> devices that the model has ever served, ascending; None for all.
+            Filled only with ``score = "historical"``.
     """
 
     def __init__(
@@ -140,11 +144,16 @@ class Evaluator:
         self.ever: dict[str, list[int] | None] = {}
 
     def is_last(self, number: int) -> bool:
-        """Whether round ``number`` (from 0) is the last one planned."""
+        """Whether round ``number`` (from 0) is the last planned round."""
         return self.stop.rounds is not None and number + 1 >= self.stop.rounds
 
     def reason_to_stop(self, number: int, figures: Mapping[str, float | None]) -> str | None:
-        """Why the run ends after round ``number``; None if it goes on."""
+        """Return the reason for which the run ends after round ``number``; None if it goes on.
+
+        Args:
+            number: the round, from 0.
+            figures: measures of the round, by column of ``rounds.parquet``.
+        """
         maximised = {metric.name for metric in self._metrics if metric.more_is_better}
         for name, goal in self.stop.metrics.items():
             value = figures.get(name)
@@ -160,7 +169,12 @@ class Evaluator:
         return f"{number + 1} rounds" if self.is_last(number) else None
 
     def why_no_accuracy(self, rounds: int, models: ModelAssignment) -> str:
-        """Why a run of so many rounds that ends with these models has no accuracy."""
+        """Return the reason for which a run has measured no accuracy.
+
+        Args:
+            rounds: count of rounds of the run.
+            models: the strategy's models at the end of the run.
+        """
         spec = self._spec
         if not rounds:
             return (
@@ -190,7 +204,7 @@ class Evaluator:
         updates: Sequence[Measured],
         strategy: "Handlers",
     ) -> Figures:
-        """Measures of a round: accuracy, losses, discrepancies, agreement of groups.
+        """Measure accuracy, losses, discrepancies and agreement of groups after a round.
 
         Args:
             number: the round, from 0.
@@ -199,8 +213,8 @@ class Evaluator:
             strategy: the server half.
 
         Returns:
-            Values of columns of ``rounds.parquet``; None if no test is due. Agreement is there if
-            true groups are known.
+            Values of columns of ``rounds.parquet``; None for a measure if no test is due. Columns
+            of agreement are included only if true groups are known.
         """
         row: Figures = dict(NOT_MEASURED) | dict.fromkeys(metric.name for metric in self._metrics)
         if self._spec.score == "historical":
@@ -225,32 +239,42 @@ class Evaluator:
     async def _figures(
         self, models: ModelAssignment, updates: Sequence[Measured], score: str
     ) -> Figures:
+        """Return the measures of models and updates when a test is due; empty without learning.
+
+        Args:
+            models: the strategy's models.
+            updates: the updates of the round's aggregation.
+            score: definition of accuracy, ``pooled`` or ``device-mean``.
+        """
         learner = self._learner
         row = Figures()
         trained = [(entry.update, entry.weight) for entry in updates]
-        if self._spec.train_loss == "first":  # before updates are computed, which forgets how
+        if self._spec.train_loss == "first":  # a computed update cannot be cut to its first epoch
             trained = [(learner.first_epoch(update), weight) for update, weight in trained]
-        evaluation = await learner.evaluate(self._present(models))
+        evaluation = await learner.evaluate(self._with_present_devices(models))
         if evaluation is None:
             return row
         self.last = evaluation
         if self._spec.score == "historical":
             ever = {name: (ref, self.ever[name]) for name, (ref, _) in models.items()}
-            evaluation = await learner.evaluate(self._present(ever)) or evaluation
+            evaluation = await learner.evaluate(self._with_present_devices(ever)) or evaluation
         row["accuracy"], row["loss"] = evaluation.score(score)
         row |= {metric.name: evaluation.figure(metric, score) for metric in self._metrics}
         if not updates:
             return row
         row["train_loss"] = await learner.train_loss(trained)
-        row |= self._reported(updates)
+        row |= self._mean_reports(updates)
         centers = [(entry.update, entry.center) for entry in updates if entry.center is not None]
         starts = [(entry.update, entry.start) for entry in updates if entry.start is not None]
         row["discrepancy"] = await self.discrepancy(centers)
         row["discrepancy_start"] = await self.discrepancy(starts)
         return row
 
-    def _reported(self, updates: Sequence[Measured]) -> Figures:
-        """Weighted means of the metrics that trainers report with their updates."""
+    def _mean_reports(self, updates: Sequence[Measured]) -> Figures:
+        """Return the weighted mean of each metric that trainers report with their updates.
+
+        A metric that no update has is left out.
+        """
         means = Figures()
         for metric in self._metrics:
             name = metric.name
@@ -267,7 +291,10 @@ class Evaluator:
     async def _changes(
         self, pairs: Sequence[tuple[Ref, Ref]]
     ) -> AsyncIterator[NDArray[np.float64]]:
-        """update - start of each pair, float64 [d], one at a time in memory."""
+        """Yield update - start of each pair, float64 [d].
+
+        Only one difference is in memory at a time.
+        """
         learner = self._learner
         await learner.compute([ref for pair in pairs for ref in pair])
         for update, start in pairs:
@@ -275,10 +302,10 @@ class Evaluator:
             yield np.subtract(weights, start_weights, dtype=np.float64)
 
     async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
-        """The mean of ||update - center||_2 over pairs of finite models (FlexCFL, Eq. 3).
+        """Return the mean of ||update - center||_2 over pairs of finite models (FlexCFL, Eq. 3).
 
         Args:
-            pairs: updates and centers.
+            pairs: pairs of an update and a center.
 
         Returns:
             The mean; None if no pair is finite.
@@ -292,13 +319,13 @@ class Evaluator:
         return sum(lengths) / len(lengths) if lengths else None
 
     def _score(self, usual_score: str) -> str:
-        """The score of the scenario, or the strategy's usual score."""
+        """Return the score of the scenario, by default the strategy's usual score."""
         if self._spec.score == "historical":
             return "pooled"
         return self._spec.score or usual_score
 
-    def _present(self, models: ModelAssignment) -> ModelAssignment:
-        """The models, each with the devices served that have arrived and not left."""
+    def _with_present_devices(self, models: ModelAssignment) -> ModelAssignment:
+        """Return the models, each with the devices that it serves and that are present."""
         present = self._world.present()
         if present is None:
             return models
@@ -314,13 +341,15 @@ class Evaluator:
     async def cosines(
         self, number: int, updates: Sequence[Measured], strategy: "Handlers"
     ) -> dict[str, list[float]]:
-        """Least, mean and largest cosine of two updates, by kind of pair, rounded to six digits.
+        """Return least, mean and largest cosine of pairs of updates, rounded to six digits.
 
-        If true groups are known, the kinds are ``alike`` and ``unlike`` (of the same or of two true
-        groups, in one group of the strategy), ``settled`` (of the same true group, in a group of
-        the strategy without another true group), and ``across`` groups of the strategy. Otherwise
-        the kinds are ``within`` and ``across`` groups of the strategy. These groups are the ones
-        after the round; without groups all devices are in one.
+        A pair is two updates of the round. If the true groups of devices are unknown, the kinds of
+        pairs are ``within`` (one group of the strategy) and ``across`` (two groups of the
+        strategy). If the true groups are known, pairs ``within`` a group of the strategy are
+        ``unlike`` (two true groups), ``settled`` (one true group, and the strategy's group has no
+        device of another true group) or ``alike`` (one true group, and the strategy's group has
+        devices of several true groups). The groups of the strategy are taken after the round. If
+        the strategy has no groups, all devices are in one group.
 
         Args:
             number: the round, from 0.
@@ -328,8 +357,8 @@ class Evaluator:
             strategy: the server half.
 
         Returns:
-            Kind -> least, mean and largest cosine; empty without ``evaluation.cosines``, or if no
-            test is due.
+            Kind of pair -> least, mean and largest cosine; empty if ``evaluation.cosines`` is false
+            or no test is due.
         """
         is_due = self._spec.cosines and self._learner.learns and self._is_due(number)
         pairs: list[tuple[Ref, Ref]] = []
@@ -372,7 +401,7 @@ class Evaluator:
         return figures
 
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
-        """Agreement of the devices' models in a strategy without a server.
+        """Return the agreement of the devices' models in a strategy without a server.
 
         Args:
             number: the round, from 0.
@@ -396,12 +425,16 @@ class Evaluator:
         return figures
 
     def _groups(self, strategy: "Handlers") -> NDArray[np.int64]:
-        """Each device's group in the strategy, or -1; int64 [devices]."""
+        """Return the group of each device in the strategy; -1 for no group; int64 [devices]."""
         groups = strategy.groups_of(range(len(self._world.version())))
         return np.array([-1 if group is None else group for group in groups], dtype=np.int64)
 
     def _agreement(self, strategy: "Handlers") -> Figures:
-        """Agreement of the strategy's groups with the true groups, over present devices."""
+        """Return measures of agreement of the strategy's groups with the true groups.
+
+        Only present devices with a true group count. Empty if true groups are unknown, or if no
+        such device has a group.
+        """
         truth = self._world.truth()
         if truth is None:
             return {}
@@ -419,15 +452,15 @@ class Evaluator:
     async def fine_tuned(
         self, models: ModelAssignment, number: int, usual_score: str
     ) -> float | None:
-        """Accuracy after each device has trained its own model further.
+        """Return the accuracy after each device has trained its assigned model further.
 
         Args:
             models: the strategy's models.
-            number: the round, which names the shuffles.
-            usual_score: the strategy's score.
+            number: the round, which names the streams of the shuffles.
+            usual_score: the strategy's score, used if the scenario gives none.
 
         Returns:
-            The accuracy; None without ``evaluation.fine_tune_epochs``.
+            The accuracy, 0 to 1; None if ``evaluation.fine_tune_epochs`` is 0.
         """
         epochs = self._spec.fine_tune_epochs
         version = self._world.version()
@@ -435,7 +468,7 @@ class Evaluator:
             return None
         train = partial(self._learner.train, key=_FINE_TUNING, round=number)
         tuned: dict[str, tuple[Ref, Sequence[int] | None]] = {}
-        for name, (ref, served) in self._present(models).items():
+        for name, (ref, served) in self._with_present_devices(models).items():
             devices = range(len(version)) if served is None else served
             for device in devices:
                 training = Training(ref, epochs)
@@ -445,14 +478,16 @@ class Evaluator:
         return None if evaluation is None else evaluation.score(self._score(usual_score))[0]
 
     async def test(self, model: Ref, devices: Sequence[int] | None) -> float | None:
-        """A model's accuracy on the pooled test samples of devices.
+        """Return a model's accuracy on the pooled test samples of devices.
 
         Args:
             model: the model.
-            devices: numbers of the devices; None for all.
+            devices: IDs of the devices; None for all.
 
         Returns:
-            The accuracy; None if nothing is measured.
+            The accuracy, 0 to 1; None if nothing was tested, as with ``learning = "off"``.
         """
-        evaluation = await self._learner.evaluate(self._present({"test": (model, devices)}))
+        evaluation = await self._learner.evaluate(
+            self._with_present_devices({"test": (model, devices)})
+        )
         return None if evaluation is None else evaluation.score("pooled")[0]

@@ -1,5 +1,6 @@
-"""``[malicious]``: devices that attack by false labels or updates, which neither half of a
-strategy notices.
+"""``[malicious]``: devices that attack by false labels or updates.
+
+Neither half of a strategy notices the attack.
 """
 
 from typing import Annotated, Any, Self
@@ -34,13 +35,13 @@ class MaliciousSpec(Spec):
     """``[malicious]``: which devices attack, and how."""
 
     attack: Annotated[Any, ATTACKS]
-    """how (a kind, or a table with one)."""
+    """the attack: a kind, or a table with a ``kind``."""
     share: float | None = Field(default=None, ge=0.0, le=1.0)
-    """the first devices (rounded share, with newcomers) of a random order: a larger share in the
-    same world adds to them.
+    """share of all devices, with newcomers, that attack: the first ones of a random order. So a
+    larger share in the same world only adds devices.
     """
     devices: list[int] | None = None
-    """these instead."""
+    """IDs of the devices that attack, in place of a ``share``."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -51,7 +52,14 @@ class MaliciousSpec(Spec):
         return self
 
     def check(self, devices: int) -> None:
-        """Refuse devices that are not there; ``ScenarioError`` names the first of them."""
+        """Check that the malicious devices exist.
+
+        Args:
+            devices: count of devices in the population.
+
+        Raises:
+            ScenarioError: an ID in ``malicious.devices`` belongs to no device.
+        """
         for device in self.devices or ():
             if not 0 <= device < devices:
                 raise ScenarioError(
@@ -59,7 +67,14 @@ class MaliciousSpec(Spec):
                 )
 
     def members(self, streams: Streams, devices: int) -> list[int]:
-        """The malicious of so many devices, in order; draws from ``world/malicious``."""
+        """Return the IDs of the malicious devices, ascending.
+
+        If ``share`` is given, the devices are drawn from the stream ``world/malicious``.
+
+        Args:
+            streams: random streams of the run's seed.
+            devices: count of devices in the population.
+        """
         if self.devices is not None:
             return sorted(set(self.devices))
         order = streams.generator("world/malicious").permutation(devices)

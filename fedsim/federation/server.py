@@ -1,7 +1,7 @@
 """The server's API for the server half of a strategy.
 
-The server half sees messages, and nothing of the world behind them (data, speeds, labels). Its
-handlers begin and end in one instant; they may await values (real work), never simulated time.
+The server half sees messages, and neither data, labels nor speeds of devices. Its handlers begin and
+end in one instant: they may await values, which takes real time, but no simulated time.
 """
 # ruff: noqa: A002 - a round is called ``round``
 
@@ -45,7 +45,7 @@ class Peer(Device):
 
     @property
     def online(self) -> bool:
-        """Whether the device can be reached; its half acts only while it can."""
+        """Whether the device can be reached now; its half acts only while it can be reached."""
         return self._dispatch.tasks.reachable_until(self.number) > self.now
 
     def train(self, model: Ref, number: int) -> None:
@@ -63,8 +63,8 @@ class Peer(Device):
         ``on_message`` follows at each receiver, or ``on_lost`` at the sender and the receiver.
 
         Args:
-            devices: numbers of the receivers.
-            contents: what is sent, by name.
+            devices: IDs of the receivers.
+            contents: the contents by name.
             number: the round.
         """
         self._dispatch.send_to_peers(self.number, devices, contents, number)
@@ -92,24 +92,24 @@ class Peer(Device):
         self._server.timer(f"device/{self.number}", self.now + seconds)
 
     def cancel_timer(self) -> None:
-        """Forget the timer."""
+        """Cancel the device's timer; no effect if no timer is set."""
         self._server.cancel_timer(f"device/{self.number}")
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """Return a random generator of a common seed, the same for all devices.
+        """Return a random generator that is the same for all devices.
 
         Args:
-            purpose: name of the stream.
-            ids: further numbers that name it.
+            purpose: name of the stream (``strategy/purpose``).
+            ids: further numbers in the name of the stream.
         """
         return self._server.rng(purpose, *ids)
 
 
 class Server:
-    """All that the server half of a strategy can see and do.
+    """API of the server half of a strategy: all that it can read and do.
 
     Attributes:
-        devices: number of devices.
+        devices: count of devices.
         setting: facts of the run that both halves know, a ``RunInfo``.
         clients: which devices can be asked, ``Clients``.
         models: arithmetic with models, and their values, ``ServerModels``.
@@ -140,9 +140,9 @@ class Server:
         The call waits until the server has computed (``compute``).
 
         Args:
-            name: any name; a strategy tells its timers apart by it.
-            when: the absolute time (s). At ``now``, or before, the call follows the messages that
-                have arrived already.
+            name: name of the timer, which ``on_timer`` receives.
+            when: the absolute time (s). If it is not after ``now``, the call follows in this
+                instant, after the messages that have arrived already.
 
         Returns:
             The time of the call (s), on the clock's grid.
@@ -155,20 +155,20 @@ class Server:
         return self._dispatch.busy_until > self.now
 
     def compute(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
-        """Let an operation of the server take time, if ``[server] speed`` is given.
+        """Charge the simulated time of an operation to the server, if ``[server] speed`` is given.
 
-        Timers wait for the operation. ``ServerModels.mix`` and ``apply`` call this method
-        themselves.
+        Timers wait for the end of the operation. ``ServerModels.mix`` and ``apply`` call this
+        method for their own operations.
 
         Args:
             what: ``mix``, ``products``, ``distances``, ``k-means``, ``linkage``, ``medoids`` or
                 ``absolute differences``.
-            n: number of rows, such as models.
+            n: count of rows, such as models.
             d: length of a row.
-            m: number of groups.
+            m: count of groups.
 
         Raises:
-            KeyError: no such operation.
+            KeyError: ``what`` is no operation.
         """
         self._dispatch.compute(what, n, d, m)
 
@@ -181,12 +181,12 @@ class Server:
         self._dispatch.cancel_timer(name)
 
     def look_again(self, name: str, delay: float, at_least: int = 1) -> None:
-        """Wait for more devices: set a timer, or end the run if too few will ever be there.
+        """Wait for more devices: set a timer, or end the run if too few can ever be reached.
 
         Args:
             name: name of the timer, as in ``timer``.
             delay: time from now (s), above 0.
-            at_least: the number of devices without which the run ends.
+            at_least: count of devices that must be reachable at some time; otherwise the run ends.
         """
         if not self.clients.anyone_ever():
             self.stop("no device will ever be there again")
@@ -208,32 +208,33 @@ class Server:
         continues: bool = False,
         at_edge: bool = False,
     ) -> int:
-        """Send an idle device a message; its client half does the job and answers.
+        """Send an idle device a message, on which its client half does a job and answers.
 
-        ``Strategy.on_task_end`` follows once.
+        ``Strategy.on_task_end`` is called once when the task has ended.
 
         A task with a ``round`` counts among the round's selected and valid tasks, and its update
-        has to be aggregated (``finish_round``). Ask without a round for anything else, such as a
+        has to be aggregated (``finish_round``). Leave ``round`` out for any other task, such as a
         probe or a test.
 
         Args:
-            device: number of one device, available and idle.
+            device: ID of one device, available and idle.
             contents: what is sent, by name (``Contents``). The default client half trains from
                 ``model``.
             job: name of the job, which the client half reads as ``Instruction.job``.
-            round: the round for which the device works; None: for none.
-            group: the group for which it works, in the records; None without groups.
-            continues: whether this task goes on with the device's last task, which was asked in the
+            round: the round for which the device works; None if it works for no round.
+            group: the group for which the device works, in the records; None if there are no
+                groups.
+            continues: whether this task continues the device's last task, which was asked in the
                 same round and is done. Both count as one task, and the last task's answer is no
                 update.
-            at_edge: whether its edge server asks, and gets the answer.
+            at_edge: whether the device's edge server asks, and receives the answer.
 
         Returns:
-            The task's number, ``TaskEnd.task``.
+            The ID of the task, ``TaskEnd.task``.
 
         Raises:
-            SimulationError: no such device, a device that still works, ``continues`` without such
-                a last task, or contents that cannot be sent.
+            SimulationError: the device does not exist, is busy or is away; ``continues`` is given
+                and the device's last task does not allow it; or contents cannot be sent.
 
         Example:
             A strategy that asks the next device when one has answered, in ``mine.py``:
@@ -273,18 +274,19 @@ class Server:
     def end(self, task: int, cause: Cause = "late") -> None:
         """End a task that still runs; no effect on a task that has ended.
 
+        ``Strategy.on_task_end`` is called in this instant.
+
         Args:
-            task: the number that ``ask`` returned. ``Strategy.on_task_end`` follows in this
-                instant.
-            cause: the outcome of the task, unless the task is done by now.
+            task: the ID that ``ask`` returned.
+            cause: the outcome of the task, unless the task is already done.
         """
         self._dispatch.end(task, cause)
 
     def peer(self, device: int) -> Peer:
-        """Return a device as its half sees it, in a strategy without a server (``Peers``).
+        """Return the API of a device's half in a strategy without a server (``Peers``).
 
         Args:
-            device: number of one device.
+            device: ID of one device.
         """
         return Peer(device, self, self._dispatch)
 
@@ -295,42 +297,43 @@ class Server:
             work: a future that some thread or process completes.
 
         Returns:
-            Its result.
+            The result of the future.
         """
         return await self._simulation.join(work)  # type: ignore[no-any-return]
 
     # Randomness, records, the end.
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """Return a random generator of the strategy, which its name and the run's seed determine.
+        """Return a random generator that the name of a stream and the run's seed determine.
 
         Args:
             purpose: name of the stream (``strategy/purpose``).
-            ids: further numbers that name the stream, such as the round and the device.
+            ids: further numbers in the name of the stream, such as the round and the device.
         """
         return self._streams.generator(f"strategy/{purpose}", *ids)
 
     def emit(self, kind: str, **data: Any) -> None:
-        """Record something that the strategy decided, as a row of ``events.parquet``.
+        """Record a decision of the strategy, as a row of ``events.parquet``.
 
-        The kind ``aggregate`` names the tasks whose updates became a model (``round``, ``tasks``,
-        ``weights``; ``staleness`` where updates may wait for the next aggregation).
-        ``finish_round`` records it for the updates that it gets, unless the strategy has done so.
+        The kind ``aggregate`` names the tasks whose updates became a model. Its fields are
+        ``round``, ``tasks``, ``weights`` and, if updates may wait for a later aggregation,
+        ``staleness``. ``finish_round`` records an ``aggregate`` for those of its updates that the
+        strategy has not recorded.
 
         Args:
             kind: name of the kind of record.
-            data: its fields, JSON values; ``device``, ``round``, ``group`` and ``task`` have
-                columns of their own.
+            data: fields of the record, JSON values; ``device``, ``round``, ``group`` and ``task``
+                have their own columns.
         """
         if kind in ("aggregate", "updates-lost"):
             self._dispatch.record_tasks(data.get("tasks", ()))
         self._simulation.emit(kind, **data)
 
     def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
-        """Record that contents went from one part of the server's side to another, at once.
+        """Record a transfer between two parts of the server's side, which takes no time.
 
         Args:
-            contents: what was sent, by name; its bytes are in the ledger.
+            contents: the sent contents by name; the ledger counts their bytes.
             sender: name of the sending part.
             receiver: name of the receiving part.
         """
@@ -344,13 +347,13 @@ class Server:
             )
 
     def begin_round(self, number: int) -> None:
-        """Begin a round: shift the data, if the scenario has a shift then.
+        """Begin a round: shift the devices' data, if the scenario has a shift at this round.
 
-        Call this once for each round, from 0.
+        Call this method once for each round. Devices that can be reached send their messages about
+        the shift (``Strategy.on_shift``) in this instant, before a timer that is set at ``now``.
 
         Args:
-            number: the round. Devices send their messages about it (``Strategy.on_shift``) in this
-                instant, before a timer that is set at ``now``.
+            number: the round, from 0.
         """
         if self._dispatch.begin_round is not None:
             self._dispatch.begin_round(number)
@@ -359,7 +362,7 @@ class Server:
         """End the run after this instant.
 
         Args:
-            reason: a few words, ``stopped`` in the summary.
+            reason: a few words, which become ``stopped`` in the summary.
         """
         self._simulation.stop(reason)
 
@@ -370,27 +373,27 @@ class Server:
         updates: Sequence[Measured] = (),
         **counts: float,
     ) -> bool:
-        """Record the end of a round, with its measures, and end the run at a stop condition.
+        """Record the end of a round with its measures, and end the run at a stop condition.
 
-        Measuring takes no simulated time, and is done when a test is due.
+        Models are measured if a test is due, which takes no simulated time.
 
-        Updates of tasks with a round that no record ``aggregate`` of the strategy's own has named
-        are recorded so first, with their shares of the weights: the audit checks that every update
-        that came was aggregated once.
+        If the strategy has not recorded the aggregation of some of ``updates`` (``emit``), this
+        method first records an ``aggregate`` with the shares of their weights. The audit checks
+        that every received update was aggregated once.
 
         Args:
-            number: the round that has just been aggregated, from 0; each number once, ascending.
+            number: the round that has just been aggregated, from 0; each round once, ascending.
             models: the strategy's models and the devices that each serves (None: all), as
                 ``Strategy.models`` returns them.
-            updates: the aggregated updates (``Measured``), for that record, the training loss and
-                the discrepancy.
-            counts: ``selected``, ``valid``, ``slow``, ``disconnected``, the numbers of the round's
-                tasks in all, done, late, and lost: all of them or none; ``epsilon`` where privacy
-                is spent. Names of other columns of ``rounds.parquet`` are in that table, any other
-                name in the record ``round`` alone.
+            updates: the aggregated updates (``Measured``), from which the record ``aggregate``, the
+                training loss and the discrepancy are computed.
+            counts: counts of the round's tasks: ``selected`` (all), ``valid`` (done), ``slow``
+                (late) and ``disconnected`` (lost), either all four or none; and ``epsilon`` if
+                privacy is spent. A name of a column of ``rounds.parquet`` goes to that table. Any
+                other name is only in the record ``round``.
 
         Returns:
-            Whether the run goes on; if it does not, no further round may begin.
+            Whether the run goes on. If it does not, no further round may begin.
         """
         evaluator = self._evaluator
         strategy = self._dispatch.strategy
@@ -403,7 +406,12 @@ class Server:
         return self.note_round(number, row, **counts)
 
     def _record_aggregate(self, number: int, updates: Sequence[Measured]) -> None:
-        """Record the updates that the strategy has not recorded itself."""
+        """Record an ``aggregate`` for the updates that the strategy has not recorded.
+
+        Args:
+            number: the round, from 0.
+            updates: all aggregated updates of the round.
+        """
         unrecorded = self._dispatch.tasks_of(updates)
         if not unrecorded:
             return
@@ -419,11 +427,12 @@ class Server:
         self.emit("aggregate", round=number, **fields)
 
     def note_round(self, number: int, figures: Mapping[str, float | None], **counts: float) -> bool:
-        """Record the end of a round as ``finish_round`` does, with figures measured elsewhere.
+        """Record the end of a round as ``finish_round`` does, with measures from elsewhere.
 
         Args:
             number: the round, from 0.
-            figures: values of columns of ``rounds.parquet``; None for one that was not measured.
+            figures: values of columns of ``rounds.parquet``; None for a column that was not
+                measured.
             counts: as in ``finish_round``.
 
         Returns:
@@ -437,7 +446,7 @@ class Server:
 
 
 def _check_models(models: ModelAssignment, strategy: object) -> None:
-    """Raise ``SimulationError`` for a value of ``Strategy.models`` that is no model."""
+    """Raise ``SimulationError`` if ``Strategy.models`` has returned a value that is no model."""
     for name, assigned in models.items():
         is_pair = isinstance(assigned, tuple) and len(assigned) == 2
         model = assigned[0] if is_pair else assigned

@@ -23,8 +23,8 @@ class ServerModels:
 
     ``initial``, ``zero``, ``given``, ``mix`` and ``apply`` return the name of a model (``Ref``) at
     once, and compute nothing. ``value`` and ``test`` take one model; ``values``, ``agreement``,
-    ``mix`` and ``apply`` take a list; ``numbers`` and ``choices`` take a list of what devices have
-    sent.
+    ``mix`` and ``apply`` take a list of models; ``numbers`` and ``choices`` take a list of ``Lazy``
+    contents that devices have sent.
     """
 
     def __init__(self, dispatch: "Dispatch", parameters: int) -> None:
@@ -36,7 +36,7 @@ class ServerModels:
         """Return a freshly initialised model, the same for every strategy with the same seed.
 
         Args:
-            count: number of the draw, from 0.
+            count: index of the draw, from 0.
         """
         return self._learner.initial(count)
 
@@ -53,13 +53,13 @@ class ServerModels:
 
         Args:
             parts: pairs of a model and its coefficient.
-            otherwise: the result if no coefficients are left, or if their sum is 0; by default a
-                model that is not finite.
-            rescale: whether the coefficients that are left are scaled to the sum of all; False for
-                sums of differences.
+            otherwise: the result if no model remains, or if the remaining coefficients sum to 0; by
+                default a model that is not finite.
+            rescale: whether the remaining coefficients are scaled to the sum of all; False for sums
+                of differences.
 
         Raises:
-            SimulationError: a part that is no model.
+            SimulationError: a part has no model.
         """
         for model, _ in parts:
             if not isinstance(model, Ref):
@@ -80,7 +80,7 @@ class ServerModels:
             weights: float [d], as ``value`` returns them.
 
         Raises:
-            SimulationError: an array of another shape.
+            SimulationError: the array has another shape.
         """
         return self._learner.given(weights)
 
@@ -99,25 +99,26 @@ class ServerModels:
         size: int | None = None,
         **constants: Any,
     ) -> Ref:
-        """The result of a pure function of models; not computed until it is needed.
+        """Return the result of a pure function of models; it is computed when it is needed.
 
         Args:
-            function: ``function(models, **constants)`` of a list of arrays, float32 [d] each, gives
-                an array [d]. It is defined at the top of a module, marked by ``@pure``, does not
-                change its arguments, and may run in any process.
+            function: a function ``function(models, **constants)`` that takes a list of arrays,
+                float32 [d] each, and returns an array [d]. The function is defined at the top of a
+                module, marked by ``@pure``, does not change its arguments, and may run in any
+                process.
             models: a list of models, passed to the function in this order.
-            stream: a purpose and numbers, which name the strategy's generator that the function
-                gets as ``rng``.
-            otherwise: the result if one of ``models`` is not finite; by default one that is not
+            stream: a purpose and numbers, the name of the strategy's random generator that the
+                function receives as ``rng``; None if it draws nothing.
+            otherwise: the result if one of ``models`` is not finite; by default a model that is not
                 finite.
-            leave_out: leave out models that are not finite, as in ``mix``; then ``otherwise`` is
-                the result without any.
-            size: length of the result; None: a model. With a number the function gets all models,
-                finite or not.
-            constants: further arguments; JSON-able.
+            leave_out: whether models that are not finite are left out, as in ``mix``;
+                ``otherwise`` is then the result if no model remains.
+            size: length of the result; None if the result is a model. If a size is given, the
+                function receives all models, finite or not.
+            constants: further arguments of the function, JSON-able.
 
         Returns:
-            A model, or with ``size`` a ref of numbers, which ``value`` computes.
+            A model, or with ``size`` a ref of an array [size], which ``value`` computes.
         """
         self._dispatch.compute("mix", len(models), self._parameters, 1)
         named = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
@@ -131,20 +132,20 @@ class ServerModels:
 
     @property
     def learns(self) -> bool:
-        """Whether models have weights; not with ``learning = "off"``."""
+        """Whether models have weights; False with ``learning = "off"``."""
         return self._learner.learns
 
     async def value(self, model: Ref) -> NDArray[np.float32]:
-        """Return the weights of one model, and have them computed if they are not yet.
+        """Return the weights of one model, which are computed if they are needed for the first time.
 
         Args:
             model: a model.
 
         Returns:
-            The weights, flat, float32 [d], read-only.
+            The flat weights, float32 [d], read-only.
 
         Raises:
-            SimulationError: ``learning = "off"``, where models have no weights (``learns``).
+            SimulationError: ``learning = "off"``, so that models have no weights (``learns``).
         """
         return await self._learner.value(model)
 
@@ -155,7 +156,7 @@ class ServerModels:
             models: a list of models.
 
         Returns:
-            Their weights in this order, float32 [d] each.
+            The weights of each model in this order, float32 [d] each.
 
         Raises:
             SimulationError: ``learning = "off"``, and the list is not empty.
@@ -163,13 +164,14 @@ class ServerModels:
         return await self._learner.values(models)
 
     async def numbers(self, sent: Sequence[Lazy]) -> list[NDArray[np.float64]]:
-        """Numbers that devices have sent: losses, choices, or results of ``Device.numbers``.
+        """Return values that devices have sent: losses, choices, or results of ``Device.numbers``.
 
         Args:
-            sent: a list of contents of one kind, ``message["loss"]`` of several messages, say.
+            sent: a list of ``Lazy`` contents of one kind, such as ``message["loss"]`` of several
+                messages.
 
         Returns:
-            A float64 array for each, of its length.
+            A float64 array [count] for each content.
 
         Raises:
             SimulationError: ``learning = "off"``, and the list is not empty.
@@ -195,39 +197,43 @@ class ServerModels:
         return [value.astype(np.float64) for value in values]
 
     async def choices(self, sent: Sequence[Lazy]) -> list[int]:
-        """The position of the best model that each device has sent (``Lazy("choice", ...)``).
+        """Return the index of the best model that each device has sent (``Lazy("choice", ...)``).
 
         Args:
-            sent: a list of contents; ``numbers`` says what it raises.
+            sent: a list of contents, as in ``numbers``.
 
         Returns:
-            A whole number for each, from 0, by the order in which ``Evaluate`` named the models.
+            The index of the best model for each content, from 0, in the order of the models of the
+            ``Evaluate`` step.
+
+        Raises:
+            SimulationError: ``learning = "off"``, and the list is not empty.
         """
         return [int(numbers[0]) for numbers in await self.numbers(sent)]
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
-        """The mean of devices' training losses in their last local epoch.
+        """Return the weighted mean of devices' training losses in their last local epoch.
 
         Args:
             updates: pairs of an update (``message["update"]``) and its weight. Updates without a
                 finite loss are left out.
 
         Returns:
-            The weighted mean; None if no update has a loss, as with ``learning = "off"``.
+            The mean; None if no update has a loss, as with ``learning = "off"``.
         """
         return await self._learner.train_loss(updates)
 
     async def test(self, model: Ref, devices: Sequence[int] | None = None) -> float | None:
         """Return the accuracy of a model on test samples, at no cost in time or bytes.
 
-        No real server could see it.
+        No real server could measure it.
 
         Args:
             model: a model.
-            devices: a list of devices whose test samples are pooled; None: all.
+            devices: a list of devices whose test samples are pooled; None: all devices.
 
         Returns:
-            The share of right answers, 0 to 1; None if nothing is measured, as with ``learning =
+            The share of right answers, 0 to 1; None if nothing was tested, as with ``learning =
             "off"``.
         """
         return await self._dispatch.evaluator.test(model, devices)
@@ -235,21 +241,21 @@ class ServerModels:
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
         """Return the agreement of the devices' models, if a test is due after the round.
 
-        This is for a strategy without a server.
+        The method is for a strategy without a server.
 
         Args:
             number: the round, from 0.
             models: a list of the devices' models.
 
         Returns:
-            ``consensus``, the root mean square distance from their mean, and ``mean_accuracy``,
-            the accuracy of their mean; empty if no test is due.
+            ``consensus``, the root mean square distance of the models from their mean, and
+            ``mean_accuracy``, the accuracy of that mean; empty if no test is due.
         """
         return await self._dispatch.evaluator.agreement(number, models)
 
 
 class ServerEdges:
-    """The edge servers of a network (``Server.edges``), by their numbers from 0.
+    """The edge servers of a network (``Server.edges``), which have IDs from 0.
 
     ``of`` takes a device; ``has`` and ``carry`` take one edge server. A strategy that needs them
     sets ``at_edges`` in its ``StrategyParams``, and asks devices by ``Server.ask(...,
@@ -261,17 +267,17 @@ class ServerEdges:
 
     @property
     def count(self) -> int:
-        """Number of edge servers; 0 for a network without."""
+        """Count of edge servers; 0 if the network has none."""
         return self._dispatch.messages.edges
 
     def of(self, device: int) -> int:
-        """The edge server of a device.
+        """Return the edge server of a device.
 
         Args:
-            device: number of one device, in a network that has edge servers.
+            device: ID of one device, in a network that has edge servers.
 
         Returns:
-            The number of its edge server.
+            The ID of the edge server.
         """
         return self._dispatch.messages.edge_of(device)
 
@@ -279,7 +285,7 @@ class ServerEdges:
         """Return whether an edge server is present; a lost one (``Strategy.on_edge_lost``) is not.
 
         Args:
-            edge: number of one edge server.
+            edge: ID of one edge server.
         """
         return edge not in self._dispatch.messages.lost
 
@@ -294,18 +300,18 @@ class ServerEdges:
     ) -> None:
         """Send a message between the server and an edge server.
 
-        ``Strategy.on_carried`` follows once.
+        ``Strategy.on_carried`` is called once when the message has ended.
 
         Args:
-            edge: number of one edge server.
-            contents: what is sent, by name.
-            direction: ``"down"`` to the edge server, ``"up"`` from it.
-            round: the round for which it is sent; None: for none.
+            edge: ID of one edge server.
+            contents: the contents by name.
+            direction: ``"down"`` to the edge server, ``"up"`` from the edge server.
+            round: the round for which the message is sent; None if it is sent for no round.
             start: the model, known to both sides, from which the models in ``contents`` were
                 trained.
 
         Raises:
-            SimulationError: there is no such edge server, or it has a message in this direction
-                under way.
+            SimulationError: the edge server does not exist, or still has a message in this
+                direction under way.
         """
         self._dispatch.carry(edge, contents, direction, round, start)

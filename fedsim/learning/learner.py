@@ -1,4 +1,7 @@
-"""The learner's interface, and the learner of ``learning = "off"``, which has no weights."""
+"""The interface of learners. ``Learner`` only names models; ``engine.py:Learning`` computes them.
+
+The base ``Learner`` is also the learner of ``learning = "off"``, whose models have no weights.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -16,9 +19,11 @@ from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Re
 
 
 class Learner:
-    """Names and measures models; this base has no weights, and so no learning.
+    """Learner that only names models, and computes nothing: the learner of ``learning = "off"``.
 
-    The result of every test is None, and a request for weights raises ``SimulationError``.
+    ``learning/engine.py:Learning`` derives from this class, and trains, mixes and tests the named
+    models. In this base the result of every test is None, and a request for weights raises
+    ``SimulationError``.
 
     Args:
         model: the model of the scenario.

@@ -1,4 +1,4 @@
-"""Tables, ledger and fingerprints of a run folder.
+"""Writers and readers of a run folder: tables, ledger and fingerprints.
 
 Imports ``clock``, ``common``, and the columns of ``world.meters``.
 """

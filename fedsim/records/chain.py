@@ -15,21 +15,21 @@ ROWS_A_BLOCK = 512
 class EventChain:
     """Chain of hashes over all records in order, which can be saved at any record and continued.
 
-    The rows form blocks of ``ROWS_A_BLOCK``; the last block may be shorter. Each block changes the
-    state h, at first empty, to sha256(h + block). A block enters as its times (little-endian
-    float64) and ``repr`` of the list of its other columns, each of them a tuple.
+    The rows form blocks of ``ROWS_A_BLOCK`` rows; the last block may be shorter. Each block changes
+    the state h, at first empty, to sha256(h + block). The bytes of a block are its times
+    (little-endian float64), followed by ``repr`` of the list of its other columns, each a tuple.
 
     Attributes:
-        count: number of rows so far.
+        count: count of rows so far.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._state = b""  # of all whole blocks
-        self._rows: list[EventRow] = []  # of the incomplete block
+        self._state = b""  # hash of all whole blocks
+        self._rows: list[EventRow] = []  # rows of the incomplete block
 
     def extend(self, rows: Iterable[EventRow]) -> None:
-        """Append rows of ``EVENTS``."""
+        """Append rows of ``EVENTS`` to the chain."""
         waiting = self._rows
         before = len(waiting)
         waiting.extend(rows)
@@ -41,14 +41,14 @@ class EventChain:
         self._rows = waiting[whole:]
 
     def hexdigest(self) -> str:
-        """The fingerprint of the rows so far; empty without a row."""
+        """Return the fingerprint of the rows so far; an empty string if there are no rows."""
         if not self._rows:
             return self._state.hex()
         return _hash_block(self._state, self._rows).hex()
 
     def snapshot(self) -> dict[str, Any]:
-        """The state for ``restore``."""
-        # text, because a checkpoint saves it faster than thousands of values
+        """Return the state for ``restore``, JSON-able."""
+        # the rows are one text, because a checkpoint saves it faster than thousands of values
         return {
             "count": self.count,
             "state": self._state.hex(),
@@ -56,7 +56,7 @@ class EventChain:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a snapshot."""
+        """Restore the state from ``snapshot``."""
         self.count = state["count"]
         self._state = bytes.fromhex(state["state"])
         self._rows = [tuple(row) for row in json.loads(state["rows"])]
@@ -69,11 +69,12 @@ def _hash_block(state: bytes, rows: Sequence[EventRow]) -> bytes:
 
 
 class RowChain:
-    """The chain of run folders without ``events_block`` in their summary: sha256(h + ``repr`` of
-    the row) for each row.
+    """Chain of hashes of older run folders, whose summary has no ``events_block``.
+
+    Each row changes the state h, at first empty, to sha256(h + ``repr`` of the row).
 
     Attributes:
-        count: number of rows so far.
+        count: count of rows so far.
     """
 
     def __init__(self) -> None:
@@ -81,11 +82,11 @@ class RowChain:
         self._state = b""
 
     def extend(self, rows: Iterable[EventRow]) -> None:
-        """Append rows of ``EVENTS``."""
+        """Append rows of ``EVENTS`` to the chain."""
         for row in rows:
             self._state = hashlib.sha256(self._state + repr(row).encode()).digest()
             self.count += 1
 
     def hexdigest(self) -> str:
-        """The fingerprint of the rows so far; empty without a row."""
+        """Return the fingerprint of the rows so far; an empty string if there are no rows."""
         return self._state.hex()

@@ -1,5 +1,6 @@
-"""The run folder on disk: refused when it cannot be used, and never half-written under a final
-name.
+"""The run folder on disk: checks before it is used, its files, and their fingerprints.
+
+A file under its final name is always complete.
 """
 
 import hashlib
@@ -35,17 +36,23 @@ SCENARIO = "scenario.toml"
 SUMMARY = "summary.json"
 MODELS = "models"
 NETWORK = "network.json"
-SEAL = "summary_sha256"  # of the summary itself, among its entries
+SEAL = "summary_sha256"  # entry of the summary: sha256 of all other entries
 _BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a seal
 
 
 def refuse_unusable(path: Path) -> None:
-    """See whether a new run folder can be made at ``path``, and change nothing;
-    ``RunFolderError`` says why not.
+    """Check that a new run folder can be made at ``path``, without changing anything.
+
+    Args:
+        path: the path of ``--out``.
+
+    Raises:
+        RunFolderError: ``path`` is a file, holds other files or an unfinished run, lies in a run
+            folder, cannot be written to, or is no text in UTF-8.
     """
     try:
         str(path).encode()
-    except UnicodeEncodeError:  # what writes tables takes text alone
+    except UnicodeEncodeError:  # pyarrow takes only paths that are valid UTF-8
         raise RunFolderError(
             f"--out {str(path)!r} is no text in UTF-8; give another name"
         ) from None
@@ -69,8 +76,9 @@ def refuse_unusable(path: Path) -> None:
 
 
 def refuse_within_run(path: Path) -> None:
-    """Raise ``RunFolderError`` where ``path`` is or lies in a run folder, to whose files nothing
-    is added.
+    """Raise ``RunFolderError`` if ``path`` is a run folder, or lies in one.
+
+    Nothing may be added to the files of a run folder.
     """
     for folder in (path.resolve(), *path.resolve().parents):
         summaries = (folder / SUMMARY, folder / live.LIVE / SUMMARY)
@@ -82,13 +90,19 @@ def refuse_within_run(path: Path) -> None:
 
 
 def holds_nothing(path: Path) -> bool:
-    """Whether a folder is empty, but for what a run leaves that is killed in its first moment."""
+    """Whether a folder is empty, apart from files of a run that was killed as it began."""
     return all(entry.name in (LOCK, SCENARIO + WRITING) for entry in path.iterdir())
 
 
 def refuse_other_run(path: Path, scenario: str) -> None:
-    """See whether ``path`` holds an unfinished run of ``scenario`` (TOML); ``RunFolderError``
-    says why not.
+    """Check that ``path`` holds an unfinished run of a scenario, which can be resumed.
+
+    Args:
+        path: the run folder.
+        scenario: the scenario as TOML.
+
+    Raises:
+        RunFolderError: there is no run in ``path``, it has another scenario, or it is done.
     """
     try:
         there = read_bytes(path / SCENARIO)
@@ -112,7 +126,7 @@ def refuse_other_run(path: Path, scenario: str) -> None:
 
 
 def summarised_status(path: Path) -> Any:
-    """Status in the summary of a run; None where that cannot be read."""
+    """Return the status in the summary of a run folder; None if it cannot be read."""
     try:
         return read_json(path / SUMMARY)["status"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -120,13 +134,17 @@ def summarised_status(path: Path) -> Any:
 
 
 def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
-    """Remove what an interrupted run had closed (``more`` too) and what a killed one was
-    writing, and all parts but these.
+    """Prepare a run folder for resuming: remove final files, unfinished files and old parts.
+
+    Args:
+        path: the run folder.
+        parts: the parts of tables on which the checkpoint counts; all other parts are removed.
+        more: names of further final files to remove, such as those of meters.
     """
     names = (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, MODELS, NETWORK, *more)
     others = [part for part in path.glob("*.part-*") if _is_part(part.name) and part not in parts]
     live.remove(path)
-    # which follows no link
+    # ``rglob`` follows no link
     for left in (*(path / name for name in names), *others, *path.rglob("*" + WRITING)):
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left)
@@ -135,7 +153,7 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
 
 
 def make(path: Path) -> None:
-    """Make the folder; ``RunFolderError`` where the system refuses."""
+    """Make the folder; ``RunFolderError`` if the system refuses."""
     try:
         make_folder(path)
     except OSError as error:
@@ -143,8 +161,9 @@ def make(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that nobody ever sees a part of it, and a power cut leaves the old one or
-    the new one.
+    """Write ``text`` to a file atomically, and sync it to the disk.
+
+    A reader, also after a power cut, finds either the old file or the whole new file.
     """
     with replacing(path) as beside:
         beside.write_text(text, encoding="utf-8")
@@ -153,9 +172,15 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Path to write a user's file to, as ``replacing`` has it; its folder is made.
+    """Yield a temporary path, which replaces ``path`` when the block has ended without an error.
 
-    ``RunFolderError``: the system refuses.
+    The folder of ``path`` is made if it does not exist.
+
+    Args:
+        path: path of a file that a user asked for.
+
+    Raises:
+        RunFolderError: the system refuses to write there.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,14 +192,17 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def fingerprint(path: Path) -> str:
-    """sha256 of a file."""
+    """Return the sha256 of a file, as hexadecimal digits."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
-    """sha256 of every file of the folder but the summary, the lock and those named, by its path
-    within.
+    """Return the sha256 of each file of a run folder, by path within the folder.
+
+    Args:
+        folder: the run folder.
+        but: files to leave out, in addition to the summary and the lock.
     """
     others = {folder / SUMMARY, folder / LOCK, *but}
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path not in others)
@@ -182,8 +210,12 @@ def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
 
 
 def changes(folder: Path) -> Iterator[str]:
-    """Files of a run folder changed, missing or added since the run left it, by the sha256 and
-    the seal of its summary.
+    """Yield a message for each file of a run folder that was changed, added or is missing.
+
+    The files are compared with the fingerprints in the summary, and the summary with its seal.
+
+    Args:
+        folder: folder of a finished run.
     """
     try:
         written = read_bytes(folder / SUMMARY)
@@ -209,23 +241,28 @@ def changes(folder: Path) -> Iterator[str]:
 
 
 def _is_part(name: str) -> bool:
-    """Whether that is how a part of a table is called.
+    """Whether ``name`` is the file name of a part of a table.
 
-    Those of a run that is done are removed, and not missed.
+    Parts are removed when a run is done, so their absence or presence is no change of the run.
     """
     return re.fullmatch(r"(events|transfers|rounds)\.part-[0-9]{5,}\.parquet", name) is not None
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write ``summary.json``, sealed, when all else is on the disk: where there is one, there is
-    the whole run.
+    """Write ``summary.json`` with its seal, after all other files are synced to the disk.
+
+    A folder with a summary thus has all files of the run.
+
+    Args:
+        folder: the run folder.
+        summary: the entries without the seal.
     """
     sync(folder)
     write_text(folder / SUMMARY, summary_text({**summary, SEAL: _seal(summary)}))
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
-    """A summary as it is written."""
+    """Return the text of ``summary.json``."""
     return json.dumps(summary, indent=2, allow_nan=False) + "\n"
 
 
@@ -235,15 +272,24 @@ def _seal(summary: Mapping[str, Any]) -> str:
 
 
 def write_network(folder: Path, layout: Mapping[str, Any] | None) -> None:
-    """Write ``network.json``: the links and routes that a scenario's network takes from a file
-    of its own, if it does.
+    """Write ``network.json``, the links and routes that a network has read from a file.
+
+    Args:
+        folder: the run folder.
+        layout: links and routes, JSON-able; None if the network reads no file, and then nothing is
+            written.
     """
     if layout is not None:
         write_text(folder / NETWORK, json.dumps(layout, indent=1, allow_nan=False) + "\n")
 
 
 def write_models(folder: Path, models: Mapping[str, Mapping[str, AnyArray]]) -> None:
-    """Write each model file as ``models/NAME.safetensors``."""
+    """Write models as ``models/NAME.safetensors``.
+
+    Args:
+        folder: the run folder.
+        models: tensors by name, for each file name without ending.
+    """
     from safetensors.numpy import save_file
 
     (folder / MODELS).mkdir(exist_ok=True)

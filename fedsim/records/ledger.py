@@ -1,8 +1,8 @@
-"""The ledger: every byte that moved, by direction and purpose, read off the transfers.
+"""The ledger: every byte that moved, by direction and purpose, computed from the transfers.
 
-The ledger holds what really moved (``strict``). ``paper`` is a view over the same rows that counts
-as the FlexCFL paper does (its Fig. 6): models and updates only, without the initial model sent to
-cold clients, ids, scalars and other control traffic.
+The view ``strict`` counts all bytes that moved. The view ``paper`` counts as the FlexCFL paper does
+(its Fig. 6): models and updates only, without the initial model sent to cold clients, IDs, scalars
+and other control traffic.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,13 +21,18 @@ NOT_IN_PAPER = (
     "control",
     "class-counts",
 )
-"""Purposes that the papers leave out of their traffic figures (FlexCFL, Fig. 6, is reproduced by
-it exactly).
-"""
+"""Purposes that the view ``paper`` leaves out; it reproduces FlexCFL, Fig. 6, exactly."""
 
 
 def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
-    """The delivered bytes of one message by purpose: what was sent first arrived first."""
+    """Return the delivered bytes of one message by purpose.
+
+    Payloads arrive in the order in which they were sent, so a cut message lacks the last ones.
+
+    Args:
+        payloads: purpose and bytes of each payload, in order.
+        delivered: delivered bytes of the message.
+    """
     shares: dict[str, float] = {}
     for purpose, size in payloads:
         part = min(size, delivered)
@@ -37,7 +42,12 @@ def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
 
 
 def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
-    """Total bytes under a preset."""
+    """Return the total bytes in a view of the ledger.
+
+    Args:
+        by_purpose: bytes by purpose.
+        preset: the view: ``strict`` or ``paper``.
+    """
     return sum(
         part
         for purpose, part in sorted(by_purpose.items())
@@ -46,34 +56,43 @@ def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
 
 
 def total(moved: Mapping[str, Any]) -> float:
-    """All bytes of the ``bytes`` entry of a summary."""
+    """Return the sum of down, up and peer bytes of a summary's entry ``bytes``."""
     return float(moved["down"] + moved["up"] + moved.get("peer", 0.0))
 
 
 def total_of_round(row: Mapping[str, Any]) -> float:
-    """All bytes of a row of rounds."""
+    """Return the sum of down, up and peer bytes of a row of ``rounds.parquet``."""
     return float(row["bytes_down"] + row["bytes_up"] + (row.get("bytes_peer") or 0.0))
 
 
 class Ledger:
-    """Bytes that moved to devices, from them, and between other endpoints (``peer``), summed in
-    order of the messages' ends.
+    """Sums of the bytes that messages moved, in the order in which the messages ended.
 
-    ``wasted`` are those of tasks that ended late, lost or left, or trained without one epoch
-    that counts.
+    Attributes:
+        down: bytes to devices.
+        up: bytes from devices.
+        peer: bytes between other endpoints, such as two devices.
+        wasted: bytes of tasks whose outcome is not ``done``, of tasks with a training that finished
+            no epoch, and of updates that were lost with their edge server.
+        by_purpose: bytes by purpose.
     """
 
     def __init__(self) -> None:
         self.down = self.up = self.peer = self.wasted = 0.0
         self.by_purpose: dict[str, float] = {}
         self._by_task: dict[int, float] = {}
-        self._idle: dict[int, bool] = {}  # tasks that trained without an epoch that counts
-        # what tasks moved whose work is at an edge server, and may be lost there
+        self._idle: dict[int, bool] = {}  # task -> True if a training finished no epoch
+        # task -> bytes that it moved, if its answer is at an edge server and may be lost there
         self._at_edges: dict[int, float] = {}
 
     def add(self, task: int | None, direction: str, payloads: Payloads, delivered: float) -> None:
-        """A message has ended, whole or cut short; one between parts of the server's side
-        belongs to no task.
+        """Count the bytes of a message that has ended, complete or cut off.
+
+        Args:
+            task: the task of the message; None for a message outside of tasks.
+            direction: ``down``, ``up`` or ``peer``.
+            payloads: purpose and bytes of each payload, in order.
+            delivered: bytes that have arrived.
         """
         if direction == "down":
             self.down += delivered
@@ -92,17 +111,19 @@ class Ledger:
             self._by_task[task] = self._by_task.get(task, 0.0) + delivered
 
     def note_idle(self, task: int) -> None:
-        """A training of a task has ended without an epoch that counts: all that the task moves
-        is wasted.
-        """
+        """Note that a training of a task has finished no epoch, so all its bytes are wasted."""
         self._idle[task] = True
 
     def note_edge(self, task: int) -> None:
+        """Note that the answer of a task goes to an edge server, which may be lost later."""
         self._at_edges[task] = 0.0
 
     def close_task(self, task: int, outcome: str) -> None:
-        """A task has ended; unless it was done, and with an epoch that counts, what it moved was
-        wasted.
+        """Count the bytes of an ended task as wasted, if it is not done or finished no epoch.
+
+        Args:
+            task: the task.
+            outcome: the outcome of the task, such as ``done`` or ``late``.
         """
         moved = self._by_task.pop(task, 0.0)
         idle = self._idle.pop(task, False)
@@ -112,15 +133,20 @@ class Ledger:
         elif task in self._at_edges:
             self._at_edges[task] = moved
 
-    def lose(self, tasks: Sequence[int]) -> None:
-        """Count the bytes of updates lost with their edge server as wasted."""
+    def count_as_wasted(self, tasks: Sequence[int]) -> None:
+        """Count the bytes of ``tasks`` as wasted, whose answers were lost with an edge server."""
         self.wasted += sum([self._at_edges.pop(task, 0.0) for task in tasks])
 
     def close_round(self, running: Collection[int]) -> None:
-        """A round is closed: what edge servers held is in it, but for tasks that still run."""
+        """Forget the answers at edge servers, which the closed round contains.
+
+        Args:
+            running: tasks that still run; their answers may still be lost.
+        """
         self._at_edges = {task: moved for task, moved in self._at_edges.items() if task in running}
 
     def summary(self) -> dict[str, Any]:
+        """Return the entry ``bytes`` of ``summary.json``; ``peer`` only if it is not 0."""
         return {
             "down": self.down,
             "up": self.up,

@@ -1,9 +1,8 @@
-"""Live view of a run that goes on: a folder ``live`` in its own, with tables and a summary as a
-run leaves them.
+"""Live view of an unfinished run: the folder ``live`` in the run folder, with tables and a summary.
 
-It is replaced as a whole from time to time and removed after the run. Readers of a folder without a
-summary read it instead. It holds no models and no fingerprints, and is not synced: after a power
-cut there may be none.
+The folder is replaced as a whole from time to time, and removed after the run. Readers of a run
+folder without a summary read the live view instead. It holds no models and no fingerprints. It is
+not synced to the disk, so it may be missing after a power cut.
 """
 
 import shutil
@@ -18,16 +17,21 @@ if TYPE_CHECKING:
     from fedsim.clock.simulation import Record, Simulation
 
 LIVE = "live"
-RUNNING = "running"  # the status of such a run
-EVERY_S = 20.0  # of real time
-_SHARE = 30  # so many times as long as one copy takes pass until the next one
+RUNNING = "running"  # status in the summary of a live view
+EVERY_S = 20.0  # real time between two copies
+_SHARE = 30  # least time between two copies, in durations of one copy
 
 
 class Live:
-    """Copies the books of a run to its folder ``out`` from time to time, between two instants;
-    no influence on the run.
+    """Writer of a run's live view, which copies tables and summary between two instants.
 
-    ``every_s`` is the least real time between two copies, and until the first (s).
+    Copies do not influence the run.
+
+    Args:
+        simulation: the clock.
+        out: the run folder.
+        write: writes tables and summary to a folder.
+        every_s: least real time between two copies, and before the first copy (s).
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Live:
         self._asked = False
 
     def watch(self, _: "Record") -> None:
+        """Request a copy if one is due; called with each record."""
         if not self._asked and time.monotonic() >= self._next:
             self._asked = True
             self._simulation.between_instants(self._copy)
@@ -65,6 +70,6 @@ class Live:
 
 
 def remove(run: Path) -> None:
-    """Remove what there was; nothing happens where there was none."""
+    """Remove the live view of a run folder, if it has one, and its unfinished copies."""
     for left in (LIVE, LIVE + WRITING, LIVE + ".old" + WRITING):
         shutil.rmtree(run / left, ignore_errors=True)

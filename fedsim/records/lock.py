@@ -1,5 +1,7 @@
-"""A lock of the operating system on a file that names its holder: one process at a time works in
-a folder, until it ends.
+"""Lock of a folder, so that only one process at a time works in it.
+
+The lock is a lock of the operating system on a file, which names the process that holds it. The
+system releases the lock when that process ends.
 """
 
 import os
@@ -16,31 +18,31 @@ LOCK = "fedsim.lock"
 
 
 class FolderInUseError(RunFolderError):
-    """Another process works in a folder."""
+    """Error: another process holds the lock of a folder."""
 
 
 @contextmanager
 def locked(folder: Path, patience_s: float = 0.0, name: str = LOCK) -> Iterator[list[int]]:
-    """Keep other processes from working in a folder.
+    """Hold the lock of a folder for the duration of a block.
 
-    Systems without such locks lock nothing.
+    On systems without POSIX locks nothing is locked.
 
     Args:
-        folder: that exists.
-        patience_s: how long (s) to wait for another process.
-        name: of the file that is locked, in the folder.
+        folder: an existing folder.
+        patience_s: the longest time to wait for another process (s).
+        name: name of the locked file in the folder.
 
     Yields:
         The file descriptors that hold the lock, also in a child process.
 
     Raises:
-        FolderInUseError: another process works there.
+        FolderInUseError: another process still holds the lock after ``patience_s``.
         RunFolderError: the folder cannot be locked.
     """
     path = folder / name
     end = time.monotonic() + patience_s
     try:
-        while (descriptor := _take(path)) is None:
+        while (descriptor := _try_lock(path)) is None:
             if time.monotonic() >= end:
                 raise FolderInUseError(f"{_holder(path)} works in {str(folder)!r}; wait, or end it")
             time.sleep(0.1)
@@ -52,11 +54,12 @@ def locked(folder: Path, patience_s: float = 0.0, name: str = LOCK) -> Iterator[
     try:
         yield [descriptor]
     finally:
-        path.unlink(missing_ok=True)  # while it is held, so that it is nobody else's
+        path.unlink(missing_ok=True)  # before release, so that no other process holds this file
         os.close(descriptor)
 
 
-def _take(path: Path) -> int | None:
+def _try_lock(path: Path) -> int | None:
+    """Return a descriptor that holds the lock of a file; None if another process holds it."""
     import fcntl
 
     while True:
@@ -72,12 +75,13 @@ def _take(path: Path) -> int | None:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
             return descriptor
-        os.close(descriptor)  # the file of a holder that has ended meanwhile and removed it
+        os.close(descriptor)  # another process has removed this file meanwhile
 
 
 def _holder(path: Path) -> str:
+    """Return a description of the process that holds a lock, for messages."""
     try:
         process, host = read_text(path, errors="replace")[:300].split()
         return f"another process ({int(process)} on {host!r})"
-    except (OSError, ValueError):  # it is just coming or going
+    except (OSError, ValueError):  # the file was just created, or just removed
         return "another process"

@@ -10,7 +10,11 @@ from fedsim.records.ledger import total
 
 
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
-    """The main results of a run, name -> text."""
+    """Return the main results of a run as texts by name.
+
+    Args:
+        summary: the content of ``summary.json``.
+    """
     accuracy = summary["accuracy"]
     moved = summary["bytes"]
     best = (
@@ -32,22 +36,33 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def strategy_of(summary: Mapping[str, Any]) -> str:
-    """The kind of a run's strategy, with the algorithm that it runs, if any: ``flower
-    (FedAdam)``.
+    """Return the kind of a run's strategy, with its algorithm if the summary has one.
+
+    An example is ``flower (FedAdam)``.
     """
     algorithm = summary.get("algorithm")
     return f"{summary.get('strategy')}" + (f" ({algorithm})" if algorithm else "")
 
 
 def as_line(what: str, facts: Mapping[str, str]) -> str:
-    """Facts as a representation: ``<fedsim run: scenario small, strategy fedavg>``."""
+    """Return facts as a ``repr``: ``<fedsim run: scenario small, strategy fedavg>``.
+
+    Args:
+        what: noun for the object, such as ``run``.
+        facts: texts by name.
+    """
     return visible(
         f"<fedsim {what}: {', '.join(f'{key} {value}' for key, value in facts.items())}>"
     )
 
 
 def as_html(title: str, facts: Mapping[str, str]) -> str:
-    """A small table; what it shows may come from files of any origin."""
+    """Return facts as a small HTML table, escaped because files of any origin may be shown.
+
+    Args:
+        title: caption of the table.
+        facts: texts by name.
+    """
     left = 'style="text-align:left"'
     cells = ((html.escape(key), html.escape(clean(value, 400))) for key, value in facts.items())
     rows = "".join(f"<tr><th {left}>{key}</th><td {left}>{value}</td></tr>" for key, value in cells)

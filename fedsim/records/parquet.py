@@ -1,10 +1,10 @@
-"""Parquet tables that grow while a run goes on, in parts, since a killed Parquet file has no
-footer and cannot be read.
+"""Parquet tables that grow during a run, in parts.
 
-Rows become columns every few thousand rows; so many of them, and what there is when a checkpoint is
-taken, go to part files beside the table. In the end they are joined into the one file of the
-contract. A killed run leaves its finished parts. The file is the same however the rows were parted:
-names get their dictionaries only then, one a row group.
+A Parquet file that is cut off has no footer and cannot be read. So rows go to part files next to the
+table: every ``_ROWS_A_PART`` rows, and at each checkpoint. At the end of the run the parts are
+joined into one file. A killed run leaves its finished parts. The final file does not depend on how
+the rows were split into parts, because names are encoded by dictionaries only at the end, with one
+dictionary for each row group.
 """
 
 import json
@@ -22,48 +22,58 @@ from fedsim.records.schema import DEVICES, column, typed, with_columns
 from fedsim.world.meters.base import Meters
 
 _ROWS_A_BATCH = 4_096
-_ROWS_AT_ONCE = 131_072  # of tables that are written at once: a row group
-_ROWS_A_PART = 100_000  # also of a row group of the file
+_ROWS_AT_ONCE = 131_072  # rows of a row group, in tables that are written at once
+_ROWS_A_PART = 100_000  # rows of a part, and of a row group of the final file
 
 
 class TableWriter:
-    """Collects rows of one table, whose parts are beside ``path``; a row is a tuple in the order
-    of the schema's columns.
+    """Writer of one table, which collects rows and writes them to parts.
+
+    Args:
+        path: path of the final file; the parts are in the same folder.
+        schema: columns of the table.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._path = path
         self._schema = schema
         names = [field.name for field in schema if pa.types.is_dictionary(field.type)]
-        # Values other than names rarely repeat within a row group: without a dictionary they take
-        # less time and less space.
-        self._how = {"compression": "zstd", "use_dictionary": names or False}
+        # Only names get a dictionary: other values rarely repeat within a row group, and take less
+        # time and less space without one.
+        self._options = {"compression": "zstd", "use_dictionary": names or False}
         self._plain = pa.schema(
             [(field.name, pa.string() if field.name in names else field.type) for field in schema]
         )
-        # ``empty_table`` would load pandas
-        self._nothing = pa.Table.from_batches([], schema=self._plain)
+        # ``pa.Schema.empty_table`` would load pandas
+        self._empty_table = pa.Table.from_batches([], schema=self._plain)
         self._rows: list[tuple[Any, ...]] = []
-        self._packed = self._nothing
-        self._parts: dict[Path, str] = {}  # and their sha256
+        self._packed = self._empty_table
+        self._parts: dict[Path, str] = {}  # part -> sha256
 
     def extend(self, rows: list[tuple[Any, ...]]) -> None:
+        """Append rows, each a tuple in the order of the schema's columns."""
         self._rows += rows
         if len(self._rows) >= _ROWS_A_BATCH:
             self._pack()
 
     @property
     def parts(self) -> Sequence[Path]:
+        """Paths of the written parts, in order."""
         return list(self._parts)
 
     def flush(self) -> list[str]:
-        """Bring all rows into parts; returns the sha256 of each part."""
+        """Write all collected rows to parts, and return the sha256 of each part in order."""
         self._pack(at_least=1)
         return list(self._parts.values())
 
     def adopt(self, fingerprints: Sequence[str]) -> None:
-        """Go on after the parts of these sha256; ``CheckpointError``: one is missing, or is not
-        what was written.
+        """Continue after existing parts, and discard all collected rows.
+
+        Args:
+            fingerprints: sha256 of each part in order, as ``flush`` returned them.
+
+        Raises:
+            CheckpointError: a part is missing, or its sha256 differs.
         """
         self._parts = {self._part(number): sha256 for number, sha256 in enumerate(fingerprints)}
         for part, sha256 in self._parts.items():
@@ -76,15 +86,16 @@ class TableWriter:
                     "before"
                 )
         self._rows = []
-        self._packed = self._nothing
+        self._packed = self._empty_table
 
     def copy_to(self, path: Path) -> None:
-        self._pack()  # first: it may make another part
+        """Write all rows so far to a Parquet file; the parts remain."""
+        self._pack()  # before the loop over the parts, as this may write another part
         with (
             replacing(path) as beside,
-            pq.ParquetWriter(beside, self._schema, **self._how) as writer,
+            pq.ParquetWriter(beside, self._schema, **self._options) as writer,
         ):
-            waiting = self._nothing
+            waiting = self._empty_table
             for part in (*self._parts, None):
                 # ``ParquetFile`` is several times as fast as ``read_table`` for one small file.
                 waiting = pa.concat_tables(
@@ -94,15 +105,19 @@ class TableWriter:
                     ]
                 )
                 while len(waiting) >= _ROWS_A_PART:
-                    writer.write_table(self._named(waiting.slice(0, _ROWS_A_PART)))
+                    writer.write_table(self._encode_names(waiting.slice(0, _ROWS_A_PART)))
                     waiting = waiting.slice(_ROWS_A_PART)
-            writer.write_table(self._named(waiting))
+            writer.write_table(self._encode_names(waiting))
 
     def _part(self, number: int) -> Path:
         return self._path.with_suffix(f".part-{number:05d}.parquet")
 
     def _pack(self, at_least: int = 0) -> None:
-        """Turn the waiting rows into columns, and so many of them (a part's worth) into a part."""
+        """Convert the collected rows to columns, and write the columns to a part if they suffice.
+
+        Args:
+            at_least: count of rows that suffice for a part; 0 for the usual count.
+        """
         if self._rows:
             columns = zip(*self._rows, strict=True)
             arrays = [
@@ -116,13 +131,14 @@ class TableWriter:
         if len(self._packed) >= (at_least or _ROWS_A_PART):
             part = self._part(len(self._parts))
             with replacing(part) as beside:
-                pq.write_table(self._packed, beside, **self._how)
+                pq.write_table(self._packed, beside, **self._options)
             self._parts[part] = files.fingerprint(part)
-            self._packed = self._nothing
+            self._packed = self._empty_table
 
-    def _named(self, table: pa.Table) -> pa.Table:
-        """Rows with the names of the schema's dictionaries, in the order in which they occur in
-        these rows.
+    def _encode_names(self, table: pa.Table) -> pa.Table:
+        """Return a table whose names are encoded by dictionaries, as the schema has them.
+
+        The entries of a dictionary are in the order in which they occur in the table.
         """
         columns = []
         for cells, field in zip(table.combine_chunks().columns, self._schema, strict=True):
@@ -136,8 +152,12 @@ class TableWriter:
 
 
 def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> None:
-    """Write ``devices.parquet``; each column has one entry a device, and meters have theirs
-    besides.
+    """Write ``devices.parquet`` with the columns of meters.
+
+    Args:
+        folder: the run folder.
+        columns: columns by name, with one entry per device.
+        meters: the meters, which add their own columns.
     """
     schema = with_columns(DEVICES, meters.columns("device"))
     write_columns(
@@ -146,7 +166,7 @@ def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> N
 
 
 def write_meters(folder: Path, meters: Meters) -> None:
-    """Write the files that meters have of their own."""
+    """Write the further files of meters, as Parquet or JSON."""
     for name, content, columns in meters.files():
         if columns:
             write_columns(folder / name, content, typed(columns))
@@ -155,8 +175,13 @@ def write_meters(folder: Path, meters: Meters) -> None:
 
 
 def write_columns(path: Path, columns: Mapping[str, Any], schema: pa.Schema) -> None:
-    """Write a table at once; the columns, empty where they lack, are as long as the schema's
-    first one.
+    """Write a whole Parquet table at once.
+
+    Args:
+        path: path of the file.
+        columns: columns by name, all of one length. The first column of the schema is among them;
+            any other missing column is filled with empty cells.
+        schema: columns of the table.
     """
     rows = len(columns[schema.names[0]])
     empty = [None] * rows

@@ -1,6 +1,6 @@
-"""Reading a run folder: for the audit, for comparisons, and for pictures.
+"""Reader of run folders, for the audit, comparisons and figures.
 
-Knows the files, and nothing of the engine.
+It depends on the files only, and not on the engine.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,9 +36,9 @@ _SCHEMAS = {
 
 
 def as_list(column: Any) -> list[Any]:
-    """The values of a column of ``pyarrow``.
+    """Return the values of a ``pyarrow`` column as Python objects.
 
-    Names are cast first, as ``to_pylist`` of a dictionary is 25 times as slow.
+    A dictionary column is cast to its values first, as its ``to_pylist`` is 25 times as slow.
     """
     names = pa.types.is_dictionary(column.type)
     values: list[Any] = (column.cast(column.type.value_type) if names else column).to_pylist()
@@ -46,7 +46,7 @@ def as_list(column: Any) -> list[Any]:
 
 
 def as_rows(table: Any) -> Records:
-    """The rows of a table of ``pyarrow``, as dicts."""
+    """Return the rows of a ``pyarrow`` table, each as a dict from column to value."""
     return [
         dict(zip(table.schema.names, row, strict=True))
         for row in zip(*map(as_list, table.columns), strict=True)
@@ -54,7 +54,10 @@ def as_rows(table: Any) -> Records:
 
 
 def as_frame(table: Any) -> "pd.DataFrame":
-    """A table of ``pyarrow`` as pandas has it; whole numbers stay whole, though some lack."""
+    """Return a ``pyarrow`` table as a DataFrame.
+
+    Integer columns keep an integer type, with ``pd.NA`` in empty cells.
+    """
     import pandas as pd
 
     whole: dict[Any, Any] = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
@@ -62,14 +65,19 @@ def as_frame(table: Any) -> "pd.DataFrame":
     return frame
 
 
-# what odd values make code raise
-_OF_VALUES = (ValueError, TypeError, KeyError, IndexError, ArithmeticError, AttributeError)
+# errors that code raises on unexpected values of a table
+_VALUE_ERRORS = (ValueError, TypeError, KeyError, IndexError, ArithmeticError, AttributeError)
 
 
 @contextmanager
 def making_sense(paths: Iterable[Path]) -> Iterator[None]:
-    """Turns an unforeseen error into a ``RunFolderError``, which names a file of a run (or of a
-    study's) that was changed.
+    """Convert an unforeseen error of a block to a ``RunFolderError``.
+
+    The message names a file that was changed after the run, if there is one. An error that does not
+    come from a changed file or from unexpected values is raised unchanged.
+
+    Args:
+        paths: the run folders, or folders of studies, that the block reads.
     """
     try:
         yield
@@ -83,7 +91,7 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
                     raise RunFolderError(
                         f"{str(run)!r} cannot be made sense of: {reason}"
                     ) from error
-        if isinstance(error, _OF_VALUES):
+        if isinstance(error, _VALUE_ERRORS):
             names = ", ".join(repr(str(path)) for path in paths)
             hint = (
                 "'fedsim audit' says whether its figures fit together; if they do, please report "
@@ -95,21 +103,22 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
         raise
 
 
-_MOST = dict.fromkeys(("time", "start", "end"), CLOCK_END_S)
-_MOST |= dict.fromkeys(("bytes", "delivered", "bytes_down", "bytes_up"), 1e18)
-"""The largest number of a column in any run: others, such as a loss, may be of any size, and
-rates infinite.
+_LARGEST = dict.fromkeys(("time", "start", "end"), CLOCK_END_S)
+_LARGEST |= dict.fromkeys(("bytes", "delivered", "bytes_down", "bytes_up"), 1e18)
+"""Column -> largest magnitude that any run writes.
+
+Columns without an entry, such as a loss, may have any values; rates may be infinite.
 """
 
 
-def _refuse_absurd(table: Any) -> None:
-    """Raise ``ValueError`` for times and sizes that no run writes."""
+def _check_magnitudes(table: Any) -> None:
+    """Raise ``ValueError`` if a time or size is larger than any run writes, or is NaN."""
     for name, column in zip(table.column_names, table.columns, strict=True):
-        most = _MOST.get(name)
+        most = _LARGEST.get(name)
         if most is None or not pa.types.is_floating(column.type):
             continue
         known = column.drop_null()
-        # NaN is neither
+        # both comparisons are False for NaN
         allowed = pc.and_kleene(pc.greater_equal(known, -most), pc.less_equal(known, most))
         if pc.all(allowed).as_py() is False:
             value = known.filter(pc.invert(allowed))[0].as_py()
@@ -117,15 +126,15 @@ def _refuse_absurd(table: Any) -> None:
 
 
 class RunFolder:
-    """A run folder, of a finished run or of one that goes on.
+    """Reader of a run folder, of a finished or unfinished run.
 
     A missing or damaged file raises ``RunFolderError`` when it is first used.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
 
     Raises:
-        RunFolderError: there is no run in the folder.
+        RunFolderError: the folder holds no run.
 
     Example:
         >>> import fedsim
@@ -163,6 +172,7 @@ class RunFolder:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
+        """Content of ``summary.json``."""
         with self._reading(files.SUMMARY):
             value: dict[str, Any] = parse_json(read_text(self._tables / files.SUMMARY), finite=True)
             if not isinstance(value, dict):
@@ -171,6 +181,7 @@ class RunFolder:
 
     @cached_property
     def scenario(self) -> dict[str, Any]:
+        """Content of ``scenario.toml``."""
         with self._reading(files.SCENARIO):
             return read_toml(self.path / files.SCENARIO)
 
@@ -178,13 +189,13 @@ class RunFolder:
     def has_all_devices(self) -> bool:
         """Whether ``devices.parquet`` has a row for each device.
 
-        A run with very many devices has only rows of devices that were asked.
+        In a run with very many devices it has rows only for devices that were asked.
         """
         return self.summary.get("device_rows") != schema.ASKED
 
     @property
     def population(self) -> int:
-        """Number of devices that the run simulated."""
+        """Count of devices in the run's population."""
         return (
             self.size(files.DEVICES)
             if self.has_all_devices
@@ -204,7 +215,7 @@ class RunFolder:
         Raises:
             RunFolderError: the file is missing or damaged.
         """
-        # ``read_table`` is half as fast on small ones.
+        # ``pq.read_table`` is half as fast on small files.
         with self._reading(name), pq.ParquetFile(regular(self._tables / name)) as file:
             there = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
             later: dict[str, str | None] = {}
@@ -214,8 +225,8 @@ class RunFolder:
                     later[wanted.name], found = schema.LATER[wanted.name], wanted.type
                 if found is None:
                     raise KeyError(f"it has no column {wanted.name}")
-                # Whole numbers of any width are whole numbers: others that write such tables may
-                # have had other ones.
+                # Integers and floats of any width are accepted, as other programs that write such
+                # tables may use other widths.
                 alike = any(
                     kind(found) and kind(wanted.type)
                     for kind in (pa.types.is_integer, pa.types.is_floating)
@@ -232,7 +243,7 @@ class RunFolder:
                     key, table[same] if same in table.column_names else pa.nulls(len(table))
                 )
             table = table.select(wish)
-            _refuse_absurd(table)
+            _check_magnitudes(table)
             return table.cast(
                 pa.schema(
                     [field.with_type(there[field.name]) for field in table.schema],
@@ -241,7 +252,7 @@ class RunFolder:
             )
 
     def has(self, name: str) -> bool:
-        """Return whether the folder has a file, which may be missing while the run goes on.
+        """Return whether the folder has a file. Some files are missing while the run goes on.
 
         Args:
             name: name of the file.
@@ -249,7 +260,7 @@ class RunFolder:
         return (self._tables / name).exists()
 
     def size(self, name: str) -> int:
-        """Return the number of rows of a Parquet table of the folder.
+        """Return the count of rows of a Parquet table of the folder.
 
         Args:
             name: name of the file.
@@ -285,18 +296,18 @@ class RunFolder:
 
     @cached_property
     def events(self) -> Records:
-        """Every record in order, ``data`` parsed."""
-        return self._parsed(files.EVENTS, "data")
+        """Rows of ``events.parquet``: each record as a dict, with ``data`` parsed from JSON."""
+        return self._rows_with_json(files.EVENTS, "data")
 
     def events_of(self, kinds: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """Iterate over events of some kinds; no other events become Python objects.
+        """Iterate over events of some kinds, without converting other events to Python objects.
 
         Args:
             kinds: the kinds of records.
-            columns: the columns to read; ``data`` is JSON or None.
+            columns: the columns to read; values of ``data`` are JSON text or None.
 
         Returns:
-            Tuples of the columns' values, in the order of the events.
+            An iterator over tuples of the columns' values, in the order of the events.
         """
         table = self.table(files.EVENTS)
         wanted = pc.is_in(table["kind"].cast(pa.string()), value_set=pa.array(kinds))
@@ -304,10 +315,10 @@ class RunFolder:
 
     @cached_property
     def transfers(self) -> Records:
-        """One row a message, ``payloads`` parsed."""
-        return self._parsed(files.TRANSFERS, "payloads")
+        """Rows of ``transfers.parquet``: each message as a dict, with ``payloads`` parsed."""
+        return self._rows_with_json(files.TRANSFERS, "payloads")
 
-    def _parsed(self, name: str, column: str) -> Records:
+    def _rows_with_json(self, name: str, column: str) -> Records:
         rows = self.rows(name)
         with self._reading(name):
             for row in rows:
@@ -318,14 +329,16 @@ class RunFolder:
 
     @cached_property
     def rounds(self) -> Records:
+        """Rows of ``rounds.parquet``, each as a dict."""
         return self.rows(files.ROUNDS)
 
     @cached_property
     def devices(self) -> Records:
+        """Rows of ``devices.parquet``, each as a dict."""
         return self.rows(files.DEVICES)
 
     def models(self) -> dict[str, dict[str, Any]]:
-        """Every model file's tensors, by file name without its ending."""
+        """Return the tensors of each model file by name, for each file name without ending."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 

@@ -1,4 +1,4 @@
-"""From records to tables: the sink that listens to a run and keeps its books."""
+"""The recorder of a run, which turns records into tables, ledger and fingerprint."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,11 +25,19 @@ _ROWS_AT_ONCE = 4_096
 
 
 class Recorder:
-    """Writes every record to the run folder, and derives from them the transfers, the rounds and
-    the ledger.
+    """Writer of a run's records to the run folder, with transfers, rounds and ledger.
 
-    ``folder`` exists, or is None to keep only the rounds, in memory; ``meters`` take each record
-    first; ``columns`` are figures of rounds besides those of all runs and of meters.
+    Transfers, rounds and ledger are derived from the records.
+
+    Args:
+        folder: the existing run folder; None to store only the rounds, in memory.
+        meters: the meters, which receive each record first.
+        columns: columns of rounds in addition to the columns of ``ROUNDS`` and of meters.
+
+    Attributes:
+        ledger: sums of the bytes that moved.
+        rounds: rows of ``rounds.parquet`` so far.
+        last_time: time of the last record (s).
     """
 
     def __init__(
@@ -38,7 +46,7 @@ class Recorder:
         self.meters = Meters() if meters is None else meters
         self._is_metered = bool(self.meters)
         self._chain = EventChain()
-        # rows that are in no table yet
+        # rows of events and transfers that are in no table yet
         self._rows: list[EventRow] = []
         self._transfers: list[tuple[Any, ...]] = []
         self.ledger = Ledger()
@@ -61,11 +69,12 @@ class Recorder:
         }
 
     def take(self, record: Record) -> None:
+        """Receive a record: its time (s), kind and fields."""
         time, kind, fields = record
         self.last_time = time
         if self._is_metered:
             self.meters.take(record)
-        self._rows.append(event_row(record))  # at once: what the fields hold may change later
+        self._rows.append(event_row(record))  # now, because the fields' values may change later
         if kind == "step-start":
             self._starts[fields["task"]] = time
         elif kind == "step-end" and fields["step"] in DIRECTIONS:
@@ -78,7 +87,7 @@ class Recorder:
             self._starts.pop(fields["task"], None)
             self.ledger.close_task(fields["task"], fields["outcome"])
         elif kind == "updates-lost":
-            self.ledger.lose(fields["tasks"])
+            self.ledger.count_as_wasted(fields["tasks"])
         elif kind == "round":
             self._take_round(time, fields)
         else:
@@ -87,7 +96,7 @@ class Recorder:
             self._settle()
 
     def _add_transfer(self, ended: Transfer | None) -> None:
-        """Count a message that has ended; None: a record was of no message."""
+        """Count an ended message; ``ended`` is None if a record ends no message."""
         if ended is None:
             return
         self.ledger.add(ended.task, ended.direction, ended.payloads, ended.delivered)
@@ -97,6 +106,7 @@ class Recorder:
             self._transfers.append((*ended[:11], encode(ended.payloads), *ended[12:]))
 
     def _take_round(self, time: float, fields: dict[str, Any]) -> None:
+        """Append the row of a round, with the bytes that moved since the round before."""
         moved = (self.ledger.down, self.ledger.up, self.ledger.peer)
         down, up, peer = (now - before for now, before in zip(moved, self._moved, strict=True))
         self._moved = moved
@@ -116,6 +126,7 @@ class Recorder:
             self._tables[files.ROUNDS].extend([tuple(row.values())])
 
     def _settle(self) -> None:
+        """Move the collected rows to the tables and the fingerprint."""
         self._chain.extend(self._rows)
         if self._tables:
             self._tables[files.EVENTS].extend(self._rows)
@@ -125,19 +136,20 @@ class Recorder:
 
     @property
     def chain(self) -> EventChain:
-        """The events' fingerprint and their number."""
+        """Fingerprint and count of all events so far."""
         self._settle()
         return self._chain
 
     def close(self) -> None:
-        """Bring the tables into their final files."""
+        """Close the meters, and write the final files of the tables."""
         self.meters.close(self.last_time)
         if self._folder is not None:
             self.copy_to(self._folder)
 
     def copy_to(self, folder: Path) -> None:
-        """Write the tables as they are so far to a folder; parts stay, so that a run that is
-        killed now can go on.
+        """Write the tables so far to a folder.
+
+        The parts in the run folder remain, so that the run can be resumed if it is killed now.
         """
         self._settle()
         for name, table in self._tables.items():
@@ -145,13 +157,11 @@ class Recorder:
 
     @property
     def parts(self) -> list[Path]:
+        """Paths of the parts of all tables."""
         return [part for table in self._tables.values() for part in table.parts]
 
     def snapshot(self) -> dict[str, Any]:
-        """State of the tables; ``restore`` takes it back.
-
-        All rows are then in parts, synced to the disk.
-        """
+        """Return the state for ``restore``, after all rows were written to parts and synced."""
         chain = self.chain.snapshot()
         parts = {name: table.flush() for name, table in self._tables.items()}
         if self._folder is not None:
@@ -168,8 +178,10 @@ class Recorder:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave; ``CheckpointError`` if the parts on disk are not those
-        that there were.
+        """Restore the state from ``snapshot``.
+
+        Raises:
+            CheckpointError: a part on the disk is missing, or has been changed.
         """
         for name, table in self._tables.items():
             table.adopt(state["parts"][name])

@@ -1,11 +1,13 @@
 """The tables of a run folder, for writers and readers: columns, types, and fingerprints.
 
-All records have the same named columns; other fields of a kind are in ``data``, as JSON with sorted
-keys. A transfer within the server's side has ``sender`` and ``receiver`` instead of device and
-task: one with an edge server is a flow like others, others take no time, are on no link and count
-as up. A transfer between a device and its edge server names that server as sender or receiver. A
-transfer between any other two endpoints, such as two devices, has the direction ``peer`` and names
-both.
+All records have the same named columns. Further fields of a kind are in ``data``, as JSON with
+sorted keys.
+
+A transfer within the server's side has ``sender`` and ``receiver`` instead of device and task. If an
+edge server sends or receives it, it is a flow in the network. Otherwise it takes no time, uses no
+link and counts as ``up``. A transfer between a device and its edge server has the edge server as
+``sender`` or ``receiver``. A transfer between any other two endpoints, such as two devices, has the
+direction ``peer``, ``sender`` and ``receiver``.
 """
 
 import hashlib
@@ -32,21 +34,24 @@ _ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on")
 
 
 def is_act(kind: str) -> bool:
-    """Whether such a record tells what a process of the world did."""
+    """Whether records of a kind are actions of a process of the world."""
     return kind in _ACTS or kind.startswith("process:")
 
 
 OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
-"""The most frequent records: they carry device, round, group and task, and their fields are
-never changed afterwards.
+"""Kinds of the most frequent records.
+
+They have device, round, group and task, and their fields are not changed after the record.
 """
 
 
-def _of(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
+def _columns(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
+    """Return columns of one type, as pairs of name and type."""
     return [(name, kind) for name in names]
 
 
-def _metered(table: str) -> list[str]:
+def _meter_columns(table: str) -> list[str]:
+    """Return the names of the meters' columns of a table, ``round`` or ``device``."""
     return [column.name for meter in OF_SECTIONS for column in getattr(meter, f"{table}_columns")]
 
 
@@ -58,68 +63,76 @@ EVENTS = pa.schema(
     [
         ("time", _quantity),
         ("kind", _name),
-        *_of(_whole, "device", "round", "group", "task"),
-        *_of(_name, "step", "outcome"),
+        *_columns(_whole, "device", "round", "group", "task"),
+        *_columns(_name, "step", "outcome"),
         ("data", pa.string()),
     ]
 )
 
 TRANSFERS = pa.schema(
     [
-        *_of(_quantity, "start", "end"),
+        *_columns(_quantity, "start", "end"),
         ("device", _whole),
-        *_of(_name, "direction", "purpose"),
-        *_of(_quantity, "bytes", "delivered", "wire_bytes"),
+        *_columns(_name, "direction", "purpose"),
+        *_columns(_quantity, "bytes", "delivered", "wire_bytes"),
         ("outcome", _name),
-        *_of(_whole, "round", "task"),
+        *_columns(_whole, "round", "task"),
         ("payloads", pa.string()),
-        *_of(_name, "sender", "receiver"),
+        *_columns(_name, "sender", "receiver"),
     ]
 )
 
 OF_PEERS = ("mean_accuracy", "consensus")
-"""Columns of rounds that only strategies without a server fill."""
+"""Columns of ``ROUNDS`` that only strategies without a server fill."""
 
 ROUNDS = pa.schema(
     [
         ("round", _whole),
-        *_of(
+        *_columns(
             _quantity, "time", "accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start"
         ),
-        *_of(_quantity, "purity", "ari", "nmi", "epsilon"),
-        *_of(_whole, "selected", "valid", "slow", "disconnected"),
-        *_of(_quantity, "bytes_down", "bytes_up", *_metered("round"), "bytes_peer", *OF_PEERS),
+        *_columns(_quantity, "purity", "ari", "nmi", "epsilon"),
+        *_columns(_whole, "selected", "valid", "slow", "disconnected"),
+        *_columns(
+            _quantity, "bytes_down", "bytes_up", *_meter_columns("round"), "bytes_peer", *OF_PEERS
+        ),
     ]
 )
 
 LATER = {"wire_bytes": "delivered"} | dict.fromkeys(
-    ("epsilon", *_metered("round"), "bytes_peer", *OF_PEERS)
+    ("epsilon", *_meter_columns("round"), "bytes_peer", *OF_PEERS)
 )
-"""Columns that tables of older versions lack, and the column that they then equal; None: all of
-their cells are empty.
+"""Column that tables of older versions lack -> column whose values it then has.
+
+None: all cells of the column are then empty.
 """
 
 DEVICES = pa.schema(
     [
         ("device", _whole),
-        *_of(_quantity, "speed", "link_down", "link_up", "latency"),
-        *_of(pa.int64(), "samples", "test_samples"),
-        *_of(_quantity, "arrival", "departure"),
-        *_of(_whole, "group", "selected"),
-        *_of(_quantity, "accuracy", *_metered("device")),
+        *_columns(_quantity, "speed", "link_down", "link_up", "latency"),
+        *_columns(pa.int64(), "samples", "test_samples"),
+        *_columns(_quantity, "arrival", "departure"),
+        *_columns(_whole, "group", "selected"),
+        *_columns(_quantity, "accuracy", *_meter_columns("device")),
     ]
 )
 
 ASKED = "asked"
-"""Value of ``device_rows`` in a summary if only devices ever asked have rows (very many
-devices); else all do.
+"""Value of ``device_rows`` in a summary if ``DEVICES`` has rows only for devices that were asked.
+
+This is so in runs with very many devices. In any other run each device has a row.
 """
 
 AVAILABILITY = pa.schema([("device", pa.int32()), ("time", pa.float64()), ("on", pa.bool_())])
 
 
 def typed(columns: "Mapping[str, type]") -> pa.Schema:
-    """The columns of a meter's own table: ``int`` or ``float`` by name."""
+    """Return the schema of a meter's own table.
+
+    Args:
+        columns: type of each column, ``int`` or ``float``, by name.
+    """
     return pa.schema(
         [(name, pa.int32() if kind is int else pa.float64()) for name, kind in columns.items()]
     )
@@ -128,12 +141,14 @@ def typed(columns: "Mapping[str, type]") -> pa.Schema:
 OF_METERS = {
     name: typed(columns) for meter in OF_SECTIONS for name, columns in meter.tables.items()
 }
-"""The tables of meters that have a section of the scenario, by file."""
+"""File name -> schema of a table of the meters that have a scenario section."""
 
 
 def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
-    """A table with columns of meters besides, with metadata; ``ScenarioError``: it has a column
-    of that name.
+    """Return a schema with the columns of meters appended, whose metadata has unit and meaning.
+
+    Raises:
+        ScenarioError: the schema has a column of the same name.
     """
     for one in columns:
         if one.name in schema.names:
@@ -148,8 +163,13 @@ def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
 
 
 def column(values: "Sequence[Any] | AnyArray", kind: pa.DataType) -> pa.Array:
-    """Strings or numbers as a column, None as an empty cell: what ``pyarrow.array`` gives, which
-    would load pandas first.
+    """Return strings or numbers as a ``pyarrow`` column; None becomes an empty cell.
+
+    The result equals ``pyarrow.array(values, kind)``, which would load pandas.
+
+    Args:
+        values: the cells, in order.
+        kind: type of the column.
     """
     if isinstance(values, tuple) and values.count(None) == len(values):
         return pa.nulls(len(values), kind)
@@ -174,10 +194,10 @@ _MAKE_CHUNKS = vars(json.encoder).get("c_make_encoder")
 
 
 def _encoding() -> "Callable[[object], str]":
-    """The function ``encode``.
+    """Return the function ``encode``.
 
-    ``JSONEncoder.encode`` makes an encoder at every call, which takes longer than to encode a
-    record. The encoder that it would make is made once here.
+    ``JSONEncoder.encode`` creates a C encoder at every call, which takes longer than encoding a
+    record. This function creates the C encoder once.
     """
     if _MAKE_CHUNKS is None:  # a Python without the C part of json
         return _ENCODER.encode
@@ -196,7 +216,7 @@ def _encoding() -> "Callable[[object], str]":
 
 
 encode = _encoding()
-"""A value as JSON, without spaces and with sorted keys."""
+"""Function that returns a value as JSON, without spaces and with sorted keys."""
 
 EventRow = tuple[
     float, str, int | None, int | None, int | None, int | None, str | None, str | None, str | None
@@ -204,7 +224,7 @@ EventRow = tuple[
 
 
 def event_row(record: "Record") -> EventRow:
-    """A record as a row of ``EVENTS``."""
+    """Return a record as a row of ``EVENTS``: a tuple in the order of its columns."""
     time, kind, fields = record
     get = fields.get
     data = None
@@ -225,8 +245,12 @@ def event_row(record: "Record") -> EventRow:
 
 
 def models_digest(models: "Mapping[str, Mapping[str, AnyArray]]") -> str:
-    """sha256 over all tensors by file and name, each as name, shape and bytes (and its type
-    where it is not float32).
+    """Return the sha256 of all tensors, in the order of file and tensor names.
+
+    Each tensor contributes its names, shape, type (if it is not float32) and little-endian bytes.
+
+    Args:
+        models: tensors by name, for each file name.
     """
     digest = hashlib.sha256()
     for name in sorted(models):

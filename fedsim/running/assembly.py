@@ -211,7 +211,7 @@ class Run:
         """Build what changes the world meanwhile: turnover of devices, data shifts, processes."""
         scenario = self.scenario
         dispatch = self.dispatch
-        self.lifetimes = self._world.build_lifetimes(partial(dispatch.tell, "newcomer"))
+        self.lifetimes = self._world.build_lifetimes(partial(dispatch.notify, "newcomer"))
         self.drift: Drift | None = None
         if scenario.drift is not None and self.data is not None:
             scenario.drift.check(self.data)

@@ -1,7 +1,7 @@
-"""The core's strategies and their bases; imports ``federation`` and the rooms below it.
+"""The core's strategies and their bases; imports ``federation`` and all that it imports.
 
-This module is the registry of strategies: import path and title (report name: summary) of each
-by its ``kind``. A strategy is imported when it is first named.
+This module is the registry of strategies. For each ``kind`` it has the import path and a title,
+``report name: summary``. A strategy is imported when its kind is first used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
 class _Strategies(Registry):
     def spec(self, kind: str, key: str = "kind") -> "type[StrategyParams]":
-        """The parameters of a strategy.
+        """Return the class of a strategy's parameters.
 
-        A user's strategy may inherit the parameters of a built-in one, whose ``kind`` is fixed.
-        Their ``kind`` then takes any name.
+        A user's strategy may inherit the parameters of a built-in strategy, which allow one
+        ``kind``. The returned class then allows any ``kind``.
+
+        Args:
+            kind: kind of a registered strategy, or import path of a user's strategy.
+            key: the scenario key that named the kind, for messages.
         """
         params: type[StrategyParams] = self.find(kind, key).Params
         if kind in self.known:
@@ -191,32 +195,32 @@ STRATEGIES = _Strategies(
 
 
 def strategy_class(kind: str) -> "type[Strategy[Any]]":
-    """Find the class of a strategy.
+    """Return the class of a strategy.
 
     Args:
-        kind: kind of a registered strategy, or import path of the user's own.
+        kind: kind of a registered strategy, or import path of a user's strategy.
 
     Raises:
-        ScenarioError: there is no such strategy.
+        ScenarioError: no strategy has this kind or import path.
     """
     strategy: type[Strategy[Any]] = STRATEGIES.find(kind, "strategy.kind")
     return strategy
 
 
 def params_class(kind: str) -> "type[StrategyParams]":
-    """Find the class of a strategy's parameters.
+    """Return the class of a strategy's parameters.
 
     Args:
-        kind: kind of a registered strategy, or import path of the user's own.
+        kind: kind of a registered strategy, or import path of a user's strategy.
 
     Raises:
-        ScenarioError: there is no such strategy.
+        ScenarioError: no strategy has this kind or import path.
     """
     return STRATEGIES.spec(kind, "strategy.kind")
 
 
 def strategy_name(kind: str) -> str | None:
-    """The display name of a registered strategy in reports; None for the user's own."""
+    """Return the name of a registered strategy in reports; None for a user's strategy."""
     if kind not in STRATEGIES.known:
         return None
     return STRATEGIES.known[kind][1].partition(":")[0]

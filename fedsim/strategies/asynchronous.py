@@ -24,13 +24,13 @@ class AsynchronousParams(StrategyParams):
     """Parameters of every asynchronous strategy."""
 
     concurrency: int = Field(default=10, ge=1)
-    """number of clients that work at any time, if available."""
+    """count of clients that work at any time, if available."""
     local_epochs: Epochs = 1
     """E, passes of a client over its data."""
     retry: PositiveSeconds = 60.0
-    """with fewer than ``concurrency`` clients at work, look for more after this time (s)."""
+    """time (s) after which more clients are selected, if fewer than ``concurrency`` clients work."""
     selection: SelectionSpec = Random()
-    """selection of the next clients (``parts/selection``); not one with queries."""
+    """selection of the next clients (``parts/selection``); it may not ask candidates first."""
 
     @model_validator(mode="before")
     @classmethod
@@ -59,43 +59,43 @@ A = TypeVar("A", bound=AsynchronousParams)
 
 @dataclass
 class OpenTask(Entries):
-    """A task that has not ended, in a strategy without rounds."""
+    """Task that has not ended, in a strategy without rounds."""
 
     version: int
-    """Number of the version from which its device trains."""
+    """Index of the version from which the device trains, from 0."""
     model: Ref
     """The model of that version."""
 
 
 @dataclass
 class AsynchronousState(State):
-    """Memory of ``Asynchronous``."""
+    """Server state of ``Asynchronous``, a strategy without rounds."""
 
     version: int = 0
-    """Number of the next version, from 0."""
+    """Index of the next version, from 0."""
     model: Ref = field(init=False)
     """The current model."""
     open: dict[int, OpenTask] = field(default_factory=dict)
-    """Open tasks by number."""
+    """Open tasks by task ID."""
     draws: int = 0
-    """Number of draws of clients so far, which names the stream."""
+    """Count of draws of clients so far, which is part of the stream's name."""
     refilling: bool = False
-    """Whether replacements follow in this instant."""
+    """Whether ended clients will be replaced at the end of this instant."""
     over: bool = False
-    """Whether the last version is made."""
+    """Whether the last version was published, so that no client is asked any more."""
     selection: PartState = None
-    """Memory of the selection."""
+    """State of the selection."""
 
 
 class Asynchronous(Strategy[A]):
-    """A strategy without rounds.
+    """Base of strategies without rounds, in which an ended client is replaced at once.
 
-    An algorithm fills in ``receive``, and has a ``Client`` if its client half is not plain SGD.
+    A subclass implements ``receive``, and has a ``Client`` if its client half is not plain SGD.
 
     At any time ``concurrency`` clients work. Each downloads the current model (d parameters),
-    trains, and uploads the result (d parameters); its staleness is the number of versions made
-    meanwhile. Clients that end in one instant are replaced together. The run records each version
-    as a round.
+    trains, and uploads the result (d parameters). The staleness of the result is the count of
+    versions published meanwhile. Clients that end in one instant are replaced together. The run
+    records each version as a round.
     """
 
     State = AsynchronousState
@@ -106,23 +106,22 @@ class Asynchronous(Strategy[A]):
         self.state.selection = new_state(self._selection)
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Take in an update, and ``publish`` a new version when it is time.
+        """Process an update, and ``publish`` a new version if the algorithm makes one now.
 
         Args:
             message: the end of the update's task: ``message["update"]`` is the model,
-                ``message["samples"]`` the number of samples.
+                ``message["samples"]`` the count of samples.
             base: the model from which the update was trained.
-            staleness: number of versions made since the device was asked.
+            staleness: count of versions published since the device was asked.
         """
         raise NotImplementedError
 
     @staticmethod
     def entry(message: TaskEnd, base: Ref) -> AsynchronousUpdate:
-        """An update as ``publish`` takes it, but without ``weight`` and ``staleness``.
+        """Return an update for ``publish``; the caller sets its ``weight`` and ``staleness``.
 
         Args:
-            message: the end of the task that brought the update; its answer has ``update`` and
-                ``samples``.
+            message: the end of the update's task; its answer has ``update`` and ``samples``.
             base: the model from which the update was trained.
         """
         return AsynchronousUpdate(
@@ -182,12 +181,12 @@ class Asynchronous(Strategy[A]):
         self._refill_soon()
 
     async def publish(self, model: Ref, updates: Sequence[Entry], **about: int) -> None:
-        """Make a model the next version, and end the round of the run that goes with it.
+        """Publish a model as the next version, and end the round that records this version.
 
         Args:
             model: the next version.
-            updates: the updates in it: each an ``entry`` with ``weight``, its share, and
-                ``staleness``, versions.
+            updates: the updates in the version. Each is an ``entry`` with ``weight``, its weight in
+                the version, and ``staleness``, a count of versions.
             about: further fields of the record ``aggregate``.
         """
         state = self.state

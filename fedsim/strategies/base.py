@@ -23,7 +23,7 @@ from fedsim.world.population import DeadlineBase, PopulationSpec
 class StrategyParams(Spec):
     """``[strategy]``: the keys of a strategy. Each strategy has a subclass as ``Params``.
 
-    Checks raise ``ScenarioError``. A few keys have one meaning in all strategies:
+    Its checks raise ``ScenarioError``. A few keys have one meaning in all strategies:
     ``local_epochs`` is read by ``Client.training`` and by selections, ``selection``
     (``SelectionSpec``) by ``client_half``, ``aggregation`` (``AggregationSpec``), ``server``
     (``ServerOptimiserSpec``) and ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by
@@ -36,10 +36,10 @@ class StrategyParams(Spec):
     """Whether the strategy needs edge servers in the network."""
 
     serverless: ClassVar[bool] = False
-    """Whether devices send to each other, without a server (``Peers``)."""
+    """Whether devices send models to each other, without a server (``Peers``)."""
 
     brings_learning: ClassVar[bool] = False
-    """Whether the strategy brings its models and data; sections about learning are refused."""
+    """Whether the strategy has its own models and data; sections about learning are refused."""
 
     needs_labels: ClassVar[bool] = False
     """Whether the strategy uses ``Device.label_counts``; refused for data without labels."""
@@ -51,13 +51,13 @@ class StrategyParams(Spec):
     """Whether the strategy sends models, so that codecs have something to encode."""
 
     mixes_states: ClassVar[bool] = False
-    """Whether a model is just the mean of a round's updates; not inherited.
+    """Whether each new model is the plain mean of a round's updates; not inherited.
 
-    ``training.state = "sent"`` needs this.
+    ``training.state = "sent"`` needs such a strategy.
     """
 
     added_up: ClassVar[tuple[str, ...]] = ()
-    """Contents of answers that device and server each sum, so that codecs send losses later."""
+    """Names of contents that device and server each sum, so that codecs store no residuals."""
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "nobody"
     """The side that decides which tensors stay on the devices.
@@ -66,35 +66,38 @@ class StrategyParams(Spec):
     """
 
     beside: ClassVar[str | None] = None
-    """A use of answers outside the aggregation, which a private aggregation does not protect."""
+    """Description of a use of answers outside the aggregation; None if there is no such use.
+
+    A private aggregation does not protect this use, and is refused.
+    """
 
     @property
     def resizes(self) -> bool:
-        """Whether updates of one device differ in size, so that codecs cannot send losses later."""
+        """Whether updates of one device differ in size, so that codecs cannot store residuals."""
         return False
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Return whether each tensor never leaves a device; by default as the scenario says.
+        """Return whether each tensor stays on the devices; by default as the scenario determines.
 
         Args:
-            tensors: the tensors of the model, in their order.
+            tensors: the tensors of the model, in order.
 
         Returns:
-            A list of bool, [tensors].
+            A bool for each tensor, in the same order.
         """
         return [tensor.kept for tensor in tensors]
 
     def split_of(self, setting: RunInfo) -> Split | None:
-        """Return the ranges of a flat model that are sent, and that stay on the devices.
+        """Return the ranges of a flat model that are sent, and those that stay on the devices.
 
         Args:
             setting: facts of the run.
 
         Returns:
-            The ranges; None if all are sent.
+            The ranges; None if the whole model is sent.
 
         Raises:
-            ScenarioError: nothing would be sent.
+            ScenarioError: no tensor would be sent, or the model has no tensors.
         """
         if self.kept_by == "scenario" and setting.keeps:
             key = "model.keep or model.send is given"
@@ -113,9 +116,9 @@ class StrategyParams(Spec):
         return None
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Return the reason for which an aggregation does not protect all answers; None if it does.
+        """Return the reason for which an aggregation does not protect all answers of devices.
 
-        An aggregation with such a reason is refused.
+        None if the aggregation protects all answers. If there is a reason, it is refused.
 
         Args:
             protection: ``private`` or ``robust``.
@@ -134,7 +137,7 @@ class StrategyParams(Spec):
 
     @property
     def counts_steps(self) -> str | None:
-        """Reason for which steps must be SGD steps; None if any trainer will do."""
+        """Reason for which the trainer's steps must be SGD steps; None if any trainer works."""
         selection = self.selected_by
         if selection is None:
             return None
@@ -142,7 +145,10 @@ class StrategyParams(Spec):
 
     @property
     def unaccounted(self) -> str | None:
-        """Why ``Aggregation.accounts`` would not count all that a run reveals; None if it does."""
+        """Reason for which a privacy account would miss something that a run reveals.
+
+        None if ``Aggregation.accounts`` counts all that a run reveals.
+        """
         selection = self.selected_by
         if selection is None or not selection.looks_at_data:
             return None
@@ -179,9 +185,9 @@ class StrategyParams(Spec):
 
     @property
     def needs_accuracy(self) -> str | None:
-        """The key that needs accuracies, as "key is value"; None if no key does.
+        """The key whose value needs accuracies, as text "key is value"; None if no key does.
 
-        The key is refused with an objective that has no accuracy.
+        Such a value is refused with an objective that has no accuracy.
         """
         selection = self.selected_by
         if selection and selection.needs_accuracy:
@@ -190,25 +196,25 @@ class StrategyParams(Spec):
 
     @property
     def called(self) -> str:
-        """The strategy's name in messages to users."""
+        """Name of the strategy in messages to users, such as "the strategy 'fedavg'"."""
         return f"the strategy {self.kind!r}"
 
     @property
     def notes(self) -> list[str]:
-        """Remarks for the user before a run begins."""
+        """Remarks (str) that are shown to the user before a run begins."""
         return []
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """Return the known end of a run, for the display of the time left.
+        """Return the planned end of a run, for the display of the remaining time.
 
         Args:
-            stop: the keys of ``[stop]``.
+            stop: the keys of ``[stop]``, which are returned by default.
         """
         return stop
 
     @property
     def not_restorable(self) -> str | None:
-        """Why a run cannot be resumed; None if it can."""
+        """Reason for which a run cannot be resumed; None if it can be resumed."""
         return None
 
     @property
@@ -217,24 +223,24 @@ class StrategyParams(Spec):
         return "unslowed"
 
     def check(self, devices: int) -> None:
-        """Check that the keys work with a number of devices.
+        """Check that the values of the keys work with the population.
 
         Args:
-            devices: number of devices.
+            devices: count of devices.
 
         Raises:
-            ScenarioError: a value cannot work.
+            ScenarioError: a value does not work with ``devices`` devices.
         """
 
     def refuse_more(self, key: str, devices: int) -> None:
-        """Check that the value of a key is not above the number of devices.
+        """Check that the value of a key is not above the count of devices.
 
         Args:
-            key: name of the key.
-            devices: number of devices.
+            key: name of the key; its value is a number or None.
+            devices: count of devices.
 
         Raises:
-            ScenarioError: the value is above it.
+            ScenarioError: the value is above ``devices``.
         """
         value = getattr(self, key) or 0
         if value > devices:
@@ -244,35 +250,35 @@ class StrategyParams(Spec):
             )
 
     def check_edges(self, edges: int) -> None:
-        """Check that the keys work with a number of edge servers.
+        """Check that the values of the keys work with the network's edge servers.
 
-        Called only for strategies ``at_edges``.
+        Called only if ``at_edges`` is true.
 
         Args:
-            edges: number of edge servers.
+            edges: count of edge servers.
 
         Raises:
-            ScenarioError: a value cannot work.
+            ScenarioError: a value does not work with ``edges`` edge servers.
         """
 
     def check_population(self, population: PopulationSpec) -> None:
-        """Check that the devices are able to do their jobs.
+        """Check that the devices are able to do the strategy's jobs.
 
         Args:
             population: the keys of ``[population]``.
 
         Raises:
-            ScenarioError: devices are unable to.
+            ScenarioError: a device cannot do a job of the strategy.
         """
 
     def check_samples(self, most: int) -> None:
-        """Check that the keys work with the devices' amounts of data.
+        """Check that the values of the keys work with the devices' amounts of data.
 
         Args:
-            most: the largest number of training samples that a device holds.
+            most: the largest count of training samples on a device.
 
         Raises:
-            ScenarioError: a value cannot work.
+            ScenarioError: a value does not work with such data.
         """
 
     def check_deadline(self, fastest_download_s: float) -> None:
@@ -282,7 +288,7 @@ class StrategyParams(Spec):
             fastest_download_s: time of the fastest download (s).
 
         Raises:
-            ScenarioError: it does.
+            ScenarioError: the deadline ends before the fastest download.
         """
 
 
@@ -293,16 +299,16 @@ ClientHalf = Client[Any]  # Strategy.Client shadows Client
 class Strategy(Generic[P]):
     """The server half of a federated learning algorithm.
 
-    A subclass has ``on_start``, ``on_task_end`` and ``models``, keeps its memory in ``state`` and
-    acts through ``server`` alone. The subclass calls ``Server.begin_round`` and
+    A subclass implements ``on_start``, ``on_task_end`` and ``models``, stores its memory in
+    ``state``, and acts only through ``server``. The subclass calls ``Server.begin_round`` and
     ``Server.finish_round`` once for each round, and asks devices in between.
 
     Attributes:
         params: the keys of the scenario, a ``Params``.
-        server: all that the strategy can see and do, a ``Server``.
+        server: API of the server half, a ``Server``.
         setting: facts of the run, a ``RunInfo``.
-        state: its memory, a ``State``: JSON-able values and refs, saved with a run. Any other
-            attribute is lost when it resumes.
+        state: memory of the strategy, a ``State``: JSON-able values and refs, saved with a run. Any
+            other attribute is lost when a run is resumed.
 
     Example:
         A strategy that asks every device once, in ``mine.py``:
@@ -342,7 +348,7 @@ class Strategy(Generic[P]):
     """The class of the strategy's client half."""
 
     State: ClassVar[type[PartState]] = dict
-    """The class of the strategy's memory: a plain dict, or a subclass of ``State``."""
+    """The class of the strategy's ``state``: a plain dict, or a subclass of ``State``."""
 
     state: PartState
 
@@ -354,7 +360,7 @@ class Strategy(Generic[P]):
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
-        """Make the client half, with the jobs of kept tensors, selection and secure aggregation.
+        """Return the client half, with the jobs of kept tensors, selection, secure aggregation.
 
         Args:
             params: the keys of ``[strategy]``.
@@ -380,7 +386,9 @@ class Strategy(Generic[P]):
         self.state = self.State()
 
     def remembered(self, part: str) -> PartState:
-        """Memory of a part, stored in ``state`` under the part's name and created at its first use.
+        """Return the state of a part, which is created at its first use.
+
+        The part's state is an entry of the strategy's ``state``, under the part's name.
 
         Args:
             part: the part's key in ``params``, such as ``selection``, or any other name.
@@ -395,11 +403,11 @@ class Strategy(Generic[P]):
         return memory
 
     async def on_start(self) -> None:
-        """The run begins: make the first model, and ask the first devices."""
+        """Called when the run begins; the place to make the first model and ask the first devices."""
         raise NotImplementedError
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A task has ended, with any outcome. Each task ends once.
+        """Called once for each task, when it has ended with any outcome.
 
         Args:
             message: the task, its outcome, and the device's answer.
@@ -426,7 +434,7 @@ class Strategy(Generic[P]):
         Its messages and its devices' tasks end afterwards, all ``lost``.
 
         Args:
-            edge: number of the edge server.
+            edge: ID of the edge server.
         """
 
     async def on_timer(self, name: str) -> None:
@@ -437,68 +445,71 @@ class Strategy(Generic[P]):
         """
 
     async def on_return(self, device: int) -> None:
-        """Called when a device can be reached for which ``Clients.await_return`` waits.
+        """Called when a device that ``Clients.await_return`` waits for can be reached.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
         """
 
     async def on_arrival(self, device: int) -> None:
-        """Called when a newcomer can be reached for the first time; from now on it may be drawn.
+        """Called when a newcomer can be reached for the first time.
+
+        ``Clients.sample`` may draw the newcomer in this and later instants.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
         """
 
     async def on_shift(self, device: int, contents: Contents) -> None:
         """Called when a device's message about changed data (``Client.on_shift``) has arrived.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
             contents: contents of the message, by name.
         """
 
     def models(self) -> ModelAssignment:
-        """The current models by name, each with the devices that it serves (None: all).
+        """Return the current models by name, each with the devices that it serves (None: all).
 
-        A name may be ``family/number``.
+        A name may be ``family/index``, such as ``group/0``.
         """
         raise NotImplementedError
 
     def tensors(self) -> Mapping[str, Mapping[str, AnyArray]]:
-        """Models in addition to ``models``, as named arrays by file name."""
+        """Return models to save in addition to ``models``: arrays by name, for each file name."""
         return {}
 
     def why_no_accuracy(self) -> str | None:
-        """Return the reason for which the strategy itself has measured no accuracy.
+        """Return the reason for which the strategy has measured no accuracy.
 
-        Only a strategy that measures accuracy itself has one.
+        None for a strategy whose models fedsim tests. A reason comes only from a strategy that
+        tests its own models.
         """
         return None
 
     def facts(self) -> dict[str, object]:
-        """Entries for ``summary.json``: ``algorithm``, and the lines ``notes`` and ``warnings``.
+        """Return entries for ``summary.json``: ``algorithm``, and texts ``notes`` and ``warnings``.
 
-        The lines are shown to the user.
+        The texts are shown to the user.
         """
         return {}
 
     def on_end(self) -> None:
-        """Release threads and files at the end of the run, which records nothing any more."""
+        """Release threads and files at the end of the run; no records are possible any more."""
 
     def group_of(self, device: int) -> int | None:
-        """Return the present group of a device; None without groups.
+        """Return the present group of a device; None if the strategy has no groups.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
         """
         return None
 
     def groups_of(self, devices: Sequence[int]) -> list[int | None]:
-        """Return the present groups of several devices; None without groups.
+        """Return the present group of each of several devices; None for a device without group.
 
         Args:
-            devices: numbers of the devices.
+            devices: IDs of the devices.
         """
         if type(self).group_of is Strategy.group_of:  # a run may have millions of devices
             return [None] * len(devices)

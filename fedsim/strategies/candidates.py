@@ -1,4 +1,4 @@
-"""The phase before a round in which a selection asks candidates, and chooses among the answers."""
+"""The phase before a round in which a selection asks candidates, and chooses from their answers."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -11,14 +11,14 @@ from fedsim.strategies.state import PartState
 
 
 class CandidateState(Protocol):
-    """The part of the memory of a strategy in rounds that ``Candidates`` uses.
+    """Interface of the part of a strategy's state that ``Candidates`` uses.
 
     Attributes:
         cohort: devices of the round, candidates included.
-        candidates: devices and wanted number of each call of the selection.
-        questions: open questions, task -> device.
-        answers: answers of candidates, by device.
-        selection: memory of the selection.
+        candidates: candidates and wanted count of devices, for each call of the selection.
+        questions: open questions: task -> device.
+        answers: device -> contents of a candidate's answer.
+        selection: state of the selection.
     """
 
     cohort: list[int]
@@ -29,12 +29,12 @@ class CandidateState(Protocol):
 
 
 class Candidates:
-    """The candidates of a round, and the questions to them.
+    """Candidates of a round, and the questions that the selection sends to them.
 
     Args:
-        selection: the selection, which asks.
-        server: the server.
-        state: memory of the strategy.
+        selection: the selection.
+        server: API of the server half.
+        state: state of the strategy.
     """
 
     def __init__(self, selection: Selection, server: Server, state: CandidateState) -> None:
@@ -43,33 +43,34 @@ class Candidates:
         self._state = state
 
     def propose(self, devices: list[int], missing: int) -> None:
-        """Make candidates of the devices that the selection asks before it chooses.
+        """Add to the candidates the devices that the selection asks before it chooses.
 
         Args:
             devices: the devices that ``Selection.select`` has returned.
-            missing: the number of devices that are wanted in addition to these.
+            missing: count of devices that are wanted in addition to ``devices``.
         """
         candidates = self._selection.asked_first(self._state.selection, devices)
         if candidates:
             self._state.candidates.append((candidates, missing + len(candidates)))
 
     def devices(self) -> list[int]:
-        """All candidates of the round."""
+        """Return the IDs of all candidates of the round."""
         devices: list[int] = []
         for candidates, _ in self._state.candidates:
             devices += candidates
         return devices
 
     def ask(self, models: ModelAssignment, group_of: Callable[[int], int | None]) -> None:
-        """Ask all candidates, each with the models that it would get.
+        """Send each candidate a question with the models that it would receive.
 
         Args:
-            models: the models that the server has to send. A device without a model gets all.
-            group_of: returns the group of a device; None without groups.
+            models: the models of the strategy and the devices that each serves. A device that no
+                model serves receives all models.
+            group_of: function of a device that returns its group, or None.
         """
         selection = self._selection
         server = self._server
-        for device, served in _served(models, self.devices()).items():
+        for device, served in _models_by_device(models, self.devices()).items():
             contents = selection.question(served)
             task = server.ask(device, contents, QUESTION, group=group_of(device))
             self._state.questions[task] = device
@@ -77,10 +78,13 @@ class Candidates:
             server.timer("questions", server.now + selection.patience_s)
 
     def receive(self, message: TaskEnd) -> bool:
-        """Receive the end of a question.
+        """Store the answer of a question that has ended.
+
+        Args:
+            message: the end of the question's task.
 
         Returns:
-            Whether it is the last one.
+            Whether no other question is open.
         """
         state = self._state
         device = state.questions.pop(message.task)
@@ -92,15 +96,15 @@ class Candidates:
         return True
 
     def end(self) -> None:
-        """End the open questions, as the patience of the selection is over."""
+        """End all open questions when the patience of the selection is over."""
         for task in list(self._state.questions):
             self._server.end(task, "late")
 
     async def choose(self) -> list[int]:
-        """Remove rejected candidates and unavailable devices from the cohort.
+        """Remove from the cohort the devices that are unavailable or that the selection rejects.
 
         Returns:
-            The candidates that are not in the cohort.
+            IDs of the candidates that are not in the cohort.
         """
         state = self._state
         for candidates, count in state.candidates:
@@ -112,7 +116,12 @@ class Candidates:
         return rejected
 
     async def _choose(self, candidates: list[int], count: int) -> None:
-        """Remove candidates that the selection does not choose from the cohort."""
+        """Remove from the cohort the candidates that the selection does not choose.
+
+        Args:
+            candidates: candidates of one call of the selection.
+            count: wanted count of devices.
+        """
         state = self._state
         answers = {}
         for device in candidates:
@@ -123,8 +132,8 @@ class Candidates:
         state.cohort = [device for device in state.cohort if device not in rejected]
 
 
-def _served(models: ModelAssignment, devices: list[int]) -> dict[int, list[Ref]]:
-    """The models of each device; all models for a device that none is assigned to."""
+def _models_by_device(models: ModelAssignment, devices: list[int]) -> dict[int, list[Ref]]:
+    """Return the models that serve each device; all models for a device that no model serves."""
     assignments = []
     for model, assigned in models.values():
         assignments.append((model, None if assigned is None else set(assigned)))

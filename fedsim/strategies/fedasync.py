@@ -18,9 +18,9 @@ class FedAsyncParams(AsynchronousParams):
     alpha: float = Field(default=0.6, gt=0.0, le=1.0)
     """weight of a fresh update in the new model."""
     alpha_decay: Annotated[float, OnlyWith("alpha_decay_at")] = Field(default=0.5, gt=0.0, le=1.0)
-    """the factor of alpha at each of ``alpha_decay_at``."""
+    """factor by which alpha is multiplied at each version of ``alpha_decay_at``."""
     alpha_decay_at: list[Annotated[int, Field(ge=1)]] = Field(default=[])
-    """numbers of versions (the paper: 0.5 at 800)."""
+    """indices of versions at which alpha decays (the paper: by 0.5 at 800)."""
     staleness: Literal["polynomial", "hinge"] = "polynomial"
     """function of the staleness tau that scales the weight.
 
@@ -43,8 +43,8 @@ class FedAsyncParams(AsynchronousParams):
         """Return alpha_t, the weight of an update in the next model (Xie et al., section 5.2).
 
         Args:
-            version: the number of versions made so far.
-            staleness: the number of versions made since the client's download.
+            version: count of versions made so far.
+            staleness: count of versions made since the client's download.
         """
         decays = sum(version >= decay_at for decay_at in self.alpha_decay_at)
         alpha = self.alpha * self.alpha_decay**decays
@@ -54,7 +54,7 @@ class FedAsyncParams(AsynchronousParams):
 
 
 class FedAsyncClient(Client[FedAsyncParams]):
-    """Minimises its loss plus rho/2 ||w - w_received||^2."""
+    """Client that minimises its loss plus rho/2 ||w - w_received||^2."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(instruction["model"], self.params.local_epochs, mu=self.params.rho)

@@ -23,14 +23,17 @@ class FedAvgParams(AggregatingParams):
 
 @dataclass
 class FedAvgState(SynchronousState):
-    """Memory of FedAvg."""
+    """Server state of FedAvg."""
 
     model: Ref = field(init=False)
     """The global model."""
     kept: dict[int, Ref] = field(default_factory=dict)
-    """With ``model.keep`` or ``model.send``: the kept tensors of each device that has answered."""
+    """Device -> its kept tensors, for each device that has answered.
+
+    Empty without ``model.keep`` and ``model.send``.
+    """
     own: dict[int, Ref] = field(default_factory=dict)
-    """The models of devices with kept tensors, which the server does not use."""
+    """Device -> global model completed by its kept tensors; for tests, and not for training."""
 
 
 class FedAvg(Synchronous[S]):
@@ -42,11 +45,12 @@ class FedAvg(Synchronous[S]):
     In each round the server sends the global model (d parameters) to K clients drawn uniformly
     without replacement. Each client runs E epochs of mini-batch SGD and sends its model back (d
     parameters). The global model becomes the mean of the models that arrived in time, weighted by
-    training samples. Without such a model it stays as it is.
+    training samples. If no model arrived in time, the global model is unchanged.
 
     With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them
     together with the received tensors and is tested with them. A device begins with the kept
-    tensors of the initial model, and goes back one training if its answer is cut off.
+    tensors of the initial model. If its answer is cut off, its kept tensors remain as they were
+    before the training.
 
     Example:
         FedAvg that selects devices with even numbers alone, in ``mine.py``:
@@ -90,13 +94,13 @@ class FedAvg(Synchronous[S]):
         return {"model": self.shared(self.state.model)}
 
     def shared(self, model: Ref) -> Ref | Partial:
-        """Return a model as it is sent to devices: without the tensors that devices keep.
+        """Return the part of a model that is sent to devices: all but the kept tensors.
 
         Args:
             model: the whole model.
 
         Returns:
-            The model, or the part of it that is sent.
+            The whole model if no tensors are kept, else the part that is sent.
         """
         if self._keeping is None:
             return model

@@ -27,17 +27,17 @@ class FedBuffParams(AsynchronousParams):
     staleness_discount: bool = True
     """whether the weight of an update of staleness tau is 1/sqrt(1 + tau); false: 1."""
     most_staleness: int | None = Field(default=None, ge=0)
-    """largest staleness of an update that counts, and fills a place in the buffer; None: all do."""
+    """largest staleness of an update that is aggregated and counts towards ``buffer``; None: any."""
 
 
 @dataclass
 class FedBuffState(AsynchronousState):
-    """Memory of FedBuff."""
+    """Server state of FedBuff."""
 
     buffer: list[AsynchronousUpdate] = field(default_factory=list)
-    """Updates since the last version."""
+    """Updates that have arrived since the last version."""
     server: PartState = None
-    """Memory of the server optimiser."""
+    """State of the server optimiser."""
 
 
 class FedBuff(Asynchronous[FedBuffParams]):
@@ -56,15 +56,16 @@ class FedBuff(Asynchronous[FedBuffParams]):
     state: FedBuffState
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Put an update into the buffer, and publish a version when the buffer is full.
+        """Append an update to the buffer, and publish a version when the buffer is full.
 
-        It reads the keys ``buffer``, ``staleness_discount``, ``most_staleness`` and ``server``. An
-        override reads these keys too, or drops them by annotating them None.
+        The method reads the keys ``buffer``, ``staleness_discount``, ``most_staleness`` and
+        ``server``. An override reads these keys too, or its ``Params`` removes them by annotating
+        them as None.
 
         Args:
             message: the ended task, with ``update`` and ``samples``.
             base: the model that the client downloaded.
-            staleness: the number of versions made since that download.
+            staleness: count of versions published since that download.
         """
         params = self.params
         state = self.state
@@ -81,7 +82,7 @@ class FedBuff(Asynchronous[FedBuffParams]):
             await self.publish(self._step(buffer), buffer)
 
     def _step(self, buffer: list[AsynchronousUpdate]) -> Ref:
-        """The current model moved by the buffer's updates.
+        """Return the current model moved by the weighted differences of the buffer's updates.
 
         An update that is not finite is left out together with its base.
         """

@@ -21,11 +21,11 @@ class FedProxParams(AggregatingParams):
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
     """weight of the proximal term mu/2 ||w - w_global||^2."""
     partial_work: Annotated[bool, OnlyWith("deadline")] = True
-    """a client that cannot finish all epochs before the deadline sends what it has."""
+    """whether a client that cannot finish all epochs before the deadline sends its finished epochs."""
 
 
 class FedProxClient(SynchronousClient[FedProxParams]):
-    """Trains with the proximal term, up to the deadline."""
+    """Client that trains with the proximal term, and with partial work up to the deadline."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(instruction["model"], self.params.local_epochs, mu=self.params.mu)

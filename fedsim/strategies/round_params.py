@@ -1,4 +1,4 @@
-"""Parameters of strategies in rounds, by their parts: selection, over-selection, aggregation."""
+"""Parameters of strategies in rounds: bases with selection, over-selection and aggregation."""
 
 import math
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.world.population import DeadlineBase
 
 
-def _form_of_deadline(value: object) -> str:
-    """Tag of a deadline's form in a scenario: the name or table of a rule, or a time."""
+def _deadline_tag(value: object) -> str:
+    """Return the tag of a deadline's form: ``~rule`` for a rule's name or table, else ``~time``."""
     is_rule = isinstance(value, Deadline | dict)
     if isinstance(value, str):
         is_rule = DEADLINES.names(value)
@@ -27,7 +27,7 @@ def _form_of_deadline(value: object) -> str:
 
 
 def _needs_mean(deadline: Deadline | float | None) -> bool:
-    """Whether the deadline's times may be multiples of the mean epoch."""
+    """Whether the time limit (s) of a deadline depends on the mean epoch."""
     if not isinstance(deadline, Deadline):
         return False
     return deadline.mean_over is not None or type(deadline).among is not Deadline.among
@@ -35,7 +35,7 @@ def _needs_mean(deadline: Deadline | float | None) -> bool:
 
 DeadlineKey = Annotated[
     Annotated[PositiveSeconds | None, Tag("~time")] | Annotated[DeadlineSpec, Tag("~rule")],
-    Discriminator(_form_of_deadline),
+    Discriminator(_deadline_tag),
 ]
 
 
@@ -49,26 +49,26 @@ class RoundParams(StrategyParams):
         "deadline_from": "deadline.since",
     }
     late_goes_on: ClassVar[bool] = False
-    """Whether the deadline closes the round, but ends no task.
+    """Whether the deadline closes the round without ending the open tasks.
 
-    The record of the round then names no deadline.
+    The record of the round then has no deadline.
     """
 
     clients_per_round: int = Field(default=10, ge=1)
-    """K, the updates wanted in a round."""
+    """K, the wanted count of updates in a round."""
     local_epochs: Epochs = 1
     """E, passes of a client over its data."""
     deadline: DeadlineKey = None
-    """time of the clients (s), after which they are late; or a rule (``parts/deadline``).
+    """time after which unfinished clients are late (s), or a rule (``parts/deadline``).
 
     None: no limit.
     """
     retry: PositiveSeconds = 60.0
     """without an available client, look again after this time (s)."""
     every: PositiveSeconds | None = None
-    """each round begins at the first multiple of this time (s) at which the one before has closed.
+    """each round begins at the first multiple of this time (s) after the preceding round has closed.
 
-    None: at once.
+    None: each round begins at once.
     """
 
     @model_validator(mode="after")
@@ -83,9 +83,9 @@ class RoundParams(StrategyParams):
 
     @property
     def trains_more(self) -> str | None:
-        """Why a client trains more than once in a round; None if it does not.
+        """Reason for which a client trains more than once in a round; None if it trains once.
 
-        With a reason a deadline of one training is refused.
+        If there is a reason, a deadline that bounds one training is refused.
         """
         return None
 
@@ -101,10 +101,10 @@ class RoundParams(StrategyParams):
         return isinstance(self.deadline, Deadline) and self.deadline.bounds_training
 
     def deadline_rule(self, mean_epoch_s: float) -> Deadline | None:
-        """Return the deadline as a rule; None without one.
+        """Return the deadline as a rule with times in seconds; None if there is no deadline.
 
         Args:
-            mean_epoch_s: time of a mean epoch (s), by which some deadlines are given.
+            mean_epoch_s: time of a mean epoch (s), the unit of some deadlines.
         """
         if self.deadline is None:
             return None
@@ -113,34 +113,36 @@ class RoundParams(StrategyParams):
         return self.deadline.among(mean_epoch_s)
 
     def deadline_s(self, mean_epoch_s: float) -> float | None:
-        """Return the time that clients have at first (s); None without a deadline.
+        """Return the time that clients have at first (s), ``Deadline.least_s``.
+
+        None if there is no deadline.
 
         Args:
-            mean_epoch_s: time of a mean epoch (s); see ``deadline_rule``.
+            mean_epoch_s: time of a mean epoch (s), the unit of some deadlines.
         """
         rule = self.deadline_rule(mean_epoch_s)
         return None if rule is None else rule.least_s()
 
     @property
     def asked_per_round(self) -> int:
-        """The number of clients in a cohort; 0 means all."""
+        """Count of clients in a cohort; 0 for all devices."""
         return self.clients_per_round or 0
 
     @property
     def turns(self) -> int:
-        """The number of times that a client trains in a round."""
+        """Count of a client's trainings in a round."""
         return 1
 
     @property
     def enough(self) -> float:
-        """The number of updates with which a round closes, even with clients still at work."""
+        """Count of updates with which a round closes early; infinite if it waits for all clients."""
         return math.inf
 
     def cohort_size(self, devices: int) -> int:
         """Return the cohort's size if all devices are available.
 
         Args:
-            devices: number of devices.
+            devices: count of devices in the population.
         """
         return min(self.asked_per_round or devices, devices)
 
@@ -148,7 +150,7 @@ class RoundParams(StrategyParams):
         """Return the fewest updates that one aggregation combines when no client disconnects.
 
         Args:
-            devices: number of devices.
+            devices: count of devices in the population.
         """
         return self.cohort_size(devices)
 
@@ -175,7 +177,7 @@ class SelectingParams(RoundParams):
 
 
 class SynchronousParams(SelectingParams):
-    """Parameters of strategies in rounds that ask for a number of updates."""
+    """Parameters of strategies in rounds with over-selection."""
 
     over_selection: float = Field(default=1.0, ge=1.0, le=1_000_000)
     """ask this many times K clients, and close the round with K updates (1: ask K)."""
@@ -206,7 +208,7 @@ class CombiningParams(RoundParams):
     """Parameters of strategies in rounds with a choice of aggregations and server optimisers."""
 
     aggregation: AggregationSpec = Weighted()
-    """how a cohort's updates (or a group's) become one (``parts/aggregation``)."""
+    """rule that combines the updates of a cohort or group into one (``parts/aggregation``)."""
     server: ServerOptimiserSpec | None = None
     """server optimiser for the combined update (``parts/server``).
 
@@ -219,10 +221,13 @@ class CombiningParams(RoundParams):
 
 
 class AggregatingParams(SynchronousParams, CombiningParams):
-    """Parameters of strategies in rounds that leave all parts open."""
+    """Parameters of strategies in rounds with a choice of all parts.
+
+    The parts are selection, aggregation, server optimiser, deadline and secure aggregation.
+    """
 
     looks_at_each: ClassVar[str | None] = None
-    """Reason why the strategy needs single updates; None if their sum is enough."""
+    """Reason for which the strategy needs single updates; None if their sum is enough."""
 
     secure_aggregation: SecureAggregation | None = None
     """cost of hiding all but the sum of the updates (``parts/secure``).

@@ -1,4 +1,4 @@
-"""The memory of a strategy in rounds: the open round, and the memories of its parts."""
+"""Server state of a strategy in rounds: the open round, and the states of its parts."""
 
 from dataclasses import dataclass, field
 
@@ -10,45 +10,48 @@ from fedsim.strategies.updates import Update
 
 @dataclass
 class SynchronousState(State):
-    """Memory of ``Synchronous``: the open round, and the memories of the parts."""
+    """Server state of ``Synchronous``: the open round, and the states of the strategy's parts."""
 
     round: int = 0
-    """Number of the open round, from 0."""
+    """Index of the open round, from 0."""
     slot: int = 0
-    """With a schedule, the multiple of ``every`` at which the round began."""
+    """If ``every`` is given: start of the round, as a multiple of ``every``."""
     cohort: list[int] = field(default_factory=list)
-    """Devices of the round."""
+    """Devices of the open round, in the order of their selection."""
     selected: int = 0
-    """Number of devices that were asked in the round."""
+    """Count of devices that were asked in the round."""
     asked_at: float | None = None
     """Time at which the cohort was asked (s); None before the first round."""
     limit: float | None = None
     """Time from ``asked_at`` to the deadline of the round (s); None: unlimited."""
     open: dict[int, int] = field(default_factory=dict)
-    """Open tasks of the round, task -> device."""
+    """Open tasks of the round: task -> device."""
     received: list[Update] = field(default_factory=list)
-    """The round's updates in order of arrival, as ``Synchronous.entry`` makes them."""
+    """Updates of the round in order of arrival, as ``Synchronous.entry`` returns them."""
     slow: int = 0
-    """Number of the round's tasks that ended late, or without memory."""
+    """Count of the round's tasks that ended late, or did not fit into the device's memory."""
     disconnected: int = 0
-    """Number of the round's tasks that were lost."""
+    """Count of the round's tasks that were lost."""
     candidates: list[tuple[list[int], int]] = field(default_factory=list)
-    """Devices and wanted number of each call of a selection that asks first."""
+    """Candidates and wanted count of devices, for each call of a selection that asks first."""
     questions: dict[int, int] = field(default_factory=dict)
-    """Open questions to candidates, task -> device."""
+    """Open questions to candidates: task -> device."""
     answers: dict[int, Contents] = field(default_factory=dict)
-    """Answers of candidates, by device."""
+    """Device -> contents of a candidate's answer."""
     drawn: tuple[int, int] | None = None
-    """(clients, devices) if an aggregation ``accounts`` and all clients were drawn uniformly."""
+    """(count of clients, count of devices that they were drawn from) for the privacy account.
+
+    Set only if the aggregation ``accounts`` and all clients were drawn uniformly; else None.
+    """
     draws: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Number of rounds with each ``drawn``; (1, 1) stands for None."""
+    """``drawn`` -> count of rounds with this value; (1, 1) stands for None."""
     secure: SecureState = field(default_factory=SecureState)
-    """Memory of secure aggregation."""
+    """State of secure aggregation."""
     selection: PartState = None
-    """Memory of the selection."""
+    """State of the selection."""
     deadline: PartState = None
-    """Memory of the deadline."""
+    """State of the deadline."""
     aggregation: dict[int, PartState] = field(default_factory=dict)
-    """Memory of the aggregation, by model."""
+    """Index of a model -> state of the aggregation."""
     server: dict[int, PartState] = field(default_factory=dict)
-    """Memory of the server optimiser, by model."""
+    """Index of a model -> state of the server optimiser."""

@@ -41,20 +41,23 @@ class ScaffoldParams(AggregatingParams):
 
 
 def _minus_control(device: Device) -> list[tuple[Ref, float]]:
-    """-c_i of a device, as a part of a mix; nothing while it is 0."""
+    """Return -c_i of a device as parts of a mix; an empty list while c_i is 0."""
     if "control" not in device.state:
         return []
     return [(device.state["control"], -1.0)]
 
 
 class ScaffoldClient(SynchronousClient[ScaffoldParams]):
-    """Trains along the gradient + c - c_i, and renews its control variate c_i.
+    """Client that trains along the gradient + c - c_i, and then renews its control variate c_i.
 
-    State of a device: ``control``, c_i, absent while it is 0.
+    The state of a device has c_i as ``control``; the entry is absent while c_i is 0.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """The local training, for option I after a gradient: one full-batch step at lr = 1."""
+        """Return the local training; with option I, after a full-batch step that gives a gradient.
+
+        The full-batch step has lr = 1, so the change of the model is the negative gradient.
+        """
         gradient = Train(Training(instruction["model"], steps=1, full_batch=True, lr=1.0))
         steps = super().work(device, instruction)
         if self.params.option == "I":
@@ -68,7 +71,7 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
-        """The update, and the change of c_i.
+        """Return the update, and the change of c_i as ``control-variate``.
 
         The change is (x - y_i) / (K lr) - c for K steps (option II), or g_i(x) - c_i (option I).
         """
@@ -95,12 +98,12 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
 
 @dataclass
 class ScaffoldState(FedAvgState):
-    """Memory of SCAFFOLD."""
+    """Server state of SCAFFOLD."""
 
     control: Ref = field(init=False)
     """The control variate c of the server."""
     controls: dict[int, Ref] = field(default_factory=dict)
-    """With a robust aggregation, the c_i of each device that has answered."""
+    """Device -> its c_i, for each device that has answered; empty unless the aggregation is robust."""
 
 
 class Scaffold(FedAvg[ScaffoldParams]):

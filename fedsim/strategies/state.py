@@ -1,4 +1,4 @@
-"""The memory of strategies and of their parts: dataclasses that are saved with a run."""
+"""Bases of the states of strategies and of their parts: dataclasses that are saved with a run."""
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from copy import copy
@@ -9,19 +9,30 @@ K = TypeVar("K")
 
 
 PartState = Any
-"""The memory of a strategy or of a part: its ``State``, or a plain dict if it declares none."""
+"""State of a strategy or of a part: its class ``State``, or a dict if it declares no such class."""
 
 
 @dataclass
 class Entries(Mapping[str, Any]):
     """Base of a dataclass whose fields can be read and set by key, as in a dict.
 
-    Fields hold JSON-able values, refs, and containers of them. A field that has no value before
-    the run begins is declared with ``field(init=False)``.
+    Fields hold JSON-able values, refs, and lists or dicts of JSON-able values and refs. A field
+    that has no value before the run begins is declared with ``field(init=False)``.
 
-    The same entries can be read and set by key, as in a dict: ``state["round"]`` is
-    ``state.round``. A subclass of a strategy may thus add entries that no field declares. Such
-    entries are saved too.
+    ``state["round"]`` is ``state.round``. A subclass of a strategy may thus add entries that no
+    field declares. Added entries are saved too.
+
+    Example:
+        >>> from dataclasses import dataclass, field
+        >>> from fedsim.plugin import State
+        >>> @dataclass
+        ... class Memory(State):
+        ...     rounds: int = 0
+        ...     losses: list[float] = field(default_factory=list)
+        >>> memory = Memory()
+        >>> memory.rounds += 1
+        >>> memory["rounds"]
+        1
     """
 
     def __getitem__(self, name: str) -> Any:
@@ -52,40 +63,27 @@ class Entries(Mapping[str, Any]):
 
 @dataclass
 class State(Entries, MutableMapping[str, Any]):
-    """Base of the memory of a strategy or of a part: a dataclass, saved with a run and restored.
+    """Base of the state of a strategy or of a part: a dataclass, saved with a run and restored.
 
-    Fields hold JSON-able values, refs, and containers of them. A field that has no value before
-    the run begins is declared with ``field(init=False)``.
+    Fields hold JSON-able values, refs, and lists or dicts of JSON-able values and refs. A field
+    that has no value before the run begins is declared with ``field(init=False)``.
 
-    The same entries can be read and set by key, as in a dict: ``state["round"]`` is
-    ``state.round``. A subclass of a strategy may thus add entries that no field declares. Such
-    entries are saved too.
-
-    Example:
-        >>> from dataclasses import dataclass, field
-        >>> from fedsim.plugin import State
-        >>> @dataclass
-        ... class Memory(State):
-        ...     rounds: int = 0
-        ...     losses: list[float] = field(default_factory=list)
-        >>> memory = Memory()
-        >>> memory.rounds += 1
-        >>> memory["rounds"]
-        1
+    Fields can be read and set by key, as in a dict: ``state["round"]`` is ``state.round``. A
+    subclass of a strategy may thus add entries that no field declares. Added entries are saved too.
     """
 
 
 def new_state(part: object) -> PartState:
-    """Create an empty memory for a part: its ``State``, or a dict if it declares none."""
+    """Return an empty state for a part: its class ``State``, or a dict if it declares none."""
     return getattr(part, "State", dict)()
 
 
 def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartState:
-    """Return the memory of ``part`` for one of several models, created at its first use.
+    """Return the state of ``part`` for one of several models, which is created at its first use.
 
     Args:
-        states: memories by slot; a new one is added.
-        slot: the model's key, such as the number of its group.
+        states: model key -> state; a created state is added.
+        slot: the model's key, such as the index of its group.
         part: the aggregation or server optimiser.
     """
     if slot not in states:
@@ -94,7 +92,10 @@ def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartStat
 
 
 def state_classes() -> dict[str, type[Entries]]:
-    """The loaded classes of memories and their entries, by the name under which they are saved."""
+    """Return all loaded subclasses of ``Entries`` by the name under which they are saved.
+
+    The name is ``module:qualified name``.
+    """
     classes: dict[str, type[Entries]] = {}
     bases = list(Entries.__subclasses__())
     while bases:

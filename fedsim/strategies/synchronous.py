@@ -29,20 +29,25 @@ from fedsim.strategies.round_state import SynchronousState as SynchronousState
 from fedsim.strategies.state import new_state, state_of_slot
 from fedsim.strategies.updates import Update
 
-# a round that closes within this time after a time of the schedule has closed at it, as roundings
-# of the clock add up
+# tolerance (s): a round that closes this shortly after a time of the schedule counts as closed at
+# that time, as roundings of the clock accumulate
 _TIE_S = 1e-3
 
 Verdict = Literal["valid", "slow", "disconnected"]
-"""Category of a task in a round: with an update; late or without training; lost."""
+"""Category of an ended task in a round.
+
+``valid``: done, with an update. ``slow``: late, or too large for the device's memory.
+``disconnected``: lost.
+"""
 
 S = TypeVar("S", bound=RoundParams)
 
 
 class SynchronousClient(Client[S]):
-    """Trains for ``local_epochs``.
+    """Client that trains for ``local_epochs``.
 
-    If ``training_limit`` (s) is not None, the training must end within it after the download.
+    If ``training_limit`` (s) is not None, the training must end within this time after the
+    download.
 
     Example:
         A client half that reports its number of samples as a payload of 4 bytes, in ``mine.py``:
@@ -78,7 +83,7 @@ class SynchronousClient(Client[S]):
         return Limit(budget=self.training_limit, at_least=self.params.local_epochs)
 
     def testing_limit(self, instruction: Instruction) -> Limit:
-        """Return the time limit of tests, which in a round is the limit of the training.
+        """Return the time limit of tests of models: in a round the limit of the training.
 
         Args:
             instruction: the message to the device.
@@ -100,13 +105,13 @@ class SynchronousClient(Client[S]):
 
 
 class Synchronous(Strategy[S]):
-    """A strategy in rounds.
+    """Base of strategies in rounds, which ask a cohort, wait for all its tasks, and aggregate.
 
-    Most algorithms fill in ``on_start``, ``contents``, ``aggregate``, ``models`` and ``center``.
+    Most subclasses implement ``on_start``, ``contents``, ``aggregate``, ``models`` and ``center``.
     ``on_start`` makes the first model, and then awaits ``super().on_start()``, which opens round 0.
 
-    An algorithm with a memory derives its ``State`` from ``SynchronousState``, or adds entries by
-    key. The loop's fields are in the same ``state``, so the algorithm's need other names.
+    A subclass with its own memory derives its ``State`` from ``SynchronousState``, or adds entries
+    by key. The names of these entries must differ from the fields of ``SynchronousState``.
     """
 
     Client: ClassVar[type[Client[Any]]] = SynchronousClient
@@ -125,19 +130,19 @@ class Synchronous(Strategy[S]):
             self.state.limit = self._deadline.least_s()
 
     def select(self) -> list[int]:
-        """Select the clients of the round, by default ``asked_per_round`` by ``selection``."""
+        """Return the clients of the round; by default ``selection`` picks ``asked_per_round``."""
         return self.pick(self.params.asked_per_round)
 
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
-        """Select clients by ``selection``.
+        """Return clients that the key ``selection`` selects.
 
         Args:
-            count: the wanted number of clients.
-            ids: further numbers of the random stream, if a round selects several times.
+            count: wanted count of clients.
+            ids: further numbers in the name of the random stream, if a round selects several times.
             among: the devices to select from; None for all.
 
         Returns:
-            Devices of the cohort, candidates included.
+            IDs of the devices of the cohort, candidates included.
         """
         state = self.state
         selection = self._selection
@@ -152,18 +157,18 @@ class Synchronous(Strategy[S]):
         return devices
 
     async def before_asking(self) -> None:
-        """Called when the round's cohort is known and its data have shifted.
+        """Called when the round's cohort is selected and its data have shifted.
 
-        No client has been asked yet.
+        No client has been asked to train yet.
         """
 
     def contents(self, device: int) -> Contents:
         """Return the message to a device of the cohort.
 
-        The default client half trains from its content ``model``.
+        The default client half trains from the content ``model`` of the message.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
 
         Returns:
             Contents by name.
@@ -171,14 +176,14 @@ class Synchronous(Strategy[S]):
         raise NotImplementedError
 
     def entry(self, message: TaskEnd) -> Update:
-        """Return an update as aggregations take it.
+        """Return the update of an ended task, for the aggregation.
 
         Args:
             message: the ended task, with ``update`` and ``samples``.
 
         Returns:
-            ``task``, ``device``, ``group``, ``update``, ``samples``, ``contents``, and ``start``,
-            the model from which the update was trained.
+            The update with ``task``, ``device``, ``group``, ``update``, ``samples``, ``contents``,
+            and ``start``, the model from which the update was trained.
         """
         return Update(
             task=message.task,
@@ -191,15 +196,15 @@ class Synchronous(Strategy[S]):
         )
 
     async def aggregate(self) -> None:
-        """Update the models by the round's ``received`` updates.
+        """Compute the next models from the updates in ``state.received``.
 
         An implementation calls ``next_model``, or mixes models and calls ``record_aggregate``. The
-        hook is called once a round when all tasks have ended, also if no update came.
+        hook is called once a round when all tasks have ended, also if no update has arrived.
         """
         raise NotImplementedError
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """The weight of each update, by default from the aggregation.
+        """Return the weight of each update; by default the aggregation's weights.
 
         Args:
             entries: the updates; at least one.
@@ -212,7 +217,7 @@ class Synchronous(Strategy[S]):
     async def next_model(
         self, model: Ref, entries: list[Entry], slot: int = 0, **record: Any
     ) -> Ref:
-        """Compute the next model by the scenario's aggregation and server optimiser.
+        """Return the next model, by the scenario's aggregation and server optimiser.
 
         The step is recorded as ``aggregate``. ``Params`` must have the keys ``aggregation`` and
         ``server``, as ``AggregatingParams`` and ``CombiningParams`` have.
@@ -220,8 +225,9 @@ class Synchronous(Strategy[S]):
         Args:
             model: the present model.
             entries: the updates, such as ``state["received"]``; at least one.
-            slot: number of the model whose memory the two parts use, if there are several models.
-            record: further fields of the record.
+            slot: index of the model if there are several; aggregation and optimiser have a state
+                for each index.
+            record: further fields of the record ``aggregate``.
 
         Returns:
             The next model [d].
@@ -238,12 +244,14 @@ class Synchronous(Strategy[S]):
         return self.advance(model, combined, slot)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-        """Return the server optimiser's step; without an optimiser the aggregated model.
+        """Return the model after a step of the server optimiser.
+
+        If there is no server optimiser, ``aggregated`` is returned.
 
         Args:
             model: the present model.
             aggregated: the aggregated updates.
-            group: number of the model, if there are several.
+            group: index of the model, if there are several.
         """
         if self._optimiser is None:
             return aggregated
@@ -253,11 +261,11 @@ class Synchronous(Strategy[S]):
     def record_aggregate(
         self, entries: Sequence[Entry], weights: Sequence[float], **record: Any
     ) -> None:
-        """Record the updates of a model, for an ``aggregate`` that does not call ``next_model``.
+        """Record which updates became a model, if ``aggregate`` does not call ``next_model``.
 
         Args:
             entries: the updates.
-            weights: the weight of each.
+            weights: the weight of each update.
             record: further fields of the record ``aggregate``.
         """
         tasks = [entry["task"] for entry in entries]
@@ -268,10 +276,10 @@ class Synchronous(Strategy[S]):
         )
 
     def center(self, entry: Update) -> Ref | None:
-        """Return the model into which an update was aggregated; None if there is none.
+        """Return the model into which an update was aggregated; None if it went into no model.
 
         Args:
-            entry: the update, as ``entry`` makes it.
+            entry: the update, as ``entry`` has returned it.
         """
         raise NotImplementedError
 
@@ -289,23 +297,24 @@ class Synchronous(Strategy[S]):
 
     @property
     def _round_limit(self) -> float | None:
-        """Duration after which the open round ends (s); None: it ends when all are done."""
+        """Time limit of the open round (s); None if the round ends when all tasks have ended."""
         if self._deadline is None or self.params.bounds_training:
             return None
         return self.state.limit
 
     def _shared_models(self) -> ModelAssignment:
-        """The models that the server has to send, with the devices that each is for."""
+        """Return the models that the server can send, with the devices that each serves."""
         return self.models()
 
     def _passed_over(self, device: int) -> None:
-        """Hook: a candidate of the round is not in the cohort."""
+        """Called with each candidate of the round that is not in the cohort."""
 
     def _samples(self, message: TaskEnd) -> int:
-        """The samples behind the update, as the client reports them."""
+        """Return the count of samples that the client reports for its update."""
         return int(message["samples"])
 
     def _verdict(self, message: TaskEnd) -> Verdict:
+        """Return the category of an ended task."""
         if message.outcome == "done":
             return "valid"
         return "slow" if message.outcome in ("late", "memory") else "disconnected"
@@ -320,14 +329,14 @@ class Synchronous(Strategy[S]):
         }
 
     def _wait(self) -> None:
-        """Open the round again later, as no client is available."""
+        """Set a timer to open the round again after ``retry``, as no client is available."""
         self.server.look_again("retry", self.params.retry)
 
     async def on_start(self) -> None:
         self._open_round()
 
     def _next_round(self) -> None:
-        """Open the round after the one that has just been closed, now or when it is due."""
+        """Open the next round, now or at the next time of the schedule ``every``."""
         state = self.state
         state.round += 1
         every = self.params.every
@@ -353,7 +362,7 @@ class Synchronous(Strategy[S]):
         state.drawn = None
         state.cohort = self.server.clients.chosen(self.select(), type(self).select, idle=False)
         if state.drawn is not None and state.drawn[0] != len(state.cohort):
-            state.drawn = None  # not all were drawn
+            state.drawn = None  # some clients of the cohort were not drawn uniformly
         if state.candidates:
             self._candidates.ask(self._shared_models(), self.group_of)
         else:
@@ -364,11 +373,11 @@ class Synchronous(Strategy[S]):
             self._wait()
             return
         self.server.begin_round(self.state.round)
-        # after devices have heard of the shifts of this round
+        # a timer, so that devices process the shifts of this round before they are asked
         self.server.timer("ask", self.server.now)
 
     async def _choose(self) -> None:
-        """Choose the cohort among the candidates that have answered, and begin the round."""
+        """Choose the cohort from the candidates that have answered, and begin the round."""
         for device in await self._candidates.choose():
             self._passed_over(device)
         self._begin_round()
@@ -410,7 +419,7 @@ class Synchronous(Strategy[S]):
     def _start(
         self, device: int, contents: Contents, job: str = "train", *, continues: bool = False
     ) -> int:
-        """Begin a task that the round waits for, and return its number."""
+        """Begin a task that the round waits for, and return the ID of the task."""
         number = self.state.round
         group = self.group_of(device)
         task = self.server.ask(
@@ -526,14 +535,24 @@ class Synchronous(Strategy[S]):
 def _privacy_spent(
     aggregation: Aggregation, state: SynchronousState, devices: int
 ) -> dict[str, float]:
-    """Privacy spent in all rounds, the one that closes included, for the record of the round."""
+    """Return the privacy spent in all rounds so far, as fields of the closing round's record.
+
+    Args:
+        aggregation: the aggregation, which keeps the account.
+        state: state of the strategy; the draw of the closing round is added to ``draws``.
+        devices: count of all devices.
+    """
     drawn = (1, 1) if state.drawn is None else state.drawn
     state.draws[drawn] = state.draws.get(drawn, 0) + 1
     return aggregation.spent(state.draws, devices)
 
 
 def _aggregation_of(strategy: Synchronous[S]) -> Aggregation:
-    """The scenario's aggregation; ``SimulationError`` if ``Params`` have no such key."""
+    """Return the scenario's aggregation.
+
+    Raises:
+        SimulationError: the strategy's ``Params`` have no key ``aggregation``.
+    """
     aggregation: Aggregation | None = getattr(strategy.params, "aggregation", None)
     if aggregation is None:
         params = type(strategy).Params.__name__

@@ -1,4 +1,4 @@
-"""Updates that a server has received, as strategies keep them until they are aggregated."""
+"""Received updates, which strategies store until they are aggregated."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,32 +11,33 @@ from fedsim.strategies.state import Entries
 
 @dataclass
 class Update(Entries):
-    """An update of a round.
+    """Received update in a round.
 
-    Its fields can be read by key too, and a strategy may add entries by key.
+    The fields can be read by key too, and a strategy may add entries by key.
     """
 
     task: int
-    """Number of the task that brought the update."""
+    """ID of the task whose answer is the update."""
     device: int
-    """The device."""
+    """ID of the device."""
     group: int | None
-    """Group of the device when it was asked; None without groups."""
+    """Group of the device when it was asked; None if there are no groups."""
     contents: Contents
-    """The whole answer, by name."""
+    """All contents of the answer by name."""
     update: Ref
     """The trained model."""
     samples: int
-    """Number of samples behind the update."""
+    """Count of samples on which the update was trained."""
     start: Ref | None
     """The model from which the update was trained, if known."""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Self:
-        """The update of a plain dict, which may lack fields; an update is returned as it is.
+        """Return an update with the entries of a dict.
 
         Args:
-            entry: an update, or a dict with names of fields as keys.
+            entry: a dict with names of fields as keys, which may lack fields; or an update, which
+                is returned unchanged.
         """
         if isinstance(entry, cls):
             return entry
@@ -47,11 +48,11 @@ class Update(Entries):
 
 @dataclass
 class AsynchronousUpdate(Update):
-    """An update in a strategy without rounds."""
+    """Received update in a strategy without rounds."""
 
     base: Ref
-    """The model from which the update was trained, which is ``start``, too."""
+    """The model from which the update was trained, equal to ``start``."""
     weight: float = field(init=False)
     """Weight of the update in a version."""
     staleness: int = field(init=False)
-    """Number of versions made since the device was asked."""
+    """Count of versions published since the device was asked."""

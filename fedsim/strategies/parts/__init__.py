@@ -8,7 +8,14 @@ from fedsim.world.steps import Computation
 
 
 class PartClient(Client[Any]):
-    """A strategy's client half with the additional ``jobs`` of a part."""
+    """Base of a client half that does the ``jobs`` of a part, and wraps a strategy's client half.
+
+    Tasks of any other job are passed to the wrapped client half.
+
+    Args:
+        client: the wrapped client half.
+        part: the part, such as a selection.
+    """
 
     jobs: ClassVar[tuple[str, ...]]
 

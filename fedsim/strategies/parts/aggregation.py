@@ -1,4 +1,4 @@
-"""Aggregations, which combine the updates of a cohort or group: the base, and the means."""
+"""Aggregations, which combine the updates of a cohort or group: the base class, and means."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -48,9 +48,10 @@ AGGREGATIONS = Registry(
 )
 
 Entry = Update
-"""An update that the server has received; a plain dict with its fields as keys works as well."""
+"""Type of a received update; a plain dict with the update's fields as keys works too."""
 Protection = Literal["private", "robust"]
-Draws = Mapping[tuple[int, int], int]  # (clients drawn, devices from which) -> how many rounds
+# (count of drawn clients, count of devices that they were drawn from) -> count of rounds
+Draws = Mapping[tuple[int, int], int]
 
 PROTECTS: dict[Protection, str] = {
     "private": "bounds how far one update can move a model",
@@ -59,7 +60,7 @@ PROTECTS: dict[Protection, str] = {
 
 
 def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
-    """Update minus starting model of each entry; not finite if the update is not."""
+    """Return the difference update - start of each entry; not finite if the update is not finite."""
     return [
         server.models.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries
     ]
@@ -94,7 +95,7 @@ def _find_wrong_parts(parts: Sequence[object], *_: object, **__: object) -> str:
 
 
 def _is_part(part: object) -> bool:
-    """Whether an object is a pair of a model and a finite factor."""
+    """Whether an object is a pair of a model (``Ref``) and a finite factor."""
     if not isinstance(part, tuple) or len(part) != 2:
         return False
     model, factor = part
@@ -105,32 +106,33 @@ class Aggregation(Spec):
     """The base of every aggregation. By default the plain mean of the updates."""
 
     protection: ClassVar[Protection | None] = None
-    """The protection offered.
+    """The protection that the aggregation offers; None if it offers none.
 
-    With one, strategies that use updates elsewhere are refused (``StrategyParams.unprotected``).
+    A protection is refused with strategies that also use updates outside the aggregation
+    (``StrategyParams.unprotected``).
     """
 
     uses_weights: ClassVar[bool] = True
-    """Whether a strategy may scale ``weights`` by its own factors, with every update used."""
+    """Whether a strategy may scale ``weights`` by its own factors; False if updates are left out."""
 
     kind: str
 
     State: ClassVar[type[PartState]] = dict
-    """Class of its memory of one model: a plain dict, or a subclass of ``State``."""
+    """Class of the aggregation's state for one model: a plain dict, or a subclass of ``State``."""
 
     @property
     def looks_at_each(self) -> str | None:
-        """Why the server needs single updates; None if their sum is enough.
+        """Reason for which the server needs single updates; None if their sum is enough.
 
-        With a reason ``secure_aggregation`` is refused.
+        If there is a reason, ``secure_aggregation`` is refused.
         """
         return None
 
     @property
     def accounts(self) -> bool:
-        """Whether the aggregation accounts for privacy, by ``spent``.
+        """Whether the aggregation keeps a privacy account, which ``spent`` returns.
 
-        Such an aggregation is refused if the strategy reveals more than it counts.
+        Such an aggregation is refused if the strategy reveals more than the account counts.
         """
         return False
 
@@ -138,18 +140,18 @@ class Aggregation(Spec):
         """Return the aggregation for rounds of a given size; by default this aggregation.
 
         Args:
-            updates: number of updates, if nobody disconnects.
+            updates: count of updates in a round if no client disconnects.
         """
         return self
 
     def check(self, clients: int) -> None:
-        """Check that the keys work with the size of a round.
+        """Check that the values of the keys work with the size of a round.
 
         Args:
-            clients: number of clients in a round.
+            clients: count of updates that are combined at once.
 
         Raises:
-            ScenarioError: a value cannot work.
+            ScenarioError: a value does not work with ``clients`` updates.
         """
 
     def why_not(self, codec: Codec) -> str | None:
@@ -159,7 +161,7 @@ class Aggregation(Spec):
             codec: the codec of ``messages.up``.
 
         Returns:
-            The reason in words; None if it can.
+            The reason in words; None if the updates can be aggregated.
         """
         return None
 
@@ -168,7 +170,7 @@ class Aggregation(Spec):
         """Return the weight of each update, independent of the updates' values.
 
         Args:
-            entries: the updates, as ``Synchronous.entry`` makes them; at least one.
+            entries: the updates, as ``Synchronous.entry`` returns them; at least one.
 
         Returns:
             Weights that sum to 1, in the order of ``entries``.
@@ -179,15 +181,15 @@ class Aggregation(Spec):
     async def weigh(
         self, server: Server, entries: Sequence[Entry], weights: Sequence[float]
     ) -> Sequence[float]:
-        """Return the weights after a look at the updates' values; by default unchanged.
+        """Return weights that depend on the updates' values; by default ``weights`` unchanged.
 
         Args:
-            server: the server.
-            entries: the updates, as ``Synchronous.entry`` makes them.
-            weights: the weights of ``weights``.
+            server: API of the server half.
+            entries: the updates, as ``Synchronous.entry`` returns them.
+            weights: the weights that the method ``weights`` has returned.
 
         Returns:
-            A weight for each update, 0 for one that is left out.
+            A weight for each update; 0 for an update that is left out.
         """
         return weights
 
@@ -212,10 +214,10 @@ class Aggregation(Spec):
         """Combine the finite updates into one model.
 
         Args:
-            server: the server, which computes with models.
-            state: the memory for this model, a ``State``.
+            server: API of the server half, with ``models`` for arithmetic.
+            state: state of the aggregation for this model, a ``State``.
             entries: the updates; at least one.
-            weights: the weight of each, from ``weigh``.
+            weights: the weight of each update, as ``weigh`` has returned them.
             otherwise: the result if no update is finite.
 
         Returns:
@@ -228,33 +230,35 @@ class Aggregation(Spec):
     async def total(
         self, server: Server, models: Sequence[Ref], share: float
     ) -> list[tuple[Ref, float]]:
-        """Return a share of the (robust) sum of models that clients sent in addition to updates.
+        """Return ``share`` times the sum of models that clients sent in addition to updates.
+
+        A robust aggregation returns a robust estimate of this sum.
 
         Args:
-            server: the server.
+            server: API of the server half.
             models: the models.
             share: factor of the sum.
 
         Returns:
-            Models and factors, the parts of a linear combination.
+            Pairs of a model and a factor, the parts of a linear combination.
         """
         return [(model, share) for model in models]
 
     def told(self, updates: int) -> dict[str, int]:
-        """Return extra fields of the record ``aggregate``; by default there are none.
+        """Return further fields of the record ``aggregate``; by default an empty dict.
 
         Args:
-            updates: number of the aggregated updates.
+            updates: count of the aggregated updates.
         """
         return {}
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
-        """Return extra fields of a round's record: the privacy spent in all rounds so far.
+        """Return further fields of a round's record: the privacy spent in all rounds so far.
 
         Args:
-            draws: the number of rounds with each (clients drawn, devices from which); equal numbers
-                if clients were not drawn at random.
-            devices: the number of all devices.
+            draws: pair of the count of drawn clients and the count of devices that they were drawn
+                from -> count of rounds. The pair is (1, 1) if clients were not drawn uniformly.
+            devices: count of all devices.
         """
         return {}
 

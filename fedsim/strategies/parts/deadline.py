@@ -1,4 +1,4 @@
-"""Deadlines: how long a round waits, or a client may train."""
+"""Deadlines: time limits of a round, or of each client's training."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -35,7 +35,7 @@ class Deadline(Spec):
     kind: str
 
     State: ClassVar[type[PartState]] = dict
-    """Class of its memory: a plain dict, or a subclass of ``State``."""
+    """Class of the deadline's ``state``: a plain dict, or a subclass of ``State``."""
 
     @property
     def bounds_training(self) -> bool:
@@ -44,11 +44,11 @@ class Deadline(Spec):
 
     @property
     def mean_over(self) -> DeadlineBase | None:
-        """The devices whose mean epoch is the unit of time; None: the unit is the second."""
+        """The devices whose mean epoch is the deadline's unit; None if the unit is the second."""
         return None
 
     def among(self, mean_epoch_s: float) -> "Deadline":
-        """Return the rule for devices with a given mean epoch; by default this rule.
+        """Return the deadline in seconds for devices with a known mean epoch; by default itself.
 
         Args:
             mean_epoch_s: time of the devices' mean epoch (s).
@@ -57,9 +57,9 @@ class Deadline(Spec):
 
     @returns("a finite time above 0 (s)", find_outside(above=0.0))
     def least_s(self) -> float:
-        """The limit by which a scenario is checked (s).
+        """Return the time limit by which a scenario is checked before the run (s).
 
-        A scenario is refused if no device could receive the model within it.
+        A scenario is refused if no device could receive the model within this time.
         """
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class Deadline(Spec):
         Called when the round begins.
 
         Args:
-            state: memory of the deadline.
+            state: state of the deadline.
             number: the round, from 0.
         """
         raise NotImplementedError
@@ -79,9 +79,9 @@ class Deadline(Spec):
         """Called when a task of a round has ended.
 
         Args:
-            state: memory of the deadline.
+            state: state of the deadline.
             took_s: time since the cohort was asked (s).
-            in_time: whether the task was done in time; False if its client has disconnected.
+            in_time: whether the task was done in time; False also if its client has disconnected.
         """
 
 
@@ -91,10 +91,10 @@ class Fixed(Deadline):
     kind: Literal["fixed"] = "fixed"
     time: PositiveSeconds
     since: Since | None = None
-    """``round``: from the begin of the round, for a whole task. ``download``: from the end of each
-    client's own download, for its training alone (in CATA-Fed with its upload, unless
-    ``upload_time`` is ``ignored``); the round closes after the last upload. None: ``round``, but
-    for CATA-Fed.
+    """``round``: the time counts from the begin of the round, and limits whole tasks. ``download``:
+    the time counts from the end of each client's download, and limits only its training (in
+    CATA-Fed also its upload, unless ``upload_time`` is ``ignored``); the round closes after the
+    last upload. None: ``round``, and ``download`` in CATA-Fed.
     """
 
     def least_s(self) -> float:

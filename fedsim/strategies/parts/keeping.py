@@ -1,4 +1,4 @@
-"""Kept tensors: parts of the model that never leave a device, which trains them with the rest."""
+"""Kept tensors: tensors that never leave a device, which trains them with the received tensors."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -30,15 +30,15 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], stays: Sequence[bool], key: str) -> "Split":
-        """Make the split.
+        """Return the split of a model by its tensors.
 
         Args:
             tensors: the tensors of the model, in order.
             stays: whether each tensor stays on the devices.
-            key: the key of the scenario that decides this, for messages.
+            key: the key of the scenario that determines ``stays``, for messages.
 
         Raises:
-            ScenarioError: all tensors stay, or none.
+            ScenarioError: all tensors stay, or no tensor stays.
         """
         names = ", ".join(tensor.name for tensor in tensors)
         if all(stays):
@@ -58,11 +58,11 @@ class Split(NamedTuple):
 
 
 class ServerKeeping:
-    """The server half of kept tensors: sends all tensors but the kept ones, and tracks models.
+    """Server half of kept tensors, which makes the sent parts and the models of devices.
 
     Args:
-        split: the ranges that are sent, and that are kept.
-        server: the server, which computes the models.
+        split: the ranges that are sent, and the ranges that are kept.
+        server: API of the server half, with ``models`` for arithmetic.
     """
 
     def __init__(self, split: Split, server: Server) -> None:
@@ -70,22 +70,22 @@ class ServerKeeping:
         self._apply = server.models.apply
 
     def sent(self, model: Ref) -> Partial:
-        """A model as it is sent to devices, without the tensors that they keep."""
+        """Return the part of a model that is sent to devices, without the kept tensors."""
         return Partial(model, model, self._split.sent)
 
     def restore(self, before: Ref, model: Ref) -> Ref:
-        """``model`` with the kept tensors of ``before``."""
+        """Return ``model`` with its kept tensors replaced by the kept tensors of ``before``."""
         return self._apply(spliced, [before, model], places=self._split.sent)
 
     def device_models(self, model: Ref, kept: Mapping[int, Ref]) -> dict[int, Ref]:
-        """The models of devices.
+        """Return the model of each device: the global model with the device's kept tensors.
 
         Args:
             model: the global model [d].
-            kept: the kept tensors of each device, by number.
+            kept: device -> its kept tensors.
 
         Returns:
-            The global model with the device's kept tensors, by number of the device.
+            Device -> its model [d].
         """
         models = {}
         for device, tensors in kept.items():
@@ -94,9 +94,9 @@ class ServerKeeping:
 
 
 class KeepingClient(PartClient):
-    """Trains the received tensors together with the kept ones, and sends the received ones back.
+    """Client that trains received and kept tensors together, and sends only the former back.
 
-    State of a device: ``kept``, its kept tensors.
+    The state of a device has its kept tensors as ``kept``.
     """
 
     jobs = ()
@@ -122,7 +122,7 @@ class KeepingClient(PartClient):
         places = self._part.kept
         assert result.update is not None
         assert result.trained is not None
-        # the second one is used if the first has diverged
+        # if the trained model has diverged, the kept tensors remain as before the training
         models = [result.trained, self._whole(device, instruction)]
         size = sum(end - begin for begin, end in places)
         kept = device.apply(taken, models, places=places, size=size)
@@ -134,7 +134,7 @@ class KeepingClient(PartClient):
         device.state["kept"] = reply["kept"].value
 
     def _whole(self, device: Device, instruction: Instruction) -> Ref:
-        """The received model with the device's kept tensors."""
+        """Return the received model, completed by the device's kept tensors."""
         model: Ref = instruction["model"]
         if "kept" not in device.state:
             return model

@@ -1,4 +1,4 @@
-"""The mean of a state that every device keeps, as SCAFFOLD and FedDyn track it on the server."""
+"""Server-side mean of a state that every device has, as in SCAFFOLD and FedDyn."""
 
 from collections.abc import Sequence
 
@@ -15,22 +15,22 @@ async def mean_after_changes(
     entries: Sequence[Entry],
     changes: Sequence[Ref],
 ) -> Ref:
-    """Return the mean over all N devices after K clients have changed their states.
+    """Return the mean of all N devices' states after K clients have changed their states.
 
     By default the result is mean + sum of changes / N. With a robust aggregation it is
-    (1 - K / N) mean + K / N times the aggregation of the K states, since the changes of malicious
-    clients would add up over the rounds.
+    (1 - K / N) mean + K / N times the aggregation of the K states, as the changes of malicious
+    clients would otherwise accumulate over the rounds.
 
     Args:
-        server: the server, which mixes the models.
+        server: API of the server half, with ``models`` for arithmetic.
         aggregation: the aggregation of the scenario.
-        states: the state of each device, by device; updated if the aggregation is robust.
+        states: device -> its state, which is updated if the aggregation is robust, else unused.
         mean: the mean before the changes.
         entries: the updates of the K clients.
         changes: the change of each client's state, in the same order.
 
     Returns:
-        The new mean, of the size of ``mean``.
+        The new mean, with the length of ``mean``.
     """
     mix = server.models.mix
     share = 1.0 / server.setting.devices

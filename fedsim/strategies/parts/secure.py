@@ -1,4 +1,4 @@
-"""The cost of secure aggregation, by the semi-honest protocol of Bell et al.
+"""Cost of secure aggregation by the semi-honest protocol of Bell et al.
 
 Source: Bell et al., "Secure single-server aggregation with (poly)logarithmic overhead" (CCS 2020).
 With all clients as neighbours it is the protocol of Bonawitz et al. (CCS 2017).
@@ -30,7 +30,7 @@ from fedsim.strategies.state import State
 from fedsim.strategies.updates import Update
 from fedsim.world.steps import Computation
 
-# a client's job, and the purpose of what it sends
+# name of a client's job, and of the content that the client sends in it
 Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 NeighbourLists = Mapping[int, Sequence[int]]
@@ -39,13 +39,14 @@ NeighbourLists = Mapping[int, Sequence[int]]
 class SecureAggregation(Spec):
     """``strategy.secure_aggregation``: the cost of SecAgg+, which hides all but sums of updates.
 
-    A round has three more phases. Before the training each client sends two public keys, receives
-    those of its k neighbours, sends each of them a share of each of its two secrets, and receives
-    theirs with the model. After the training, each client whose update came sends one share a
-    neighbour. The server then removes the masks: one for each update, and one for each pair of a
-    client that disconnected and a neighbour whose update came. In a round a client moves (2 k + 2)
-    keys and 5 k shares. With fewer than ``threshold`` of the shares of a client's neighbours the
-    sum cannot be read, and no model changes. Computations on devices take no time.
+    A round has three further phases. Before the training each client sends two public keys and
+    receives the keys of its k neighbours. It then sends each neighbour a share of each of its two
+    secrets, and receives the neighbours' shares with the model. After the training, each client
+    whose update has arrived sends one share per neighbour. The server then removes the masks: one
+    for each update, and one for each pair of a client that disconnected and a neighbour whose
+    update has arrived. In a round a client moves (2 k + 2) keys and 5 k shares. If fewer than
+    ``threshold`` of a client's neighbours send their shares, the sum cannot be read, and no model
+    changes. Computations on devices take no time.
     """
 
     neighbours: int | None = Field(default=None, ge=2, le=1_000_000)
@@ -54,15 +55,15 @@ class SecureAggregation(Spec):
     None: all clients of the round.
     """
     threshold: float = Field(default=0.5, gt=0.0, le=1.0)
-    """share of a client's neighbours whose shares are enough."""
+    """share of a client's neighbours whose secret shares suffice to remove its masks."""
     key: Bytes = 32.0
     """bytes of a public key."""
     share: Bytes = 32.0
     """bytes of an encrypted share."""
     mask_rate: LinkRate | None = None
-    """bytes of float32 for which the server makes masks in a second; None: that takes no time."""
+    """bytes of float32 for which the server computes masks in a second; None: it takes no time."""
     patience: PositiveSeconds = 60.0
-    """how long clients have for each of these phases (s)."""
+    """time that clients have for each of the three further phases (s)."""
 
     @field_validator("neighbours")
     @classmethod
@@ -82,7 +83,14 @@ class SecureAggregation(Spec):
             )
 
     def graph(self, clients: Sequence[int]) -> dict[int, list[int]]:
-        """The k neighbours of each client in a ring of this (random) order; at most all clients."""
+        """Return the k neighbours of each client in a ring.
+
+        Args:
+            clients: the clients, in the random order of the ring.
+
+        Returns:
+            Client -> its neighbours; all other clients if there are k or fewer of them.
+        """
         count = len(clients)
         if self.neighbours is None or self.neighbours >= count:
             return {client: [near for near in clients if near != client] for client in clients}
@@ -96,12 +104,12 @@ class SecureAggregation(Spec):
     def can_be_read(
         self, graph: NeighbourLists, masked: Collection[int], answered: Collection[int]
     ) -> bool:
-        """Whether the server can read the sum.
+        """Return whether the server can read the sum of the updates.
 
         Args:
-            graph: the neighbours of each client.
+            graph: client -> its neighbours.
             masked: the clients that have shared their secrets.
-            answered: the clients that have sent their neighbours' shares in the end.
+            answered: the clients that have sent their neighbours' shares after the training.
 
         Returns:
             Whether enough neighbours of each masked client have answered.
@@ -121,13 +129,13 @@ class SecureAggregation(Spec):
         summed: Collection[int],
         numbers: float,
     ) -> float:
-        """The server's time to remove the masks from the sum (s).
+        """Return the server's time to remove the masks from the sum (s).
 
         Args:
-            graph: the neighbours of each client.
+            graph: client -> its neighbours.
             masked: the clients that have shared their secrets.
             summed: the clients whose updates are in the sum.
-            numbers: the length of an update.
+            numbers: length of an update.
         """
         if not self.mask_rate:
             return 0.0
@@ -139,23 +147,34 @@ class SecureAggregation(Spec):
         return masks * 4 * numbers / self.mask_rate
 
     def sends(self, phase: Phase, neighbours: int) -> Contents:
-        """Message in a phase from a client with this number of neighbours."""
+        """Return the message that a client sends in a phase.
+
+        Args:
+            phase: the phase.
+            neighbours: count of the client's neighbours.
+        """
         shares = neighbours * self.share
         sizes = {"secure-keys": 2 * self.key, "secure-shares": 2 * shares, "secure-unmask": shares}
         return _sized(phase, sizes[phase])
 
     def receives(self, phase: Phase, neighbours: int) -> Contents:
-        """Message in a phase to a client: 2 keys or shares of each of its neighbours."""
+        """Return the message with 2 keys or 2 shares of each neighbour to a client.
+
+        Args:
+            phase: the phase that has collected the keys or shares.
+            neighbours: count of the client's neighbours.
+        """
         size = self.key if phase == "secure-keys" else self.share
         return _sized(phase, 2 * neighbours * size)
 
 
 def _sized(phase: Phase, size: float) -> Contents:
+    """Return contents of ``size`` bytes whose purpose is the phase."""
     return {phase: Opaque(None, size) if size else Header(None)}
 
 
 class _Float32(NamedTuple):
-    """Sizes of models that are sent in full, as masked ones are."""
+    """Sizes of masked models on the wire, which are sent as float32 without a codec."""
 
     model_bytes: float
 
@@ -165,32 +184,32 @@ class _Float32(NamedTuple):
 
 @dataclass
 class SecureState(State):
-    """Memory of ``SecurePhases``."""
+    """State of ``SecurePhases``, the phases of secure aggregation."""
 
     phase: Phase = "secure-keys"
-    """The phase that has begun last."""
+    """The present phase, or the last one if no phase is open."""
     open: dict[int, int] = field(default_factory=dict)
-    """Open tasks of the phase, task -> device."""
+    """Open tasks of the phase: task -> device."""
     answered: list[int] = field(default_factory=list)
     """Devices that have answered in the phase."""
     graph: dict[int, list[int]] = field(default_factory=dict)
-    """Neighbours of each client of the round."""
+    """Client of the round -> its neighbours."""
     masked: list[int] = field(default_factory=list)
-    """Devices that shared their secrets."""
+    """Devices that have shared their secrets in the round."""
     unread: bool = False
     """Whether the sum of the round cannot be read."""
     take_back: list[int] = field(default_factory=list)
-    """Devices that do not know yet that their last sum could not be read."""
+    """Devices that must still be notified that the sum with their last update was not read."""
 
 
 class RoundState(Protocol):
-    """The part of the memory of a strategy in rounds that ``SecurePhases`` uses.
+    """Interface of the part of a strategy's state that ``SecurePhases`` uses.
 
     Attributes:
-        round: number of the round.
+        round: index of the round, from 0.
         cohort: devices of the round.
         received: the updates of the round.
-        secure: memory of the phases.
+        secure: state of the phases.
     """
 
     round: int
@@ -200,9 +219,14 @@ class RoundState(Protocol):
 
 
 class SecurePhases:
-    """Phases before and after the training.
+    """Server half of secure aggregation: the phases before and after the training of a round.
 
     A phase ends when all clients have answered or are late.
+
+    Args:
+        costs: the keys of ``strategy.secure_aggregation``.
+        server: API of the server half.
+        state: state of the strategy.
     """
 
     def __init__(self, costs: SecureAggregation, server: Server, state: RoundState) -> None:
@@ -212,7 +236,7 @@ class SecurePhases:
         self._state = state.secure
 
     def begin(self, phase: Phase, devices: Sequence[int]) -> None:
-        """Ask the idle devices for the messages of a phase."""
+        """Begin a phase: ask those of ``devices`` that are idle for their messages."""
         state = self._state
         server = self._server
         state.phase = phase
@@ -220,7 +244,7 @@ class SecurePhases:
         state.answered = []
         for device in filter(server.clients.idle, devices):
             neighbours = self._neighbours(device, phase)
-            # without neighbours there is nothing to send
+            # a client that has no neighbours has no shares to send
             if not neighbours and phase != "secure-keys":
                 state.answered.append(device)
                 continue
@@ -236,7 +260,11 @@ class SecurePhases:
         server.timer("phase", server.now + wait_s)
 
     def _neighbours(self, device: int, phase: Phase) -> int:
-        """The number of a client's neighbours: with keys, or in the end with shared secrets."""
+        """Return the count of a client's neighbours that take part in a phase.
+
+        The count is 0 for ``secure-keys``, as the graph is not known yet. For ``secure-unmask`` only
+        neighbours count that have shared their secrets.
+        """
         if phase == "secure-keys":
             return 0
         neighbours = self._state.graph[device]
@@ -245,10 +273,11 @@ class SecurePhases:
         return sum(neighbour in self._state.masked for neighbour in neighbours)
 
     def shares(self, device: int) -> Contents:
+        """Return the neighbours' shares, which a client receives together with the model."""
         return self._costs.receives("secure-shares", self._neighbours(device, "secure-unmask"))
 
     def ended(self, message: TaskEnd) -> None:
-        """Receive the end of a task. The last one ends the phase, by timer ``phase``."""
+        """Process the end of a phase's task; the last task ends the phase by timer ``phase``."""
         state = self._state
         device = state.open.pop(message.task)
         if message.outcome == "done":
@@ -259,10 +288,12 @@ class SecurePhases:
             self._server.timer("phase", self._server.now)
 
     def on_timer(self) -> bool:
-        """Timer ``phase``: end open tasks, else begin the next phase or set timer ``close``.
+        """Process timer ``phase``: end open tasks, else begin the next phase or unmask the sum.
+
+        After the sum is unmasked, timer ``close`` closes the round.
 
         Returns:
-            Whether the cohort can be asked.
+            Whether the phases before the training are over, so that the cohort can be asked.
         """
         state = self._state
         server = self._server
@@ -285,7 +316,11 @@ class SecurePhases:
         return False
 
     def _unmask(self, answered: list[int]) -> None:
-        """Read the sum if enough shares came, and close the round after the time that it takes."""
+        """Determine whether the sum can be read, and set timer ``close`` to the end of unmasking.
+
+        Args:
+            answered: devices that have answered in the phase ``secure-unmask``.
+        """
         state = self._state
         received = self._round.received
         summed = [update.device for update in received]
@@ -298,10 +333,10 @@ class SecurePhases:
 
 
 class SecureClient(PartClient):
-    """Takes part in secure aggregation.
+    """Client half of secure aggregation.
 
-    State of a device: ``before_sum``, its state before the last answer, which is restored if the
-    sum cannot be read.
+    The state of a device has as ``before_sum`` its state before the last answer. This state is
+    restored if the sum with that answer could not be read.
     """
 
     jobs = PHASES

@@ -1,4 +1,4 @@
-"""Client selection: the cohort of a round. The base class and the simplest selections."""
+"""Client selections, which choose the cohort of a round: the base class, and ``random``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -50,7 +50,10 @@ SELECTIONS = Registry(
 )
 
 Ids = tuple[int, ...]
-"""Numbers that name a random stream: the round (or draw) from 0, and more if it selects again."""
+"""Numbers in the name of a random stream: the round (or draw) from 0.
+
+Further numbers follow if a round selects several times.
+"""
 Among = list[int] | None
 """Devices to choose from; None for all."""
 Answers = Mapping[int, Contents]
@@ -59,7 +62,7 @@ Updates = Sequence[Update]
 
 _KEYED = "server.rng, or server.clients.sample"
 QUESTION = "question"
-"""The job of a candidate that answers a selection's query before the choice."""
+"""Name of the job in which a candidate answers a selection's question before the choice."""
 
 
 def _find_wrong_count(
@@ -108,7 +111,7 @@ def _find_wrong_candidate(
 class Selection(Spec):
     """The base of every client selection. Its memory is ``state``, one for the whole run.
 
-    Most selections need ``select`` alone. ``heard`` and ``learn`` receive ends of tasks and
+    Most selections implement only ``select``. ``heard`` and ``learn`` receive ends of tasks and
     clients' reports (``report``). With a ``question``, ``select`` returns candidates, and
     ``choose`` selects some of the candidates that have answered.
 
@@ -138,16 +141,16 @@ class Selection(Spec):
     kind: str
 
     State: ClassVar[type[PartState]] = dict
-    """Class of its memory, the ``state`` of its hooks: a plain dict, or a subclass of ``State``."""
+    """Class of ``state``, the selection's memory: a plain dict, or a subclass of ``State``."""
 
     looks_at_each: ClassVar[str | None] = None
-    """Why the selection needs single updates; None if sums of updates are enough."""
+    """Reason for which the selection needs single updates; None if sums of updates are enough."""
 
     needs_accuracy: ClassVar[bool] = False
-    """Whether it uses accuracies, which not every objective has."""
+    """Whether the selection uses accuracies, which not every objective has."""
 
     counts_steps: ClassVar[str | None] = None
-    """Reason why local steps must be those of SGD; see ``StrategyParams.counts_steps``."""
+    """Reason for which local steps must be SGD steps; see ``StrategyParams.counts_steps``."""
 
     uniform: ClassVar[bool] = False
     """Whether all available devices are equally likely to be chosen, independent of the past."""
@@ -160,27 +163,28 @@ class Selection(Spec):
 
     @property
     def asks(self) -> bool:
-        """Whether the selection queries candidates first; refused in strategies without rounds.
+        """Whether the selection asks candidates a question before it chooses.
 
-        By default whether it has a ``question``.
+        By default whether the class defines ``question``. Such a selection is refused in strategies
+        without rounds.
         """
         return type(self).question is not Selection.question
 
     @property
     @returns("a finite time, 0 or more (s), or None", find_outside(least=0.0))
     def patience_s(self) -> float | None:
-        """Longest wait for answers to the selection's question (s); None: until all have come."""
+        """Longest wait for answers to the question (s); None: until all candidates have ended."""
         patience: float | None = getattr(self, "patience", None)
         return patience
 
     @property
     def needs_model(self) -> bool:
-        """Whether the question needs a model of the server; refused if the server has none."""
+        """Whether the question contains a model; refused in strategies whose server has no model."""
         return False
 
     @property
     def talks(self) -> bool:
-        """Whether the selection queries candidates, or clients report."""
+        """Whether clients answer questions of the selection, or add reports to their updates."""
         return self.asks or type(self).report is not Selection.report
 
     @returns("a whole number, 1 or more", find_outside(least=1))
@@ -188,7 +192,7 @@ class Selection(Spec):
         """Return the smallest cohort that the selection chooses on purpose; by default ``count``.
 
         Args:
-            count: number of clients that a round may ask.
+            count: count of clients that a round may ask.
         """
         return count
 
@@ -196,30 +200,31 @@ class Selection(Spec):
     def select(
         self, server: Server, state: PartState, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
-        """Select the devices of a round; called again later if it returns none.
+        """Return the devices of a round; called again later if the result is empty.
 
         Args:
-            server: the server, with its clients and random streams.
-            state: the selection's memory.
-            count: the wanted number of devices.
-            ids: the round (or the draw) from 0, and more numbers if a round selects repeatedly;
-                they name a random stream.
+            server: API of the server half, with clients and random streams.
+            state: state of the selection.
+            count: wanted count of devices.
+            ids: numbers in the name of a random stream: the round (or the draw) from 0, and further
+                numbers if a round selects several times.
             among: the devices to choose from; None for all.
 
         Returns:
-            At most ``count`` online, idle devices. If it ``asks``, any number of candidates.
+            At most ``count`` online, idle devices; any count of candidates if the selection
+            ``asks``.
         """
         raise NotImplementedError
 
     @returns("a list of devices that 'select' has chosen", _find_wrong_candidate)
     def asked_first(self, state: PartState, chosen: list[int]) -> list[int]:
-        """Return the candidates to query, if the selection ``asks``; by default all devices.
+        """Return the candidates to ask, if the selection ``asks``; by default all of ``chosen``.
 
-        The other devices are chosen already.
+        The devices of ``chosen`` that are not returned join the cohort without a question.
 
         Args:
-            state: memory of the selection.
-            chosen: the devices of ``select``.
+            state: state of the selection.
+            chosen: the devices that ``select`` has returned.
         """
         return chosen
 
@@ -227,39 +232,41 @@ class Selection(Spec):
         """Called when a task of the round has ended, with any outcome, before its update is used.
 
         Args:
-            server: the server.
-            state: memory of the selection.
+            server: API of the server half.
+            state: state of the selection.
             message: the ended task.
         """
 
     async def closed(
         self, server: Server, state: PartState, received: Updates, models: ModelAssignment
     ) -> None:
-        """Called when a round has been closed, before ``learn``; not called without rounds.
+        """Called when a round has been closed, before ``learn``.
+
+        Strategies without rounds do not call this hook.
 
         Args:
-            server: the server.
-            state: memory of the selection.
-            received: the round's updates, as ``Synchronous.entry`` makes them.
+            server: API of the server half.
+            state: state of the selection.
+            received: the round's updates, as ``Synchronous.entry`` returns them.
             models: the new models by name, each with the devices that it serves (None: all).
         """
 
     async def learn(self, server: Server, state: PartState) -> None:
-        """Called when a round has been closed, or a version made, to use all its reports together.
+        """Called when a round has been closed or a version published, to process all its reports.
 
         ``ServerModels.numbers`` reads the reports' values.
 
         Args:
-            server: the server.
-            state: memory of the selection.
+            server: API of the server half.
+            state: state of the selection.
         """
 
     def question(self, models: Sequence[Ref]) -> Contents:
         """Return the message to a candidate.
 
         Args:
-            models: the present model that the candidate would get, or several if its group is
-                unknown.
+            models: the present model that the candidate would receive, or several models if its
+                group is unknown.
 
         Returns:
             Contents by name.
@@ -270,13 +277,13 @@ class Selection(Spec):
     async def choose(
         self, server: Server, state: PartState, count: int, answers: Answers
     ) -> list[int]:
-        """Choose among the candidates that have answered.
+        """Return the candidates that join the cohort.
 
         Args:
-            server: the server.
-            state: the selection's memory.
-            count: the number of places left.
-            answers: the answers of the candidates that are still available, by device.
+            server: API of the server half.
+            state: state of the selection.
+            count: the largest count of candidates to choose.
+            answers: device -> answer, for each candidate that has answered and is still available.
 
         Returns:
             At most ``count`` of the devices in ``answers``.
@@ -284,11 +291,11 @@ class Selection(Spec):
         raise NotImplementedError
 
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """Return computations of a candidate before it answers; by default there are none.
+        """Return the steps that a candidate computes before it answers; by default no steps.
 
         Args:
             device: the device.
-            instruction: the query.
+            instruction: the message with the question.
 
         Returns:
             ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, in order.
@@ -298,11 +305,11 @@ class Selection(Spec):
     def answer(
         self, device: Device, instruction: Instruction, result: LocalResult, params: Spec
     ) -> Contents:
-        """Return the answer of a candidate to a query.
+        """Return the answer of a candidate to a question.
 
         Args:
             device: the device.
-            instruction: the query.
+            instruction: the message with the question.
             result: the result of the computations.
             params: the keys of ``[strategy]``.
 
@@ -312,12 +319,12 @@ class Selection(Spec):
         raise NotImplementedError
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        """Return contents that a client's update brings in addition; by default there are none.
+        """Return contents that a client sends in addition to its update; by default an empty dict.
 
         Args:
             device: the device.
             instruction: the message to the device.
-            result: the result of its steps.
+            result: the result of the steps.
 
         Returns:
             Contents by name.
@@ -326,7 +333,7 @@ class Selection(Spec):
 
 
 class SelectionClient(PartClient):
-    """Answers the selection's questions, and reports with updates."""
+    """Client half that answers a selection's questions, and adds its reports to updates."""
 
     jobs = (QUESTION,)
     _part: Selection

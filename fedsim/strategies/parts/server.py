@@ -1,4 +1,4 @@
-"""Server optimisers: steps from the model along the aggregated update."""
+"""Server optimisers, which move the model along the aggregated update."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -39,14 +39,14 @@ class ServerOptimiser(Spec):
     kind: str
 
     State: ClassVar[type[PartState]] = dict
-    """Class of its memory of one model: a plain dict, or a subclass of ``State``."""
+    """Class of the optimiser's state for one model: a plain dict, or a subclass of ``State``."""
 
     def step(self, server: Server, state: PartState, model: Ref, aggregated: Ref) -> Ref:
-        """Compute the next model.
+        """Return the next model.
 
         Args:
-            server: the server, which computes with models.
-            state: the memory for this model, a ``State``.
+            server: API of the server half, with ``models`` for arithmetic.
+            state: state of the optimiser for this model, a ``State``.
             model: the model [d] from which the updates were trained.
             aggregated: the aggregation [d] of the updates.
 
@@ -61,10 +61,10 @@ ServerOptimiserSpec = Annotated[ServerOptimiser, OPTIMISERS]
 
 @dataclass
 class SGDState(State):
-    """Memory of ``sgd``, for one model."""
+    """State of the server optimiser ``sgd`` for one model."""
 
     velocity: Ref | None = None
-    """v [d]; None without momentum, and before the first step."""
+    """Velocity v [d]; None before the first step, and if the momentum is 0."""
 
 
 class SGD(ServerOptimiser):
@@ -80,7 +80,7 @@ class SGD(ServerOptimiser):
     lr: float = Field(default=1.0, gt=0.0, le=1e6)
     """the server's learning rate."""
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """of its velocity."""
+    """factor of the velocity v in each step."""
     nesterov: Annotated[bool, OnlyWith("momentum")] = False
     """w <- w + lr (momentum v + (aggregated - w)) instead, with the new v (Sutskever et al.,
     2013).
