@@ -360,7 +360,7 @@ class Session(Grid):  # type: ignore[misc]
         self._at_work[device] = sent
 
     def _doubt(self, sent: Sent) -> None:
-        """Start the timer after which a message to an unavailable device is answered by an error."""
+        """Start the timer after which a message to an unavailable device gets an error reply."""
         self._server.timer(f"gone {sent.number}", self._server.now + self._params.unavailable_after)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:

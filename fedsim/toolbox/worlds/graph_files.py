@@ -30,7 +30,7 @@ LABELS = (
     "size",
     "width",
 )
-"""Attributes of nodes, edges and graphs that are accepted and ignored: labels and drawing styles."""
+"""Attributes of nodes, edges and graphs that are accepted and ignored: labels and styles."""
 
 PLACES = ("pos", "x", "y", "z", "lat", "lon", "latitude", "longitude", "city", "country")
 """Attributes of nodes that are accepted and ignored, as latencies are attributes of edges."""
