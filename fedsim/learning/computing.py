@@ -1,4 +1,4 @@
-"""Computation of models on a simulation's executor: in waves, or part by part if memory is short."""
+"""Computation of models on a simulation's executor: in waves, or part by part to save memory."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ class Computing:
         self.workers = simulation.executor.workers
         self.may_wait = True
         self.scratch = Scratch(self.room)
-        # records of a part-by-part computation, which are sorted later: model's serial, kind, fields
+        # records of a part-by-part computation, sorted at its end: model's serial, kind, fields
         self._records: list[tuple[int, str, dict[str, Any]]] | None = None
 
     async def compute(self, targets: Iterable[Ref], *, stay: bool = True) -> None:
