@@ -82,7 +82,7 @@ class ModelCard(PartedModel):
         return sum(tensor.size for tensor in self._adapters_of_layers())
 
     def _passes(self) -> tuple[float, float]:
-        """Return the FLOPs of one sample's forward pass, and of the trained parameters' gradients."""
+        """Return one sample's FLOPs of the forward pass, and of the trained weights' gradients."""
         token = 2.0 * self.params
         adapters = 2.0 * self._adapter_numbers()
         trained = token if self.lora is None else 2.0 * self.parameters((), 0)

@@ -260,7 +260,7 @@ class Emnist(PublishedImages):
         return Raw("emnist", *train, *test, self.shape_and_classes(root)[1])
 
     def _upright(self, x: Samples, y: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
-        """Select the characters of ``letters``, and transpose them, as the files have them lying."""
+        """Select the characters of ``letters``, and undo the files' transposition of images."""
         if self.letters == "a-j":
             is_letter = (y >= _A) & (y <= _J)
             x = x[is_letter]
