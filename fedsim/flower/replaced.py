@@ -372,7 +372,7 @@ def _follow_nodes(
     The manager updates its nodes again at each query.
 
     Returns:
-        A thread that has ended, its stop event and its event of the first update, both set.
+        A thread that does nothing, its stop event, and the event of the first update.
     """
     thread = threading.Thread()
     stop = threading.Event()

@@ -7,10 +7,11 @@ In *weight space* a step multiplies the batch with the kernel, and changes the w
 
 In *sample space* the kernel W is never formed. SGD moves W only along the device's own samples X,
 and along the constant part C of the gradient (if there is one): W = a W_0 + b C + A^T X. The
-products of W with a batch thus follow from the products of W_0 and C with all samples, which never change,
-and from the inner products of the samples, X X^T. A step is one product of outputs x batch x n
-instead of two products of outputs x batch x inputs, and changes A for the batch alone. This pays
-because most devices have fewer samples than a sample has features.
+products of W with a batch thus follow from two kinds of products that do not change: the products
+of W_0 and C with all samples, and the inner products of the samples, X X^T. A step is one product
+of outputs x batch x n instead of two products of outputs x batch x inputs, and changes only the
+batch's part of A. This saves time because most devices have fewer samples than a sample has
+features.
 """
 
 from collections.abc import Callable, Iterator, Sequence
