@@ -1,4 +1,4 @@
-"""A Flower app: the ``pyproject.toml`` that names its two halves and its run configuration."""
+"""Flower apps: the ``pyproject.toml`` with the import paths of both halves, and the run config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _FILE = "pyproject.toml"
 
 @dataclass(frozen=True)
 class App:
-    """A Flower app."""
+    """Flower app, as its ``pyproject.toml`` and the scenario describe it."""
 
     folder: Path
     server: str
@@ -30,7 +30,7 @@ class App:
     client: str
     """import path of the ClientApp."""
     config: dict[str, Value]
-    """the run configuration, with the changes of the scenario."""
+    """dotted key: value of the run configuration, with the scenario's changes."""
 
     def load(self, half: Half) -> "ServerApp | ClientApp":
         """Import one half of the app. The app's folder must be on ``sys.path``.
@@ -42,7 +42,7 @@ class App:
             The ServerApp or the ClientApp.
 
         Raises:
-            SimulationError: the half cannot be imported, or is of another class.
+            SimulationError: the half cannot be imported, or is not a ServerApp or ClientApp.
         """
         from flwr.clientapp import ClientApp
         from flwr.serverapp import ServerApp
@@ -68,17 +68,19 @@ class App:
 
 
 def read_app(place: str, run_config: Mapping[str, object]) -> App:
-    """Read an app's ``pyproject.toml``, as ``flwr run`` does.
+    """Read a Flower app from the ``pyproject.toml`` in its folder.
 
     Args:
-        place: folder of the app.
-        run_config: changes of the app's ``[tool.flwr.app.config]``, as tables or dotted keys.
+        place: path of the app's folder.
+        run_config: values that replace those in ``[tool.flwr.app.config]``, in tables or under
+            dotted keys.
 
     Returns:
         The app, with the changed run configuration.
 
     Raises:
-        ScenarioError: the folder has no app, or the app has no such key.
+        ScenarioError: the folder has no valid app, or ``run_config`` has a key that the app lacks
+            or a value that is no number, text or bool.
     """
     folder = Path(place).expanduser().resolve()
     tables = _app_tables(place, folder)
@@ -110,7 +112,7 @@ def read_app(place: str, run_config: Mapping[str, object]) -> App:
 
 
 def _app_tables(place: str, folder: Path) -> dict[str, dict[str, object]]:
-    """The table ``[tool.flwr.app]`` of an app's file."""
+    """Read the table ``[tool.flwr.app]`` of an app's ``pyproject.toml``; empty if it is absent."""
     file = folder / _FILE
     try:
         tables = read_toml(file)

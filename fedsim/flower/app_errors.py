@@ -1,4 +1,4 @@
-"""Messages for errors that a Flower app's code raises: the place in the app, the calls, a hint."""
+"""Error messages for a Flower app's code: the line in the app, the calls, and a hint."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 _MOST_CALLS = 8  # calls of the app that a message names
-_MOST_CAUSES = 8  # errors in a chain of causes that are searched for a hub
+_MOST_CAUSES = 8  # errors in a chain of causes that are searched for a failed connection to a hub
 _FETCHING = (
     "huggingface_hub",
     "datasets",
@@ -21,7 +21,7 @@ _FETCHING = (
     "aiohttp",
     "flwr_datasets",
 )
-"""Packages that fetch data from hubs."""
+"""Python packages that fetch data or models from hubs."""
 _UNREACHED = (
     "Connect",
     "Offline",
@@ -32,15 +32,15 @@ _UNREACHED = (
     "NameResolution",
     "Proxy",
 )
-"""Words in the names of errors that such a package raises without a connection."""
-_NO_CONNECTION = "couldn't connect to"  # from a message of transformers and datasets
+"""Words in the class names of errors that these packages raise if there is no connection."""
+_NO_CONNECTION = "couldn't connect to"  # part of an error message of transformers and datasets
 
 
 def is_within(folder: Path, file: str) -> bool:
-    """Whether a file is in a folder, but not in the folder's environment of packages (``.venv``).
+    """Return whether a file is in a folder, but not in a virtual environment within the folder.
 
     Args:
-        folder: the folder.
+        folder: absolute path of the folder.
         file: absolute path of the file.
     """
     prefix = f"{folder}{os.sep}"
@@ -51,27 +51,29 @@ def is_within(folder: Path, file: str) -> bool:
 
 
 def place_of_error(error: BaseException, folder: Path) -> str:
-    """The last line of a folder's code that an error passed, as ``", in client_app.py, line 12"``.
+    """Format the innermost line of an app's code in an error's traceback.
 
     Args:
-        error: the error.
+        error: error with a traceback.
         folder: folder of the app.
 
     Returns:
-        The place; ``""`` if the error passed no code of the folder.
+        Text such as ``", in client_app.py, line 12"``; ``""`` if the traceback has no code of the
+        folder.
     """
     return _place(_frames_within(error.__traceback__, folder))
 
 
 def place_of_thread(thread: threading.Thread, folder: Path) -> str:
-    """The line of a folder's code at which a thread is, as ``", in server_app.py, line 12"``.
+    """Format the line of an app's code that a thread is executing.
 
     Args:
-        thread: the thread.
+        thread: thread that runs the app.
         folder: folder of the app.
 
     Returns:
-        The place; ``""`` if the thread has not begun, or runs no code of the folder.
+        Text such as ``", in server_app.py, line 12"``; ``""`` if the thread has not begun, or runs
+        no code of the folder.
     """
     current = sys._current_frames().get(thread.ident or 0)
     stack = traceback.extract_stack(current)
@@ -89,15 +91,15 @@ def _place(frames: list[traceback.FrameSummary]) -> str:
 
 
 def error_of_app(error: BaseException, folder: Path) -> str:
-    """The message of an error in an app's code.
+    """Format an error that an app's code raised.
 
     Args:
-        error: the error.
+        error: error with a traceback.
         folder: folder of the app.
 
     Returns:
-        The error's type and text, its place in the app, the calls that led to it, the folder, and
-        a hint if a hub cannot be reached.
+        The error's type and text, its line in the app, the app's calls that led to it, the folder,
+        and a hint if the error means that a hub cannot be reached.
     """
     frames = _frames_within(error.__traceback__, folder)
     calls = []
@@ -112,7 +114,7 @@ def error_of_app(error: BaseException, folder: Path) -> str:
 
 
 def _hint_at_hub(error: BaseException) -> str:
-    """A hint if an error, or a cause of it, means that a hub cannot be reached; else ``""``."""
+    """Return a hint if an error or one of its causes is a failed connection to a hub, else ""."""
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if cause is None:

@@ -1,4 +1,4 @@
-"""Calls of a device's ClientApp, in any process: a message and a context give a reply."""
+"""Calls of a device's ClientApp for a message, in the simulation's or a worker's process."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -27,54 +27,58 @@ from fedsim.flower.turns import call_in_thread
 
 @dataclass(frozen=True)
 class AppJob:
-    """A message that a device's ClientApp must answer."""
+    """Message that a device's ClientApp must answer, with the arguments of the call."""
 
     params: FlowerParams
     app: App
     run: str
-    """id of the run; another run loads the app's modules anew."""
+    """ID of the run; a worker loads the app's modules again for another run."""
     device: int
+    """index of the device."""
     devices: int
+    """count of all devices."""
     message: Message
     state: RecordDict
-    """the device's state, which its last reply left."""
+    """``context.state`` of the device, from its last reply."""
     seeds: tuple[int, int]
-    """seeds of the global generators, for loading the ClientApp, and for this message."""
+    """seed of the global generators to load the ClientApp, and their seed for this message."""
     counts: str | None
-    """``flops`` to count torch's operations, ``samples`` to count the model's samples, or None."""
+    """``flops`` to count torch's operations, ``samples`` to count the samples that the model
+    receives, None to count nothing."""
 
 
 @dataclass(frozen=True)
 class AppReply:
-    """The reply of a ClientApp, and its cost."""
+    """Reply of a ClientApp, and its cost."""
 
     reply: Message
     bytes: int
     """size of the reply (bytes)."""
     state: RecordDict
-    """the device's state after the reply."""
+    """``context.state`` of the device after the reply."""
     examples: float | None
-    """the reply's ``num-examples``; None without a number."""
+    """the reply's metric ``num-examples``; None if the reply has none."""
     counted: float | None
-    """FLOPs or samples, as the job ``counts``; None if nothing is counted."""
+    """count of FLOPs or samples, as ``AppJob.counts`` requests; None if nothing is counted."""
     slept_s: float
-    """time for which the app slept (s)."""
+    """time for which the app called ``time.sleep`` (s)."""
 
 
-_loaded: dict[str, AppHalf] = {}  # the loaded ClientApp of this process, by run; one at a time
+_loaded: dict[str, AppHalf] = {}  # ID of the run: the loaded ClientApp of this process; one entry
 
 
 def carry_out(job: AppJob) -> AppReply:
-    """Call the ClientApp for a message.
+    """Call the ClientApp for a message, after loading the app if this process has not yet.
 
     Args:
-        job: the message, and all that the call needs.
+        job: the message, and the arguments of the call.
 
     Returns:
         The reply, and its cost.
 
     Raises:
-        SimulationError: the ClientApp cannot be loaded, raises, returns no reply, or never ends.
+        SimulationError: the ClientApp cannot be loaded, raises an error, returns no reply, or
+            computes for longer than ``real_patience``.
     """
     replace_all()
     label = f"the ClientApp of device {job.device}"
@@ -129,7 +133,7 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
 
 
 def _examples_of(reply: Message) -> float | None:
-    """The reply's number of examples; None without a number of at least 0."""
+    """Return the reply's metric ``num-examples``; None if it is absent or negative."""
     if reply.has_error():
         return None
     examples = figure(reply.content, "num-examples", "num_examples")
@@ -139,21 +143,25 @@ def _examples_of(reply: Message) -> float | None:
 
 
 def _count(job: AppJob, stack: ExitStack) -> Callable[[], float | None]:
-    """Begin to count what the job ``counts``, until ``stack`` is closed.
+    """Start to count FLOPs or samples in this thread, as ``job.counts`` requests.
+
+    Args:
+        job: the message.
+        stack: its exit ends the counting.
 
     Returns:
-        A function that returns the count.
+        A function that returns the count; None if nothing is counted.
     """
     if job.counts is None:
         return lambda: None
     if job.counts == "flops":
         mode = stack.enter_context(FlopCounterMode(display=False))
         return lambda: float(mode.get_total_flops())
-    samples = Counter[Module]()  # by module; the first module called is the whole model
+    samples = Counter[Module]()  # module: samples; the first module called is the whole model
     trains = is_training(job.message.metadata.message_type)
 
     def count(module: Module, inputs: tuple[object, ...]) -> None:
-        # a test within a training does not count
+        # samples of a test within a training are not counted
         if trains and not torch.is_grad_enabled():
             return
         for value in inputs:
@@ -166,7 +174,7 @@ def _count(job: AppJob, stack: ExitStack) -> Callable[[], float | None]:
 
 
 def _place_of(app: ClientApp, message: Message) -> str:
-    """The place of the app's function for a message, for messages of errors."""
+    """Format the file and line of the app's function that handles a message, for error messages."""
     category, _, action = message.metadata.message_type.partition(".")
     function = app._registered_funcs.get(f"{category}.{action or 'default'}") or app._call
     code = getattr(unwrap(function), "__code__", None)
@@ -176,14 +184,14 @@ def _place_of(app: ClientApp, message: Message) -> str:
 
 
 def config_of(message: Message, run_config: Config) -> dict[str, object]:
-    """The configs of a message, with further keys of the app's run configuration after them.
+    """Merge the config records of a message with the app's run configuration.
 
     Args:
-        message: the message.
+        message: message from the ServerApp.
         run_config: the app's run configuration.
 
     Returns:
-        Values by key; a message's value replaces the run configuration's.
+        key: value. The message's value is used if both have a key.
     """
     config: dict[str, object] = {}
     for record in message.content.config_records.values():
@@ -194,15 +202,15 @@ def config_of(message: Message, run_config: Config) -> dict[str, object]:
 
 
 def figure(content: Mapping[str, object], *names: str) -> float | None:
-    """The first number with one of some names in the records of a message.
+    """Find a numeric metric in the records of a message.
 
     Args:
-        content: records by name. Metrics and configs are read, as legacy clients report numbers in
-            configs.
-        names: names of the number.
+        content: records by name. Config records are searched too, as legacy clients report
+            metrics in them.
+        names: names under which the metric may be stored.
 
     Returns:
-        The number; None if there is none.
+        The first value found; None if no record has one.
     """
     for record in content.values():
         if isinstance(record, MetricRecord | ConfigRecord):
@@ -214,10 +222,12 @@ def figure(content: Mapping[str, object], *names: str) -> float | None:
 
 
 def bytes_of(message: Message, of_content: int | None = None) -> int:
-    """The size of a message as Flower sends it, each different object once with its head (bytes).
+    """Return the size of a message as Flower sends it (bytes).
+
+    Flower sends each distinct object once, with a header.
 
     Args:
-        message: the message.
+        message: message with a content or an error.
         of_content: ``bytes_of_content`` of the message's content; None to compute it.
     """
     proto = metadata_to_proto(message.metadata)
@@ -227,14 +237,14 @@ def bytes_of(message: Message, of_content: int | None = None) -> int:
     body = len(envelope.SerializeToString(deterministic=True))
     head = len("Message ") + len(f" {body} ")
     if error is None:
-        head += 64  # id of the content
+        head += 64  # the content's ID
         if of_content is None:
             of_content = bytes_of_content(message.content)
     return head + body + (of_content or 0)
 
 
 def bytes_of_content(content: RecordDict) -> int:
-    """The size of a content as Flower writes it (bytes)."""
-    # a copy, which shares the numbers, as arrays keep the pieces in which they are written
+    """Return the serialised size of a message's content, in Flower's format (bytes)."""
+    # a copy, which shares the arrays' bytes: Flower's arrays store their serialised chunks
     objects = get_all_nested_objects(deepcopy(content))
     return sum(len(nested.deflate()) for nested in objects.values())

@@ -1,4 +1,4 @@
-"""Keys of a scenario with a Flower app, and the times of a device's work on the app's messages."""
+"""Scenario keys of ``kind = "flower"``, and simulated compute times of an app's messages."""
 
 import os
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ from fedsim.strategies.base import StrategyParams
 from fedsim.world.population import PopulationSpec
 from fedsim.world.steps import Work
 
-# the last word of a dotted key
+# names of run configuration keys: the last word of a dotted key
 _ROUNDS = ("num-server-rounds", "num_server_rounds", "num-rounds", "num_rounds", "rounds")
 _EPOCHS = ("local-epochs", "local_epochs", "epochs")
-_FORWARD_SHARE = 1 / 3  # of a training step, whose backward pass takes twice as long
+_FORWARD_SHARE = 1 / 3  # forward pass / training step; the backward pass takes twice as long
 _FAR = 1.5  # ratio of counted samples to the model's samples from which a run warns
 
 
-Config = Mapping[str, object]  # of a message, or of a run
+Config = Mapping[str, object]  # key: value, in the config of a message or of a run
 
 
 def is_training(kind: str) -> bool:
-    """Whether a kind of message belongs to the category ``train``."""
+    """Return whether ``kind`` is ``train`` or ``train.NAME``, Flower's types of messages."""
     return kind.partition(".")[0] == "train"
 
 
@@ -40,22 +40,23 @@ class SamplesTime(Spec):
 
     kind: Literal["samples"] = "samples"
     passes: float | None = Field(default=None, ge=0.0, le=1e6)
-    """passes over the examples.
+    """passes of a training over its examples.
 
-    None: ``local-epochs`` of the message or of the app's run configuration, else 1.
+    None: the value of ``local-epochs`` in the message's config or in the app's run configuration,
+    or 1 if neither has this key.
     """
 
     def work(self, kind: str, examples: float, flops: float | None, config: Config) -> Work | None:
-        """The work of a device for a message.
+        """Return the simulated work that a device does for a message.
 
         Args:
-            kind: kind of the message, such as ``train``.
-            examples: number of examples in the reply.
-            flops: FLOPs of an example, if counted.
-            config: configs of the message and the app.
+            kind: Flower's type of the message, such as ``train``.
+            examples: count of examples in the reply.
+            flops: counted FLOPs of one example; None if they were not counted.
+            config: the message's config, and the app's run configuration.
 
         Returns:
-            The work; None if the message takes no time.
+            The work; None if the message takes no compute time.
         """
         factor = _FORWARD_SHARE
         if is_training(kind):
@@ -66,13 +67,13 @@ class SamplesTime(Spec):
         return Work(samples=samples, what=kind)
 
     def passes_over(self, config: Config) -> tuple[float, str]:
-        """The passes of training over the examples.
+        """Return the count of passes that a training makes over its examples.
 
         Args:
-            config: configs of the message and the app.
+            config: the message's config, and the app's run configuration.
 
         Returns:
-            The number of passes, and the key that sets it.
+            The count of passes, and the name of the key that sets it, for messages.
         """
         if self.passes is not None:
             return self.passes, "strategy.time.passes"
@@ -86,7 +87,14 @@ class SamplesTime(Spec):
 
 
 class SamplesTaken:
-    """The samples that count for messages under ``time = "samples"``, and warnings of doubts."""
+    """Log of the sample counts that ``time = "samples"`` charges for messages.
+
+    Collects a note for each kind of message, and a warning if the count of samples that the
+    ClientApp's model received differs much.
+
+    Args:
+        time: the scenario's ``strategy.time``.
+    """
 
     def __init__(self, time: SamplesTime) -> None:
         self._time = time
@@ -96,13 +104,14 @@ class SamplesTaken:
     def note(
         self, kind: str, config: Config, examples: float | None, counted: float | None
     ) -> None:
-        """Note a reply.
+        """Record the sample count of a reply, and a warning if it is doubtful.
 
         Args:
-            kind: kind of the message.
-            config: configs of the message and the app.
-            examples: the reply's number of examples; None without one.
-            counted: samples that the model received; None if not counted, 0 without torch.
+            kind: Flower's type of the message, such as ``train``.
+            config: the message's config, and the app's run configuration.
+            examples: count of examples in the reply; None if the reply has no such metric.
+            counted: count of samples that the model received; None if they were not counted, 0 if
+                the app called no torch module.
         """
         if examples is None:
             message = (
@@ -123,7 +132,14 @@ class SamplesTaken:
             self._warn(kind, examples, expected, counted)
 
     def _warn(self, kind: str, examples: float, expected: float, counted: float) -> None:
-        """Warn that the model received another number of samples than expected."""
+        """Add a warning that a message's charged count of samples is not the model's.
+
+        Args:
+            kind: Flower's type of the message.
+            examples: count of examples in the reply.
+            expected: count of samples that the message is charged with.
+            counted: count of samples that the model received.
+        """
         error = f"{expected / counted:.3g} times too long"
         if counted > expected:
             error = f"{counted / max(expected, 1):.3g} times too short"
@@ -137,7 +153,7 @@ class SamplesTaken:
         self._warnings.setdefault(kind, message)
 
     def facts(self) -> dict[str, list[str]]:
-        """Lines on each kind of message, under ``notes`` and ``warnings``."""
+        """Return the sentences on each kind of message, in the lists ``notes`` and ``warnings``."""
         notes = []
         for kind, (least, most, factor) in self._ranges.items():
             examples = f"{least:g}" if least == most else f"{least:g} to {most:g}"
@@ -230,11 +246,14 @@ class FlowerParams(StrategyParams):
         return app
 
     def node_config_of(self, device: int, devices: int) -> dict[str, Value]:
-        """The ``context.node_config`` of a device's ClientApp.
+        """Return the ``context.node_config`` of a device's ClientApp.
 
         Args:
-            device: number of the device.
-            devices: number of all devices.
+            device: index of the device, from 0.
+            devices: count of all devices.
+
+        Returns:
+            Flower's ``partition-id`` and ``num-partitions``, and the scenario's ``node_config``.
         """
         config: dict[str, Value] = {"partition-id": device, "num-partitions": devices}
         for key, value in self.node_config.items():
@@ -242,7 +261,11 @@ class FlowerParams(StrategyParams):
         return config
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """The app's own number of rounds; without one the end is unknown."""
+        """Return ``stop`` with the count of rounds that the app's run configuration sets.
+
+        The rounds and the simulated time are None if the run configuration sets no such count, as
+        the end is then unknown.
+        """
         for key, value in read_app(self.app, self.run_config).config.items():
             if key.rpartition(".")[2] in _ROUNDS and type(value) is int and value > 0:
                 rounds = value if stop.rounds is None else min(value, stop.rounds)

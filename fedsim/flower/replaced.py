@@ -1,9 +1,9 @@
-"""Replacements of the clock, of waiting, modules, generators and threads, for apps of Flower.
+"""Patches of ``time``, flwr, imported modules and global generators, for simulated Flower apps.
 
-A replacement acts in the thread of a simulated ServerApp alone. In the thread of a ClientApp
-``time.sleep`` returns at once, and is counted. The clock is simulated for code that knows Flower:
-the app's own, flwr, and packages that import flwr. Other libraries wait for real processes,
-sockets and threads, so they get real time.
+Patches take effect only in the thread of a simulated ServerApp. In the thread of a ClientApp
+``time.sleep`` returns at once, and its time is added up. The clock is simulated for the app's own
+code, flwr, and packages that import flwr. Other libraries wait for real processes, sockets and
+threads, so they get real time.
 """
 
 import datetime
@@ -56,9 +56,9 @@ class AppHalf:
     """The ServerApp or the ClientApp, with its own modules, global generators and torch threads.
 
     Args:
-        app: the app.
-        half: which half of the app.
-        seed: seed of the generators while the half is loaded (below 2**32).
+        app: Flower app to load.
+        half: ``server`` or ``client``.
+        seed: seed of the global generators while the half is loaded (below 2**32).
 
     Attributes:
         loaded: the ServerApp or the ClientApp.
@@ -68,17 +68,18 @@ class AppHalf:
         self._folder = app.folder
         self._modules: dict[str, ModuleType] = {}
         for name in self._names_of_modules():
-            del sys.modules[name]  # of another run, which they may remember
+            del sys.modules[name]  # may hold state of another run
         with self.in_use(seed):
             self.loaded = app.load(half)
             self._generators = _generators()
 
     @contextmanager
     def in_use(self, seed: int | None = None) -> Iterator[None]:
-        """Context in which the half's modules, generators and threads are the process's own.
+        """Context in which the process has the half's modules, generator states and torch threads.
 
         Args:
-            seed: seed of the generators; None to continue from the last use without a seed.
+            seed: seed of the global generators; None for the states at the end of the last use
+                without a seed.
         """
         outside = _generators()
         threads = torch.get_num_threads()
@@ -91,7 +92,7 @@ class AppHalf:
             random.seed(seed)
             np.random.seed(seed % (1 << 32))  # noqa: NPY002
             torch.default_generator.manual_seed(seed)
-        torch.set_num_threads(1)  # sums of several threads have other last bits
+        torch.set_num_threads(1)  # sums in several threads differ in their last bits
         if "FLWR_LOG_LEVEL" not in os.environ:
             log.setLevel(logging.WARNING)
         sys.path.insert(0, place)
@@ -114,13 +115,13 @@ class AppHalf:
             _set_generators(outside)
 
     def _names_of_modules(self) -> list[str]:
-        """Names of the imported modules that lie in the app's folder."""
+        """Return the names in ``sys.modules`` whose files are in the app's folder."""
         modules = list(sys.modules.items())
         return [name for name, module in modules if is_within(self._folder, _place(module))]
 
 
 def _place(module: ModuleType) -> str:
-    """The file of a module, or the first folder of a package without a file; ``""`` for neither."""
+    """Return a module's file, or a namespace package's first folder; ``""`` if it has neither."""
     try:
         file = getattr(module, "__file__", None)
         if file:
@@ -146,7 +147,16 @@ def _set_generators(states: States) -> None:
 
 
 class Sleeper:
-    """A ClientApp at work, and how long its code has slept (s), by which its clocks advance."""
+    """Sleep counter of a ClientApp's call.
+
+    Clocks that the app reads advance by the counted time.
+
+    Args:
+        folder: folder of the app.
+
+    Attributes:
+        slept_s: time for which the app's code has called ``time.sleep`` (s).
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -191,8 +201,8 @@ class SessionBase(Grid):  # type: ignore[misc]
 class _Here(threading.local):
     side: "SessionBase | None" = None  # the ServerApp that runs in this thread
     sleeper: Sleeper | None = None  # the ClientApp that runs in this thread
-    now_s: float | None = None  # time of Flower's own clock, of messages alone
-    reply: Message | None = None  # of the ClientApp's function, before mods may hide its content
+    now_s: float | None = None  # time that Flower writes into messages (s); None for real time
+    reply: Message | None = None  # reply of the ClientApp's function, before mods change it
 
 
 here = _Here()
@@ -200,10 +210,10 @@ here = _Here()
 
 @contextmanager
 def where(**state: object) -> Iterator[None]:
-    """Context in which attributes of ``here`` have other values.
+    """Context in which the thread-local object ``here`` has the given attributes.
 
     Args:
-        state: the values by attribute.
+        state: attribute of ``here``: value.
     """
     vars(here).update(state)
     try:
@@ -213,11 +223,16 @@ def where(**state: object) -> Iterator[None]:
             vars(here).pop(name, None)
 
 
-_knows_flower = {"flwr": True}  # by top package
+_knows_flower = {"flwr": True}  # top-level package: whether it imports flwr
 
 
 def _side_of_caller() -> "SessionBase | Sleeper | None":
-    """The simulated ServerApp or ClientApp, if the caller of the caller knows Flower."""
+    """Return the ServerApp or ClientApp of this thread if its clock must be simulated.
+
+    Returns:
+        None if the thread runs no simulated app, or if the code that called the function that
+        calls this one is neither the app's nor in a package that imports flwr.
+    """
     side = here.side or here.sleeper
     if side is None:
         return None
@@ -231,16 +246,16 @@ def _side_of_caller() -> "SessionBase | Sleeper | None":
 
 
 def _imports_flower(package: str) -> bool:
-    """Whether a module of a package has imported from Flower."""
+    """Return whether any loaded module of a top-level package has imported from flwr."""
     modules = list(sys.modules.items())
     own_modules = [module for name, module in modules if name.partition(".")[0] == package]
     return any(map(_has_of_flower, own_modules))
 
 
 def _has_of_flower(module: ModuleType) -> bool:
-    """Whether a module has a module, class or function of Flower as an attribute."""
+    """Return whether one of a module's attributes is a module, class or function of flwr."""
     for value in list(vars(module).values()):
-        kind = type(value)  # isinstance asks the value, which may run any code
+        kind = type(value)  # isinstance reads value.__class__, which may run any code
         origin: object = ""
         if kind is ModuleType:
             origin = value.__name__
@@ -253,7 +268,7 @@ def _has_of_flower(module: ModuleType) -> bool:
 
 @cache
 def replace_all() -> None:
-    """Install the replacements, once a process."""
+    """Install all patches of ``time`` and flwr; further calls in a process do nothing."""
     for name, begin_s in (("time", EPOCH_S), ("monotonic", 0.0), ("perf_counter", 0.0)):
         _replace_clock(name, 1.0, begin_s)
         _replace_clock(f"{name}_ns", 1e9, begin_s)
@@ -275,12 +290,12 @@ def replace_all() -> None:
 
 
 def _replace_clock(name: str, scale: float, begin_s: float) -> None:
-    """Replace a function of ``time``.
+    """Patch a function of ``time`` to return simulated time to simulated apps.
 
     Args:
-        name: the function.
-        scale: units of the function's result in a second.
-        begin_s: result at simulated time 0 (s).
+        name: name of the function.
+        scale: units of the function's result per second.
+        begin_s: the function's result at simulated time 0 (s).
     """
     real: Callable[[], float] = getattr(time, name)
 
@@ -305,7 +320,7 @@ def _replace_sleep() -> None:
     def sleep(seconds: float) -> None:
         side = _side_of_caller()
         if side is None or not 0 <= seconds < math.inf:
-            real(seconds)  # raises an error for a simulated app
+            real(seconds)  # raises the usual error if a simulated app passes an invalid time
         elif isinstance(side, Sleeper):
             side.slept_s += seconds
         else:
@@ -316,12 +331,13 @@ def _replace_sleep() -> None:
 
 
 def _replace(place: object, name: str, replacement: Callable[..., object]) -> None:
-    """Replace a function of Flower in the threads of simulated ServerApps.
+    """Patch a function of flwr in the threads of simulated ServerApps.
 
     Args:
-        place: the module or class.
-        name: the function.
-        replacement: called instead, with the function, the session and the function's arguments.
+        place: module or class that has the function.
+        name: name of the function.
+        replacement: called instead, with the original function, the session, and the arguments of
+            the call.
     """
     real: Callable[..., object] = getattr(place, name)
 
@@ -344,7 +360,7 @@ def _now() -> datetime.datetime:
 
 
 def _note_reply(function: AppHandler) -> AppHandler:
-    """The ClientApp's function, with its reply noted in ``here``."""
+    """Wrap a ClientApp's function so that its reply is also stored in ``here.reply``."""
 
     @wraps(function)
     def call(message: Message, context: Context) -> Message:
@@ -357,7 +373,7 @@ def _note_reply(function: AppHandler) -> AppHandler:
 def _start(
     real: Callable[..., Result], side: "SessionBase", strategy: Strategy, *args: Any, **named: Any
 ) -> Result:
-    """``Strategy.start``, with its models and central evaluations noted in the session."""
+    """Patch of ``Strategy.start`` that stores models and central metrics in the session."""
     call = signature(real).bind(strategy, *args, **named)
     side.strategy = strategy
     side.model = call.arguments["initial_arrays"]
@@ -377,16 +393,19 @@ def _start(
     return result
 
 
-# The legacy ServerApp waits in threads: one that follows which nodes there are, and one for each
-# client.
+# Legacy ServerApps wait in threads: one that polls the connected nodes, and one for each client.
+# The patches below replace these threads.
 
 
 def _follow_nodes(
     real: Callable[..., object], side: "SessionBase", grid: Grid, manager: ClientManager
 ) -> tuple[threading.Thread, threading.Event, threading.Event]:
-    """Update the manager's nodes once, without the thread that does so every 5 s.
+    """Update the client manager's nodes once, in place of Flower's thread that polls every 5 s.
 
-    The manager updates them again whenever it is asked for a node.
+    The manager updates its nodes again at each query.
+
+    Returns:
+        A thread that does nothing, its stop event, and the event of the first update.
     """
     thread = threading.Thread()
     stop = threading.Event()
@@ -412,13 +431,13 @@ def _wait_for(
 
 @dataclass(frozen=True)
 class Exchange:
-    """A message of the legacy ServerApp to clients, and their replies, as Flower's objects."""
+    """Converters between a legacy ServerApp's objects and the contents of messages."""
 
     message_type: str
     write: Callable[[Any, bool], RecordDict]
-    """writes instructions (``FitIns``, ``EvaluateIns``) as the content of a message."""
+    """converts ``FitIns`` or ``EvaluateIns`` to the content of a message."""
     read: Callable[[RecordDict], FitRes | EvaluateRes]
-    """reads the content of a reply."""
+    """converts the content of a reply to ``FitRes`` or ``EvaluateRes``."""
 
 
 _FIT = Exchange(
@@ -440,10 +459,13 @@ def _ask_all(
     timeout: float | None,
     group_id: int,
 ) -> tuple[list[tuple[ClientProxy, FitRes | EvaluateRes]], list[Any]]:
-    """Send instructions to all clients at once, and wait for all replies together.
+    """Patch of ``fit_clients`` and ``evaluate_clients`` that uses no threads.
+
+    Sends the instructions to all clients at the same simulated time, and waits for all replies.
 
     Returns:
-        The results with their clients, and the failures.
+        Pairs of a client and its result, and the failures: errors, or pairs of a client and a
+        result whose status is not OK.
     """
     results = []
     failures: list[Any] = []
@@ -485,7 +507,7 @@ def _run_fl(
     server: server.Server,
     config: ServerConfig,
 ) -> history.History:
-    """``run_fl`` of a legacy ServerApp, with its strategy and last model noted in the session."""
+    """Patch of ``run_fl`` that stores a legacy app's strategy and last model in the session."""
     side.strategy = server.strategy
     record = real(server=server, config=config)
     if server.parameters.tensors:

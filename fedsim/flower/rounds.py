@@ -1,4 +1,4 @@
-"""The rounds of a Flower app, as the messages of its ServerApp show them."""
+"""Rounds of a Flower app, derived from the messages that its ServerApp sends."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -14,50 +14,51 @@ _NUMBERS = ("server-round", "server_round", "current-round", "current_round", "r
 
 
 class ReceivedUpdate(NamedTuple):
-    """A reply that the ServerApp has received."""
+    """Reply that the ServerApp has received, as a fedsim record of an aggregation lists it."""
 
     task: int
-    """number of the device's task."""
+    """ID of the device's task."""
     weight: float
-    """number of examples; 1 without a number."""
+    """count of examples in the reply; 1 if the reply has none."""
     age: int
-    """number of rounds from the task's round to the one in which the reply was received."""
+    """rounds between the task's round and the round in which the ServerApp received the reply."""
 
 
 @dataclass(eq=False)
 class AppRound:
-    """A round of a Flower app, open or closed."""
+    """Round of a Flower app, with its counts of tasks and its metrics; open or closed."""
 
     number: int
-    """number of the round, from 0."""
+    """index of the round, from 0."""
     app_number: int | None
-    """the app's own number of the round; None without one."""
+    """the app's own index of the round; None if its messages carry none."""
     ends: Counter[str] = field(default_factory=Counter)
-    """tasks by outcome, without tasks that another task continues."""
+    """outcome: count of tasks. Tasks that another task continues are not counted."""
     updates: list[ReceivedUpdate] = field(default_factory=list)
     """replies that the ServerApp has received in this round."""
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """sum of value x examples, by column."""
+    """column (``accuracy``, ``loss``, ``train_loss``): sum of value x examples over the replies."""
     weights: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """sum of examples, by column."""
+    """column: sum of examples over the replies."""
     figures: dict[str, float] = field(default_factory=dict)
-    """values that the ServerApp itself has measured, by column."""
+    """column: value that the ServerApp itself has measured."""
 
 
 class AppRounds:
-    """The rounds of a run, of which one at a time is open.
+    """Assigns the messages of a ServerApp to rounds, of which one at a time is open.
 
-    Messages of training make the rounds; before an app trains, all messages do. Flower's own
-    strategies number the rounds by ``group_id``, or by a config ``server-round``. Without numbers a
-    round begins when other arrays are sent than before. Messages without arrays begin a round when
-    a device gets a message of the same type again.
+    Training messages make the rounds. Before an app's first training message, all messages do.
+    Flower's own strategies number the rounds in ``group_id``, or in a config ``server-round``. If
+    messages carry no round index, a round begins when the ServerApp sends arrays that differ from
+    the last ones. If messages have no arrays either, a round begins when a device gets a message
+    of the same type again.
 
     Args:
-        names: the app's metric of each column.
+        names: column (``accuracy``, ``loss``, ``train_loss``): name of the app's metric.
         close: called with each round that ends.
 
     Attributes:
-        seen: names of all metrics so far.
+        seen: names of all metrics that the app has reported so far.
     """
 
     def __init__(self, names: dict[str, str], close: Callable[[AppRound], None]) -> None:
@@ -65,19 +66,21 @@ class AppRounds:
         self._close = close
         self._open: AppRound | None = None
         self._count = 0
-        self._arrays: ArrayRecord | None = None  # of the last message with arrays
+        self._arrays: ArrayRecord | None = None  # arrays of the last message that had any
         self._targets: set[tuple[str, int]] = set()  # types and nodes of the round's messages
         self._trains = False
         self.seen: set[str] = set()
 
     def of(self, message: Message) -> AppRound | None:
-        """The round of a message that is about to be sent. A new round closes the round before.
+        """Return the round of a message that is about to be sent; the message may open this round.
+
+        A new round closes the previous round.
 
         Args:
-            message: the message.
+            message: message from the ServerApp to a node.
 
         Returns:
-            The round; None if the message makes no round.
+            The open round; None if the message makes no rounds, such as an evaluation.
         """
         if not self._leads(message):
             return None
@@ -104,7 +107,7 @@ class AppRounds:
         return self._open
 
     def _leads(self, message: Message) -> bool:
-        """Whether a message makes rounds."""
+        """Return whether a message can open a round: all can until the app's first training."""
         return not self._trains or _is_training(message)
 
     def end(self) -> None:
@@ -117,13 +120,13 @@ class AppRounds:
     def note_reply(
         self, task: int, reply: Message, examples: float | None, asked_in: AppRound | None
     ) -> None:
-        """Note a reply that the ServerApp receives; a late reply counts for the open round.
+        """Add a reply that the ServerApp receives to the open round, even if the reply is late.
 
         Args:
-            task: number of the device's task.
-            reply: the reply.
-            examples: the reply's number of examples; None: the weight is 1.
-            asked_in: the round of the task; None if its message made no round.
+            task: ID of the device's task.
+            reply: message from the device's ClientApp; an error is ignored.
+            examples: count of examples in the reply, the weight of its metrics; None for weight 1.
+            asked_in: round in which the device's task began; None if its message made no rounds.
         """
         current = self._open
         if current is None or reply.has_error():
@@ -143,11 +146,11 @@ class AppRounds:
                 current.weights[column] += weight
 
     def note_figures(self, app_number: int, figures: Mapping[str, float]) -> None:
-        """Note values that the ServerApp has measured.
+        """Add values that the ServerApp has measured to the open round.
 
         Args:
-            app_number: the app's own number of the round.
-            figures: the values by the app's names.
+            app_number: the app's own index of the round; values of another round are ignored.
+            figures: the app's name of a metric: value.
         """
         self.seen.update(figures)
         current = self._open
@@ -163,7 +166,7 @@ def _is_training(message: Message) -> bool:
 
 
 def _app_number(message: Message) -> int | None:
-    """The app's own number of a message's round; None without one."""
+    """Return the app's own index of a message's round, from its group or config; None if absent."""
     group = message.metadata.group_id
     if group.isdecimal():
         return int(group)

@@ -1,4 +1,7 @@
-"""The ServerApp's Grid: its messages go to simulated devices, and its waiting is simulated time."""
+"""Flower's Grid for a ServerApp in simulated time.
+
+The ServerApp's messages go to simulated devices, and its waits take simulated time.
+"""
 
 import threading
 from collections import Counter, defaultdict, deque
@@ -26,14 +29,15 @@ from fedsim.flower.replaced import EPOCH_S, AppHalf, SessionBase, replace_all, w
 from fedsim.flower.rounds import AppRound, AppRounds
 from fedsim.flower.turns import Over, Turns
 
+# column of the rounds: outcomes of the tasks that it counts
 _COUNTED = {
     "valid": ("done",),
     "slow": ("late", "memory"),
     "disconnected": ("lost", "left", "battery"),
 }
 
-_POLL_S = 0.01  # simulated time of a repeated look for replies without any
-_MOST_IDLE = 200_000  # waits of a ServerApp in a row with no message under way
+_POLL_S = 0.01  # simulated time of a second pull at the same instant that finds no reply (s)
+_MOST_IDLE = 200_000  # successive waits of a ServerApp while no message is unanswered
 
 _UNAVAILABLE = {
     ErrorCode.NODE_UNAVAILABLE: "the device cannot be reached, or disconnected before its answer",
@@ -45,40 +49,45 @@ _UNAVAILABLE = {
 
 @dataclass(slots=True)
 class Sent:
-    """A message that the ServerApp has pushed, and its answer."""
+    """Message that the ServerApp has pushed, and its reply."""
 
     message: Message
     """a copy of the message as it was pushed."""
     number: int
+    """index of the message in the run, from 0."""
     device: int
+    """index of the device that gets the message."""
     bytes: int
+    """size of the message (bytes)."""
     round: AppRound | None
-    """None: the message makes no round."""
+    """round of the message; None if the message makes no rounds."""
     task: int | None = None
-    """number of the device's task; None before it begins."""
+    """ID of the device's task for the message; None before the task begins."""
     reply: Message | None = None
+    """the device's reply, or Flower's own error message; None until there is one."""
     examples: float | None = None
-    """number of examples in the reply."""
+    """count of examples in the reply; None if the reply has none."""
     received: bool = False
     """whether the ServerApp has received the reply."""
 
 
 class Session(SessionBase):
-    """Flower's Grid, and the ServerApp that uses the Grid.
+    """Flower's Grid on simulated devices, which also runs the ServerApp that uses the Grid.
 
-    The ServerApp's thread and the simulation take turns, so that nothing needs a lock.
+    The ServerApp's thread and the simulation's thread run by turns, so that nothing needs a lock.
 
     Args:
-        params: the scenario's keys.
-        server: the simulated server.
+        params: the scenario's table ``[strategy]``.
+        server: fedsim's simulated server.
 
     Attributes:
         folder: folder of the app.
-        run_id: the id that Flower gives a run.
+        run_id: Flower's ID of the run.
         turns: the ServerApp's thread.
         rounds: the rounds so far.
-        model: the arrays that the ServerApp sent last, or that its strategy returned at the end.
-        strategy: the app's strategy, of a class of Flower; None without one.
+        model: the arrays that the ServerApp sent last, or that its strategy returned at the end;
+            None until then.
+        strategy: instance of Flower's ``Strategy`` class that the app uses; None if it uses none.
     """
 
     def __init__(self, params: FlowerParams, server: Server) -> None:
@@ -100,16 +109,16 @@ class Session(SessionBase):
         if isinstance(params.time, SamplesTime):
             self._samples = SamplesTaken(params.time)
         self._sent: dict[str, Sent] = {}
-        self._at_work: dict[int, Sent] = {}  # by device, which handles one message at a time
+        self._at_work: dict[int, Sent] = {}  # device: its message; one at a time
         self._queues: dict[int, deque[Sent]] = defaultdict(deque)
         self._awaited = set[int]()
-        self._open = 0  # messages without an answer
+        self._open = 0  # count of messages that have no reply yet
         self._counts = Counter[int]()
-        # rounds of tasks that begin after the turn, and continue a task that counts already
+        # rounds of tasks that were finished in this turn and that a new task continues
         self._continued: list[AppRound] = []
-        self._finished: dict[int, AppRound] = {}  # round of each device's last task, if it was done
+        self._finished: dict[int, AppRound] = {}  # device: round of its last task, if done
         self._until: float | None = None  # time until which the ServerApp waits at most (s)
-        # messages whose answers the ServerApp waits for; None: it waits for the time alone
+        # IDs of messages whose replies the ServerApp waits for; None: it waits until a time only
         self._missing: set[str] | None = set()
         self._polled_at = -1.0  # time of the last pull without a reply (s)
         self._idle = 0
@@ -117,17 +126,18 @@ class Session(SessionBase):
         self._client_seed = int(server.rng("client-app-loading").integers(1 << 32))
 
     async def begin(self) -> None:
-        """Load the ServerApp, and give it its first turn."""
+        """Load the ServerApp, and run it until its first wait."""
         replace_all()
         seed = int(self._server.rng("server-app").integers(1 << 32))
         self._half = AppHalf(self._app, "server", seed)
         await self.go_on()
 
     async def go_on(self) -> None:
-        """Give the ServerApp turns as long as it has nothing to wait for.
+        """Run the ServerApp until it waits for replies or for a time, or ends.
 
         Raises:
-            SimulationError: the ServerApp raises, or never ends.
+            SimulationError: the ServerApp raises an error, or computes for longer than
+                ``real_patience``.
         """
         while not self.turns.over and self._is_due():
             await self.turns.give()
@@ -142,18 +152,27 @@ class Session(SessionBase):
         raise SimulationError(f"the ServerApp raised {error_of_app(error, self.folder)}") from error
 
     def _schedule_turn(self) -> None:
-        """Schedule a turn after all messages of this instant, if the ServerApp waits no longer."""
+        """Schedule the ServerApp's turn after all events of this instant, if its wait is over."""
         if not self.turns.over and self._is_due():
             self._server.timer("turn", self._server.now)
 
     def _is_due(self) -> bool:
-        """Whether the ServerApp has nothing to wait for."""
+        """Return whether the ServerApp's wait is over: all replies have come, or its time has."""
         if self._missing == set():
             return True
         return self._until is not None and self._server.now >= self._until
 
     def _wait(self, until: float | None, missing: Iterable[str] | None = None) -> None:
-        """End the ServerApp's turn until a time (s), or until some messages are answered."""
+        """Block the ServerApp until a simulated time or until messages are answered.
+
+        Args:
+            until: simulated time at which the wait ends at the latest (s); None for no limit.
+            missing: IDs of the messages whose replies end the wait; None to wait for the time.
+
+        Raises:
+            SimulationError: the ServerApp has waited ``_MOST_IDLE`` times in a row while no
+                message was unanswered.
+        """
         self._check_thread()
         self._missing = None if missing is None else set(missing)
         self._until = None if until is None else self._server.timer("app", until)
@@ -205,7 +224,12 @@ class Session(SessionBase):
             self._wait(self._server.now + seconds)
 
     def facts(self) -> dict[str, object]:
-        """Facts of the run: the app's algorithm, and notes and warnings on times."""
+        """Return facts for the run's summary.
+
+        Returns:
+            ``algorithm`` (class name of the app's strategy), ``notes`` and ``warnings`` (lists of
+            sentences on the times of messages); only the keys that have a value.
+        """
         facts: dict[str, object] = {}
         if self.strategy is not None:
             facts["algorithm"] = type(self.strategy).__name__
@@ -263,12 +287,12 @@ class Session(SessionBase):
         return [self._nodes[device] for device in self._server.clients.reachable()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages, and return their ids at once."""
+        """Send messages to the simulated devices, and return the messages' IDs without waiting."""
         self._check_thread()
         if isinstance(messages, list):
-            sizes: dict[int, int] = {}  # of contents, which several messages may share
+            sizes: dict[int, int] = {}  # id(content): bytes, as several messages may share it
             return [self._push(message, sizes) for message in messages]
-        # contents from a generator may change meanwhile
+        # a generator may change a content between two messages, so no size is reused
         return [self._push(message, {}) for message in messages]
 
     def _push(self, message: Message, sizes: dict[int, int]) -> str:
@@ -307,7 +331,10 @@ class Session(SessionBase):
         return name
 
     def _serve(self, device: int) -> None:
-        """Send the next message of a device's queue, or wait for the device's return."""
+        """Send the next unanswered message in a device's queue if the device is idle.
+
+        Otherwise ``on_return`` is called when the device becomes available.
+        """
         queue = self._queues[device]
         while queue and queue[0].reply is not None:
             queue.popleft()
@@ -321,7 +348,7 @@ class Session(SessionBase):
             self._awaited.add(device)
 
     def _start(self, device: int, sent: Sent) -> None:
-        """Begin the task of an idle device that handles a message."""
+        """Begin the task in which an idle device downloads a message, computes and replies."""
         kind = sent.message.metadata.message_type
         number = None if sent.round is None else sent.round.number
         finished = self._finished.pop(device, None)
@@ -339,11 +366,20 @@ class Session(SessionBase):
         self._at_work[device] = sent
 
     def _doubt(self, sent: Sent) -> None:
-        """Start the patience for a device that is unavailable."""
+        """Start the timer after which a message to an unavailable device gets an error reply."""
         self._server.timer(f"gone {sent.number}", self._server.now + self._params.unavailable_after)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """New replies to some messages, in the order in which the messages were pushed."""
+        """Return the replies that are new since the last pull, without waiting for more.
+
+        A second pull at the same simulated time that finds no reply takes 0.01 s.
+
+        Args:
+            message_ids: IDs from ``push_messages``.
+
+        Returns:
+            Replies in the order in which the messages were pushed.
+        """
         self._check_thread()
         numbers = sorted({self._sent[name].number for name in message_ids if name in self._sent})
         names = [f"message-{number}" for number in numbers]
@@ -356,7 +392,11 @@ class Session(SessionBase):
         return replies
 
     def _receive(self, names: Iterable[str]) -> list[Message]:
-        """Give the ServerApp the replies that it has not received yet."""
+        """Return the replies to some messages that the ServerApp has not received yet.
+
+        Args:
+            names: IDs of the messages.
+        """
         replies = []
         for name in names:
             sent = self._sent[name]
@@ -371,7 +411,7 @@ class Session(SessionBase):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push messages, and wait until all are answered, at most for ``timeout`` (s)."""
+        """Send messages, and wait until all are answered, at most for ``timeout`` (s)."""
         names = self.push_messages(messages)
         missing = [name for name in names if self._sent[name].reply is None]
         if missing and timeout is None:
@@ -381,7 +421,7 @@ class Session(SessionBase):
         return self._receive(names)
 
     def _answer(self, sent: Sent, reply: Message) -> None:
-        """Store the reply to a message, unless the message has one."""
+        """Store the reply to a message, unless the message has been answered before."""
         if sent.reply is not None:
             return
         reply.metadata.__dict__["_message_id"] = f"reply-{sent.number}"
@@ -393,21 +433,29 @@ class Session(SessionBase):
             self._missing.discard(sent.message.metadata.message_id)
 
     def _answer_for(self, sent: Sent, code: int) -> None:
-        """Store Flower's own answer in place of a device's reply."""
+        """Store Flower's own error message as the reply to a message.
+
+        Args:
+            sent: message that its device has not answered.
+            code: Flower's ``ErrorCode``, a key of ``_UNAVAILABLE``.
+        """
         with where(now_s=EPOCH_S + self._server.now):
             reply = Message(Error(code=code, reason=_UNAVAILABLE[code]), reply_to=sent.message)
         reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
         self._answer(sent, reply)
 
-    # Messages from the simulation, before which the tasks of the last handler have begun.
+    # Handlers of the simulation's messages. Tasks that the previous handler requested have begun.
 
     def _settle(self) -> None:
-        """Take tasks that have been continued out of their rounds' counts."""
+        """Subtract tasks that another task has continued from their rounds' counts of done tasks.
+
+        A device that answers several messages in a round thus counts once.
+        """
         while self._continued:
             self._continued.pop().ends["done"] -= 1
 
     def on_task_end(self, end: TaskEnd) -> None:
-        """Receive the reply of a device, or wait for a device that sent none."""
+        """Store the reply of a device, or start its timer if its task ended without a reply."""
         self._settle()
         sent = self._at_work.pop(end.device)
         if sent.round is not None:
@@ -433,11 +481,11 @@ class Session(SessionBase):
         self._serve(device)
 
     async def on_timer(self, name: str) -> None:
-        """Handle the end of a wait.
+        """Handle a timer that has run out.
 
         Args:
-            name: ``turn`` or ``app`` for the ServerApp, ``expire N`` for the time to live of
-                message N, ``gone N`` for the patience with its device.
+            name: ``turn`` or ``app`` to run the ServerApp, ``expire N`` for the end of message N's
+                time to live, ``gone N`` for the end of ``unavailable_after`` of its device.
         """
         if name == "turn":
             await self.go_on()
@@ -449,7 +497,7 @@ class Session(SessionBase):
         elif purpose == "gone":
             sent = self._sent[f"message-{number}"]
             working = self._at_work.get(sent.device)
-            # the device is available, but has other messages to answer first
+            # the device is available, but answers its earlier messages first
             if sent.task is None and working is not None:
                 self._doubt(sent)
             elif working is not sent:
@@ -457,7 +505,7 @@ class Session(SessionBase):
         self._schedule_turn()
 
     def tensors(self) -> dict[str, AnyArray]:
-        """The model's arrays of numbers, by name; only arrays in numpy's format."""
+        """Return the numeric arrays of ``model`` by name; only arrays in numpy's format."""
         if self.model is None:
             return {}
         tensors = {}

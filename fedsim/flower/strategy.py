@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class FlowerClient(Client[FlowerParams]):
-    """The client half, which calls the ClientApp and stores the devices' states."""
+    """Client half that calls the ClientApp for each message, and stores the devices' states."""
 
     def __init__(self, params: FlowerParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self._app = read_app(params.app, params.run_config)
         self._run = uuid.uuid4().hex
         self._states: dict[int, RecordDict] = {}
-        self._flops: dict[str, float] = {}  # FLOPs of an example, by kind of message
-        self._counted: set[tuple[int, str]] = set()  # devices and kinds of counted messages
+        self._flops: dict[str, float] = {}  # kind of message: FLOPs of an example
+        self._counted: set[tuple[int, str]] = set()  # (device, kind of message) counted before
 
     def real(self, device: Device, instruction: Instruction) -> Real:
         from flwr.app import RecordDict
@@ -53,7 +53,16 @@ class FlowerClient(Client[FlowerParams]):
         return Real(carry_out, (app_job,))
 
     def _counts_of(self, device: int, kind: str) -> str | None:
-        """The quantity to count for a message: ``flops``, ``samples`` or None."""
+        """Return the quantity to count while a device's ClientApp handles a message.
+
+        Args:
+            device: index of the device.
+            kind: Flower's type of the message.
+
+        Returns:
+            ``flops`` in the first message of a kind, ``samples`` in each device's first message of
+            a kind, as ``strategy.time`` requires; otherwise None.
+        """
         is_first = (device, kind) not in self._counted
         self._counted.add((device, kind))
         time = self.params.time.kind

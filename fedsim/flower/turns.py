@@ -1,4 +1,4 @@
-"""The threads in which a Flower app's code runs, and the real time for which it may compute."""
+"""Threads in which a Flower app's code runs, with a limit of the real time that it computes."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from fedsim.flower.app_errors import place_of_thread
 
 T = TypeVar("T")
 
-_GRACE_S = 1.0  # real time in which the ServerApp must end when the run is over (s)
+_GRACE_S = 1.0  # real time for which the end of a run waits for the ServerApp's thread (s)
 
 
 def _endless(label: str, patience_s: float, place: str) -> SimulationError:
@@ -22,19 +22,19 @@ def _endless(label: str, patience_s: float, place: str) -> SimulationError:
 
 
 def call_in_thread(function: Callable[[], T], patience_s: float, folder: Path, label: str) -> T:
-    """Call a function of the ClientApp in another thread.
+    """Call a function of the ClientApp in another thread, and wait for its result.
 
     Args:
-        function: the function.
+        function: called without arguments.
         patience_s: real time for which the function may compute (s).
-        folder: folder of the app, for messages.
-        label: name of the app's half and its device, for messages.
+        folder: folder of the app, for error messages.
+        label: text such as ``the ClientApp of device 3``, for error messages.
 
     Returns:
-        The function's result.
+        The function's result. An error that the function raises is raised here.
 
     Raises:
-        SimulationError: the function computes for too long.
+        SimulationError: the function computes for longer than ``patience_s``.
     """
     answer: Future[T] = Future()
 
@@ -53,24 +53,24 @@ def call_in_thread(function: Callable[[], T], patience_s: float, folder: Path, l
 
 
 class Over(BaseException):
-    """Ends the ServerApp's thread when the run is over."""
+    """Raised in the ServerApp's thread, to end the thread when the run is over."""
 
 
 class Turns:
-    """The ServerApp's thread, which takes turns with the simulation.
+    """The ServerApp's thread, which runs by turns with the simulation's thread.
 
     Args:
         function: runs the ServerApp to its end.
-        around: makes a context for each turn of the thread.
-        result: awaits the end of a turn, as real work.
-        folder: folder of the app, for messages.
+        around: returns a context manager that is entered for each turn of the ServerApp.
+        result: awaits a future at which the ServerApp's turn ends, without simulated time.
+        folder: folder of the app, for error messages.
         patience_s: real time that a turn may take (s).
 
     Attributes:
-        thread: the thread.
-        closing: whether the run is over, and the thread is to end.
-        over: whether the function has ended.
-        error: the error that ended the function, if any.
+        thread: the ServerApp's thread.
+        closing: whether the run is over, so that the thread must end.
+        over: whether ``function`` has ended.
+        error: the error that ended ``function``; None if it has not ended with an error.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class Turns:
         self.error: BaseException | None = None
 
     async def give(self) -> None:
-        """Run the function until it waits or ends.
+        """Run the ServerApp's thread until it waits or ends.
 
         Raises:
-            SimulationError: the turn takes longer than the patience.
+            SimulationError: the turn takes longer than ``patience_s``.
         """
         self._turn_end = Future()
         if self.thread.ident is None:
@@ -119,7 +119,7 @@ class Turns:
             )
 
     def wait(self) -> None:
-        """End the turn, called from within the thread, and wait for the next turn.
+        """End the turn and block until the next turn. Called in the ServerApp's thread.
 
         Raises:
             Over: the run is over.
@@ -131,7 +131,7 @@ class Turns:
         self._context.enter_context(self._around())
 
     def close(self) -> None:
-        """End the function if it waits; a computation that goes on is left alone."""
+        """End the ServerApp's thread if it waits. A computation in progress is not interrupted."""
         self.closing = True
         if self.thread.ident is not None and not self.over:
             self._turn.release()

@@ -1,4 +1,4 @@
-"""Layers, tensors and adapters as data, and their shapes, parameters and FLOPs.
+"""Descriptions of layers, tensors and adapters, with their shapes, parameters and FLOPs.
 
 A multiply-add counts as two FLOPs. A training step costs as much as three forward passes, one for
 the forward pass and two for the backward pass.
@@ -20,21 +20,21 @@ from fedsim.common.spec import Spec
 Shape = tuple[int, ...]
 
 STATISTICS = ("running_mean", "running_var")
-"""Buffers of torch's batch and instance norms."""
+"""Names of the buffers of running statistics in torch's batch and instance norms."""
 
 
 Patterns = Annotated[list[str], Field(min_length=1)] | str
-"""Names of tensors or layers, in which * matches anything."""
+"""One pattern or several for names of tensors or layers, in which * matches any text."""
 
 
 def matching(names: Sequence[str], patterns: Patterns, key: str, noun: str = "tensor") -> set[str]:
-    """The names that match at least one pattern, by the rules of ``fnmatch``.
+    """Return the names that match at least one pattern, by the rules of ``fnmatch``.
 
     Args:
         names: names of a model's tensors or layers.
         patterns: one pattern, or several.
-        key: the scenario's key that has the patterns, for messages.
-        noun: the noun of a name, ``tensor`` or ``layer``, for messages.
+        key: the scenario's key that has the patterns, for error messages.
+        noun: ``tensor`` or ``layer``, for error messages.
 
     Raises:
         ScenarioError: a pattern matches no name.
@@ -69,12 +69,12 @@ class LoRA(Spec):
 
 
 class Tensor(NamedTuple):
-    """A parameter tensor of a model."""
+    """Description of one tensor of a model."""
 
     name: str
     """torch's name of the tensor, such as ``0.weight``."""
     size: int
-    """count of numbers."""
+    """count of values."""
     layer: str
     """class of the tensor's layer, such as ``Linear``."""
     shape: Shape = ()
@@ -82,12 +82,12 @@ class Tensor(NamedTuple):
     kept: bool = False
     """whether the tensor stays on each device (``model.keep``, ``model.send``)."""
     is_buffer: bool = False
-    """whether forward passes change the tensor, instead of gradients."""
+    """whether forward passes change the tensor, as running statistics, and gradients do not."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A dense layer from ``inputs`` to ``outputs`` features."""
+    """Dense layer from ``inputs`` to ``outputs`` features."""
 
     inputs: int
     outputs: int
@@ -99,7 +99,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Conv2d:
-    """A convolution with a square kernel and symmetric zero padding."""
+    """Convolution with a square kernel and symmetric zero padding."""
 
     inputs: int
     outputs: int
@@ -114,14 +114,14 @@ class Conv2d:
 
 @dataclass(frozen=True)
 class ReLU:
-    """max(x, 0)."""
+    """Activation max(x, 0)."""
 
 
 @dataclass(frozen=True)
 class MaxPool2d:
-    """The maximum over windows of ``size`` x ``size`` that do not overlap.
+    """Maximum over windows of ``size`` x ``size`` pixels that do not overlap.
 
-    A remainder at the border is dropped.
+    Pixels at the border that do not fill a window are dropped.
     """
 
     size: int
@@ -129,14 +129,14 @@ class MaxPool2d:
 
 @dataclass(frozen=True)
 class Flatten:
-    """All axes of a sample as one, in row-major order."""
+    """Layer that reshapes a sample to a vector, in row-major order."""
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Sets an activation to zero with probability ``rate`` in training.
+    """Layer that sets each activation to zero with probability ``rate`` in training.
 
-    Other activations are scaled by 1 / (1 - rate).
+    The remaining activations are scaled by 1 / (1 - rate).
     """
 
     rate: float
@@ -146,7 +146,10 @@ Layer = Linear | Conv2d | ReLU | MaxPool2d | Flatten | Dropout
 
 
 def dense(*widths: int) -> tuple[Layer, ...]:
-    """Dense layers of the given widths, each with its ReLU; ``Architecture.of`` sets the inputs."""
+    """Return dense layers of the given widths, each with a ReLU.
+
+    Their ``inputs`` are 0, and are set by ``Architecture.of``.
+    """
     layers: list[Layer] = []
     for width in widths:
         layers += [Linear(0, width), ReLU()]
@@ -156,13 +159,16 @@ def dense(*widths: int) -> tuple[Layer, ...]:
 def convolution(
     outputs: int, kernel: int, stride: int = 1, *, same: bool = True
 ) -> tuple[Layer, ...]:
-    """A convolution and its ReLU; ``Architecture.of`` sets the inputs.
+    """Return a convolution and its ReLU.
+
+    Its ``inputs`` are 0, and are set by ``Architecture.of``.
 
     Args:
-        outputs: number of output channels.
+        outputs: count of output channels.
         kernel: side of the kernel.
         stride: distance between windows.
-        same: whether the image keeps its sides, divided by the stride; else no padding.
+        same: whether the input is padded so that the output has the input's sides, divided by the
+            stride; else there is no padding.
     """
     padding = kernel // 2 if same else 0
     return Conv2d(0, outputs, kernel, stride, padding), ReLU()
@@ -170,7 +176,7 @@ def convolution(
 
 @dataclass(frozen=True)
 class Architecture:
-    """A chain of layers that ends in one output a class (logits)."""
+    """Chain of layers from a sample to logits, one for each class."""
 
     input: Shape
     """shape of a sample, (channels, height, width) or (features,)."""
@@ -178,7 +184,7 @@ class Architecture:
 
     @classmethod
     def of(cls, shape: Shape, layers: Sequence[Layer], width: float = 1.0) -> "Architecture":
-        """Set the inputs of layers according to the shape of a sample.
+        """Build an architecture, whose layers' inputs follow from the shape of a sample.
 
         Args:
             shape: shape of a sample.
@@ -201,7 +207,7 @@ class Architecture:
 
     @property
     def shapes(self) -> list[Shape]:
-        """The shape of a sample before each layer, and after the last layer."""
+        """Shapes of a sample before each layer, and after the last layer."""
         shapes = [self.input]
         for layer in self.layers:
             shapes.append(_output(layer, shapes[-1]))
@@ -217,14 +223,14 @@ class Architecture:
         return tensors
 
     def trained(self) -> Iterator[tuple[int, Linear | Conv2d]]:
-        """The layers that have parameters, with their positions."""
+        """Iterate over the layers that have parameters, each with its index in ``layers``."""
         for position, layer in enumerate(self.layers):
             if isinstance(layer, Linear | Conv2d):
                 yield position, layer
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, d."""
+        """Count of parameters, d."""
         return sum(math.prod(shape) for _, shape in self.tensors)
 
     @property
@@ -238,7 +244,7 @@ class Architecture:
         return 3 * 2 * products
 
     def initial(self, generator: np.random.Generator) -> NDArray[np.float32]:
-        """A freshly initialised model, float32 [d]: Glorot-uniform kernels, zero biases."""
+        """Draw an initial model, float32 [d]: Glorot-uniform kernels and zero biases."""
         parts = []
         for _, layer in self.trained():
             outputs, inputs, *window = layer.kernel_shape
@@ -262,7 +268,7 @@ class Architecture:
 
 
 def _output(layer: Layer, shape: Shape) -> Shape:
-    """The shape of a layer's result for samples of ``shape``."""
+    """Return the shape of a layer's output for samples of ``shape``; ``ScenarioError`` if none."""
     if isinstance(layer, Linear):
         return (layer.outputs,)
     if isinstance(layer, Flatten):
@@ -291,7 +297,16 @@ def _output(layer: Layer, shape: Shape) -> Shape:
 
 
 def matching_tensors(tensors: Sequence[Tensor], patterns: Patterns, key: str) -> set[str]:
-    """Names of the tensors whose name or ``CLASS:NAME`` matches a pattern."""
+    """Return the names of the tensors whose name or ``CLASS:NAME`` matches a pattern.
+
+    Args:
+        tensors: the tensors of a model.
+        patterns: one pattern, or several; CLASS is the class of a tensor's layer.
+        key: the scenario's key that has the patterns, for error messages.
+
+    Raises:
+        ScenarioError: a pattern matches no tensor.
+    """
     names = {tensor.name: tensor.name for tensor in tensors}
     for tensor in tensors:
         names[f"{tensor.layer}:{tensor.name}"] = tensor.name

@@ -1,4 +1,4 @@
-"""Local trainings and choices of models for many devices, carried out on workers."""
+"""Local trainings and choices of models for many devices, which workers carry out."""
 
 import math
 from collections.abc import Sequence
@@ -20,46 +20,46 @@ from fedsim.learning.spec import Trainer
 
 
 class TrainingJob(NamedTuple):
-    """One device's training, whose start has been computed."""
+    """One device's training, with all inputs that a worker needs."""
 
     recipe: Trained
     shard: Shard
     samples: NDArray[np.int64] | None
-    """positions of the training samples that count, int64 [n]; None for all."""
+    """indices of the training samples that are used, int64 [n]; None for all."""
     lr: float
     """learning rate of the round."""
     batching: Batching
 
     @property
     def size(self) -> int:
-        """Number of samples that the device trains on."""
+        """Count of samples that the device trains on."""
         return len(self.shard.train if self.samples is None else self.samples)
 
 
 class Question(NamedTuple):
-    """A device's question which of several models has the least loss."""
+    """Comparison of several models' losses on a device's training samples."""
 
     shard: Shard
     models: list[Weights]
     """the weights of each model, float32 [d]."""
     samples: NDArray[np.int64] | None
-    """positions of the training samples that count, int64 [n]; None for all."""
+    """indices of the training samples that are used, int64 [n]; None for all."""
 
 
 def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved:
-    """Compute the gradient of the last step of a local solve.
+    """Compute the gradient of the last SGD step of a local training.
 
-    The gradient is the difference between the results of a last step with learning rate 0 and one
-    with learning rate 1. The former step moves the running statistics alone.
+    The gradient is the difference between the weights after a last step with learning rate 0 and
+    after a last step with learning rate 1. The former step changes only running statistics.
 
     Args:
         solver: the solver of the model.
-        solve: the device's work.
-        descent: the rule of the steps.
+        solve: the device's start, samples and batches.
+        descent: the rule of an SGD step.
 
     Returns:
-        The gradient [d] in place of the weights, with the loss of the last batch. Without a step
-        the gradient is zero and the loss NaN.
+        The gradient [d] in place of the weights, with the loss of the last batch. If there are no
+        steps, the gradient is zero and the loss NaN.
     """
     last = solve.batches.steps - 1
     if last < 0:
@@ -76,12 +76,12 @@ def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved
 
 
 class LocalWork:
-    """Makes jobs and questions in the main process, and carries them out on a worker.
+    """Builds ``TrainingJob`` and ``Question`` in the main process, and computes them on workers.
 
     Args:
         solver: the solver of the run's model.
         training: the trainer of the scenario.
-        samples: the data without shards, which are sent to the workers once.
+        samples: all samples, without the devices' shards; sent to each worker once.
         streams: the random streams of the run.
     """
 
@@ -94,7 +94,12 @@ class LocalWork:
         self._streams = streams
 
     def job(self, ref: Ref, data: FederatedData) -> TrainingJob:
-        """The training that computes ``ref``, whose parents have been computed."""
+        """Build the training that computes ``ref``.
+
+        Args:
+            ref: an update, whose parents have been computed.
+            data: the data of all devices.
+        """
         recipe = ref.recipe
         assert isinstance(recipe, Trained)
         training = recipe.training
@@ -109,12 +114,16 @@ class LocalWork:
         return TrainingJob(recipe, shard, samples, lr, training.batching(self._training.batching))
 
     def order(self, jobs: Sequence[TrainingJob]) -> list[int]:
-        """Positions of the jobs, most steps first, so that no worker begins a long job last."""
+        """Return the indices of the jobs, most steps first, so that no long job begins last."""
         steps = [job.recipe.training.sgd_steps(job.size, job.batching) for job in jobs]
         return sorted(range(len(jobs)), key=lambda position: -steps[position])
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
-        """Carry out trainings on a worker, and give the result of each in order."""
+        """Carry out trainings, on a worker.
+
+        Returns:
+            The result of each job, in the order of ``jobs``.
+        """
         one_thread()
         rule = self._training.sgd
         results = []
@@ -173,7 +182,12 @@ class LocalWork:
         )
 
     def question(self, ref: Ref, data: FederatedData) -> Question:
-        """The choice that ``ref`` describes, whose models have been computed."""
+        """Build the comparison of models that computes ``ref``.
+
+        Args:
+            ref: a choice, whose models have been computed.
+            data: the data of all devices.
+        """
         recipe = ref.recipe
         assert isinstance(recipe, Best)
         shard = data.shard(recipe.device, recipe.version)
@@ -186,10 +200,11 @@ class LocalWork:
         return Question(shard, models, samples)
 
     def objectives(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
-        """Compute the training objective of each model of each question on a worker.
+        """Compute the training objective of each model of each question, on a worker.
 
         Returns:
-            For each question the mean loss over the samples plus the L2 penalty, float64 [models].
+            For each question each model's mean loss over the samples plus the L2 penalty, float64
+            [models].
         """
         one_thread()
         solver = self._solver

@@ -1,4 +1,4 @@
-"""Computes models on a simulation's executor: small ones in waves, large ones part by part."""
+"""Computation of models on a simulation's executor: in waves, or part by part to save memory."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,25 +27,25 @@ from fedsim.learning.scratch import Scratch, Weights
 from fedsim.learning.streaming import WAITING, Stream
 from fedsim.learning.sums import coefficients_of
 
-_REQUESTS = 8  # requests for each worker and wave; with fewer, workers would idle at the end
+_REQUESTS = 8  # requests per worker and wave; with fewer, workers would idle at a wave's end
 
 
 class ModelComputing:
-    """Computes models, after the models that they are made from.
+    """Computes models on the workers, each after the models that its recipe needs.
 
     Args:
         simulation: the simulation, whose executor carries out the work.
         work: local trainings and choices of models.
         data: the data of all devices.
         streams: the random streams of the run.
-        initial: gives the weights of an initial model, float32 [d], by its number.
-        parameters: number of weights of a model, d.
-        room: memory (bytes) of models beyond which they are computed part by part; by default
+        initial: returns the weights of an initial model, float32 [d], for its index.
+        parameters: count of weights of a model, d.
+        room: memory for models (bytes), beyond which models are computed part by part; None for
             ``scratch.ROOM``.
 
     Attributes:
-        may_wait: whether the simulation may go on with other things than this work.
-        scratch: models that somebody names, beyond the room in memory.
+        may_wait: whether the simulation may handle events while it waits for the workers.
+        scratch: storage of computed models, in memory and on disk.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class ModelComputing:
         self.workers = simulation.executor.workers
         self.may_wait = True
         self.scratch = Scratch(self.room)
-        # records of models that are computed in another order: serial of the model, kind, fields
+        # records of a part-by-part computation, sorted at its end: model's serial, kind, fields
         self._records: list[tuple[int, str, dict[str, Any]]] | None = None
 
     async def compute(self, targets: Iterable[Ref], *, stay: bool = True) -> None:
-        """Compute models.
+        """Compute models, and before them all models that their recipes need.
 
         Args:
-            targets: the models; those that are computed are skipped.
-            stay: whether the weights of many large models stay in memory; otherwise some lie on
-                disk (``Scratch``).
+            targets: the models; computed models are skipped.
+            stay: whether the weights of many large models stay in memory; otherwise ``Scratch``
+                stores some of them on disk.
         """
         models = list(targets)
         waves = Waves(models)
@@ -85,7 +85,7 @@ class ModelComputing:
             await self._compute_waves(waves)
             return
         positions = {ref.serial: place for place, ref in enumerate(chain.from_iterable(waves))}
-        del waves  # which names all models
+        del waves  # holds references to all models
         self._records = []
         try:
             await Stream(self, self.scratch).compute(models, stay=stay)
@@ -96,16 +96,20 @@ class ModelComputing:
             self._simulation.record(kind, fields)
 
     def _record(self, ref: Ref, kind: str, fields: dict[str, Any]) -> None:
-        """Record something about the computation of a model, in the order of waves."""
+        """Emit a record on the computation of a model, in the order that waves would have."""
         if self._records is None:
             self._simulation.record(kind, fields)
         else:
             self._records.append((ref.serial, kind, fields))
 
-    # One model at a time, for ``Stream``.
+    # Methods of ``streaming.Calculator``, which compute one model at a time.
 
     def begin(self, ref: Ref) -> "Future[Any] | Weights":
-        """Begin to compute a model that is no mix, and whose parents are computed."""
+        """Begin to compute a model that is no mix, and whose parents are computed.
+
+        Returns:
+            The weights, or a future of the work's results.
+        """
         recipe = ref.recipe
         submit = self._simulation.submit
         if isinstance(recipe, Trained):
@@ -120,13 +124,13 @@ class ModelComputing:
         return call
 
     async def wait(self, work: "Future[Any]") -> Any:
-        """The only result of work that was begun."""
+        """Await a future that ``begin`` has returned, and return the only result in its list."""
         results = await self._result(work)
         (result,) = results
         return result
 
     def finish(self, ref: Ref, result: Any) -> None:
-        """Store the result of work that was begun."""
+        """Store the result of ``begin`` or ``wait`` in ``ref``."""
         recipe = ref.recipe
         if isinstance(recipe, Trained):
             self._settle_training(ref, recipe.round, result)
@@ -136,13 +140,13 @@ class ModelComputing:
             ref.settle(result)
 
     def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
-        """Record that the computation of ``ref`` leaves out models that are not finite."""
+        """Emit a record for each of ``models``, which ``ref`` leaves out as they are not finite."""
         for model in models:
             self._record(ref, "non-finite", {"device": model.device, "ref": model.name})
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Record nothing meanwhile: models are computed again."""
+        """Context that discards all records, as models are computed for a second time."""
         records = self._records
         self._records = []
         try:
@@ -150,7 +154,7 @@ class ModelComputing:
         finally:
             self._records = records
 
-    # In waves.
+    # Computation in waves.
 
     async def _compute_waves(self, waves: Waves) -> None:
         for wave in waves:
@@ -190,7 +194,10 @@ class ModelComputing:
             ref.settle(value)
 
     def _call(self, ref: Ref) -> FunctionCall | Weights:
-        """The call that computes ``ref``, or the weights that replace its result."""
+        """Return the function call that computes ``ref``, or the weights that replace its result.
+
+        The weights replace the result if a model is not finite, or no model is left.
+        """
         recipe = ref.recipe
         assert isinstance(recipe, Applied)
         models = list(recipe.models)
@@ -220,12 +227,12 @@ class ModelComputing:
     async def _submit_chunks(
         self, work: Callable[..., Any], items: Sequence[Any], order: Sequence[int] | None = None
     ) -> list[Any]:
-        """Have the workers apply ``work``, a function of a list, to chunks of the items.
+        """Apply ``work`` to chunks of the items, on the workers.
 
         Args:
-            work: gives one result for each item of its list.
+            work: returns a list with one result for each item of its argument, a list.
             items: the items.
-            order: positions of the items in the order of submission; by default ascending.
+            order: indices of the items in the order of submission; None for ascending order.
 
         Returns:
             The result for each item, in the order of ``items``.
@@ -247,10 +254,13 @@ class ModelComputing:
         """Submit requests to the workers, and wait for the result of each.
 
         Args:
-            function: carries out a request.
+            function: carries out a request on a worker.
             requests: the arguments of each request.
-            models: number of models in each request, of which few are made at a time if there is
-                no room for more.
+            models: count of models in each request, which limits the requests in progress to the
+                memory for models.
+
+        Returns:
+            The results, in the order of ``requests``.
         """
         results = []
         pending: deque[Future[Any]] = deque()
@@ -265,11 +275,11 @@ class ModelComputing:
         return results
 
     def has_room(self, models: int) -> bool:
-        """Whether there is room in memory for some models."""
+        """Return whether the memory for models suffices for ``models`` models."""
         return 4.0 * self.parameters * models <= self.room
 
     def models_at_once(self, most: int) -> int:
-        """Number of models in a request to a worker: ``most``, or as many as there is room for."""
+        """Return the count of models in one request: ``most``, or fewer if memory is short."""
         size = 4.0 * self.parameters * WAITING * self.workers
         return max(1, min(most, int(self.room / size)))
 
@@ -277,7 +287,7 @@ class ModelComputing:
         return await self._simulation.join(work) if self.may_wait else work.result()
 
     def _mix(self, ref: Ref, recipe: Mixed) -> Weights:
-        """The weights of a mix, [d]; see ``Learner.mix``."""
+        """Compute the weights of a mix whose parts are computed, float32 [d]."""
         models = self._filter_finite(ref, [model for model, _ in recipe.parts])
         coefficients = coefficients_of(recipe, [model.finite for model, _ in recipe.parts])
         if coefficients is None:
@@ -287,23 +297,23 @@ class ModelComputing:
         return weighted_sum([weights_of(model) for model in models], coefficients)
 
     def nothing(self) -> Weights:
-        """The sum of no models, [d]."""
+        """Return the sum of no models: zeros, float32 [d]."""
         return np.zeros(self.parameters, dtype=np.float32)
 
     def _filter_finite(self, ref: Ref, models: Sequence[Ref]) -> list[Ref]:
-        """Select the finite models, and record every other one."""
+        """Return the models with finite weights, and emit a record for each further model."""
         self.note_left_out(ref, [model for model in models if not model.finite])
         return [model for model in models if model.finite]
 
     def substitute(self, otherwise: Ref | None) -> Weights:
-        """The weights used for a model that cannot be computed, [d]."""
+        """Return the weights of ``otherwise``, or NaN if it is None; float32 [d]."""
         if otherwise is None:
             return np.full(self.parameters, np.nan, dtype=np.float32)
         return weights_of(otherwise)
 
 
 def _mix_states(recipe: Mixed) -> Mapping[str, AnyArray]:
-    """The mean of the states of a mix's finite parts, else the state of its substitute."""
+    """Return the mean trainer's state of a mix's finite parts, or else its substitute's state."""
     states = [(part.state, weight) for part, weight in recipe.parts if part.finite]
     mean = mean_state(states)
     if mean:
@@ -314,7 +324,11 @@ def _mix_states(recipe: Mixed) -> Mapping[str, AnyArray]:
 
 
 def weights_of(ref: Ref) -> Weights:
-    """The weights of a ref that has been computed, [d]."""
+    """Return the weights of a computed model, float32 [d].
+
+    Raises:
+        ValueError: the model has not been computed.
+    """
     weights = ref.value
     if weights is None:
         raise ValueError(f"{ref} has no value: it is not of this run, or its run has no learning")

@@ -1,4 +1,4 @@
-"""Random numbers of users' modules: torch's draws are keyed by task and step, the rest detected.
+"""Random numbers of users' modules: torch's draws are made repeatable, further draws are detected.
 
 ``KeyedDraws`` intercepts torch's operations that draw, including operations within compiled layers
 such as the dropout of ``torch.nn.LSTM``. Each operation then draws from a generator of the calling
@@ -22,17 +22,17 @@ from fedsim.common.streams import generator_states, shared_generators
 _WORD = (1 << 63) - 1
 
 Operation = OpOverload[..., Any]
-"""An operation of torch, as a dispatch mode receives it."""
+"""Operation of torch, as a dispatch mode receives it."""
 
 
 class KeyedDraws(TorchDispatchMode):
-    """A mode in which torch draws from a generator that ``seed`` sets.
+    """Torch dispatch mode in which operations draw from a generator that ``seed`` sets.
 
     A draw in a backward pass raises ``ScenarioError``. Gradient checkpointing repeats the forward
     pass there, and would draw other random numbers than at first.
 
     Attributes:
-        drawn: whether any operation drew.
+        drawn: whether any operation has drawn random numbers.
     """
 
     def __init__(self) -> None:
@@ -42,14 +42,14 @@ class KeyedDraws(TorchDispatchMode):
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def seed(self, key: int) -> None:
-        """Set the state of the generators from any 64 bits."""
+        """Seed the generators of this mode with the lower 63 bits of ``key``."""
         self._key = key & _WORD
         for generator in self._generators.values():
             generator.manual_seed(self._key)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # nothing here is compiled, and a guard against it would make each operation slower
+        # no operation is compiled in this mode, and a check for it would slow down each operation
         return False
 
     def __torch_dispatch__(
@@ -69,7 +69,7 @@ class KeyedDraws(TorchDispatchMode):
         if "generator" in names:
             place = names.index("generator")
             generator = args[place] if place < len(args) else kwargs.get("generator")
-            if generator is not None:  # the module's own
+            if generator is not None:  # a generator that the module has passed
                 return func(*args, **kwargs)
             args = args[:place]
         keyed_kwargs = dict(kwargs)
@@ -79,7 +79,10 @@ class KeyedDraws(TorchDispatchMode):
     def _call_without_generator(
         self, func: Operation, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> object:
-        """Call an operation that draws, but takes no generator or is composed of operations."""
+        """Call an operation that draws random numbers, but has no overload with a generator.
+
+        Decomposes the operation, or seeds torch's global generators for the time of the call.
+        """
         with self:
             result: object = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
@@ -114,7 +117,7 @@ def _draws(func: Operation) -> bool:
 
 
 def _with_generator(func: Operation) -> Operation | None:
-    """The overload of an operation that takes a generator; None without such an overload."""
+    """Return the overload of an operation that takes a generator; None if there is none."""
     name = "generator"
     if func._overloadname != "default":
         name = f"{func._overloadname}_generator"
@@ -126,7 +129,7 @@ def _with_generator(func: Operation) -> Operation | None:
 
 
 def _device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device:
-    """The device of an operation's result."""
+    """Return the torch device of an operation's result: its first argument's, or the CPU."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.device):
             return value
@@ -136,9 +139,10 @@ def _device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.devic
 
 
 def global_states(device: torch.device | None = None) -> dict[str, object]:
-    """States of the process's global generators by name, as values that can be compared.
+    """Return name -> comparable state of each global random generator of the process.
 
-    The generator of CUDA is included if ``device`` is a CUDA device.
+    Args:
+        device: torch device, whose generator is included if it is a CUDA device.
     """
     states: dict[str, object] = generator_states()
     if device is not None and device.type == "cuda":
@@ -161,10 +165,10 @@ def find_draws(before: Mapping[str, object], device: torch.device | None = None)
 
 @contextmanager
 def generators_kept(seed: int | None = None) -> Iterator[None]:
-    """Restore the process's global generators at the end.
+    """Context at whose end the states of the process's global generators are restored.
 
     Args:
-        seed: seed of the generators within the context; None: they go on from their states.
+        seed: seed of the generators within the context; None to leave their states.
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002

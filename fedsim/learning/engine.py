@@ -1,8 +1,8 @@
 """Deferred learning: a model is only a name until its weights are needed.
 
-The engine then computes the model and its uncomputed ancestors (``computing``): in waves, of which
-all trainings form one cohort, or part by part. Models that nobody needs, such as a straggler's update, are
-never computed.
+The engine then computes the model and its uncomputed ancestors (module ``computing``), in waves or
+part by part. Models whose weights are never needed, such as a late update that the server rejects,
+are never computed.
 """
 
 import math
@@ -37,14 +37,14 @@ from fedsim.learning.solvers.selection import pick, torch_device
 from fedsim.learning.spec import Trainer
 from fedsim.learning.testsets import TestSets, counted, judge, judge_each
 
-_ADAPTERS = "strategy/adapters"
-_INIT = "strategy/init"  # the stream of initial models, equal for all strategies with one seed
+_ADAPTERS = "strategy/adapters"  # random stream of LoRA's initial matrices
+_INIT = "strategy/init"  # random stream of initial models, equal for all strategies with one seed
 _TESTED_AT_ONCE = 64  # models in one request to a worker if each model is tested on one device
-_MOST_PARAMETERS = 1_000_000_000  # 4 GB; a run holds several models
+_MOST_PARAMETERS = 1_000_000_000  # parameters of a model (4 GB), as a run holds several models
 
 
 class Learning(Learner):
-    """Computes models on a simulation's executor once their weights are needed.
+    """Learner that computes models on a simulation's executor once their weights are needed.
 
     Args:
         simulation: the simulation, whose executor carries out the work.
@@ -99,7 +99,7 @@ class Learning(Learner):
         losses = None if self._objective.is_plain else self._objective.losses
         template = self._template(model)
         self._solver = pick(template, device, training.sgd.solver, training, losses)
-        samples = FederatedData(data.pool, [], data.augmentation)  # without shards, which change
+        samples = FederatedData(data.pool, [], data.augmentation)  # omits the shards, which change
         if model.is_tried:
             self._try(data)
         self._work = LocalWork(self._solver, training, samples, streams)
@@ -111,7 +111,10 @@ class Learning(Learner):
             simulation.executor.place(shared)
 
     def _template(self, model: TorchModel) -> Architecture | nn.Module:
-        """The model that the solver is built for, with the frozen tensors of all models."""
+        """Return the layers or the module for which the solver is built.
+
+        A module has the values of the tensors that are frozen in all models.
+        """
         if model.has_frozen or model.file is not None:
             first = self._module(0, 0)
             if model.has_frozen:
@@ -121,7 +124,11 @@ class Learning(Learner):
         return self._module()
 
     def _try(self, data: FederatedData) -> None:
-        """Refuse a module whose state or random draws cannot be reproduced."""
+        """Try a user's module on the samples of the device with the most (see ``probe``).
+
+        Raises:
+            ScenarioError: the module cannot be used, or its results cannot be reproduced.
+        """
         assert isinstance(self._solver, Reference)
         largest = max(data.shards, key=lambda shard: len(shard.train))
         if len(largest.train) < 2:
@@ -178,7 +185,7 @@ class Learning(Learner):
     def shift(self, device: int, version: int) -> None:
         self._tests.shift(device, version)
 
-    # Numbers.
+    # Computed values of models.
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
         await self._computing.compute(refs)
@@ -219,7 +226,14 @@ class Learning(Learner):
     async def _evaluate_shared(
         self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]
     ) -> dict[str, Evaluation]:
-        """Evaluate computed models by name, each on the test samples of several devices."""
+        """Evaluate computed models, each on the test samples of several devices.
+
+        Args:
+            models: name -> model, and the devices on whose samples it is tested (None for all).
+
+        Returns:
+            name -> evaluation.
+        """
         tests = {}
         requests = []
         for name, (ref, devices) in models.items():
@@ -239,7 +253,14 @@ class Learning(Learner):
         return results
 
     async def _evaluate_personal(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
-        """Evaluate computed models, each on the test samples of one device, in order."""
+        """Evaluate computed models, each on the test samples of one device.
+
+        Args:
+            models: model, and index of the device.
+
+        Returns:
+            One evaluation, with an entry for each model in order.
+        """
         devices = [device for _, device in models]
         shards = [self._tests.shard(device) for device in devices]
         sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
@@ -312,7 +333,7 @@ class Learning(Learner):
         return math.fsum(ref.train_loss * weight for ref, weight in finite) / total
 
     def _initial(self, count: int) -> Weights:
-        """The weights of an initial model, [d]."""
+        """Compute the weights of the initial model with index ``count``, float32 [d]."""
         has_file = self._model.file is not None
         if self._architecture is not None and not self._model.has_frozen and not has_file:
             return self._draw(count)
@@ -326,7 +347,7 @@ class Learning(Learner):
         return weights
 
     def _initialised(self, count: int) -> Weights:
-        """The weights of a newly made module, [d]."""
+        """Build a module, and return its initial weights, float32 [d]."""
         return flat_weights(list(numbers(self._module(0, count)).values()))
 
     def _draw(self, *ids: int) -> Weights:
@@ -334,7 +355,11 @@ class Learning(Learner):
         return self._architecture.initial(self._streams.generator(_INIT, *ids))
 
     def _module(self, *ids: int) -> nn.Module:
-        """The module as it is trained, initialised from a stream of the run or from its file."""
+        """Build the module that is trained, with LoRA, frozen tensors and ``model.file`` applied.
+
+        Args:
+            ids: integers that select the random stream of the initial weights.
+        """
         model = self._model
         seed = self._streams.word(_INIT, *ids) >> 1
         module = model.plain_module(self._shape, self._classes, seed)

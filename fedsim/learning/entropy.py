@@ -1,4 +1,4 @@
-"""Draws of a user's code from the operating system's entropy, which no seed can repeat.
+"""Detection of draws from the operating system's entropy, which no seed can repeat.
 
 ``numpy.random.default_rng()``, ``random.Random()`` without a seed, ``secrets``, ``uuid.uuid4`` and
 ``os.urandom`` all draw from this entropy. A repetition of a few steps finds such a draw only if the
@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from fedsim.learning.remains import is_of_user
 
-_GENERATORS = ("numpy", "random", "secrets", "uuid")  # modules that draw for their caller
+_GENERATORS = ("numpy", "random", "secrets", "uuid")  # modules whose draws are their caller's
 
 _lock = threading.Lock()
 _thread = threading.local()
@@ -27,13 +27,13 @@ _seed = random.Random.seed
 
 @contextmanager
 def entropy_watched() -> Iterator[list[str]]:
-    """Watch the draws from entropy by a user's code in the calling thread.
+    """Context that lists the draws from entropy by a user's code in the calling thread.
 
-    Draws by Python's library and by installed packages, such as the name of a temporary file, do
-    not count.
+    Draws by Python's library and by installed packages, such as the name of a temporary file, are
+    not listed.
 
     Yields:
-        The places of the draws so far, such as ``nets.py:12``.
+        The list of the draws so far, as files and lines such as ``nets.py:12``.
     """
     places: list[str] = []
     outer = getattr(_thread, "places", None)
@@ -47,7 +47,7 @@ def entropy_watched() -> Iterator[list[str]]:
 
 
 def _begin() -> None:
-    """Replace the sources of entropy while any thread watches."""
+    """Patch the sources of entropy, unless another thread has done so."""
     with _lock:
         _Sources.watches += 1
         if _Sources.watches > 1:
@@ -63,7 +63,7 @@ def _end() -> None:
         if _Sources.watches > 0:
             return
         for (owner, name, watched), plain in zip(_SOURCES, _Sources.plain, strict=True):
-            if vars(owner)[name] is watched:  # nobody else has replaced the source meanwhile
+            if vars(owner)[name] is watched:  # no other code has patched the source since
                 setattr(owner, name, plain)
         _Sources.plain.clear()
 
@@ -91,14 +91,18 @@ _SOURCES = (
 
 
 class _Sources:
-    """The state of the replaced sources, of all threads."""
+    """State of the patches, common to all threads: count of contexts, and original functions."""
 
     watches: ClassVar[int] = 0
     plain: ClassVar[list[object]] = []
 
 
 def _record(frame: FrameType | None) -> None:
-    """Record a draw if the code that asked for the draw is a user's."""
+    """Add a draw to the thread's list, if the code that requested it is a user's.
+
+    Args:
+        frame: frame of the code that called the source of entropy.
+    """
     places: list[str] | None = getattr(_thread, "places", None)
     while frame is not None and _module_of(frame).partition(".")[0] in _GENERATORS:
         frame = frame.f_back

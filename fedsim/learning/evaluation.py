@@ -1,4 +1,4 @@
-"""The result of testing models on devices' test samples."""
+"""Results of testing models on devices' test samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,28 +11,28 @@ from fedsim.learning.objectives import EvaluationMetric, SampleNumbers
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Right answers and losses of tests, device by device."""
+    """Correct answers and losses in tests, with an entry for each device (or device and model)."""
 
     devices: list[int]
     """the tested devices, one entry for each model that serves a device."""
     correct: NDArray[np.int64] | None
-    """right answers, int64 [devices]; None for objectives without accuracy."""
+    """count of correct answers, int64 [devices]; None for objectives that have no accuracy."""
     count: NDArray[np.int64]
-    """answers, one or several (tokens) a test sample, int64 [devices]."""
+    """count of answers (one per test sample, or one per token), int64 [devices]."""
     loss_sum: NDArray[np.float64]
     """summed cross-entropy (or another loss), float64 [devices]."""
     facts: dict[str, list[SampleNumbers]] = field(default_factory=dict)
-    """numbers that each metric keeps of each device's test samples, by metric."""
+    """name of a metric -> for each entry, the values that it keeps of the test samples, [n, m]."""
 
     @classmethod
     def together(cls, evaluations: Sequence["Evaluation"]) -> "Evaluation":
-        """Join the evaluations of several models, in order.
+        """Concatenate the evaluations of several models.
 
         Args:
-            evaluations: the evaluations; the joint one has no right answers if any has none.
+            evaluations: the evaluations.
 
         Returns:
-            One evaluation with the entries of all.
+            One evaluation with all entries in order. ``correct`` is None if it is None in any.
         """
         devices: list[int] = []
         correct = [np.empty(0, np.int64)]
@@ -57,7 +57,7 @@ class Evaluation:
         )
 
     def row(self, position: int) -> "Evaluation":
-        """The entry at a position, as an evaluation."""
+        """Return the entry with index ``position``, as an evaluation of one entry."""
         row = slice(position, position + 1)
         correct = None if self.correct is None else self.correct[row]
         facts = {name: entries[row] for name, entries in self.facts.items()}
@@ -67,38 +67,38 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Right answers over all answers of all devices; NaN without answers or accuracy."""
+        """Share of correct answers over all devices; NaN if there are no answers or no accuracy."""
         if self.correct is None or not self.count.any():
             return float("nan")
         return float(self.correct.sum() / self.count.sum())
 
     @property
     def loss(self) -> float:
-        """Mean loss over the answers of all devices; NaN without answers."""
+        """Mean loss over the answers of all devices; NaN if there are no answers."""
         if not self.count.any():
             return float("nan")
         return float(self.loss_sum.sum() / self.count.sum())
 
     def device_accuracy(self) -> dict[int, float | None]:
-        """Each device's accuracy on its own test samples; None for a device without any."""
+        """Return device -> accuracy on its own test samples, None if it has no test samples."""
         return dict(zip(self.devices, self._ratios(self.correct), strict=True))
 
     def score(self, mode: str) -> tuple[float | None, float | None]:
-        """Accuracy and loss; None if nothing was tested, or the number is not finite.
+        """Return accuracy and loss; None for a value that is not finite or has no test samples.
 
         Args:
-            mode: ``pooled`` over all answers, or ``device-mean``.
+            mode: ``pooled`` over all answers, or ``device-mean`` for the mean of devices' values.
         """
         if mode == "pooled":
             return _finite(self.accuracy), _finite(self.loss)
         return _mean(self._ratios(self.correct)), _mean(self._ratios(self.loss_sum))
 
     def figure(self, metric: EvaluationMetric, mode: str) -> float | None:
-        """The figure of a metric; None if nothing was tested, or the figure is not finite.
+        """Return the value of a metric; None if it is not finite, or if nothing was tested.
 
         Args:
             metric: the metric.
-            mode: ``pooled`` over all samples, or ``device-mean``.
+            mode: ``pooled`` over all samples, or ``device-mean`` for the mean of devices' values.
         """
         facts = [entry for entry in self.facts.get(metric.name, ()) if len(entry)]
         if mode != "pooled":
@@ -108,7 +108,7 @@ class Evaluation:
         return _finite(metric.value(np.concatenate(facts)))
 
     def _ratios(self, sums: NDArray[np.int64] | NDArray[np.float64] | None) -> list[float | None]:
-        """Each device's sum over its number of answers; None without answers."""
+        """Divide each device's sum by its count of answers; None if it has no answers."""
         if sums is None:
             return [None] * len(self.devices)
         ratios = []

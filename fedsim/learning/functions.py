@@ -1,8 +1,8 @@
 """Pure functions of models, from which server optimisers, robust means, codecs and noise are built.
 
-A function is stored by its import path, so that it can be called later, in another process, and
-after a run was resumed. A checkpoint could name any function. Therefore only functions are called
-that are marked by ``pure`` and whose module is imported already.
+A recipe stores the import path of its function, so that the function can be called later, in
+another process, and after a run is resumed. As a checkpoint could name any function, only functions
+that ``pure`` marks, in modules that are imported already, are called.
 """
 
 import math
@@ -21,9 +21,9 @@ from fedsim.common.training import Places
 Function = Callable[..., NDArray[np.floating]]
 F = TypeVar("F", bound=Function)
 
-_BLOCK = 1 << 15  # numbers that are summed at once, which fit into a core's own cache
+_BLOCK = 1 << 15  # values in one block of a sum, which fit into a core's own cache
 
-# every marked function whose module has been imported, by its import path
+# import path: marked function of an imported module
 _KNOWN: dict[str, Function] = {}
 
 
@@ -54,7 +54,7 @@ def _path(function: Function) -> str:
 
 
 def path_of(function: Function) -> str:
-    """The import path ``package.module:function`` of a marked function.
+    """Return the import path ``package.module:function`` of a marked function.
 
     Raises:
         SimulationError: the function is not marked, or is not at the top of its module.
@@ -73,9 +73,10 @@ def path_of(function: Function) -> str:
 
 
 def function_at(path: str) -> Function:
-    """The marked function at an import path.
+    """Return the marked function with an import path.
 
-    Only modules of fedsim are imported. A strategy has imported its own functions already.
+    Only modules of fedsim are imported. The functions of a user's strategy are imported with the
+    strategy.
 
     Raises:
         SimulationError: no imported function at this path is marked.
@@ -92,23 +93,23 @@ def function_at(path: str) -> Function:
 
 
 class FunctionCall(NamedTuple):
-    """A call of a pure function of models and constants."""
+    """Call of a pure function, with its models and constants."""
 
     function: Function
     models: Sequence[NDArray[np.float32]]
     """the models, float32 [d] each, read-only; at least one."""
     constants: Mapping[str, Any]
-    """constant arguments of the function, by name."""
+    """name: constant argument of the function."""
     stream: tuple[Any, ...] | None
-    """the streams of the run, and the name of the stream that the function draws from as ``rng``;
-    None: no draws.
+    """the streams of the run, then purpose and integers of the stream that the function draws from
+    as ``rng``; None if it draws no random numbers.
     """
     size: int | None
-    """count of numbers in the result; None for a model."""
+    """count of values in the result; None for a model."""
 
 
 def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
-    """Carry out calls in order; runs on a worker.
+    """Carry out calls in order, on a worker.
 
     Args:
         calls: the calls.
@@ -117,7 +118,7 @@ def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
         The result of each call, float32 [d] or [size].
 
     Raises:
-        SimulationError: a result has another shape.
+        SimulationError: a result is not of shape [d] or [size].
     """
     results = []
     for function, models, constants, stream, size in calls:
@@ -139,15 +140,15 @@ def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
 
 @pure
 def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
-    """The numbers at some places of a model.
+    """Extract the values in some slices of a flat model.
 
     Args:
         models: candidates, float32 [d] each, at least one.
-        places: begin and end of each range of positions.
+        places: (begin, end) of each slice.
 
     Returns:
-        The numbers at ``places`` of the first model that is finite at all places. If no model is,
-        the numbers of the last one.
+        The concatenated values of the first model whose values in all slices are finite, or of the
+        last model if there is none; float32.
     """
     for model in models:
         numbers = np.concatenate([model[begin:end] for begin, end in places])
@@ -158,12 +159,15 @@ def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.float
 
 @pure
 def spliced(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
-    """The first model with other numbers at some places, [d].
+    """Replace the values in some slices of a flat model by another model's values.
 
     Args:
-        models: the model, float32 [d], and the source of the new numbers. The source is a whole
-            model, [d], or the numbers at ``places`` alone.
-        places: begin and end of each range of positions.
+        models: the model, float32 [d], and the source of the new values: a whole model, [d], or
+            the concatenated values of the slices.
+        places: (begin, end) of each slice.
+
+    Returns:
+        The changed model, float32 [d].
     """
     model, source = models
     result = model.copy()
@@ -178,9 +182,9 @@ def spliced(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.flo
 def weighted_sum(
     models: list[NDArray[np.float32]], coefficients: list[float]
 ) -> NDArray[np.floating]:
-    """The sum of coefficient x model, in float64 and in order.
+    """Compute the sum of coefficient x model, in float64 and in the order of the models.
 
-    The sum is computed block by block, so that it stays in the cache.
+    The sum is computed block by block, so that each block stays in the cache.
 
     Args:
         models: the models, float32 [d] each, at least one.
@@ -202,12 +206,12 @@ def weighted_sum(
 
 
 class RunningSum:
-    """A sum of coefficient x model whose models come one after the other.
+    """Accumulator of a sum of coefficient x model.
 
-    The result has the bits of ``weighted_sum`` of the same models in the same order.
+    The result is bitwise equal to ``weighted_sum`` of the same models in the same order.
 
     Args:
-        length: number of weights of a model, d.
+        length: count of weights of a model, d.
     """
 
     def __init__(self, length: int) -> None:
@@ -225,7 +229,7 @@ class RunningSum:
                 self._total[block] += product
 
     def result(self) -> NDArray[np.float32]:
-        """The sum so far, float32 [d]."""
+        """Return the sum so far, float32 [d]."""
         with np.errstate(all="ignore"):
             return self._total.astype(np.float32)
 
@@ -233,13 +237,13 @@ class RunningSum:
 def mean_state(
     parts: Sequence[tuple[Mapping[str, AnyArray] | None, float]],
 ) -> dict[str, AnyArray]:
-    """The weighted mean of trainers' states, without states that are empty or not finite.
+    """Compute the weighted mean of trainers' states, leaving out empty and non-finite states.
 
     Args:
-        parts: states by name, and the weight of each.
+        parts: each state (name: array) and its weight.
 
     Returns:
-        The mean by name, of the first state's shapes and dtypes; empty if the weights sum to 0.
+        name: mean array, with the first state's shape and dtype; empty if the weights sum to 0.
 
     Raises:
         SimulationError: states differ in names or shapes.

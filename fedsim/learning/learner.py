@@ -1,7 +1,4 @@
-"""The interface of learners. ``Learner`` only names models; ``engine.py:Learning`` computes them.
-
-The base ``Learner`` is also the learner of ``learning = "off"``, whose models have no weights.
-"""
+"""Interface of learners, which is also the learner of ``learning = "off"``, without weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,20 +16,19 @@ from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Re
 
 
 class Learner:
-    """Learner that only names models, and computes nothing: the learner of ``learning = "off"``.
+    """Creates refs of models, and knows a model's size; the base class computes no weights.
 
-    ``learning/engine.py:Learning`` derives from this class, and trains, mixes and tests the named
-    models. In this base the result of every test is None, and a request for weights raises
+    In the base class the result of each test is None, and a request for weights raises
     ``SimulationError``.
 
     Args:
         model: the model of the scenario.
         shape: shape of a sample.
-        classes: number of classes.
+        classes: count of classes.
 
     Attributes:
         learns: whether models have weights.
-        parameters: number of trained parameters, d.
+        parameters: count of trained parameters, d.
         bytes: the model's size in float32 (bytes).
         base_bytes: size of the frozen tensors (bytes).
         state_bytes: size of the trainer's state that is sent with each model (bytes).
@@ -49,13 +45,13 @@ class Learner:
         self.flops_per_sample = model.flops(shape, classes)
         self._serial = 0
 
-    # Names.
+    # Methods that return refs, whose weights are computed later.
 
     def initial(self, count: int = 0) -> Ref:
-        """A freshly initialised model.
+        """Return a ref of an initial model, drawn at random.
 
         Args:
-            count: number of the draw; a draw does not depend on the strategy.
+            count: index of the draw; a draw does not depend on the strategy.
         """
         return self._name("model", Initial(count))
 
@@ -69,17 +65,17 @@ class Learner:
         version: int = 0,
         before: Ref | None = None,
     ) -> Ref:
-        """The result of a local training, a ref ``update-N``.
+        """Return a ref ``update-N`` of the result of a local training.
 
         Args:
             training: start, terms and amount of the training; with 0 epochs the result is the
                 start.
-            device: the device that trains.
-            key: names, with ``device``, the stream of shuffles and dropout masks.
-            round: the round, by which ``[training] lr`` decays.
+            device: index of the device that trains.
+            key: integer that selects, with ``device``, the random stream of shuffles and dropout.
+            round: index of the round, by which ``[training] lr`` decays.
             version: version of the device's data.
-            before: the device's previous training, with whose trainer's state this training
-                begins; None: without a state.
+            before: the device's previous training, whose trainer's state this training continues;
+                None to begin with no state.
         """
         ref = self._name("update", Trained(training, device, version, key, round, before), device)
         ref.loss = Loss()
@@ -87,14 +83,16 @@ class Learner:
         return ref
 
     def first_epoch(self, update: Ref) -> Ref:
-        """The result of the first local epoch of an update.
+        """Return a ref of the model after the first local epoch of an update.
 
-        An update that is computed already, or has one epoch, is returned itself.
+        An update that is computed already, or has one epoch, is returned unchanged.
         """
         return update
 
     def last_gradient(self, update: Ref) -> Ref:
-        """The gradient of the last SGD step of an update that is not computed yet, [d].
+        """Return a ref of the gradient of an update's last SGD step, [d].
+
+        The update must not be computed yet.
 
         The gradient is taken on the last mini-batch, at the model before the step. It has all
         terms of the loss and weight decay, and no momentum, like torch's ``param.grad``.
@@ -109,18 +107,18 @@ class Learner:
         version: int = 0,
         batch: tuple[int, int] | None = None,
     ) -> Ref:
-        """The model with the least training objective on a device's data, a ref ``choice-N``.
+        """Return a ref ``choice-N`` of the model with the least objective on a device's data.
 
         The objective is the mean loss over the device's training samples, without dropout, plus
-        ``training.l2`` times the sum of the squared kernel entries. The first of equals wins. An
-        objective that is not finite wins only if no objective is finite.
+        ``training.l2`` times the sum of the squared kernel entries. Among equal objectives the
+        first is chosen. A non-finite objective is chosen only if no objective is finite.
 
         Args:
             models: the models to choose from, at least one.
-            device: the device.
+            device: index of the device.
             version: version of the device's data.
-            batch: number of samples of the estimate, and the key of the stream that draws them;
-                None: all samples.
+            batch: count of samples of the estimate, and the integer that selects the random stream
+                of these samples; None for all samples.
         """
         return self._name("choice", Best(tuple(models), device, version, batch), device)
 
@@ -131,16 +129,16 @@ class Learner:
         *,
         rescale: bool = True,
     ) -> Ref:
-        """The sum of coefficient x model, in order; float64 sums, float32 result.
+        """Return a ref of the sum of coefficient x model, in order; float64 sums, float32 result.
 
         A model that is not finite is left out, with a record ``non-finite``.
 
         Args:
             parts: models and their coefficients.
-            otherwise: the result if no model remains, or the remaining coefficients sum to 0; None:
-                a result of NaN.
-            rescale: whether the remaining coefficients are scaled to the sum of all; False for sums
-                of differences.
+            otherwise: the result if no model remains, or if the remaining coefficients sum to 0;
+                None for a result of NaN.
+            rescale: whether the remaining coefficients are scaled to the sum of all coefficients;
+                False for sums of differences.
         """
         ref = self._name("model", Mixed(tuple(parts), otherwise, rescale))
         if self.state_bytes and any(part.state is not None for part, _ in parts):
@@ -148,13 +146,13 @@ class Learner:
         return ref
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
-        """A model with the weights of an array.
+        """Return a ref of a model with the weights of an array.
 
         Args:
             weights: the weights, [d].
 
         Raises:
-            SimulationError: the array has another shape.
+            SimulationError: the array is not of shape [d].
         """
         if np.shape(weights) != (self.parameters,):
             raise SimulationError(
@@ -163,7 +161,7 @@ class Learner:
         return self._name("model", None)
 
     def zero(self) -> Ref:
-        """The model whose weights are all 0."""
+        """Return a ref of the model whose weights are all 0."""
         return self._name("model", None)
 
     def apply(
@@ -177,15 +175,17 @@ class Learner:
         size: int | None = None,
         **constants: Any,
     ) -> Ref:
-        """The result of a pure function of models; see ``ServerModels.apply``.
+        """Return a ref of the result of a pure function of models (``ServerModels.apply``).
 
         Args:
             function: a function that is marked by ``pure``.
             models: the models.
-            stream: purpose and numbers of the stream that the function draws from; None: no draws.
+            stream: purpose and integers of the random stream that the function draws from; None if
+                it draws no random numbers.
             otherwise: the result if a model is not finite, or no model remains.
-            leave_out: whether models that are not finite are left out instead.
-            size: count of numbers in the result; None for a model.
+            leave_out: whether models that are not finite are left out, instead of replacing the
+                result by ``otherwise``.
+            size: count of values in the result; None for a model.
             **constants: constant arguments of the function, JSON-able.
         """
         recipe = Applied(
@@ -201,57 +201,57 @@ class Learner:
         return ref
 
     def snapshot(self) -> int:
-        """The number of models named so far, as the state of a checkpoint."""
+        """Return the count of refs created so far, as the learner's state in a checkpoint."""
         return self._serial
 
     def restore(self, state: int) -> None:
         self._serial = state
 
-    # Numbers.
+    # Methods that compute weights, or depend on data.
 
     def shift(self, device: int, version: int) -> None:
-        """Test ``device`` on another version of its data from now on."""
+        """Set the version of a device's data for all later tests."""
 
     @property
     def needs_sizes(self) -> bool:
-        """Whether ``check_sizes`` may refuse some sizes of devices' data."""
+        """Whether ``check_sizes`` may raise an error for some sizes of devices' data."""
         return False
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
-        """Refuse data whose batches the model cannot be trained on.
+        """Check that the model can be trained on batches of each device's data.
 
         Args:
-            sizes: number of training samples by device.
+            sizes: device: count of training samples.
 
         Raises:
-            ScenarioError: a device has such batches.
+            ScenarioError: a device has a batch of one sample, and the model needs two.
         """
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """A flat model [d] as tensors by their torch names; empty without learning."""
+        """Split a flat model [d] into tensors by torch's names; empty if learning is off."""
         return {}
 
     async def value(self, ref: Ref) -> NDArray[np.float32]:
-        """The weights of a model, float32 [d], read-only."""
+        """Compute a model, and return its weights, float32 [d], read-only."""
         (value,) = await self.values([ref])
         return value
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
-        """The weights of several models, float32 [d] each, read-only.
+        """Compute several models, and return their weights, float32 [d] each, read-only.
 
-        All trainings that the models need are computed as one cohort.
+        The trainings that the models need are computed together, in parallel.
 
         Raises:
-            SimulationError: the run has no learning.
+            SimulationError: learning is off.
         """
         await self.compute(refs)
         return []
 
     async def compute(self, refs: Sequence[Ref]) -> None:
-        """Compute models together as ``values`` does, without their weights in memory.
+        """Compute several models together; their weights may then be on disk.
 
         Raises:
-            SimulationError: the run has no learning.
+            SimulationError: learning is off.
         """
         if refs:
             raise SimulationError(
@@ -262,30 +262,30 @@ class Learner:
     def compute_now(self, ref: Ref) -> None:
         """Compute a model at once, without yielding to the simulation.
 
-        Does nothing without learning.
+        Does nothing if learning is off.
         """
 
     async def evaluate(
         self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]
     ) -> Evaluation | None:
-        """Test models.
+        """Test models on devices' test samples.
 
         Args:
-            models: for each name a model, and the devices on whose test samples the model is
-                tested; None: all devices.
+            models: name -> model, and the devices on whose test samples it is tested (None for all
+                devices).
 
         Returns:
-            The evaluation of all models in order; None without learning.
+            One evaluation with the entries of all models in order; None if learning is off.
         """
         return None
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
-        """The weighted mean of the finite training losses of updates.
+        """Compute the weighted mean of the finite training losses of updates.
 
         Args:
             updates: updates and their weights.
 
         Returns:
-            The mean; None without learning or finite losses.
+            The mean; None if learning is off or no loss is finite.
         """
         return None

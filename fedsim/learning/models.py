@@ -52,11 +52,11 @@ class Model(Spec):
 
     @abstractmethod
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        """The tensors of the flat model in order: trained parameters, and running statistics.
+        """Describe the tensors of the flat model in order: trained parameters and statistics.
 
         Args:
             shape: shape of a sample.
-            classes: number of classes.
+            classes: count of classes.
 
         Raises:
             ScenarioError: the samples do not fit the model.
@@ -64,30 +64,32 @@ class Model(Spec):
 
     @abstractmethod
     def flops(self, shape: Shape, classes: int) -> float:
-        """FLOPs of a training step on one sample."""
+        """Return the FLOPs of a training step on one sample."""
 
     @abstractmethod
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
     ) -> ModelCost:
-        """The cost of one training step, without terms of strategies such as a proximal term.
+        """Return the cost of one training step: FLOPs, bytes and memory.
+
+        Terms that strategies add to the loss, such as a proximal term, are not included.
 
         Args:
             shape: shape of a sample.
-            classes: number of classes.
-            training: the trainer, whose optimiser counts.
-            objective: the objective, whose loss counts; None: cross-entropy.
+            classes: count of classes.
+            training: the trainer, whose optimiser is included.
+            objective: the objective, whose loss is included; None for cross-entropy.
 
         Raises:
             ScenarioError: the model cannot be trained on such samples.
         """
 
     def parameters(self, shape: Shape, classes: int) -> int:
-        """Number of parameters in the flat model, d."""
+        """Return the count of values in the flat model, d."""
         return sum(tensor.size for tensor in self.tensors(shape, classes))
 
     def base_bytes(self, shape: Shape, classes: int) -> float:
-        """Size of the frozen tensors (bytes)."""
+        """Return the size of the frozen tensors (bytes)."""
         return 0.0
 
     @property
@@ -96,14 +98,14 @@ class Model(Spec):
         return False
 
     def cut(self, by: CutBy, size: float) -> Self:
-        """The smaller model that consists of the first numbers of this model's tensors.
+        """Return a smaller model, whose tensors are the first slices of this model's tensors.
 
         Args:
-            by: the quantity that is smaller, such as the width or the rank of adapters.
-            size: the quantity of the smaller model.
+            by: the quantity that is reduced, such as the width or the rank of adapters.
+            size: the value of this quantity in the smaller model.
 
         Raises:
-            ScenarioError: the model has no such quantity, or is smaller itself.
+            ScenarioError: the model has no such quantity, or it is less than ``size``.
         """
         allowed = "models with adapters (model.lora)"
         if by == "width":
@@ -164,7 +166,7 @@ class PartedModel(Model):
 
     @abstractmethod
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
-        """The tensors of the flat model in order, before ``keep`` and ``send`` are applied."""
+        """Describe the tensors of the flat model in order, disregarding ``keep`` and ``send``."""
 
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
         tensors = self.trained(shape, classes)
@@ -190,17 +192,18 @@ class TorchModel(PartedModel):
 
     @abstractmethod
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        """The module without adapters, with all tensors trained.
+        """Build the torch module without adapters and frozen tensors.
 
         Args:
             shape: shape of a sample.
-            classes: number of classes.
-            seed: seed of the initial weights; fedsim's own layers have arbitrary weights.
+            classes: count of classes.
+            seed: seed of the initial weights; modules of fedsim's own layers ignore it, and have
+                uninitialised weights.
         """
 
     def fitted(self, shape: Shape, classes: int) -> "nn.Module":
-        """The module with adapters and frozen tensors, with arbitrary weights or none (``meta``)."""
-        from fedsim.learning.modules import fit  # loads torch
+        """Build the torch module with adapters and frozen tensors; its weights have no meaning."""
+        from fedsim.learning.modules import fit  # imports torch
 
         return fit(self.plain_module(shape, classes), self.lora, self.train)
 
@@ -247,9 +250,10 @@ class Layered(TorchModel):
 
     @property
     def body(self) -> tuple[Layer, ...]:
-        """The layers before the last one.
+        """Layers before the last one.
 
-        ``architecture`` flattens samples that are not vectors first, unless a layer does.
+        If no layer flattens the samples, ``architecture`` adds a ``Flatten`` for samples that are
+        no vectors.
         """
         return self.layers
 
@@ -266,7 +270,7 @@ class Layered(TorchModel):
         return self.model_copy(update={"width": size})
 
     def architecture(self, shape: Shape, classes: int) -> Architecture:
-        """The layers for samples of ``shape``; ``ScenarioError`` if samples are tokens."""
+        """Return the layers for samples of ``shape``; ``ScenarioError`` if samples are tokens."""
         if isinstance(shape, TokenShape):
             raise ScenarioError(
                 f"model.kind is {self.kind!r}, which takes numbers, and samples are tokens; "
@@ -333,14 +337,14 @@ class Perceptron(Layered):
 
 
 def pooled(channels: int, kernel: int, *, same: bool = True) -> tuple[Layer, ...]:
-    """A convolution, its ReLU, and a maximum over windows of 2 x 2."""
+    """Return a convolution, its ReLU, and max pooling over windows of 2 x 2."""
     return (*convolution(channels, kernel, same=same), MaxPool2d(2))
 
 
 def two_convolutions(
     first: int, second: int, kernel: int, *widths: int, same: bool = True
 ) -> tuple[Layer, ...]:
-    """Two pooled convolutions and dense layers, the shape of McMahan et al.'s CNN.
+    """Return two pooled convolutions and dense layers, the structure of McMahan et al.'s CNN.
 
     Args:
         first: channels of the first convolution.
@@ -420,7 +424,7 @@ class SizeOnly(Model):
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
     ) -> ModelCost:
-        """The cost of one step.
+        """Return the cost of one training step.
 
         A step reads the weights twice, writes the gradients once, and reads and writes the
         optimiser's tensors.

@@ -1,4 +1,4 @@
-"""Modules of torch: build, check, adapt, freeze, load from a file, and count numbers and FLOPs."""
+"""Functions on torch modules: build, check, add LoRA, freeze, load a file, count FLOPs."""
 
 import copy
 import inspect
@@ -25,22 +25,22 @@ from fedsim.learning.draws import generators_kept
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 _FIXED = "_fedsim_fixed"
-"""Attribute of a part: names of the part's buffers that ``model.train`` leaves out."""
+"""Attribute of a submodule with the names of its buffers that ``model.train`` excludes."""
 
 
 def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
-    """Make a user's module; the process's global generators are left as they were.
+    """Build a user's module. The states of the process's global generators are restored.
 
     Args:
         path: import path of a class or function, ``model.factory``.
         args: keyword arguments of the class or function, ``model.args``.
-        seed: seed of the global generators while the module is made.
+        seed: seed of the global generators while the module is built.
 
     Returns:
-        The module, ready to be copied.
+        The module, prepared for copying.
 
     Raises:
-        ScenarioError: the factory fails, or the module cannot be trained.
+        ScenarioError: the factory raises an error, or the module cannot be trained.
     """
     factory = find(path, "model.factory", nn.Module, "torch.nn.Module", or_function=True)
     with settings_kept("when it makes the module"):
@@ -62,12 +62,10 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
 
 @contextmanager
 def settings_kept(where: str) -> Iterator[None]:
-    """Refuse code of a user's module that changes torch's settings for the whole process.
-
-    The settings are restored.
+    """Context that restores torch's global settings, and raises if code has changed them.
 
     Args:
-        where: the moment in words, for the message.
+        where: text on the time of the change, for the error message.
 
     Raises:
         ScenarioError: the code has changed the number of threads or the default dtype.
@@ -93,13 +91,20 @@ def settings_kept(where: str) -> Iterator[None]:
 
 
 def make_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A module made while the process's global generators have a seed."""
+    """Build a module by ``make`` while the process's global generators have a seed."""
     with generators_kept(seed):
         return make()
 
 
 def _refuse(module: nn.Module, path: str) -> None:
-    """Raise for a part whose size is unknown, or that keeps statistics that cannot be averaged."""
+    """Raise ``ScenarioError`` if a user's module cannot be trained by federated averaging.
+
+    Examples are lazy layers, scripted modules, and norms whose statistics cannot be averaged.
+
+    Args:
+        module: the module.
+        path: ``model.factory``, for error messages.
+    """
     for name, part in module.named_modules():
         where = f"model.factory {path!r}: the part {name or 'itself'!r} is a {type(part).__name__}"
         if isinstance(part, nn.modules.lazy.LazyModuleMixin):
@@ -137,7 +142,7 @@ def _refuse(module: nn.Module, path: str) -> None:
 
 
 def _prepare(module: nn.Module) -> None:
-    """Turn buffers that cannot be averaged into constants, and let the module be copied."""
+    """Exclude non-finite buffers from the flat model, and detach tensors so copying works."""
     for part in module.modules():
         for key, buffer in part.named_buffers(recurse=False):
             if buffer.requires_grad:
@@ -164,7 +169,7 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 
 def _attribute_without_copy(module: nn.Module) -> str | None:
-    """The name of the first attribute that cannot be copied."""
+    """Return the name of a module's first attribute that cannot be copied; None if all can."""
     for name, part in module.named_modules():
         for key, value in vars(part).items():
             if key != "_modules" and not _can_be_copied(value):
@@ -173,7 +178,7 @@ def _attribute_without_copy(module: nn.Module) -> str | None:
 
 
 def _join(part_name: str, key: str) -> str:
-    """The name, within the module, of a tensor or attribute of a part."""
+    """Join the names of a submodule and of its tensor or attribute."""
     return f"{part_name}.{key}" if part_name else key
 
 
@@ -190,10 +195,10 @@ def _is_number(tensor: Tensor) -> bool:
 
 
 def numbers(module: nn.Module) -> dict[str, Tensor]:
-    """Tensors of a module that the flat model holds, by name, in the order of the flat model.
+    """Return name -> tensor of all tensors in a module's flat model, in order.
 
-    For each part these are the trained parameters, then the persistent buffers of floats (such as
-    running statistics) that are not fixed. A tensor that is used in several places is listed once.
+    Each submodule has its trained parameters, then its persistent float buffers (such as running
+    statistics) that are not fixed. A tensor that several submodules share is listed once.
     """
     tensors: dict[str, Tensor] = {}
     listed: set[int] = set()
@@ -206,7 +211,7 @@ def numbers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _part_numbers(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a part itself adds to the flat model, with their names."""
+    """Iterate over the names and tensors of one submodule that are in the flat model."""
     for key, parameter in part.named_parameters(recurse=False):
         if parameter.requires_grad:
             yield key, parameter
@@ -217,26 +222,23 @@ def _part_numbers(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def real_shape(tensor: Tensor) -> Shape:
-    """The shape of a tensor's numbers in a flat model, in which a complex number is two numbers."""
+    """Return a tensor's shape in a flat model, in which a complex value is two floats."""
     return (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """A tensor's numbers as real numbers, in the tensor's ``real_shape``."""
+    """Return a view of a tensor as real values, of the tensor's ``real_shape``."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def as_tensor_like(values: Tensor, like: Tensor) -> Tensor:
-    """Numbers of a flat model in the shape of ``like``; complex if ``like`` is complex."""
+    """Reshape a slice of a flat model to the shape of ``like``, and to complex if it is."""
     shaped = values.reshape(real_shape(like))
     return torch.view_as_complex(shaped) if like.is_complex() else shaped
 
 
 def frozen_numbers(module: nn.Module) -> int:
-    """Count the numbers of a module that are not in the flat model.
-
-    These are the parts that devices download once, and the parts that never change.
-    """
+    """Count the values in a module's frozen tensors, which are not in the flat model."""
     tensors: dict[int, Tensor] = {id(tensor): tensor for tensor in module.parameters()}
     for part in module.modules():
         for key, buffer in part.named_buffers(recurse=False):
@@ -252,15 +254,15 @@ def _count(tensors: Iterable[Tensor]) -> int:
 def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> float:
     """Count the FLOPs of the matrix products and convolutions of a training step on one sample.
 
-    The count is made on torch's device ``meta``, whose tensors hold no numbers, and on which
-    recurrent layers and attention are counted as products. A module that needs numbers is counted
-    on the CPU.
+    The count is made on torch's device ``meta``, whose tensors have no values, and on which
+    recurrent layers and attention are counted as products. A module that reads values is counted on
+    the CPU.
 
     Args:
         module: the module, which is copied.
         shape: shape of a sample.
-        backward: count a forward and a backward pass, which omits gradients that are not needed;
-            else three times a forward pass.
+        backward: whether forward and backward pass are counted, without the gradients of frozen
+            tensors; else the count is three times the forward pass.
 
     Returns:
         The FLOPs of a step.
@@ -294,7 +296,7 @@ def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> fl
 
 
 def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
-    """The outputs of a module for samples; ``ScenarioError`` if the outputs are no tensor."""
+    """Apply a module to samples [n, ...]; ``ScenarioError`` if the outputs are no tensor."""
     outputs = module(x)
     if isinstance(outputs, Tensor):
         return outputs
@@ -312,9 +314,9 @@ def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def samples_dtype(module: nn.Module) -> torch.dtype:
-    """The dtype of the samples (of numbers) that a module takes.
+    """Return the dtype of samples (other than tokens) that a module takes.
 
-    The dtype is the dtype of the module's parameters of floats if all are alike, else float32.
+    This is the dtype of the module's float parameters if they have only one, else float32.
     """
     kinds = set()
     for parameter in module.parameters():
@@ -324,7 +326,7 @@ def samples_dtype(module: nn.Module) -> torch.dtype:
 
 
 def example(samples: int, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A batch of zeros, [samples, *shape]; int64 for tokens, else of ``dtype``."""
+    """Return a batch of zeros, [samples, *shape]; int64 for tokens, else of ``dtype``."""
     if isinstance(shape, TokenShape):
         dtype = torch.long
     return torch.zeros(samples, *shape, dtype=dtype)
@@ -335,9 +337,9 @@ def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int 
 
     Args:
         module: the module.
-        lora: the adapters; None: no adapters.
-        train: patterns of the tensors that stay trained; None: the adapters, or without adapters
-            all tensors.
+        lora: settings of the adapters; None for no adapters.
+        train: patterns of the tensors that are trained; None for the adapters, or for all tensors
+            if there are no adapters.
         seed: seed of the adapters' initial values.
 
     Returns:
@@ -400,7 +402,7 @@ def _adapt(module: nn.Module, lora: LoRA) -> nn.Module:
 
 
 def _freeze(module: nn.Module, patterns: Patterns) -> None:
-    """Leave only the tensors trained that match the patterns."""
+    """Freeze all tensors of a module that match no pattern, in place."""
     trained = matching(list(numbers(module)), patterns, "model.train", "tensor")
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in trained)
@@ -418,20 +420,20 @@ def _freeze(module: nn.Module, patterns: Patterns) -> None:
 
 
 def _as_in_tests(part: nn.Module, args: object) -> None:
-    """Let a norm use its running statistics in training too, without updating the statistics."""
+    """Set a norm to evaluation mode, so that it uses and keeps its running statistics (a hook)."""
     part.training = False
 
 
 def load(module: nn.Module, path: str, root: Path | None) -> None:
-    """Copy the arrays of ``model.file`` into the module's tensors of these names.
+    """Copy the arrays of a ``.safetensors`` file into the module's tensors of the same names.
 
     Args:
-        module: the module, which is changed.
+        module: the module, changed in place.
         path: ``model.file``.
-        root: ``data.root``, or None.
+        root: ``data.root``; None if it is not set.
 
     Raises:
-        DataError: the file or a tensor does not exist, or numbers are not finite.
+        DataError: the file or a tensor does not exist, or values are not finite.
     """
     from safetensors.torch import load_file
 
@@ -455,7 +457,13 @@ def load(module: nn.Module, path: str, root: Path | None) -> None:
 
 
 def _describe_load(place: Path, loaded: list[str], tensors: list[str]) -> str:
-    """A line on which tensors of the model came from the file at ``place``."""
+    """Return a sentence on the tensors of a model that a file has and lacks.
+
+    Args:
+        place: the file.
+        loaded: names of the tensors in the file.
+        tensors: names of all tensors of the model.
+    """
     drawn = [name for name in tensors if name not in loaded]
     line = f"model.file '{place.name}' gives {len(loaded)} of the model's {len(tensors)} tensors"
     if not drawn:
@@ -467,7 +475,16 @@ def _describe_load(place: Path, loaded: list[str], tensors: list[str]) -> str:
 
 
 def _fill(tensor: Tensor, array: Tensor, where: str) -> None:
-    """Copy an array of a file into a tensor."""
+    """Copy an array of a file into a tensor in place.
+
+    Args:
+        tensor: the tensor of the module.
+        array: the array of the file.
+        where: begin of error messages, which names file and array.
+
+    Raises:
+        DataError: shape or dtype do not fit, or values are not finite.
+    """
     is_complex_as_real = tuple(array.shape) == real_shape(tensor) != tuple(tensor.shape)
     if is_complex_as_real and array.is_floating_point():
         array = torch.view_as_complex(array.double().contiguous())

@@ -1,10 +1,9 @@
-"""``[objective]``: the target of learning, its loss, and further metrics of tests.
+"""Scenario table ``[objective]``: the target of learning, its loss, and further metrics of tests.
 
-A model gives one answer or several for a sample: a class, each token of a sequence, or each number
+A model gives one answer or several for a sample: a class, each token of a sequence, or each value
 of a vector. The loss of a sample is the mean over its answers. The loss and the accuracy of a test
-are means over all answers. A metric keeps some numbers of each sample, and computes its figure from
-the numbers of all pooled samples. Perplexity is thus computed over all tokens, and F1 over all
-scores.
+are means over all answers. A metric keeps some values of each sample, and computes its result from
+the values of all samples. Perplexity is thus computed over all tokens, and F1 over all scores.
 """
 
 from collections.abc import Callable
@@ -31,39 +30,39 @@ if TYPE_CHECKING:
 _MORE = "fedsim.toolbox.objectives"
 
 SampleNumbers = NDArray[np.float64]
-"""Numbers that a metric keeps of samples, [n, m]."""
+"""Values that a metric keeps of n test samples, float64 [n, m]."""
 
 
 @dataclass(frozen=True)
 class EvaluationMetric:
-    """A figure of tests."""
+    """Metric of tests, besides loss and accuracy."""
 
     name: str
-    """name of the figure's column."""
+    """name of the metric and of its column."""
     kinds: tuple[str, ...]
     """the kinds of objectives that allow the metric."""
     keep: "Callable[[Tensor, Tensor], Tensor]"
-    """outputs and targets of samples -> the metric's ``SampleNumbers``."""
+    """outputs and targets of n samples -> the values that the metric keeps, [n, m]."""
     value: Callable[[SampleNumbers], float]
-    """``SampleNumbers`` of at least one sample -> the figure; NaN if it is not defined."""
+    """kept values of at least one sample -> the metric; NaN if it is not defined."""
     more_is_better: bool = False
-    """whether the most is the best; else the least."""
+    """whether a greater value is better."""
 
 
 def mean_of_samples(facts: SampleNumbers) -> float:
-    """The mean of all ``SampleNumbers``, as a metric's figure."""
+    """Return the mean of all values that a metric has kept, as the metric's value."""
     return float(facts.mean())
 
 
 def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
-    """The metric of a number that trainers report, which tests do not compute.
+    """Return the metric of a value that trainers report, and that tests do not compute.
 
     Args:
-        name: name of the number.
-        more_is_better: whether the most is the best.
+        name: name of the reported value.
+        more_is_better: whether a greater value is better.
 
     Returns:
-        A metric whose figure of a round is the mean over the round's updates.
+        A metric whose value of a round is the mean over the round's updates.
     """
     return EvaluationMetric(
         name, (), lambda outputs, targets: outputs[:0], mean_of_samples, more_is_better
@@ -80,7 +79,7 @@ _function = cache(at)
 
 @cache
 def own_metric(path: str) -> EvaluationMetric:
-    """The mean over samples of a user's function of outputs and targets.
+    """Return the metric that is the mean over samples of a user's function.
 
     Args:
         path: import path ``package.module:function``; the metric is named after the function.
@@ -94,21 +93,21 @@ def own_metric(path: str) -> EvaluationMetric:
 
 
 def call_by_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    """Call a user's function that gives one number for each sample.
+    """Call a user's function of outputs and targets that returns one value per sample.
 
     Args:
         path: import path of the function.
-        key: the scenario's key that names the function, for messages.
+        key: the scenario's key that names the function, for error messages.
         outputs: outputs of a model, [n, ...].
         targets: targets of the samples, [n, ...].
 
     Returns:
-        The numbers, [n].
+        The values, [n].
 
     Raises:
-        ScenarioError: the function gives a tensor of another shape.
+        ScenarioError: the function returns a tensor of another shape than [n].
     """
-    # copies, as the function may change its arguments in place, which are read afterwards
+    # copies, as the function may change its arguments in place, which are still needed
     result: Tensor = _function(path, key)(outputs.clone(), targets.clone())
     if tuple(result.shape) != (len(targets),):
         raise ScenarioError(
@@ -172,40 +171,48 @@ class Objective(Spec):
 
     @property
     def figures(self) -> list[EvaluationMetric]:
-        """The metrics of ``metrics``, in order."""
+        """Metrics that the key ``metrics`` lists, in order."""
         metrics = []
         for name in self.metrics:
             metrics.append(own_metric(name) if ":" in name else _built_in_metrics()[name])
         return metrics
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
-        """The shapes of a model's samples and answers, for a source's samples.
+        """Return the shape of a model's samples and its count of outputs per answer.
 
         Args:
             shape: shape of a sample of the source.
-            outputs: number of classes of the source.
+            outputs: count of classes of the source.
 
         Returns:
-            The shape of a sample as the model receives it, and the numbers that the model gives
-            for an answer.
+            The shape of a sample as the model receives it, and the count of values that the model
+            outputs for an answer.
 
         Raises:
-            ScenarioError: the samples do not fit.
+            ScenarioError: the samples do not fit the objective.
         """
         return shape, outputs
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        """The pool with the targets of this objective; ``ScenarioError`` if it has no targets."""
+        """Return the pool of samples with the targets of this objective.
+
+        Args:
+            pool: all samples.
+            streams: the random streams of the run.
+
+        Raises:
+            ScenarioError: the samples have no targets that fit.
+        """
         raise NotImplementedError
 
     def misfit(self, contents: str) -> ScenarioError:
-        """The error for data that do not fit; ``contents`` describes the data."""
+        """Return the error for data that do not fit; ``contents`` is a text on the data."""
         return ScenarioError(
             f"objective.kind is {self.kind!r}, which needs {self.needs}; data.source has {contents}"
         )
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        """The loss of each sample, the mean over the answers that count.
+        """Compute the loss of each sample: the mean over its answers for which ``asked`` is true.
 
         Args:
             outputs: outputs of a model, [n, ...].
@@ -222,25 +229,25 @@ class Objective(Spec):
         return (losses * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1)
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        """The usual loss of each answer, [n, ...]."""
+        """Compute the objective's built-in loss of each answer, [n, ...]."""
         raise NotImplementedError
 
     def asked(self, targets: "Tensor") -> "Tensor":
-        """Whether each answer counts, bool [n, ...]."""
+        """Return whether each answer counts in loss and accuracy, bool [n, ...]; by default all."""
         return targets == targets
 
     def answers(self, outputs: "Tensor") -> "Tensor":
-        """The targets that a model's outputs predict, [n, ...]."""
+        """Return the targets that a model's outputs predict, [n, ...]; by default the argmax."""
         return outputs.argmax(dim=-1)
 
 
 def describe_targets(targets: AnyArray) -> str:
-    """Describe targets in words, for messages."""
+    """Return a text on the dtype and shape of targets, for error messages."""
     return f"targets {targets.dtype} of shape {targets.shape}"
 
 
 def _labels_hint(targets: AnyArray) -> str:
-    """Advice to convert targets to labels if they are labels in another form; else empty."""
+    """Return advice to convert targets to labels, if they look like labels; else ""."""
     if (targets != np.rint(targets)).any():
         return ""
     if targets.shape[1:] == (1,):
@@ -251,7 +258,7 @@ def _labels_hint(targets: AnyArray) -> str:
 
 
 def entropies(outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-    """Softmax cross-entropy of each answer; ``options`` are of torch's ``cross_entropy``."""
+    """Compute the softmax cross-entropy of each answer, with options of ``cross_entropy``."""
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(outputs, targets, reduction="none", **options)

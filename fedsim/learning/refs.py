@@ -1,7 +1,7 @@
-"""Models as names: a ``Ref`` names a model, and holds its recipe until the model is computed.
+"""References to models (``Ref``), and recipes by which uncomputed models can be computed.
 
-A ref is computed once its weights are needed. The ref then drops its recipe, which frees all models
-that only the recipe needed.
+A model is computed once its weights are needed. Its ref then drops the recipe, which frees all
+models that only this recipe needs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,23 +19,23 @@ from fedsim.learning.scratch import Weights, Written
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Initial:
-    """A fresh draw of the model's initialisation; each ``count`` is another draw."""
+    """Recipe of an initial model, drawn at random; ``count`` is the index of the draw."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """Local training of one device on a version of its data.
+    """Recipe of an update: local training of one device on a version of its data.
 
     Attributes:
         training: start, terms and amount of the training.
-        device: the device.
+        device: index of the device.
         version: version of the device's data.
-        key: names, with ``device``, the stream of shuffles and dropout masks.
-        round: the round, by which ``[training] lr`` decays.
-        before: the device's previous training, with whose trainer's state this training begins;
-            None: without a state.
+        key: integer that selects, with ``device``, the random stream of shuffles and dropout.
+        round: index of the round, by which ``[training] lr`` decays.
+        before: the device's previous training, whose trainer's state this training continues;
+            None to begin with no state.
     """
 
     training: Training
@@ -48,7 +48,13 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixed:
-    """A linear combination of models; see ``Learner.mix``."""
+    """Recipe of a linear combination of models, as ``Learner.mix`` defines it.
+
+    Attributes:
+        parts: each model and its coefficient.
+        otherwise: model that replaces the combination if no finite part is left.
+        rescale: whether the coefficients are rescaled if a model that is not finite is left out.
+    """
 
     parts: tuple[tuple["Ref", float], ...]
     otherwise: "Ref | None"
@@ -57,14 +63,16 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Best:
-    """The model with the least training objective on a device's data (IFCA, Algorithm 1).
+    """Recipe of the model with the least training objective on a device's data.
+
+    IFCA, Algorithm 1.
 
     Attributes:
         models: the models to choose from, at least one.
-        device: the device.
+        device: index of the device.
         version: version of the device's data.
-        batch: number of samples of the estimate, and the key of the stream that draws the samples;
-            None: all samples.
+        batch: count of samples of the estimate, and the integer that selects the random stream of
+            these samples; None for all samples.
     """
 
     models: tuple["Ref", ...]
@@ -82,28 +90,33 @@ class Best:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """The result of a pure function of models and constants; see ``fedsim.learning.functions``."""
+    """Recipe of a model, or of other values, that a pure function of models returns.
+
+    ``fedsim.learning.functions`` calls the function.
+    """
 
     function: str
     """import path of the function."""
     models: tuple["Ref", ...]
     constants: Mapping[str, Any]
-    """constant arguments of the function, by name; JSON-able."""
+    """name: constant argument of the function, JSON-able."""
     stream: tuple[Any, ...] | None
-    """purpose and numbers of the stream that the function draws from; None: no draws."""
+    """purpose and integers of the random stream that the function draws from; None if it draws
+    no random numbers.
+    """
     otherwise: "Ref | None"
     """substitute for the result if a model is not finite, or no model remains."""
     leave_out: bool
     """whether models that are not finite are left out instead."""
     size: int | None = None
-    """count of numbers in the result; None for a model."""
+    """count of values in the result; None for a model."""
 
 
 Recipe = Initial | Trained | Mixed | Best | Applied
 
 
 def parents(recipe: Recipe) -> list["Ref"]:
-    """The models that a recipe needs, in a fixed order."""
+    """Return the models that a recipe needs, in a fixed order."""
     refs: list[Ref | None] = []
     match recipe:
         case Trained(training=training, before=before):
@@ -121,11 +134,11 @@ def parents(recipe: Recipe) -> list["Ref"]:
 
 
 def renamed(recipe: Recipe, names: Mapping["Ref", "Ref"]) -> Recipe:
-    """A recipe with other models in place of some.
+    """Return a copy of a recipe in which some models are replaced.
 
     Args:
         recipe: the recipe.
-        names: for each model to replace the model in its place.
+        names: model: its replacement.
     """
 
     def of(ref: "Ref") -> "Ref":
@@ -159,7 +172,7 @@ def renamed(recipe: Recipe, names: Mapping["Ref", "Ref"]) -> Recipe:
 
 @dataclass(slots=True, eq=False)
 class Loss:
-    """Reported training loss of an update, and the trainer's numbers by name.
+    """Training loss of an update, and further values that the trainer reports by name.
 
     The loss is the mean over the samples of the last local epoch; NaN if none is reported.
     """
@@ -170,23 +183,23 @@ class Loss:
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Ref:
-    """The name of a model, unique within a run: ``model-3``, ``update-17``.
+    """Reference to a model, with a name that is unique within a run: ``model-3``, ``update-17``.
 
     A strategy passes refs on, stores them in its state and compares them. ``ServerModels.value``
-    gives the weights; the attributes are for fedsim alone.
+    returns the weights; the attributes are for fedsim only.
 
     Attributes:
         name: the name.
-        serial: number of refs made before this one.
-        device: the device that trained or chose the model, or None.
+        serial: count of refs created before this one.
+        device: index of the device that trained or chose the model; None for other models.
         recipe: the computation of the model; None once the model is computed.
-        held: the weights in memory, or their place on disk; None until the model is computed.
+        held: the weights in memory or on disk; None until the model is computed.
         finite: whether all weights are finite numbers; False until the model is computed.
         loss: the training loss, shared by all refs made of an update; None for other models.
-        losses, choice: for a choice, the objective of each model, float64 [models], and the
-            position of the chosen model.
-        state: the trainer's state after a training, by name, or the mean state of a mix if states
-            are sent; else None.
+        losses, choice: for a choice, the objective of each model, float64 [models], and the index
+            of the chosen model.
+        state: name: array of the trainer's state after a training, or of the mean state of a mix
+            if states are sent; None for other models.
     """
 
     name: str
@@ -204,7 +217,7 @@ class Ref:
         *("name", "serial", "recipe", "device", "value", "finite", "loss", "losses", "choice"),
         "state",
     )
-    """Names of the attributes in a snapshot."""
+    """Names of the attributes that a snapshot of a run saves."""
 
     def __repr__(self) -> str:
         return self.name
@@ -224,12 +237,12 @@ class Ref:
 
     @property
     def train_loss(self) -> float:
-        """The reported training loss; NaN if none is reported."""
+        """Training loss that the device has reported; NaN if none is reported."""
         return float("nan") if self.loss is None else self.loss.value
 
     @property
     def numbers(self) -> Mapping[str, float]:
-        """Numbers that a training reports, by name."""
+        """Values that the device's trainer has reported, by name."""
         return {} if self.loss is None else self.loss.numbers
 
     def settle(
@@ -243,7 +256,7 @@ class Ref:
         Args:
             value: the weights, float32 [d].
             train_loss: mean loss of the last epoch; NaN if none is reported.
-            numbers: further reported numbers by name.
+            numbers: name: further reported value.
         """
         value.setflags(write=False)
         self.held = value
@@ -256,7 +269,7 @@ class Ref:
     def choose(self, losses: NDArray[np.float64]) -> None:
         """Store the weights of the model with the smallest loss, and drop the recipe.
 
-        The first of equals wins. A loss that is not finite counts as infinite.
+        Among equal losses the first one is chosen. A loss that is not finite counts as infinite.
 
         Args:
             losses: the objective of each model, float64 [models].
@@ -276,11 +289,12 @@ _RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Tr
 
 
 class Waves:
-    """The computation of refs and their ancestors in waves.
+    """Iterable over waves of refs that must be computed, for some refs and their ancestors.
 
-    An initial model or a mix forms a wave alone, before any other wave. Otherwise a wave has all
-    functions, all choices or all trainings whose parents are computed, oldest first. The caller
-    computes a wave before it takes the next one. Iterate once.
+    A wave is a list of refs with one type of recipe. An initial model or a mix is a wave of one
+    ref, and comes before all further waves. Otherwise a wave has all functions, all choices or all
+    trainings whose parents are computed, oldest first. The caller must compute a wave before it
+    takes the next one, and may iterate once.
 
     Args:
         targets: the refs to compute; computed refs are skipped.
@@ -306,11 +320,11 @@ class Waves:
         heappush(self._ready, (_RANKS[type(recipe)], ref.serial, ref))
 
     def __len__(self) -> int:
-        """Number of models that are still to be computed."""
+        """Count of models that are not computed yet."""
         return len(self._missing)
 
     def __iter__(self) -> Iterator[list[Ref]]:
-        """The refs of each wave, which have one kind of recipe."""
+        """Iterate over the waves."""
         ready = self._ready
         while ready:
             rank, _, ref = heappop(ready)

@@ -1,9 +1,9 @@
-"""The memory of a module outside its flat model, by name, so that two moments can be compared.
+"""Snapshots of a torch module's memory outside its flat model, which can be compared.
 
-The memory comprises attributes of every part, tensors outside the flat model, and closures of
+The memory comprises attributes of each submodule, tensors outside the flat model, and closures of
 hooks. It also comprises all data that the code of the module's classes reaches: attributes of
-classes and functions, and globals of their Python modules and of other Python modules of the user.
-Only users' code is followed, not torch's.
+classes and functions, and globals of the user's Python modules. Only users' code is followed, not
+torch's.
 """
 
 import functools
@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from fedsim.common.arrays import AnyArray
 
-# a tensor of more numbers is compared by its version alone, which torch raises at each change
+# a tensor with more values is compared by its version only, which torch raises at each change
 _SMALL = 1 << 12
-_ENDS = 50  # entries at each end of a long container that are compared, unless all are plain
+_ENDS = 50  # entries compared at each end of a long container, unless all entries are plain
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
-_MOST_PLAIN = 1 << 20  # plain entries of a container that are compared
-_DEEPEST = 8
+_MOST_PLAIN = 1 << 20  # greatest length of a container whose plain entries are all compared
+_DEEPEST = 8  # greatest depth of nested objects that is compared
+# top-level Python modules whose code is not followed
 _OUTSIDE = ("torch", "numpy", "builtins", "fedsim", "typing", "collections", "functools", "abc")
 _WRAPPERS = (
     types.FunctionType,
@@ -40,27 +41,27 @@ _WRAPPERS = (
     functools.partialmethod,
     functools._lru_cache_wrapper,
 )
-_STRUCTURE = frozenset(vars(nn.Module()))  # "training" is set before each use
+_STRUCTURE = frozenset(vars(nn.Module()))  # attributes of torch's own, which are not compared
 _HOOKS = sorted(name for name in _STRUCTURE if name.endswith("hooks"))
 _NORMS = nn.modules.batchnorm._NormBase
 _COUNT = "num_batches_tracked"
 
 Token = object
-"""A value that stands for a piece of memory; two tokens are equal if the memory is equal."""
+"""Comparable value for a piece of memory; two tokens are equal if the memory is equal."""
 
 
 def remains(
     module: nn.Module, flat: Mapping[str, Tensor], *, whole: bool = False
 ) -> dict[str, Token]:
-    """The memory of a module outside the flat model.
+    """Take a snapshot of a module's memory outside the flat model.
 
     Args:
         module: the module.
-        flat: the tensors of the flat model, by name.
-        whole: compare large tensors by their numbers, too.
+        flat: name: tensor of the flat model.
+        whole: whether large tensors are compared by their values, instead of by their versions.
 
     Returns:
-        Tokens by the names of attributes and globals.
+        Name of an attribute or global -> token.
     """
     skipped = {id(tensor) for tensor in flat.values()}
     skipped.update(id(part) for part in module.modules())
@@ -98,7 +99,7 @@ def clear_caches(module: nn.Module) -> list[str]:
 
 
 def counts_of_norms(module: nn.Module) -> list[str]:
-    """Names of the buffers ``num_batches_tracked`` of norms that are not torch's own."""
+    """Return the names of the buffers ``num_batches_tracked`` of norms that a user has defined."""
     names = []
     for name, part in module.named_modules():
         is_counting = isinstance(part, _NORMS) and part.num_batches_tracked is not None
@@ -108,14 +109,14 @@ def counts_of_norms(module: nn.Module) -> list[str]:
 
 
 def differences(before: Mapping[str, Token], after: Mapping[str, Token]) -> list[str]:
-    """Names under which two memories differ, or that only one memory has."""
+    """Return the names under which two snapshots differ, or that only one of them has."""
     names = [*before, *(name for name in after if name not in before)]
     missing = object()
     return [name for name in names if before.get(name, missing) != after.get(name, missing)]
 
 
 def _attributes(part: nn.Module) -> Iterator[tuple[str, object]]:
-    """The attributes of a part, its tensors and its hooks, by name."""
+    """Iterate over the names and values of a submodule's attributes, tensors and hooks."""
     for key, value in vars(part).items():
         if key not in _STRUCTURE:
             yield key, value
@@ -130,11 +131,11 @@ def _attributes(part: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 class _Shared:
-    """State that all objects of some classes share.
+    """State that all objects of some classes share, found by following the classes' code.
 
     Attributes:
-        values: attributes of classes and functions, and globals that their code uses, by name.
-        caches: functions with a cache, by name.
+        values: name -> attribute of a class or function, or global that the code uses.
+        caches: name -> function with a ``functools.lru_cache``.
     """
 
     def __init__(self, classes: Iterable[type]) -> None:
@@ -195,7 +196,11 @@ class _Shared:
             self._classes += _followed_classes(type(value))
 
     def _follow_module(self, module: types.ModuleType, names: list[str]) -> None:
-        """Collect attributes of a module; of an installed one, only plain data (os.environ)."""
+        """Collect the attributes ``names`` of a Python module.
+
+        Of an installed module only numbers, texts and containers of these (os.environ) are
+        collected.
+        """
         if not self._visit(module, *names):
             return
         is_installed = _is_installed(module.__name__)
@@ -210,7 +215,10 @@ class _Shared:
                 self.values[name] = value
 
     def _unused_name(self, name: str) -> str:
-        """The name, with a number if another function made by the same lines has the name."""
+        """Return ``name``, with a counter appended if it is a key of ``values``.
+
+        Two functions that the same lines define have equal names.
+        """
         number = 2
         candidate = name
         while candidate in self.values:
@@ -219,7 +227,7 @@ class _Shared:
         return candidate
 
     def _visit(self, value: object, *names: str) -> bool:
-        """Mark a value as visited; whether this is the first visit."""
+        """Mark a value (with ``names``) as visited, and return whether this is the first visit."""
         key = hash((id(value), *names))
         is_new = key not in self._visited
         self._visited.add(key)
@@ -227,7 +235,7 @@ class _Shared:
 
 
 def _functions_of(value: object) -> Iterator[types.FunctionType]:
-    """The Python functions behind an attribute: a method, a property, or a cached function."""
+    """Iterate over the functions that an attribute (such as a method or property) wraps."""
     if isinstance(value, types.FunctionType):
         yield value
     if not isinstance(value, _WRAPPERS):
@@ -239,7 +247,7 @@ def _functions_of(value: object) -> Iterator[types.FunctionType]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is a number or text, or a container of numbers and texts."""
+    """Return whether a value is a number or text, or a container of numbers and texts."""
     if isinstance(value, Mapping):
         return _PLAIN.issuperset(map(type, value.values()))
     if isinstance(value, list | set):
@@ -248,7 +256,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that code uses, including the code of inner functions."""
+    """Iterate over the names that code uses, including the code of inner functions."""
     for name in code.co_names:
         yield from name.split(".")
     for constant in code.co_consts:
@@ -257,17 +265,17 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _user_classes(cls: type) -> list[type]:
-    """A class and its bases, without classes of Python, torch and fedsim."""
+    """Return a class and its bases, except classes of Python, torch and fedsim."""
     return [base for base in cls.__mro__ if not _is_outside(base.__module__)]
 
 
 def _followed_classes(cls: type) -> list[type]:
-    """A class and its bases, without classes of installed packages."""
+    """Return a class and its bases, except classes of Python, fedsim and installed packages."""
     return [base for base in _user_classes(cls) if not _is_installed(base.__module__)]
 
 
 def is_of_user(module: str) -> bool:
-    """Whether a Python module is a user's own: not of Python, fedsim, or an installed package."""
+    """Return whether a Python module is a user's own, not Python's, fedsim's or a package's."""
     return not _is_installed(module)
 
 
@@ -278,17 +286,17 @@ def _is_outside(module: str) -> bool:
 
 @functools.cache
 def _is_installed(module: str) -> bool:
-    """Whether a Python module belongs to Python or to an installed package."""
+    """Return whether a Python module belongs to Python, fedsim or an installed package."""
     place = getattr(sys.modules.get(module), "__file__", None) or ""
     return _is_outside(module) or "site-packages" in place or "dist-packages" in place
 
 
 class _Reader:
-    """Turns objects into tokens, each object once.
+    """Converts objects to tokens, each object once.
 
     Args:
-        skipped: ids of objects that are not read.
-        whole: read large tensors by their numbers, too.
+        skipped: ``id()`` of objects that are not read.
+        whole: whether large tensors are compared by their values, instead of by their versions.
     """
 
     def __init__(self, skipped: set[int], whole: bool) -> None:

@@ -1,7 +1,7 @@
-"""Computed models that a run still names, beyond the room for them in memory.
+"""Storage of computed models in memory up to a limit, and in a scratch file beyond it.
 
-They lie in a file without a name in the folder for temporary files (``TMPDIR``). The file ends with
-the process, however the process ends.
+The file is in the folder for temporary files (``TMPDIR``). It has no name, so the operating system
+deletes it at the end of the process, even after a crash.
 """
 
 import os
@@ -17,18 +17,20 @@ from numpy.typing import NDArray
 Weights = NDArray[np.float32]
 
 ROOM = 1 << 28
-"""Memory (bytes) of models that are computed in waves, and of models that lie in ``Scratch``."""
+"""Memory for models that are computed in waves, and memory for models in ``Scratch`` (bytes)."""
 
-_SMALL = 1 << 16  # bytes of an array that stays in memory in any case
+_SMALL = 1 << 16  # size up to which an array stays in memory in any case (bytes)
 
 
 class Written:
-    """Weights in a scratch file, float32 [d].
+    """Reference to weights in the scratch file, which are float32 [d].
+
+    The weights' bytes in the file become free when the reference is deleted.
 
     Args:
-        scratch: the file.
-        place: position of the first byte.
-        length: number of weights, d.
+        scratch: the storage that has the file.
+        place: offset of the first byte in the file.
+        length: count of weights, d.
     """
 
     __slots__ = ("_length", "_place", "_scratch")
@@ -39,7 +41,7 @@ class Written:
         self._length = length
 
     def read(self) -> Weights:
-        """The weights, in new memory, read-only."""
+        """Read the weights from the file into a new read-only array, float32 [d]."""
         return self._scratch.read(self._place, self._length)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -50,31 +52,33 @@ class Written:
 
 
 class Scratch:
-    """Holds models: in memory as long as there is room, then on disk.
+    """Storage of computed models: in memory up to a limit, then in a scratch file.
 
     Args:
         room: memory for models (bytes).
 
     Attributes:
-        written_bytes: bytes written so far.
+        written_bytes: bytes written to the file so far.
     """
 
     def __init__(self, room: float) -> None:
         self.written_bytes = 0
         self._room = room
         self._used = 0
-        self._in_memory: dict[int, weakref.ref[Any]] = {}  # by the id of a ref
-        self._file: list[int] = []  # its descriptor, once it is open
+        self._in_memory: dict[int, weakref.ref[Any]] = {}  # id(ref): the ref
+        self._file: list[int] = []  # file descriptor; empty until the file is open
         weakref.finalize(self, _close, self._file).atexit = False
         self._end = 0
-        self._free: dict[int, list[int]] = {}  # places of released weights, by their number
+        self._free: dict[int, list[int]] = {}  # count of weights: offsets of released weights
         self._live = 0
 
     def hold(self, ref: Any) -> None:
-        """Hold a computed model, from now on as ``ref.held``: an array, or ``Written``.
+        """Store the weights of a computed model in memory or in the file.
+
+        Replaces ``ref.held`` by ``Written`` if the weights go to the file.
 
         Args:
-            ref: the model, a ``Ref``. Its room in memory is free again when the ref is.
+            ref: the model, a ``Ref``. Its memory counts as free when the ref is garbage collected.
 
         Raises:
             OSError: the disk is full.
@@ -126,11 +130,14 @@ class Scratch:
         return self._file[0]
 
     def read(self, place: int, length: int) -> Weights:
-        """Weights from the file.
+        """Read weights from the file into a new read-only array, float32 [length].
 
         Args:
-            place: position of the first byte.
-            length: number of weights.
+            place: offset of the first byte in the file.
+            length: count of weights.
+
+        Raises:
+            OSError: the file is shorter than expected.
         """
         weights = np.empty(length, dtype=np.float32)
         content = weights.data.cast("B")
@@ -144,7 +151,12 @@ class Scratch:
         return weights
 
     def release(self, place: int, length: int) -> None:
-        """Let other weights use a place of the file; without any in use the file becomes empty."""
+        """Free the bytes of weights in the file, which is emptied if it has no more weights in use.
+
+        Args:
+            place: offset of the first byte in the file.
+            length: count of weights.
+        """
         self._live -= 1
         if self._live:
             self._free.setdefault(length, []).append(place)

@@ -1,4 +1,4 @@
-"""The table ``[training]``: local training on a device, one kind of trainer."""
+"""Scenario table ``[training]``: base class of trainers, and fedsim's SGD."""
 
 import re
 import sys
@@ -51,8 +51,8 @@ class Trainer(Spec):
     strategies add to the loss. Strategies with such terms refuse any other trainer.
     """
     reports: ClassVar[Mapping[str, bool]] = {}
-    """Numbers of ``train`` that become columns of rounds and metrics of the run -> whether the
-    most is the best.
+    """Name of a value that ``train`` reports, which becomes a column of the rounds and a metric of
+    the run -> whether a greater value is better.
     """
     stops_early: ClassVar[bool] = False
     """Whether the trainer may skip the last batches. The training is then computed when the device
@@ -94,7 +94,7 @@ class Trainer(Spec):
         raise NotImplementedError
 
     def check_model(self, model: "nn.Module", *, usual_loss: bool) -> None:
-        """Refuse a model that this trainer cannot train.
+        """Raise ``ScenarioError`` if this trainer cannot train a model; by default do nothing.
 
         Args:
             model: the module.
@@ -126,7 +126,7 @@ class Trainer(Spec):
 
     @property
     def has_no_state(self) -> bool:
-        """Whether the optimiser certainly passes no state from step to step."""
+        """Whether it is certain that the optimiser passes no state from step to step."""
         return False
 
     @returns("a whole number, 0 or more", find_outside(least=0))
@@ -151,7 +151,7 @@ class Trainer(Spec):
     def steps_along_gradient(self) -> bool:
         """Whether K steps move the model by lr times the sum of K gradients.
 
-        The factors of ``sgd.momentum`` do not count.
+        Momentum, by which ``sgd.momentum`` weights the gradients, is disregarded.
         """
         return False
 

@@ -1,13 +1,14 @@
-"""Computes many large models part by part, in memory that does not grow with their number.
+"""Computation of many large models, in memory that does not grow with the count of models.
 
-Models are computed in the order in which sums need them. A mix is an accumulator: each part is
-added as soon as it and all parts before it are computed, and is then freed. So few models are in
-memory at a time: the accumulators, and the results that workers have ready or in progress.
+Models are computed in the order in which mixes (weighted sums) need them. A mix is an accumulator:
+each part is added as soon as it and all previous parts are computed, and is then freed. Few models
+are in memory at a time: the accumulators, and the results that workers have ready or in progress.
 
-Python's own references decide what may be freed. The graph of recipes is copied into ``Twin``
-objects first, and the models' own recipes are cut. A model that is alive after that is one that
-somebody names: a strategy's state, a message under way, the evaluation, or a recipe that is still
-to be computed. Such a model goes to ``Scratch``; any other model becomes a recipe again.
+Python's garbage collection decides which models may be freed. The graph of recipes is first copied
+into ``Twin`` objects, and removed from the models themselves. A model that is still alive has a
+reference in a strategy's state, a message in transfer, the evaluation, or a recipe that is to be
+computed later. The weights of such a model go to ``Scratch``. All further models are freed, and
+keep the recipe by which they can be computed again.
 """
 
 import weakref
@@ -32,49 +33,49 @@ from fedsim.learning.scratch import Scratch, Weights
 from fedsim.learning.sums import coefficients_of
 
 WAITING = 2
-"""Results for each worker that are in progress, or wait for their turn."""
+"""Results per worker that may be in progress, or ready and not yet used."""
 
-_AHEAD = 8  # steps for each of these among which further work is looked for
-_OPEN_SUMS = 3  # accumulators of which one is a part of the other
+_AHEAD = 8  # next steps that are searched for further work, per result in ``WAITING``
+_OPEN_SUMS = 3  # greatest depth of mixes that are parts of one another and accumulate at a time
 
 
 class Calculator(Protocol):
-    """Computes single models whose parents are computed."""
+    """Interface that computes single models, whose parents are already computed."""
 
     workers: int
     parameters: int
 
     def begin(self, ref: Ref) -> "Future[Any] | Weights":
-        """Begin to compute a model that is no mix."""
+        """Begin to compute a model that is no mix; return its result, or a future of it."""
 
     def finish(self, ref: Ref, result: Any) -> None:
-        """Store the result of ``begin``."""
+        """Store the result that ``begin`` has returned, or that its future has, in ``ref``."""
 
     async def wait(self, work: "Future[Any]") -> Any:
-        """The result of work of ``begin``."""
+        """Await a future that ``begin`` has returned, and return its result."""
 
     def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
-        """Record that ``ref`` leaves out models that are not finite."""
+        """Record that the mix ``ref`` leaves out ``models``, whose weights are not finite."""
 
     def substitute(self, otherwise: Ref | None) -> Weights:
-        """The weights in place of a mix that cannot be computed, float32 [d]."""
+        """Return the weights that replace a mix without finite parts, float32 [d]."""
 
     def nothing(self) -> Weights:
-        """The sum of no models, float32 [d]."""
+        """Return the sum of no models, float32 [d]."""
 
     def muted(self) -> AbstractContextManager[None]:
-        """Record nothing meanwhile."""
+        """Return a context in which ``note_left_out`` records nothing."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Twin(Ref):
-    """A model within one computation.
+    """Copy of a model's recipe for the time of one computation.
 
     Attributes:
-        original: the model outside, if anybody names it.
-        uses: number of steps to come that need the model.
-        stays: whether the weights are needed in memory after the computation.
-        spare: the recipe, by which a freed model can be computed again.
+        original: weak reference to the model that was copied, which gets the result.
+        uses: count of later steps that need the model.
+        stays: whether the weights must stay in memory after the computation.
+        spare: recipe of a computed model, by which it can be computed again after it is freed.
     """
 
     original: "weakref.ref[Ref] | None" = None
@@ -88,20 +89,21 @@ class Twin(Ref):
 
     @property
     def outside(self) -> Ref | None:
-        """The model outside; None if nobody names it."""
+        """The model that was copied; None if it has no more references."""
         return None if self.original is None else self.original()
 
 
 def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list[Twin]:
-    """Copy the graph of recipes of uncomputed models, and cut the recipes of the models themselves.
+    """Copy the graph of recipes of models into twins, and remove the recipes from the models.
 
     Args:
-        targets: models; those that are computed are skipped.
-        stay: whether the weights of the targets are needed in memory after the computation.
-        again: whether the models are twins themselves, which keep their recipes and get no result.
+        targets: models to compute; computed models are skipped.
+        stay: whether the weights of the targets must stay in memory after the computation.
+        again: whether the parents of the targets are twins themselves, which keep their recipes
+            and get no result.
 
     Returns:
-        The twins of the uncomputed targets, each once.
+        The twins of the uncomputed targets, without duplicates.
     """
     twins: dict[Ref, Twin] = {}
     recipes: dict[Ref, Recipe] = {}
@@ -139,15 +141,15 @@ def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list
 
 
 class ModelStep(NamedTuple):
-    """A step of a computation: compute a model, add a part to a mix, or finish a mix."""
+    """Step of a computation: compute a model, add a part to a mix, or finish a mix."""
 
     ref: Twin
     part: int | None = None
-    """position of the part that is added."""
+    """index of the part that is added to the mix ``ref``; None to compute or finish ``ref``."""
 
 
 def steps_of(targets: Sequence[Twin]) -> deque[ModelStep]:
-    """The steps that compute models: parents first, and the parts of a mix in their order."""
+    """Return the steps that compute models: parents first, and the parts of a mix in order."""
     steps: deque[ModelStep] = deque()
     visited: set[Twin] = set()
 
@@ -185,13 +187,13 @@ def steps_of(targets: Sequence[Twin]) -> deque[ModelStep]:
 
 @dataclass(slots=True, eq=False)
 class _Sum:
-    """A mix in progress.
+    """Mix in progress.
 
     Attributes:
-        total: the sum so far; None before the first part, and if the sum has to be repeated.
-        finite: whether each part so far is finite.
-        repeat: whether a part was not finite, so that other coefficients count.
-        states: the trainer's state of each part so far, if the mix has one.
+        total: the sum so far; None before the first part, and if the sum must be repeated.
+        finite: for each part so far, whether its weights are finite.
+        repeat: whether a part was not finite, so that the coefficients must be rescaled.
+        states: the trainer's state of each part so far; empty if the mix has no state.
     """
 
     total: RunningSum | None
@@ -201,11 +203,11 @@ class _Sum:
 
 
 class Stream:
-    """Computes models part by part.
+    """Computes models part by part, and frees each as soon as it is not needed.
 
     Args:
         calculator: computes single models.
-        scratch: holds models that somebody names.
+        scratch: stores computed models that are still referenced.
     """
 
     def __init__(self, calculator: Calculator, scratch: Scratch) -> None:
@@ -213,11 +215,11 @@ class Stream:
         self._scratch = scratch
 
     async def compute(self, targets: Sequence[Ref], *, stay: bool) -> None:
-        """Compute models, after the models that they are made from.
+        """Compute models, and before them all models that their recipes need.
 
         Args:
-            targets: the models; those that are computed are skipped.
-            stay: whether their weights stay in memory; otherwise ``Scratch`` decides.
+            targets: the models; computed models are skipped.
+            stay: whether the targets' weights stay in memory; otherwise ``Scratch`` stores them.
         """
         twins = twins_of(targets, stay=stay)
         try:
@@ -242,7 +244,13 @@ class Stream:
     async def _compute(
         self, ref: Twin, steps: deque[ModelStep], waiting: "dict[Twin, Future[Any] | Weights]"
     ) -> None:
-        """Compute a model that is no mix, and begin the next ones meanwhile."""
+        """Compute a model that is no mix, and begin to compute the next ones at the same time.
+
+        Args:
+            ref: the model.
+            steps: the later steps.
+            waiting: model: its result or a future of it, for models that have been begun.
+        """
         calculator = self._calculator
         if ref not in waiting:
             waiting[ref] = calculator.begin(ref)
@@ -265,7 +273,12 @@ class Stream:
             self._use(parent)
 
     def _settled(self, ref: Twin, recipe: Recipe) -> None:
-        """Give a result to the model outside, if anybody names it."""
+        """Copy a twin's result to its original, if this exists, and free the twin if unneeded.
+
+        Args:
+            ref: the computed twin.
+            recipe: its recipe.
+        """
         ref.spare = recipe
         outside = ref.outside
         if outside is not None:
@@ -278,14 +291,14 @@ class Stream:
             self._free(ref)
 
     def _use(self, ref: Ref) -> None:
-        """A step that needed a model is done."""
+        """Count down the steps that need a model, and free the model after the last one."""
         if isinstance(ref, Twin):
             ref.uses -= 1
             if not ref.uses:
                 self._free(ref)
 
     def _free(self, ref: Twin) -> None:
-        """Free a model that no further step needs."""
+        """Free the weights of a twin that no further step needs; its original goes to scratch."""
         if ref.stays:
             return
         outside = ref.outside
@@ -299,7 +312,13 @@ class Stream:
             ref.state = {}
 
     def _add(self, ref: Twin, position: int, sums: dict[Twin, _Sum]) -> None:
-        """Add a part to a mix."""
+        """Add a part to a mix in progress.
+
+        Args:
+            ref: the mix.
+            position: index of the part.
+            sums: mix: its state in progress.
+        """
         recipe = ref.recipe
         assert isinstance(recipe, Mixed)
         if ref not in sums:
@@ -365,7 +384,19 @@ class Stream:
         finite: Sequence[bool],
         coefficients: Sequence[float],
     ) -> Weights:
-        """The sum of the finite parts with other coefficients; freed parts are computed again."""
+        """Compute the sum of a mix's finite parts with new coefficients.
+
+        Parts that have been freed are computed again.
+
+        Args:
+            ref: the mix.
+            recipe: its parts.
+            finite: for each part, whether its weights are finite.
+            coefficients: the new coefficient of each finite part.
+
+        Returns:
+            The sum, float32 [d].
+        """
         pairs = zip(recipe.parts, finite, strict=True)
         models = [part for (part, _), is_finite in pairs if is_finite]
         parts = tuple(zip(models, coefficients, strict=True))
@@ -377,7 +408,7 @@ class Stream:
 
 
 def _is_ready(ref: Twin) -> bool:
-    """Whether a model is still to be begun, is no mix, and has computed parents."""
+    """Return whether a model is uncomputed, is no mix, and has only computed parents."""
     recipe = ref.recipe
     if recipe is None or isinstance(recipe, Mixed):
         return False
@@ -385,7 +416,7 @@ def _is_ready(ref: Twin) -> bool:
 
 
 def _restore(twins: Sequence[Twin]) -> None:
-    """Give models outside that have not been computed a recipe again."""
+    """Restore the recipes of originals that a failed computation has not computed."""
     stack: list[Ref] = list(twins)
     visited: set[Ref] = set()
     while stack:

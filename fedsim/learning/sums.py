@@ -1,4 +1,4 @@
-"""The coefficients of a mix, whose models that are not finite are left out."""
+"""Coefficients of a mix (weighted sum of models), from which non-finite models are left out."""
 
 import math
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from fedsim.learning.refs import Mixed
 
 
 def coefficients_of(recipe: Mixed, finite: Sequence[bool]) -> list[float] | None:
-    """The coefficients of the finite parts of a mix; see ``Learner.mix``.
+    """Return the coefficients of the finite parts of a mix, rescaled if the mix requires it.
 
     Args:
         recipe: the mix.
-        finite: whether each part is finite.
+        finite: for each part, whether its weights are finite.
 
     Returns:
-        The coefficient of each finite part, in order; None if the substitute is the result.
+        The coefficient of each finite part, in order; None if the mix's substitute must be used.
     """
     every = [coefficient for _, coefficient in recipe.parts]
     coefficients = [

@@ -1,8 +1,8 @@
-"""Test samples, and the application of models to test samples.
+"""Test samples of the devices, and tests of models on them.
 
-An image that several devices hold in one orientation is computed once for all of these devices. A
-model always gets the images in the order of their numbers, in blocks. A result therefore does not
-depend on earlier tests.
+An image that several devices have in the same orientation is computed once for all these devices.
+Each model is applied to the images in ascending order, in blocks of fixed size. A result therefore
+does not depend on earlier tests.
 """
 
 from collections.abc import Sequence
@@ -20,27 +20,27 @@ from fedsim.learning.objectives import Objective, SampleNumbers
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Solver, one_thread
 
-_BLOCK_NUMBERS = 1 << 20  # numbers in the samples of one block of work
-_KEPT_BYTES = 1 << 30  # of the lists of devices' samples, and of their images
+_BLOCK_NUMBERS = 1 << 20  # values in the samples of one block of work
+_KEPT_BYTES = 1 << 30  # bytes of test samples that stay in memory: indices, and images
 
 
 Judged = dict[str, SampleNumbers]
-"""A model's results on n samples: the numbers of each metric by name.
+"""A model's results on n test samples: name of a metric -> the values that it keeps, [n, m].
 
-Under the name "" are each sample's loss, its correct answers and its answers, [n, 3].
+The name "" has each sample's loss, its count of correct answers and its count of answers, [n, 3].
 """
 
 
 class Block:
-    """A block of distinct test images, which a call makes, [block, *shape].
+    """Block of distinct test images, which are computed when the block is called.
 
-    The number of an image is its quarter turns x pool size + its index in the pool. Images are
-    float32, and tokens int64.
+    A call returns a tensor [block, *shape]: float32 images, or int64 tokens. The ID of an image is
+    its quarter turns x pool size + its index in the pool.
 
     Args:
-        samples: the data without shards.
-        device: the device on which the images are made.
-        numbers: numbers of the images, ascending, int64 [block].
+        samples: all samples, without the devices' shards.
+        device: the torch device of the images.
+        numbers: IDs of the images, ascending, int64 [block].
         keep: whether the images stay in memory after the first call.
     """
 
@@ -51,7 +51,7 @@ class Block:
         self._images: Tensor | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Block, self._parts  # no image is sent to another process
+        return Block, self._parts  # images are not pickled
 
     def __call__(self) -> Tensor:
         if self._images is not None:
@@ -70,28 +70,28 @@ class Block:
 
 
 class TestSamples(NamedTuple):
-    """The test samples of some devices, in order of devices."""
+    """Test samples of some devices, device by device, and their distinct images in blocks."""
 
     devices: list[int]
     owner: Ints
-    """position of each sample's device in ``devices``, int64 [samples]."""
+    """index in ``devices`` of each sample's device, int64 [samples]."""
     order: Ints
-    """positions of the samples sorted by image, int64 [samples]."""
+    """indices of the samples sorted by image, int64 [samples]."""
     blocks: list[tuple[Block, Ints, AnyArray]]
-    """blocks of distinct images, each with its part of the samples in ``order``: the position of
-    each sample's image within the block, int64 [n], and the samples' targets, [n, ...].
+    """blocks of distinct images, each with its part of the samples in ``order``: the index of each
+    sample's image within the block, int64 [n], and the samples' targets, [n, ...].
     """
     bytes: int
-    """memory of these lists and of the images."""
+    """memory of the fields and of the images (bytes)."""
 
 
 class TestSets:
-    """The test samples of every device in the current version of its data.
+    """Provides the test samples of devices, in the current version of each device's data.
 
     Args:
         data: the data of all devices.
-        samples: the data without shards, which workers receive.
-        device: the device on which test images are made.
+        samples: all samples, without the devices' shards, as workers have them.
+        device: the torch device of the test images.
     """
 
     def __init__(self, data: FederatedData, samples: FederatedData, device: torch.device) -> None:
@@ -102,14 +102,14 @@ class TestSets:
         self._lists: dict[tuple[int, ...] | None, TestSamples] = {}
 
     def shift(self, device: int, version: int) -> None:
-        """Test ``device`` on another version of its data from now on."""
+        """Set the version of a device's data for all later tests."""
         self._versions[device] = version
         self._lists.clear()
 
     def of(self, devices: Sequence[int] | None) -> TestSamples:
-        """The test samples of some devices, or of all (None).
+        """Return the test samples of some devices, or of all devices if ``devices`` is None.
 
-        The latest lists are kept, up to ``_KEPT_BYTES``.
+        The last results are cached, up to ``_KEPT_BYTES``.
         """
         key = None if devices is None else tuple(devices)
         samples = self._lists.pop(key, None)
@@ -125,7 +125,7 @@ class TestSets:
         return sum(samples.bytes for samples in self._lists.values())
 
     def shard(self, device: int) -> Shard:
-        """The shard on whose test samples a device is tested now."""
+        """Return the shard of a device in the current version of its data."""
         return self._data.shard(device, int(self._versions[device]))
 
     def _gather(self, devices: Sequence[int]) -> TestSamples:
@@ -158,7 +158,16 @@ class TestSets:
 
 
 def _mapped(y: AnyArray, owner: Ints, shards: Sequence[Shard]) -> AnyArray:
-    """Targets of samples after the label maps of the shards that own the samples, [samples]."""
+    """Apply the shards' label maps to the targets of samples.
+
+    Args:
+        y: targets, [samples, ...].
+        owner: index of each sample's shard, int64 [samples].
+        shards: the shards.
+
+    Returns:
+        The targets after the maps; ``y`` if no shard has a map.
+    """
     maps = {}
     for position, shard in enumerate(shards):
         if shard.label_map is not None:
@@ -180,18 +189,18 @@ def judge(
     image: Ints,
     y: AnyArray,
 ) -> Judged:
-    """Apply a model to the samples of a block; runs on a worker.
+    """Test a model on the samples of a block, on a worker.
 
     Args:
         solver: the solver of the model.
         objective: the objective, which has loss and metrics.
         weights: the model, float32 [d].
         block: distinct images.
-        image: position of each sample's image within the block, int64 [n].
+        image: index of each sample's image within the block, int64 [n].
         y: targets of the samples, [n, ...].
 
     Returns:
-        The results on the samples.
+        The results on the n samples.
     """
     one_thread()
     outputs = solver.outputs(weights, block())[torch.from_numpy(image).to(solver.device)]
@@ -206,21 +215,21 @@ def judge_each(
     weights: Sequence[Weights],
     shards: Sequence[Shard],
 ) -> Judged:
-    """Apply several models, each to the test samples of its shard; runs on a worker.
+    """Test several models, each on the test samples of one shard, on a worker.
 
     Args:
         solver: the solver of the models.
         objective: the objective, which has loss and metrics.
-        samples: the data without shards.
+        samples: all samples, without the devices' shards.
         weights: the models, float32 [d] each.
         shards: the shard of each model.
 
     Returns:
-        The results on the samples of all shards, one shard after the other.
+        The results on the samples of all shards, concatenated.
     """
     one_thread()
     xs, ys = zip(*map(samples.test_samples, shards), strict=True)
-    inputs = [torch.tensor(x) for x in xs]  # copied into torch's own memory, which is aligned
+    inputs = [torch.tensor(x) for x in xs]  # copies into aligned memory of torch
     outputs = solver.outputs_each(weights, inputs)
     whole = torch.cat(outputs)
     targets = torch.from_numpy(np.concatenate(ys)).to(whole.device)
@@ -248,9 +257,9 @@ def counted(
     Args:
         objective: the objective of the run.
         devices: the tested devices.
-        owner: position of each sample's device in ``devices``, int64 [samples].
+        owner: index in ``devices`` of each sample's device, int64 [samples].
         judged: the results on parts of the samples.
-        order: positions of the samples in the order of ``judged``; None: ascending.
+        order: indices of the samples in the order of ``judged``; None for ascending order.
 
     Returns:
         The evaluation of the devices.

@@ -1,15 +1,15 @@
-"""Work on Ray: processes on this machine, or on all machines of a cluster.
+"""Executor on Ray: worker processes on this machine, or on all machines of a cluster.
 
-Anybody who reaches the ports of a Ray cluster can run programs on it, because Ray's messages are
-pickles. A cluster that is started here therefore listens on the loopback interface alone. It asks
-every client for a token, which only this process and its children have. A cluster of several
+Any program that reaches the ports of a Ray cluster can run code on it, because Ray's messages are
+pickles. A cluster that is started here therefore listens only on the loopback interface. It
+requires a token of each client, which only this process and its children have. A cluster of several
 machines belongs into a separate network, with tokens.
 
-Calls travel as parcels (pickles), which leave out two kinds of objects. A *placed* object (a
-trainer, a data set) is put into the cluster's store once, and unpickled once in each worker
-process. A big read-only array, such as a model's weights, is *shared*. The first call with a shared
-array puts the array into the store, where workers read it. The store drops the array after this
-process has freed it.
+Calls are sent as parcels (pickles), which omit two kinds of objects. A *placed* object (a trainer,
+a data set) is put into the cluster's store once, and unpickled once in each worker process. A large
+read-only array, such as a model's weights, is *shared*. The first call with a shared array puts the
+array into the store, where workers read it. The store deletes the array after this process has
+freed it.
 """
 
 import io
@@ -34,41 +34,41 @@ from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.imports import learn, places
 
-_SHARED_BYTES = 1 << 15  # a smaller array costs less in the parcel than in the store
-_TRIES = 20  # times that a call's worker may be lost before the call itself is suspected
-_OLDEST = 2, 60
-# Ray's default fills one node first, and lets calls wait there while another node is idle
+_SHARED_BYTES = 1 << 15  # least size of a shared array; a smaller one costs less in the parcel
+_TRIES = 20  # retries of a call whose worker process is lost
+_OLDEST = 2, 60  # oldest version of Ray that is supported
+# Ray's default fills one node first, where calls wait while another node is idle
 _SCHEDULING = "SPREAD"
-_CONNECT_S = 5.0  # how long a cluster's port may take to answer
-_MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages with influence on results
+_CONNECT_S = 5.0  # timeout of the connection to a cluster's port (s)
+_MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages that influence results
 _numbers = count()
 
 
 class Stored(Protocol):
-    """The part of a ``ray.ObjectRef``, the name of an object in the store, that is used here."""
+    """The methods of ``ray.ObjectRef``, a reference to an object in the store, that are used."""
 
     def future(self) -> "Future[bytes]": ...
 
 
 @dataclass
 class Parcel:
-    """A pickle, and the references to the placed and shared objects that the pickle leaves out."""
+    """Pickle of an object, and references to the placed and shared objects that it omits."""
 
     content: bytes = b""
-    """the pickle, in which an omitted object has a kind and a number."""
+    """the pickle, in which ("placed" or "shared", index) stands for an omitted object."""
     buffers: list[pickle.PickleBuffer] = field(default_factory=list)
-    """memory of the arrays of a placed object."""
+    """memory of the arrays of a placed object, outside the pickle."""
     placed: list[Stored] = field(default_factory=list)
-    """references to placed objects, by their numbers in the pickle."""
+    """references to the omitted placed objects, in order of index."""
     shared: list[Stored] = field(default_factory=list)
-    """references to shared arrays, by their numbers in the pickle."""
+    """references to the omitted shared arrays, in order of index."""
 
 
 class Packer:
-    """Makes parcels.
+    """Packs objects into parcels, in the main process.
 
     Args:
-        put: puts an object into the store, and gives its reference.
+        put: puts an object into the cluster's store, and returns its reference.
     """
 
     def __init__(self, put: Callable[[object], Stored]) -> None:
@@ -77,7 +77,7 @@ class Packer:
         self._shared: dict[int, tuple[weakref.ref[AnyArray], Stored]] = {}
 
     def place(self, thing: object) -> None:
-        """Put an object into the store; later parcels have a reference to the object."""
+        """Put an object into the store, so that later parcels only refer to it."""
         if id(thing) not in self._placed:
             self._placed[id(thing)] = (thing, self._put(self.pack(thing, apart=True)))
 
@@ -86,7 +86,8 @@ class Packer:
 
         Args:
             thing: the object.
-            apart: store the memory of the object's arrays outside the pickle, in ``buffers``.
+            apart: whether the memory of the object's arrays is stored in ``Parcel.buffers``,
+                outside the pickle.
 
         Returns:
             The parcel.
@@ -101,7 +102,13 @@ class Packer:
         return parcel
 
     def _number(self, parcel: Parcel, thing: object) -> tuple[str, int] | None:
-        """The kind of an object, and the number of its reference; None for an object by value."""
+        """Return the stand-in for a placed or shared object in a pickle.
+
+        The object's reference is added to the parcel.
+
+        Returns:
+            ("placed" or "shared", index of the reference); None to pickle the object itself.
+        """
         if _is_shared(thing):
             return "shared", _position(self._share(thing), parcel.shared)
         placed = self._placed.get(id(thing))
@@ -110,7 +117,7 @@ class Packer:
         return "placed", _position(placed[1], parcel.placed)
 
     def _share(self, array: AnyArray) -> Stored:
-        """The reference of a shared array, which is put into the store at first."""
+        """Return the reference of a shared array, after putting a new array into the store."""
         key = id(array)
         entry = self._shared.get(key)
         if entry is not None and entry[0]() is array:
@@ -128,17 +135,17 @@ def _is_shared(thing: object) -> TypeGuard[AnyArray]:
 
 
 def _position(reference: Stored, references: list[Stored]) -> int:
-    """The position of a reference in a list, to which it is appended if it is missing."""
+    """Return the index of a reference in a list, to which it is appended if it is missing."""
     if reference not in references:
         references.append(reference)
     return references.index(reference)
 
 
 class Opener:
-    """Opens parcels in a worker process, and keeps the placed objects of earlier parcels.
+    """Unpacks parcels in a worker process, where it caches placed objects.
 
     Args:
-        fetch: gets objects from the store, in the order of their references.
+        fetch: returns the stored objects of a list of references, in order.
     """
 
     def __init__(self, fetch: Callable[[Sequence[Stored]], Sequence[Any]]) -> None:
@@ -146,11 +153,11 @@ class Opener:
         self._placed: dict[Stored, object] = {}
 
     def open(self, parcel: Parcel, shared: Sequence[AnyArray] | None = None) -> Any:
-        """Open a parcel.
+        """Unpack a parcel.
 
         Args:
             parcel: the parcel.
-            shared: the shared arrays, if they have been fetched already.
+            shared: the shared arrays; None to fetch them from the store.
 
         Returns:
             The object in the parcel.
@@ -177,16 +184,16 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Ray(Executor):
-    """Carries out each call as a Ray task, and repeats the calls of a lost worker or node.
+    """Executor that carries out each call as a Ray task, and repeats the calls of lost workers.
 
-    The machine on which this executor runs holds the objects of the other nodes. It must not be
-    lost.
+    The machine on which this executor runs stores the objects that all nodes need. A run does not
+    survive its loss.
 
     Args:
         address: ``HOST:PORT`` of a cluster to which this machine belongs, or ``auto`` for a
-            cluster that was started on this machine; None to start Ray on this machine alone, for
-            the life of the executor. A program that has called ``ray.init`` keeps its cluster.
-        workers: number of processes if Ray is started here; None: the number of cores.
+            cluster that was started on this machine; None to start Ray on this machine only, for
+            the life of the executor. If the program has called ``ray.init``, its cluster is used.
+        workers: count of processes if Ray is started here; None for the count of cores.
 
     Raises:
         ScenarioError: Ray is not installed, there is no cluster at ``address``, or the cluster has
@@ -269,13 +276,18 @@ class Ray(Executor):
         return future
 
     def _settle(self, future: "Future[Any]", answer: "Future[Answer]") -> None:
-        """Give the result of a call, or its error, to the caller's future."""
+        """Copy the result or the error of a Ray task to the caller's future.
+
+        Args:
+            future: the caller's future.
+            answer: Ray's future of the pickled answer.
+        """
         self._open.pop(future, None)
         if not future.set_running_or_notify_cancel():
             return
         try:
             content, buffers = answer.result()
-            # the store's memory is free again at once
+            # copies the buffers, so that the store's memory is freed at once
             succeeded, outcome = Answer(content, [bytearray(part) for part in buffers]).outcome()
         except Exception as error:
             succeeded = False
@@ -300,7 +312,7 @@ class Ray(Executor):
 
 
 _openers: dict[int, Opener] = {}
-"""The opener of a worker process, by the number of the executor."""
+"""Index of an executor -> the opener of this worker process; one entry."""
 
 
 def _carry_out(
@@ -314,15 +326,15 @@ def _carry_out(
     """Carry out the call in a parcel, in a worker process.
 
     Args:
-        executor: number of the executor.
-        home: id of the node on which the executor runs.
-        versions: the executor's versions of packages, by name.
-        module_places: files of the user's modules, by name.
+        executor: index of the executor in its process.
+        home: ID of the node on which the executor runs.
+        versions: package: version on the executor's node.
+        module_places: Python module of the user: its file.
         parcel: the function and its arguments.
         *shared: the shared arrays of the parcel.
 
     Returns:
-        The pickled answer; see ``fedsim.clock.executors.answer``.
+        The pickled result or error of the call, of ``fedsim.clock.executors.answer``.
     """
     import ray
 
@@ -350,7 +362,7 @@ def _carry_out(
 
 
 def _refuse_versions(versions: Mapping[str, str]) -> None:
-    """Raise if this node has other versions of packages than the executor."""
+    """Raise ``SimulationError`` if a package's version on this node is not the executor's."""
     for package, expected in versions.items():
         installed = version(package)
         if installed != expected:
@@ -362,13 +374,13 @@ def _refuse_versions(versions: Mapping[str, str]) -> None:
 
 
 def node_beside(home: str) -> str:
-    """Describe the node of this worker: host name, address, and the begin of its id.
+    """Describe the node of this worker for error messages.
 
     Args:
-        home: id of the executor's node.
+        home: ID of the executor's node.
 
     Returns:
-        The description; "" on the executor's node.
+        Host name, address and the first characters of the node's ID; "" on the executor's node.
     """
     import ray
 
@@ -379,7 +391,7 @@ def node_beside(home: str) -> str:
 
 
 def _missing_code(error: Exception) -> str:
-    """Advice for a node on which a user's module cannot be imported; "" for other errors."""
+    """Return advice if an error is a failed import of a user's module, else ""."""
     is_missing = isinstance(error, ImportError) or "cannot be imported" in str(error)
     if not is_missing:
         return ""
@@ -387,9 +399,9 @@ def _missing_code(error: Exception) -> str:
 
 
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Variable of the environment that is read when Ray is imported.
+"""Environment variable that Ray reads when it is imported.
 
-With 0, Ray's servers listen on 127.0.0.1 alone. On Linux the default is 1.
+If it is 0, Ray's servers listen only on 127.0.0.1. On Linux the default is 1.
 """
 
 _AUTH_MODE = "RAY_AUTH_MODE"
@@ -398,12 +410,16 @@ _TOKEN = "RAY_AUTH_TOKEN"
 
 @cache
 def _make_token() -> str:
-    """The token for clients of Ray's servers; one per process, as Ray reads it once."""
+    """Return the token for clients of Ray's servers, one per process, as Ray reads it once."""
     return secrets.token_hex(32)
 
 
 def _load(address: str | None) -> Any:
-    """Import Ray; ``ScenarioError`` if Ray is missing or too old."""
+    """Import Ray, set to listen on the loopback interface if ``address`` is None.
+
+    Raises:
+        ScenarioError: Ray is missing or too old.
+    """
     if address is None:
         os.environ.setdefault(_LOOPBACK, "0")
     try:
@@ -424,7 +440,7 @@ def _load(address: str | None) -> Any:
 
 
 def _refuse_no_server(address: str) -> None:
-    """Raise if nothing listens at the address; Ray itself would try for minutes."""
+    """Raise ``ScenarioError`` if no server listens at HOST:PORT; Ray would retry for minutes."""
     if address == "auto":
         return
     host, colon, port = address.rpartition(":")

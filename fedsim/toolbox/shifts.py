@@ -1,4 +1,4 @@
-"""Further shifts of data: exchanged labels, released shares, permuted labels, rotated images."""
+"""Kinds of ``drift``: exchanged labels, released shares, permuted labels, rotated images."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import NO_GROUP, FederatedData, Shard
 from fedsim.learning.data.shifts import Change, Occasions, Shift, draw_pairs, exchange
 
-_HAIR = 1e-9  # so that 0.07 of 100 are 7, not 8
+_HAIR = 1e-9  # subtracted before rounding up, so that a share of 0.07 of 100 samples is 7, not 8
 
 
 class SwapPart(Shift):
@@ -50,7 +50,7 @@ class SwapPart(Shift):
     ) -> list[Change]:
         generator = streams.generator("world/drift", occasion)
         pairs = draw_pairs(candidates, generator)
-        # Drawn for all pairs at once, so that the draws of a pair do not depend on other pairs.
+        # one draw for all pairs, so that the numbers of a pair do not depend on other pairs
         chance, first_choice, second_choice = generator.random((3, len(pairs)))
         changes: list[Change] = []
         for pair in np.flatnonzero(chance < self.probability).tolist():
@@ -79,19 +79,30 @@ class SwapPart(Shift):
 
 
 def _labels(data: FederatedData, shard: Shard) -> Ints:
-    """The labels that a shard has among both its training and its test samples."""
+    """Return the labels that both a shard's training and its test samples have, ascending."""
     return np.intersect1d(data.train_labels(shard), data.test_labels(shard))
 
 
 def _choose(labels: Ints, draw: float) -> int:
-    """One of the labels, by a uniform number in [0, 1)."""
+    """Return one of the labels, selected by a uniform number in [0, 1)."""
     return int(labels[int(draw * len(labels))])
 
 
 def _exchange_label(
     data: FederatedData, shard: Shard, partner: Shard, lost: int, gained: int
 ) -> Shard:
-    """The shard without the samples of label ``lost``, with the partner's of label ``gained``."""
+    """Replace a shard's samples of one label by the partner's samples of another label.
+
+    Args:
+        data: the data of all devices.
+        shard: the shard.
+        partner: the shard of the other device.
+        lost: label of the samples that are removed.
+        gained: label of the partner's samples that are added.
+
+    Returns:
+        The new shard.
+    """
     train = (
         shard.train[data.train_labels(shard) != lost],
         partner.train[data.train_labels(partner) == gained],
@@ -165,11 +176,11 @@ class Incremental(Shift):
         return changes
 
     def released(self, samples: int, occasion: int) -> int:
-        """Number of training samples that a device has from an occasion on.
+        """Return the count of training samples that a device has after an occasion.
 
         Args:
-            samples: number of all training samples of the device.
-            occasion: number of the occasion, from 0.
+            samples: count of all training samples of the device.
+            occasion: index of the occasion, from 0.
         """
         size = samples
         for share in self.shares[: occasion + 1]:
@@ -266,7 +277,17 @@ class Rotation(Shift):
 def _draw_devices(
     data: FederatedData, candidates: Ints, probability: float, generator: np.random.Generator
 ) -> list[int]:
-    """The candidates that change on an occasion, ascending."""
+    """Draw the candidates that change on an occasion.
+
+    Args:
+        data: the data of all devices.
+        candidates: indices of the devices that may change.
+        probability: probability that a candidate changes.
+        generator: source of the random numbers.
+
+    Returns:
+        Indices of the devices that change, ascending.
+    """
     changes = generator.random(len(data.shards)) < probability
     return [device for device in np.sort(candidates).tolist() if changes[device]]
 
@@ -274,9 +295,13 @@ def _draw_devices(
 def _set_groups(
     data: FederatedData, changes: list[Change], groups: dict[int, int] | None = None
 ) -> None:
-    """Set the true groups of devices whose data changed, if true groups are known.
+    """Update the true groups of devices whose data have changed, if true groups are known.
 
-    ``groups`` has the group of each number of quarter turns; other devices are of no group.
+    Args:
+        data: the data of all devices, changed in place.
+        changes: the changes of data.
+        groups: quarter turns of a shard -> its group; a device whose turns are missing, and each
+            device if ``groups`` is None, is assigned to no group.
     """
     if data.truth is None:
         return
@@ -288,9 +313,10 @@ def _set_groups(
 
 
 def _group_of_turns(data: FederatedData) -> dict[int, int]:
-    """The true group of each number of quarter turns.
+    """Return quarter turns -> true group, if each group has one rotation of its own.
 
-    The result is empty if the groups differ by more than their rotations.
+    Returns:
+        An empty dict if the groups are unknown, or differ by more than their rotations.
     """
     if data.initial_truth is None:
         return {}

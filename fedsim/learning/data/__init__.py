@@ -1,1 +1,1 @@
-"""Samples and who holds them: sources, partitions, and the shards of a population."""
+"""Sources of samples, partitions among devices, shards of devices, and shifts of data."""

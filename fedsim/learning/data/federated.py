@@ -1,8 +1,8 @@
-"""A data set as one pool of samples, and each device's shard of the pool.
+"""Data of all devices: one pool of samples, and each device's shard of the pool.
 
-A shard has indices into the pool and a transform. Samples are made on demand. A shift of data adds
-the next version of a shard. Earlier versions stay, because a training is often computed long after
-its simulated time.
+A shard has indices into the pool and a transform. Transformed samples are computed on demand. A
+shift of data adds the next version of a shard. Earlier versions are kept, because a training is
+often computed long after its simulated time.
 """
 
 from collections.abc import Mapping
@@ -48,12 +48,12 @@ class TokenShape(tuple[int, ...]):
     def of(
         cls, shape: tuple[int, ...], vocabulary: int, answers: TokenAnswers = "one"
     ) -> "TokenShape":
-        """Make a token shape.
+        """Build a token shape.
 
         Args:
             shape: shape of a sample, (length,).
-            vocabulary: number of tokens.
-            answers: outputs of a model for a sequence.
+            vocabulary: count of different tokens.
+            answers: the outputs of a model for a sequence: ``one``, ``each`` or ``next``.
         """
         token_shape = cls(shape)
         token_shape.vocabulary = vocabulary
@@ -67,14 +67,14 @@ class Pool:
 
     Attributes:
         x: samples, [n, *shape]; uint8 as published, float32, or int64 for tokens.
-        y: labels 0..classes-1, int64 [n], by which partitions deal; all 0 without labels.
-        classes: number of labels.
+        y: labels 0..classes-1, int64 [n], by which partitions deal; all 0 if there are no labels.
+        classes: count of different labels.
         scale, mean, std: a model receives (scale x - mean) / std; scalars, or arrays that broadcast
             to ``shape``.
-        targets: the target of each sample, [n, ...]; None for the labels.
-        outputs: numbers that a model gives for each answer; 0 for one number a class.
-        vocabulary: number of tokens; 0 if samples are numbers.
-        answers: outputs of a model for a sequence of tokens; see ``TokenAnswers``.
+        targets: the target of each sample, [n, ...]; None if the labels are the targets.
+        outputs: count of values that a model outputs for each answer; 0 for one value per class.
+        vocabulary: count of different tokens; 0 if samples are no tokens.
+        answers: the outputs of a model for a sequence: ``one``, ``each`` or ``next``.
         labelled: whether the samples have labels.
     """
 
@@ -167,11 +167,11 @@ class FederatedData:
         self._versions = np.zeros(len(self.shards), dtype=np.int64)
 
     def shard(self, device: int, version: int = 0) -> Shard:
-        """A version of a device's shard.
+        """Return a version of a device's shard.
 
         Args:
-            device: number of the device.
-            version: number of the version; 0 is the shard before any shift.
+            device: index of the device.
+            version: index of the version; 0 is the shard before any shift.
         """
         shard = self._later[device, version] if version else self.shards[device]
         flips = device in self.flipping
@@ -183,7 +183,7 @@ class FederatedData:
         """Return the version of a device's current data; 0 before any shift.
 
         Args:
-            device: number of the device.
+            device: index of the device.
         """
         return int(self._versions[device])
 
@@ -191,7 +191,7 @@ class FederatedData:
         """Return the current shard of a device.
 
         Args:
-            device: number of the device.
+            device: index of the device.
         """
         return self.shard(device, self.version(device))
 
@@ -199,11 +199,11 @@ class FederatedData:
         """Replace the current shard of a device; ``truth`` stays as it is.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             shard: the next version of the device's shard.
 
         Returns:
-            The number of the version.
+            The index of the new version.
         """
         version = self.version(device) + 1
         self._versions[device] = version
@@ -211,7 +211,7 @@ class FederatedData:
         return version
 
     def train_sizes(self) -> NDArray[np.int64]:
-        """Number of training samples of each device in version 0, int64 [devices]."""
+        """Return each device's count of training samples before any shift, int64 [devices]."""
         return np.array([len(shard.train) for shard in self.shards], dtype=np.int64)
 
     def train_samples(self, shard: Shard) -> tuple[AnyArray, AnyArray]:
@@ -263,7 +263,7 @@ class FederatedData:
         return self._mapped_labels(shard, shard.test)
 
     def label_counts(self, shard: Shard) -> NDArray[np.int64]:
-        """Return the number of training samples with each label, int64 [C].
+        """Return the count of training samples with each label, int64 [C].
 
         Args:
             shard: the shard.
@@ -271,9 +271,9 @@ class FederatedData:
         return np.bincount(self.train_labels(shard), minlength=self.pool.classes)
 
     def on_one_device(self) -> "FederatedData":
-        """The data of centralised training: one device with the samples of all devices.
+        """Return the data of centralised training: one device with the samples of all devices.
 
-        Samples are transformed and labels mapped by the shard of their device.
+        The samples keep the rotation and the label map of their device's shard.
         """
         parts = [(shard, shard.train) for shard in self.shards]
         parts += [(shard, shard.test) for shard in self.shards]
@@ -301,18 +301,18 @@ class FederatedData:
 
 
 def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDArray[np.int64]:
-    """Positions of the samples in one of 2^``splits`` parts with like label counts.
+    """Return the indices of the samples in one of 2^``splits`` parts with similar label counts.
 
     A label's counts in two parts differ by at most 1, and so do the parts' sizes
-    (``Part.samples``). Another split halves each part x into x and x + 2^splits.
+    (``Part.samples``). A further split halves each part x into x and x + 2^splits.
 
     Args:
         labels: label of each sample, int64 [n].
-        splits: number of halvings.
-        number: number of the part, from 1.
+        splits: count of halvings.
+        number: the part, counted from 1.
 
     Returns:
-        Positions, ascending by label, int64.
+        Indices of samples, sorted by label, int64.
     """
     return np.argsort(labels, kind="stable")[number - 1 :: 2**splits]
 
@@ -327,10 +327,11 @@ class Raw:
             float32, or int64 for tokens.
         y_train, y_test: labels 0..C-1, int64 [n]; or targets of any other kind, such as float32
             [n, k].
-        classes: number of classes C; for targets, the numbers that a model gives for a target.
-        peak: the value of a full pixel, by which ``pixel`` divides; 1 for data without pixels.
-        vocabulary: number of tokens; 0 if samples are numbers.
-        columns: further integers of each sample by name, by which partitions can deal; int64 [n],
+        classes: count of classes C; for targets, the count of values that a model outputs.
+        peak: the value of a white pixel, by which ``normalise = "pixel"`` divides; 1 if samples
+            are no images.
+        vocabulary: count of different tokens; 0 if samples are no tokens.
+        columns: name: further integer of each sample, by which partitions can deal; int64 [n],
             training samples first.
 
     Example:
@@ -361,7 +362,7 @@ class Dataset:
     Attributes:
         name: name of the data set, in messages.
         pool: all samples; partitions deal by the labels ``pool.y``.
-        train_size: number of training samples.
+        train_size: count of training samples.
 
     Example:
         >>> import numpy as np
@@ -414,9 +415,9 @@ def pooled(
 
     Args:
         raw: the data set.
-        normalise: the normalisation; see ``DataSpec.normalise``.
-        over_test: whether test samples count for the mean and standard deviation, too.
-        column: the column whose values are the labels; None: the data set's own labels.
+        normalise: the normalisation, as ``data.normalise`` describes it.
+        over_test: whether mean and standard deviation include the test samples.
+        column: the column whose values are the labels; None for the data set's own labels.
 
     Raises:
         ScenarioError: the data set has no such column.
@@ -459,7 +460,7 @@ def pooled(
 
 
 def _mean_and_std(x: Samples) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and standard deviation of each number of a sample, [*shape]; summed in float64."""
+    """Compute the mean and standard deviation over samples, float32 [*shape]; summed in float64."""
     blocks = [x[start : start + _BLOCK] for start in range(0, len(x), _BLOCK)]
     mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(x)
     variance = sum(((block - mean) ** 2).sum(axis=0) for block in blocks) / len(x)

@@ -1,6 +1,6 @@
-"""Mistakes of users' sources, partitions and shifts of data, in words.
+"""Checks of the values that users' sources, partitions and shifts of data return.
 
-A function returns an empty text if there is no mistake.
+Each function returns a text on the first mistake, or "" if there is none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,16 +27,16 @@ class DeclaredSource(Protocol):
         """Shape of a sample and number of classes."""
 
 
-# Of a source.
+# Checks of a source's data.
 
 
 def find_wrong_raw(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
-    """The first mistake in the data that a source has loaded.
+    """Return a text on the first mistake in the data that a source has loaded, else "".
 
     Args:
         raw: the data.
         source: the source.
-        root: the folder of data sets, from which the source has loaded.
+        root: the folder from which the source has loaded the data.
     """
     checks = (
         _find_wrong_number,
@@ -53,7 +53,7 @@ def find_wrong_raw(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
 
 
 def find_wrong_sizes(sizes: tuple[tuple[int, ...], int], *_: object, **__: object) -> str:
-    """The mistake in the shape of a sample and the number of classes."""
+    """Return a text if a dimension of a sample's shape or the count of classes is below 1."""
     shape, classes = sizes
     return shown(sizes) if min(*shape, classes) < 1 else ""
 
@@ -114,7 +114,7 @@ def _find_wrong_column(raw: Raw) -> str:
 
 
 def _find_contradiction(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
-    """Another shape or number of classes than the source declares without reading."""
+    """Return a text if the data contradict the shape and classes that the source declares."""
     name = "known"
     declared = source.known
     if not type(source).shape_and_classes.__module__.startswith("fedsim."):
@@ -129,7 +129,7 @@ def _find_contradiction(raw: Raw, source: DeclaredSource, root: Path | None) -> 
     )
 
 
-# Of a partition, or a shift of data.
+# Checks of the shards that a partition or a shift of data makes.
 
 
 def find_wrong_split(
@@ -139,7 +139,7 @@ def find_wrong_split(
     devices: int,
     streams: object,
 ) -> str:
-    """The mistake in the data that a partition has dealt to ``devices`` devices."""
+    """Return a text on the first mistake in the data that a partition has dealt, else ""."""
     if len(data.shards) != devices:
         return f"{len(data.shards)} shards for {devices} devices"
     mistake = _find_wrong_shard(data.pool, range(devices), data.shards)
@@ -161,7 +161,7 @@ def find_wrong_change(
     candidates: NDArray[np.int64],
     streams: object,
 ) -> str:
-    """The mistake in the changes that a shift of data has made."""
+    """Return a text on the first mistake in the changes that a shift has made, else ""."""
     unchanged = {*candidates.tolist()}
     for change in changes:
         device = getattr(change, "device", None)
@@ -206,7 +206,7 @@ def _is_wrong_map(labels: AnyArray, classes: int) -> bool:
 
 
 def _find_wrong_index(index: AnyArray, end: int) -> str:
-    """The first entry that is no whole number from 0 to ``end`` - 1."""
+    """Return a text with the first entry that is no integer from 0 to ``end`` - 1, else ""."""
     if index.ndim != 1 or (len(index) and index.dtype.kind not in "iu"):
         return f"an array of {index.dtype} of shape {index.shape}"
     is_outside = (index < 0) | (index >= end)

@@ -1,4 +1,4 @@
-"""Partitions of samples among devices: base class, functions that deal samples, and registry."""
+"""Base class and registry of partitions, and functions that deal samples to devices."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -46,8 +46,7 @@ class Partition(Spec):
     """Default of ``data.augmentation``: whether training images are distorted."""
 
     pools_test: ClassVar[bool] = False
-    """Whether devices draw from training and test samples alike, and each tests on a tenth of its
-    samples.
+    """Whether devices get samples of both published sets, and each tests on a tenth of its samples.
     """
 
     @abstractmethod
@@ -58,7 +57,7 @@ class Partition(Spec):
         Args:
             dataset: all samples, divided into training and test samples; ``dataset.by_class``
                 splits indices by label.
-            devices: number of devices.
+            devices: count of devices.
             streams: random streams of the run; draws of a purpose ``world/data/NAME`` are equal
                 for all strategies.
 
@@ -66,7 +65,7 @@ class Partition(Spec):
             The shards of all devices, which ``federated`` makes from pool indices.
 
         Raises:
-            ScenarioError: the partition is not possible, for example a device has no sample.
+            ScenarioError: the partition is not possible, for example as a device has no samples.
         """
 
     def under(self, root: Path | None) -> Self:
@@ -81,13 +80,13 @@ class Partition(Spec):
 def federated(
     dataset: Dataset, train: Sequence[Index], test: Sequence[Index], truth: Ints | None = None
 ) -> FederatedData:
-    """Make plain shards from pool indices.
+    """Build the devices' shards, without transforms, from pool indices.
 
     Args:
         dataset: all samples.
         train: training samples of each device, int32 [n] each, at least one.
         test: test samples of each device, int32 [m] each.
-        truth: true group of each device, int64 [devices]; None: unknown.
+        truth: true group of each device, int64 [devices]; None if unknown.
 
     Raises:
         ScenarioError: a device has no training samples.
@@ -115,12 +114,12 @@ def federated(
 
 
 def require_devices(devices: int, most: int, why: str) -> None:
-    """Refuse a population that is too large for a partition.
+    """Raise an error if a population is too large for a partition.
 
     Args:
-        devices: number of devices.
-        most: the largest number of devices.
-        why: the reason, for the message.
+        devices: count of devices.
+        most: greatest count of devices that is allowed.
+        why: the reason, for the error message.
 
     Raises:
         ScenarioError: there are more than ``most`` devices.
@@ -132,10 +131,10 @@ def require_devices(devices: int, most: int, why: str) -> None:
 
 
 def require_classes(count: int, dataset: Dataset) -> None:
-    """Refuse a data set with too few classes.
+    """Raise an error if a data set has too few classes.
 
     Args:
-        count: number of classes of a device.
+        count: count of classes of a device.
         dataset: the data set.
 
     Raises:
@@ -154,22 +153,22 @@ def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> l
 
     Args:
         index: the indices, int32 [n].
-        devices: number of devices.
-        generator: the source of the permutation.
+        devices: count of devices.
+        generator: source of the random permutation.
 
     Returns:
-        The part of each device.
+        The indices of each device.
     """
     return np.array_split(generator.permutation(index), devices)
 
 
 def gather(owner: Ints, index: Index, devices: int) -> list[Index]:
-    """Split pool indices by owner, in order.
+    """Split pool indices by their devices, keeping their order.
 
     Args:
         owner: device of each index, int64 [n].
         index: pool indices, int32 [n].
-        devices: number of devices.
+        devices: count of devices.
 
     Returns:
         The indices of each device.
@@ -181,15 +180,15 @@ def gather(owner: Ints, index: Index, devices: int) -> list[Index]:
 def hold_out_tenths(
     dataset: Dataset, held: Sequence[Index], streams: Streams, truth: Ints | None = None
 ) -> FederatedData:
-    """Make shards of which a tenth is for testing, as in FedProx.
+    """Build shards with a tenth of each device's samples for testing, as in FedProx.
 
-    Each device's samples are shuffled; floor(0.9 n) are for training, the rest for testing.
+    Each device's samples are shuffled; floor(0.9 n) are for training, the remaining for testing.
 
     Args:
         dataset: all samples.
         held: samples of each device, int32 [n] each.
         streams: random streams of the run.
-        truth: true group of each device, int64 [devices]; None: unknown.
+        truth: true group of each device, int64 [devices]; None if unknown.
 
     Raises:
         ScenarioError: a device has no training samples.
@@ -235,16 +234,16 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
 def _apportion(counts: Ints, available: Ints) -> Ints:
     """Divide the test samples of each class in proportion to counts of training samples.
 
-    The remainder of a class goes to the devices that were rounded down most so far, so that totals
-    are in proportion too.
+    The remainder of a class goes to the devices whose previous shares were rounded down most, so
+    that the devices' totals are in proportion too.
 
     Args:
         counts: training samples of each device and class, int64 [devices, C].
         available: test samples of each class, int64 [C].
 
     Returns:
-        The test samples of each device and class, int64 [devices, C]. A column sums to
-        ``available``, or to 0 without training samples.
+        The count of test samples of each device and class, int64 [devices, C]. A column sums to
+        ``available``, or to 0 if its class has no training samples.
     """
     shares = np.zeros_like(counts)
     owed = np.zeros(len(counts))
@@ -294,7 +293,7 @@ class SyntheticSizes(Partition):
     least: int = Field(default=50, ge=2, le=1_000_000_000)
 
     def sizes(self, devices: int, streams: Streams) -> Ints:
-        """Number of samples of each device, int64 [devices]."""
+        """Draw the count of samples of each device, int64 [devices]."""
         generator = streams.generator("world/data/sizes")
         draws = generator.lognormal(self.log_mean, self.log_std, devices)
         return draws.astype(np.int64) + self.least

@@ -1,4 +1,4 @@
-"""Shifts of data over time: occasions, base class, complete exchanges, and registry."""
+"""Shifts of devices' data over time: base class, occasions, ``swap-all``, and registry."""
 
 import math
 from abc import abstractmethod
@@ -17,7 +17,7 @@ from fedsim.common.units import PositiveSeconds, Seconds
 from fedsim.learning.data.federated import FederatedData, Shard
 from fedsim.learning.data.mistakes import find_wrong_change
 
-_FORESEEN = 1_000  # occasions
+_FORESEEN = 1_000  # greatest count of occasions that ``foreseen`` computes
 
 
 class Occasions(Spec):
@@ -54,17 +54,17 @@ class Occasions(Spec):
         """Return whether a round begins with an occasion.
 
         Args:
-            number: the round, from 0.
+            number: index of the round, from 0.
         """
         if self.every_rounds is not None:
             return number % self.every_rounds == 0
         return self.rounds is not None and number in self.rounds
 
     def time(self, index: int) -> float | None:
-        """Return the time of a timed occasion (s); None after the last one.
+        """Return the simulated time of an occasion (s); None after the last one, or for rounds.
 
         Args:
-            index: number of the occasion, from 0.
+            index: index of the occasion, from 0.
         """
         if self.every is not None:
             return (index + 1) * self.every
@@ -75,12 +75,12 @@ class Occasions(Spec):
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a device's data.
+    """Change of a device's data by a shift.
 
     Attributes:
-        device: number of the device.
-        version: the number that ``FederatedData.replace_shard`` returned.
-        partner: the device with which the device exchanged data; None for no exchange.
+        device: index of the device.
+        version: the new version, which ``FederatedData.replace_shard`` has returned.
+        partner: index of the device with which it has exchanged data; None for no exchange.
     """
 
     device: int
@@ -128,18 +128,18 @@ class Shift(Spec):
         *,
         all_present: bool,
     ) -> list[dict[int, int]]:
-        """Foresee the numbers of training samples during a run, as far as possible.
+        """Predict the devices' counts of training samples during a run, as far as possible.
 
         Args:
-            data: the data before any shift, which stay as they are.
+            data: the data before any shift, which are not changed.
             streams: random streams of the run.
-            rounds: number of rounds of the run; None: unknown.
-            end: simulated time (s) at which the run stops; None: unknown.
-            all_present: whether no device comes or goes.
+            rounds: count of rounds of the run; None if unknown.
+            end: simulated time (s) at which the run stops; None if unknown.
+            all_present: whether no device joins or leaves during the run.
 
         Returns:
-            Numbers of training samples by device. The first entry has all devices; each further
-            entry has the devices that change on an occasion.
+            Dicts of device -> count of training samples. The first has all devices; each further
+            dict has the devices that change on an occasion.
         """
         sizes = [dict(enumerate(data.train_sizes().tolist()))]
         knows_candidates = all_present and self.among == "all"
@@ -157,7 +157,12 @@ class Shift(Spec):
         return sizes
 
     def _count_occasions(self, rounds: int | None, end: float | None) -> int:
-        """Number of occasions within a run, at most ``_FORESEEN``."""
+        """Return the count of occasions within a run, at most ``_FORESEEN``.
+
+        Args:
+            rounds: count of rounds of the run; None if unknown.
+            end: simulated time (s) at which the run stops; None if unknown.
+        """
         if self.at.rounds is not None or self.at.every_rounds is not None:
             numbers = range(_FORESEEN if rounds is None else rounds)
             count = sum(self.at.has_round(number) for number in numbers)
@@ -179,7 +184,7 @@ class Shift(Spec):
 
         Args:
             data: the data of all devices; the true groups are ``data.truth``.
-            occasion: number of the occasion, from 0.
+            occasion: index of the occasion, from 0.
             candidates: the devices that may change, int64, distinct, in any order.
             streams: random streams of the run, for purposes ``world/drift...``.
 
@@ -219,7 +224,7 @@ def draw_pairs(candidates: NDArray[np.int64], generator: np.random.Generator) ->
 
     Args:
         candidates: the devices, int64 [W].
-        generator: the random numbers.
+        generator: source of the random order.
 
     Returns:
         The pairs, int64 [floor(W / 2), 2].
@@ -232,12 +237,12 @@ def draw_pairs(candidates: NDArray[np.int64], generator: np.random.Generator) ->
 def exchange(
     data: FederatedData, first: int, second: int, first_shard: Shard, second_shard: Shard
 ) -> list[Change]:
-    """Give two devices their next shards.
+    """Replace the shards of two devices that exchange data.
 
     Args:
-        data: the data of all devices.
-        first: number of a device.
-        second: number of its partner.
+        data: the data of all devices, changed in place.
+        first: index of a device.
+        second: index of its partner.
         first_shard: the next shard of ``first``.
         second_shard: the next shard of ``second``.
 

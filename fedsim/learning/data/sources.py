@@ -1,4 +1,4 @@
-"""Sources of samples: base class, scikit-learn's digits, FedProx's synthetic data, registry."""
+"""Base class and registry of sources, scikit-learn's digits, and FedProx's synthetic data."""
 
 import gzip
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import Dataset, Pool, Raw, TokenShape
 from fedsim.learning.data.mistakes import find_wrong_raw, find_wrong_sizes
 
-_MOST_NUMBERS = 1_000_000_000  # 4 GB of samples
+_MOST_NUMBERS = 1_000_000_000  # greatest count of values in the drawn samples (4 GB)
 
 
 _RAW = "a Raw of finite samples, and as many labels of 0 to 'classes' - 1"
@@ -65,7 +65,7 @@ class Source(Spec):
         """
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
-        """Return the columns of the user's file that nothing uses, which is an error.
+        """Return the columns of the user's file that are not used; the scenario is then rejected.
 
         Args:
             raw: the data set as loaded.
@@ -92,12 +92,15 @@ class Source(Spec):
 
 
 def check_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArray[np.int64]:
-    """Convert labels to int64; ``DataError`` for a label outside 0..classes-1.
+    """Convert labels to int64, after checking their range.
 
     Args:
-        path: the file of the labels, for the message.
+        path: the file of the labels, for the error message.
         labels: the labels, [n].
-        classes: number of classes.
+        classes: count of classes.
+
+    Raises:
+        DataError: a label is outside 0..classes-1.
     """
     outside = labels[(labels < 0) | (labels >= classes)]
     if len(outside):
@@ -106,7 +109,7 @@ def check_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArr
 
 
 def every_fifth(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark every fifth sample of each class, in order, as a test sample; bool [n]."""
+    """Return whether each sample is the fifth, tenth, ... of its class, for tests; bool [n]."""
     marks = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         marks[np.flatnonzero(labels == label)[4::5]] = True
@@ -121,7 +124,7 @@ class Digits(Source):
 
     def load(self, root: Path | None) -> Raw:
         rows = _rows()
-        # cached, and not to be changed: the results below are copies
+        # the rows are cached and must not be changed; boolean indices below make copies
         x = rows[:, :-1].reshape(-1, 1, 8, 8)
         y = rows[:, -1].astype(np.int64)
         test = every_fifth(y)
@@ -130,9 +133,9 @@ class Digits(Source):
 
 @cache
 def _rows() -> NDArray[np.uint8]:
-    """64 pixels and the label of each digit, [n, 65].
+    """Read 64 pixels and the label of each digit, uint8 [n, 65].
 
-    scikit-learn's own file is read, because importing scikit-learn takes more than a second.
+    Reads scikit-learn's own file, because importing scikit-learn takes more than a second.
     """
     package = find_spec("sklearn")
     if package is not None and package.origin is not None:
@@ -140,7 +143,7 @@ def _rows() -> NDArray[np.uint8]:
         if file.is_file():
             with gzip.open(regular(file), "rt", encoding="ascii") as lines:
                 return np.loadtxt(lines, delimiter=",", dtype=np.uint8)
-    from sklearn.datasets import load_digits  # a scikit-learn that keeps its file elsewhere
+    from sklearn.datasets import load_digits  # if the file has moved
 
     return np.column_stack(load_digits(return_X_y=True)).astype(np.uint8)
 
@@ -171,7 +174,7 @@ class Synthetic(Spec):
         The samples of a device do not depend on other devices.
 
         Args:
-            sizes: number of samples of each device, int64 [devices].
+            sizes: count of samples of each device, int64 [devices].
             streams: random streams of the run.
 
         Raises:

@@ -1,4 +1,4 @@
-"""``[data]``: the source of samples, and their partition among the devices."""
+"""Scenario table ``[data]``: the source of samples, and their partition among the devices."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ from fedsim.learning.data.partitions import (
 from fedsim.learning.data.sources import Digits, Source, SourceSpec, Synthetic
 from fedsim.learning.data.transforms import Augmentation
 
-# partitions of samples that may have targets instead
+# partitions that accept samples with targets instead of labels
 _WITHOUT_LABELS = {"iid", "rotations", "file"}
 
 
@@ -86,20 +86,23 @@ class DataSpec(Spec):
         return self
 
     def shape_and_classes(self) -> tuple[tuple[int, ...], int]:
-        """Shape of one sample and number of classes; files are read only if the source needs it."""
+        """Return the shape of one sample and the count of classes.
+
+        Files are read only if the source does not declare both.
+        """
         if isinstance(self.source, Synthetic):
             return (self.source.features,), self.source.classes
         return self.source.shape_and_classes(self.own_folder())
 
     def own_folder(self) -> Path | None:
-        """The folder ``root``, or None; see ``fedsim.common.files.sought``."""
+        """Return ``root`` as a path; None if it is not set."""
         return Path(self.root) if self.root else None
 
     def build(self, devices: int, streams: Streams) -> FederatedData:
         """Load the source and deal its samples to the devices.
 
         Args:
-            devices: number of devices.
+            devices: count of devices.
             streams: random streams of the run; draws have purposes ``world/data/...``.
 
         Raises:
@@ -159,7 +162,7 @@ class DataSpec(Spec):
 
 
 def _kind(value: object) -> object:
-    """The kind that a table, a name or an object gives; None without one."""
+    """Return the kind in a table, a name, or an object's attribute ``kind``; None if absent."""
     if isinstance(value, Mapping):
         return value.get("kind")
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Quarter turns and random augmentation of images; the results are never stored."""
+"""Quarter turns and random augmentation of images, computed on demand."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from fedsim.common.streams import Streams
 
 Images = NDArray[np.float32]
 
-_BLOCK = 512  # samples warped at once: bounds the working memory, without influence on the result
+_BLOCK = 512  # images distorted at once, which limits the working memory
 
 
 class Augmentation(Spec):
@@ -57,7 +57,17 @@ def augment(raw: Images, augmentation: Augmentation, seed: int) -> Images:
 def _distort(
     images: Images, augmentation: Augmentation, uniforms: list[NDArray[np.float64]]
 ) -> Images:
-    """Distort images [k, c, h, w] by four uniform numbers for each, [k]."""
+    """Distort images.
+
+    Args:
+        images: images [k, c, h, w].
+        augmentation: the distortions.
+        uniforms: for each image four uniform numbers in [0, 1): rotation, shift down, shift right,
+            and mirroring; four arrays [k].
+
+    Returns:
+        The distorted images, [k, c, h, w].
+    """
     height, width = images.shape[2:]
     middle_row = (height - 1) / 2.0
     middle_column = (width - 1) / 2.0
@@ -76,7 +86,16 @@ def _distort(
 
 
 def _interpolate(images: Images, rows: NDArray[np.float64], columns: NDArray[np.float64]) -> Images:
-    """Read images [k, c, h, w] at fractional coordinates [k, h, w], bilinearly."""
+    """Interpolate images bilinearly at fractional coordinates.
+
+    Args:
+        images: images [k, c, h, w].
+        rows: row of each output pixel, float64 [k, h, w].
+        columns: column of each output pixel, float64 [k, h, w].
+
+    Returns:
+        The interpolated images, [k, c, h, w].
+    """
     k, c, height, width = images.shape
     top = np.floor(rows).astype(np.int64)
     left = np.floor(columns).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The interface of solvers: a device's work, the rule of a step, and the result."""
+"""Interface of solvers: one device's local training, the rule of an SGD step, and the result."""
 
 import math
 import threading
@@ -22,39 +22,48 @@ _NARROW = 64  # batches up to this size are always padded to the full batch size
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of one local solve on n samples, one row a step."""
+    """Batches of one local training on n samples: for each step the indices of its samples."""
 
     rows: NDArray[np.int64]
-    """positions of the samples, int64 [steps, width]; n marks an empty place, in the last batch of
-    an epoch.
+    """indices of the samples, int64 [steps, width]; n marks an empty cell, in the last batch of an
+    epoch.
     """
     counts: NDArray[np.int64]
-    """number of samples in each batch, int64 [steps]."""
+    """count of samples in each batch, int64 [steps]."""
     last_epoch: int
-    """first step of the last epoch."""
+    """index of the first step of the last epoch."""
     per_epoch: int = 1
-    """number of steps of an epoch."""
+    """count of steps in an epoch."""
 
     @property
     def steps(self) -> int:
         return len(self.counts)
 
     def between(self, begin: int, end: int) -> "Batches":
-        """The batches of the steps from ``begin`` to before ``end``."""
+        """Return the batches of the steps from ``begin`` (included) to ``end`` (excluded)."""
         last_epoch = max(0, min(self.last_epoch, end) - begin)
         return Batches(self.rows[begin:end], self.counts[begin:end], last_epoch, self.per_epoch)
 
     def mean_loss(self, total: float) -> float:
-        """The mean of losses that sum to ``total`` over the last epoch; NaN without a step."""
+        """Divide the sum of losses over the last epoch by its count of samples.
+
+        Args:
+            total: sum of the samples' losses over the last epoch.
+
+        Returns:
+            The mean loss; NaN if there are no steps.
+        """
         samples = int(self.counts[self.last_epoch :].sum())
         return total / samples if samples else math.nan
 
 
 def batch_width(samples: int, batch_size: int) -> int:
-    """Number of columns of a batch array, which depends on the device's own samples alone.
+    """Return the count of columns of ``Batches.rows`` for a device.
+
+    The count depends only on the arguments, so that results do not depend on other devices.
 
     Args:
-        samples: number of the device's samples.
+        samples: count of the device's samples.
         batch_size: B.
     """
     widest = _NARROW
@@ -73,19 +82,16 @@ def shuffled(
     only: int | None = None,
     last: LastBatch = "keep",
 ) -> Batches:
-    """Draw the batches of a local solve, from a new permutation in each epoch.
+    """Draw the batches of a local training, from a new permutation of the samples in each epoch.
 
     Args:
-        generator: the random numbers.
-        samples: number of samples, n.
+        generator: source of the random permutations.
+        samples: count of samples, n.
         batch_size: B.
-        epochs: number of epochs.
-        iterations: number of steps, instead of ``epochs``.
-        only: number of the one batch, from 0, that all steps use; None: all batches in turn.
-        last: treatment of an incomplete last batch; see ``Batching``.
-
-    Returns:
-        The batches.
+        epochs: count of epochs.
+        iterations: count of steps, which replaces ``epochs``; None to use ``epochs``.
+        only: index of the batch in the first epoch that all steps use; None to use all batches.
+        last: treatment of an incomplete last batch: ``keep``, ``drop`` or ``merge``.
     """
     batching = Batching(batch_size, last)
     per_epoch = max(1, batching.count(samples))
@@ -115,12 +121,13 @@ def shuffled(
 
 @dataclass(frozen=True)
 class Descent:
-    """The rule of an SGD step: v <- momentum v + gradient, w <- w - lr v.
+    """Rule of an SGD step: v <- momentum v + gradient, w <- w - lr v.
 
     The gradient is g + weight_decay w + 2 l2 w + mu (w - anchor) + linear, by the device's anchor
-    and linear term. g is the gradient of the mean loss with the contrastive term, scaled down to
-    the norm ``clip`` if ``clip`` is given. The L2 penalty holds for kernels, or for dense kernels
-    alone (``l2_on``). Tensors at the places ``held`` make no step.
+    and linear term. g is the gradient of the mean loss with the contrastive term. If ``clip`` is
+    given, g is scaled down to a norm of at most ``clip``. The L2 penalty applies to all kernels, or
+    only to those of dense layers (``l2_on``). ``held`` has (begin, end) slices of the flat model
+    whose tensors are frozen.
     """
 
     lr: float
@@ -133,18 +140,18 @@ class Descent:
     clip: float | None = None
 
     def of(self, begin: int, end: int) -> "Descent":
-        """The rule of the tensor from ``begin`` to ``end`` in a flat model."""
+        """Return the rule of the tensor at [begin, end) in a flat model; ``lr`` is 0 if held."""
         for first, last in self.held:
             if first <= begin and end <= last:
                 return replace(self, lr=0.0)
         return self
 
     def shrinkage(self, kernel: bool, dimensions: int = 2) -> float:
-        """The factor of w in the gradient of a parameter.
+        """Return the factor of w in a parameter's gradient: weight_decay + mu (+ 2 l2).
 
         Args:
             kernel: whether the parameter is a kernel, to which the L2 penalty may apply.
-            dimensions: number of dimensions of the parameter; 2 for a dense layer.
+            dimensions: count of the parameter's dimensions; 2 for a dense layer's kernel.
         """
         is_penalised = kernel and (self.l2_on == "kernels" or dimensions == 2)
         penalty = 2.0 * self.l2 if is_penalised else 0.0
@@ -152,10 +159,10 @@ class Descent:
 
 
 class ParameterStep:
-    """A parameter that is trained in place, with the state of its rule.
+    """SGD of one parameter in place, with its momentum and its proximal start.
 
     Args:
-        parameter: the parameter.
+        parameter: the tensor that is trained.
         descent: the rule of its steps.
         shrinkage: ``Descent.shrinkage`` of the parameter.
         constant: the parameter's part of ``LocalSolve.constant``; None for 0.
@@ -174,7 +181,7 @@ class ParameterStep:
         )
 
     def descend(self, gradient: Tensor) -> None:
-        """Take one step along the gradient of the mean loss."""
+        """Take one SGD step, given the gradient of the mean loss (the parameter's shape)."""
         descent = self.descent
         weight = self.parameter
         if self.shrinkage:
@@ -188,9 +195,13 @@ class ParameterStep:
         weight.sub_(gradient, alpha=descent.lr)
 
     def descend_product(self, left: Tensor, right: Tensor) -> None:
-        """Take one step of a matrix along the gradient ``left`` @ ``right``.
+        """Take one SGD step of a matrix, given its gradient as the product ``left @ right``.
 
         The product is added in place, without a temporary tensor.
+
+        Args:
+            left: [outputs, b].
+            right: [b, inputs].
         """
         descent = self.descent
         weight = self.parameter
@@ -215,16 +226,16 @@ class ParameterStep:
 
 @dataclass(frozen=True)
 class LocalSolve:
-    """One device's local training."""
+    """Inputs of one device's local training."""
 
     weights: Weights
-    """the start, float [d]."""
+    """the model before the training, float [d]."""
     x: Tensor
     """samples, float32 [n, *shape]."""
     y: Tensor
     """labels, int64 [n], or other targets."""
     batches: Batches
-    """the samples of each step."""
+    """the indices of each step's samples."""
     key: int = 0
     """64 random bits, for dropout."""
     anchor: Weights | None = None
@@ -234,45 +245,47 @@ class LocalSolve:
     contrast: Contrast | None = None
     """a contrastive term, with the weights of the previous model, float [d]; None for no term."""
     task: tuple[int, int, int] = (0, 0, 1)
-    """number of the device, number of the round (from 0), and number of local epochs."""
+    """index of the device, index of the round (from 0), and count of local epochs."""
     state: Mapping[str, AnyArray] | None = None
-    """the trainer's state after the device's last training, by name."""
+    """name: array of the trainer's state after the device's last training; None if it has none."""
 
     def constant(self, descent: Descent) -> Weights | None:
-        """The constant part of each step's gradient, [d]; None for 0.
+        """Return the part of the gradient that is equal in all steps, float [d]; None for 0.
 
-        The part is linear + mu (start - anchor), if the rest of the proximal term pulls to the
-        start.
+        The part is linear + mu (start - anchor). The remaining proximal term, mu (w - start), is
+        computed in each step.
         """
         if self.anchor is None or not descent.mu:
             return self.linear
-        with np.errstate(over="ignore", invalid="ignore"):  # a device that has diverged stays so
+        with np.errstate(over="ignore", invalid="ignore"):  # the weights may have diverged
             pull = descent.mu * (self.weights - self.anchor)
             return pull if self.linear is None else pull + self.linear
 
 
 class Solved(NamedTuple):
-    """The result of a local training."""
+    """Result of one device's local training."""
 
     weights: Weights
     """the trained weights, float [d]."""
     train_loss: float
-    """the mean loss over the samples of the last epoch; NaN without a step."""
+    """the mean loss over the samples of the last epoch; NaN if there were no steps."""
     numbers: Mapping[str, float] = {}
-    """numbers that the trainer reports, by name."""
+    """name: value that the trainer reports."""
     state: Mapping[str, AnyArray] = {}
-    """the trainer's state, by name."""
+    """name: array of the trainer's state."""
 
 
 class Solver(ABC):
-    """Trains and applies one kind of model, in several threads at once.
+    """Base of the solvers, which train one model on devices' samples, and apply it to samples.
+
+    Several threads may use a solver at once.
 
     Attributes:
         device: the torch device of the computation.
-        tensors: names and shapes of the tensors, in the order of a flat model.
-        kernels: names of the tensors that are kernels.
-        fails_on_one: the reason why the model cannot be trained on a batch of one sample; "" if it
-            can be.
+        tensors: names and shapes of the model's tensors, in the order of a flat model.
+        kernels: names of the tensors that are kernels, to which the L2 penalty applies.
+        fails_on_one: the reason why the model cannot be trained on a batch of one sample; "" if
+            there is none.
     """
 
     fails_on_one = ""
@@ -289,13 +302,13 @@ class Solver(ABC):
 
     @abstractmethod
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
-        """Train one device.
+        """Train the model on one device's samples.
 
         The result does not depend, bit for bit, on the order of devices or the thread.
 
         Args:
-            solve: the device's work.
-            descent: the rule of a step.
+            solve: the device's start, samples and batches.
+            descent: the rule of an SGD step.
         """
 
     @abstractmethod
@@ -312,11 +325,19 @@ class Solver(ABC):
 
     @property
     def plain(self) -> "Solver":
-        """A solver by autograd, for a loss without a closed form."""
+        """Return a solver of the same model by autograd, for losses without a closed form."""
         return self
 
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
-        """Apply several models, each to its own samples; see ``outputs``."""
+        """Apply several models in evaluation mode, each to its own samples.
+
+        Args:
+            weights: K models, float [d] each.
+            xs: the samples of each model, K tensors [n, *shape].
+
+        Returns:
+            The outputs of each model, K tensors [n, classes].
+        """
         outputs = []
         for model_weights, x in zip(weights, xs, strict=True):
             outputs.append(self.outputs(model_weights, x))
@@ -325,15 +346,15 @@ class Solver(ABC):
     def objective(
         self, weights: Weights, x: Tensor, y: Tensor, l2: float, l2_on: Penalised = "kernels"
     ) -> float:
-        """The mean loss of a model on samples plus the L2 penalty; NaN without samples.
+        """Return a model's mean loss on samples plus the L2 penalty; NaN if there are no samples.
 
         Args:
             weights: the model, float [d].
-            x: samples, [n, *shape], on the solver's device, in torch's own memory, which is
-                aligned.
-            y: targets of the samples, in such memory too.
+            x: samples, [n, *shape], on the solver's device, in memory that torch has allocated, as
+                results depend on its alignment.
+            y: targets of the samples, [n], in memory that torch has allocated.
             l2: factor of the sum of squared kernel entries.
-            l2_on: the kernels that are penalised.
+            l2_on: the kernels that are penalised: all, or those of dense layers.
         """
         outputs = self.outputs(weights, x)
         loss = math.nan
@@ -351,7 +372,7 @@ class Solver(ABC):
         return loss + l2 * squares
 
     def losses(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
-        """The loss of each sample, [n]: softmax cross-entropy.
+        """Compute the loss of each sample, float [n]; softmax cross-entropy unless overridden.
 
         Args:
             outputs: outputs of a model, [n, classes].
@@ -361,12 +382,12 @@ class Solver(ABC):
         return functional.cross_entropy(outputs, y, reduction="none", **options)
 
     def tested_losses(self, weights: Weights, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of each sample of a test, [n], without gradients.
+        """Compute the loss of each sample of a test, float [n], without gradients.
 
         Args:
             weights: the model, float [d].
-            outputs: outputs of the model for the samples.
-            y: targets of the samples.
+            outputs: outputs of the model for the samples, [n, classes].
+            y: targets of the samples, [n].
         """
         with torch.inference_mode():
             return self.losses(outputs, y)
@@ -374,12 +395,15 @@ class Solver(ABC):
     def tested_losses_each(
         self, weights: Sequence[Weights], outputs: Sequence[Tensor], y: Tensor
     ) -> Tensor:
-        """The loss of each sample of a test of several models, [n], without gradients.
+        """Compute the loss of each sample in a test of several models, without gradients.
 
         Args:
-            weights: the models, float [d] each.
-            outputs: outputs of each model for its own samples.
-            y: targets of the samples of all models, one model after the other, [n].
+            weights: K models, float [d] each.
+            outputs: outputs of each model for its own samples, K tensors [n_k, classes].
+            y: targets of all models' samples, concatenated, [n_1 + ... + n_K].
+
+        Returns:
+            The losses, in the order of ``y``; float [n_1 + ... + n_K].
         """
         with torch.inference_mode():
             return self.losses(torch.cat(list(outputs)), y)
@@ -389,9 +413,9 @@ _threads = threading.local()
 
 
 def one_thread() -> None:
-    """Let torch use one thread in the calling thread.
+    """Set torch to compute in the calling thread without further threads.
 
-    With several threads, results depend on how torch splits the work.
+    With several threads the last bits of results would depend on how torch splits the work.
     """
     if not getattr(_threads, "single", False):
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Training by a trainer, such as an optimiser of torch, and checks of the trainer's results."""
+"""Solver that calls a trainer, such as an optimiser of torch, and checks the trainer's results."""
 
 import ctypes
 import threading
@@ -21,14 +21,14 @@ from fedsim.learning.spec import Trainer
 
 
 class TookTooLongError(Exception):
-    """A training has not ended within its limit of real time."""
+    """Raised in a training that has not ended within its limit of real time."""
 
 
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
-    """Raise ``TookTooLongError`` in the calling thread after ``seconds`` of real time.
+    """Context in which ``TookTooLongError`` is raised after ``seconds`` of real time.
 
-    The error is raised as soon as the thread runs Python code.
+    The error is raised in the calling thread, at its next Python instruction.
     """
     thread = ctypes.c_ulong(threading.get_ident())
     is_over = False
@@ -50,17 +50,17 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         timer.cancel()
         with lock:
             is_over = True
-        # withdraws an interrupt that has not been raised yet
+        # cancels an error that has been scheduled and not raised yet
         ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)
 
 
 class ByTrainer(Reference):
-    """Calls a trainer for each device's training, with a new copy of the module.
+    """Solver that calls a trainer for each device's training, with a new copy of the module.
 
     Args:
         module: the module.
         device: the torch device of the computation.
-        trainer: the trainer.
+        trainer: the trainer, as ``training`` configures it.
         losses: computes the loss of each sample, [n]; None for softmax cross-entropy.
 
     Raises:
@@ -112,11 +112,18 @@ class ByTrainer(Reference):
 
     @property
     def _label(self) -> str:
-        """The trainer in words, for messages."""
+        """Text that names the trainer, for error messages."""
         return f"training.kind {self._trainer.kind!r}"
 
     def _call_trainer(self, module: nn.Module, context: TrainingContext) -> object:
-        """Call the trainer, with a limit of real time."""
+        """Call the trainer, and interrupt it after its ``real_limit``.
+
+        Returns:
+            The trainer's return value, unchecked.
+
+        Raises:
+            SimulationError: the trainer raises an error, or takes too long.
+        """
         trainer = self._trainer
         where = f"on device {context.device} in round {context.round}"
         try:
@@ -142,7 +149,17 @@ class ByTrainer(Reference):
         context: TrainingContext,
         dtype: np.dtype[np.floating],
     ) -> Solved:
-        """Check what a trainer returned, and convert it to arrays of ``dtype``."""
+        """Check a trainer's return value, and convert it.
+
+        Args:
+            outcome: tensors by name, and numbers by name.
+            trained: name: tensor of the flat model.
+            context: the context of the training, with the trainer's state.
+            dtype: dtype of the resulting weights.
+
+        Raises:
+            SimulationError: the return value or the state has another form.
+        """
         try:
             tensors, numbers = outcome
             for name, like in trained.items():
@@ -170,7 +187,7 @@ class ByTrainer(Reference):
         return Solved(weights, loss, reports, state)
 
     def _check_tensor(self, tensors: Mapping[str, Tensor], name: str, like: Tensor) -> None:
-        """Refuse a tensor that is missing, or not of the shape of ``like``."""
+        """Raise ``SimulationError`` if a tensor is missing, or has another shape than ``like``."""
         if name not in tensors:
             names = [str(key) for key in tensors]
             listed = ", ".join(names) or "nothing"

@@ -16,7 +16,8 @@ from fedsim.common.files import read_bytes
 F = TypeVar("F", bound=Callable[..., object])
 
 _config: Any = config
-# a file in the working directory could say where numba's caches are, and they are pickles
+# ignore numba's config file: one in the working directory could set the folder of numba's caches,
+# which are pickles
 _config._config_fname = ""
 _config.reload_config()
 _config.DISABLE_JIT = 0  # NUMBA_DISABLE_JIT=1: functions for machine code do not run as Python
@@ -24,16 +25,16 @@ _config.DISABLE_JIT = 0  # NUMBA_DISABLE_JIT=1: functions for machine code do no
 _caching: Any = caching  # has no stubs
 _njit: Any = partial(
     numba.njit,
-    nogil=True,  # other threads run meanwhile
+    nogil=True,  # further Python threads run at the same time
     error_model="numpy",  # a division by 0 raises no exception
-    # sums may be reordered, for vector registers; non-finite values stay so
+    # sums may be reordered, for vector registers; NaN and infinities are still handled
     fastmath={"reassoc", "contract", "nsz"},
-    no_cfunc_wrapper=True,  # only C would call it; each wrapper takes time to compile
+    no_cfunc_wrapper=True,  # omits a wrapper for C, which takes time to compile
 )
 
 
 class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
-    """Numba's cache of a function, with checksums, as numba itself would run damaged code."""
+    """Numba's cache file of a function, with checksums, as numba itself would run damaged code."""
 
     def _load_index(self) -> dict[object, str]:
         try:
@@ -55,20 +56,20 @@ class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
 
 
 def compiled(function: F) -> F:
-    """Compile a function that only compiled functions of the same folder call."""
+    """Compile a function that only compiled functions of the same folder call (a decorator)."""
     dispatcher: F = _njit(no_cpython_wrapper=True)(function)
     return dispatcher
 
 
 def compiled_entry(function: F) -> F:
-    """Compile a function that Python calls, and store the code beside the source.
+    """Compile a function that Python calls, and cache its machine code on disk (a decorator).
 
     The function is compiled at its first call. Later processes load the stored code, which includes
-    all functions that the function calls. The code is rebuilt if a file of the function's folder
-    changes, or if the code is damaged.
+    all functions that the function calls. The code is compiled again if a file of the function's
+    folder changes, or if the code is damaged.
     """
     dispatcher: Any = _njit()(function)
-    with suppress(RuntimeError):  # no folder can be written
+    with suppress(RuntimeError):  # raised if no folder is writable; the code is then not stored
         cache = _caching.FunctionCache(function)
         stamps = []
         for path in sorted(Path(function.__code__.co_filename).parent.glob("*.py")):

@@ -1,4 +1,4 @@
-"""The interface of a local training for trainers: keyed batches, loss, and facts."""
+"""Interface of a local training for trainers: the device's batches, its loss, and settings."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,17 +19,17 @@ from fedsim.learning.solvers.dropout import KeyedDropout, step_key
 
 
 class LocalData:
-    """A device's samples, and an iterator over the batches of all local epochs.
+    """A device's samples, and an iterable over the batches of all local epochs.
 
-    An iteration gives each batch once: samples [b, *shape] and labels [b]. The order depends on the
-    device and the task. Each step sets the key of the model's random draws.
+    Iteration yields each batch once, as samples [b, *shape] and labels [b]. The order is a function
+    of the device and the task. Each step sets the key of the model's random draws.
 
     Attributes:
         x, y: all samples, [n, *shape], and their labels, [n].
-        counts: number of samples in each batch.
-        batch: positions of the samples in the current batch, [b].
+        counts: count of samples in each batch.
+        batch: indices of the samples in the current batch, [b].
         in_last_epoch: whether the current batch belongs to the last epoch.
-        taken: number of batches so far, including the current one.
+        taken: count of batches so far, including the current one.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LocalData:
 
     @cached_property
     def ends(self) -> list[bool]:
-        """Whether each batch is the last of its epoch, or of the training."""
+        """For each batch, whether it is the last one of its epoch or of the training."""
         steps = len(self.counts)
         ends = []
         for number in range(1, steps + 1):
@@ -78,18 +78,18 @@ class LocalData:
 
 
 class TrainingContext:
-    """Facts of a local training, and its loss.
+    """Settings of a device's local training, and its loss.
 
     Attributes:
-        device: the device's number.
-        round: the round's number, from 0; 0 without rounds.
-        epochs: number of local epochs.
+        device: index of the device.
+        round: index of the round, from 0; 0 if the strategy has no rounds.
+        epochs: count of local epochs.
         lr: the learning rate of the round.
-        seed: 63 bits that belong to this training alone, for a generator of your own.
-        state: tensors by name that are passed on to the next training if ``training.state`` is
-            ``kept`` or ``sent``; empty at first.
-        start: the received model, by the names of the module's tensors.
-        data: the batches.
+        seed: 63 random bits of this training, to seed a trainer's own generator.
+        state: name: tensor that is passed on to the device's next training, if ``training.state``
+            is ``kept`` or ``sent``; empty in the first training.
+        start: name of a tensor of the module: its value in the received model.
+        data: the samples and batches.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class TrainingContext:
         return parts_of(self._solve.weights, self._trained)
 
     def loss(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
-        """The mean loss of the current batch, with the strategy's terms.
+        """Compute the mean loss of the current batch, plus the strategy's terms.
 
-        The terms are a proximal, a linear and a contrastive one.
+        The strategy may add a proximal, a linear and a contrastive term.
 
         Args:
             outputs: outputs of the model, [b, classes].
@@ -144,7 +144,9 @@ class TrainingContext:
         return loss
 
     def batch_loss(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
-        """Return the loss of a batch, without proximal and linear terms; see ``loss``.
+        """Compute the mean loss of the current batch plus the contrastive term.
+
+        Proximal and linear terms are not added.
 
         Args:
             outputs: outputs of the model, [b, classes].
@@ -162,7 +164,7 @@ class TrainingContext:
 
     @property
     def train_loss(self) -> float:
-        """The mean of the losses computed in the last epoch; NaN without any."""
+        """Mean of the samples' losses that were computed in the last epoch; NaN if none were."""
         if not self._loss_count:
             return float("nan")
         return self._loss_sum / self._loss_count
@@ -172,19 +174,20 @@ class TrainingContext:
 def contrastive_loss(
     module: nn.Module, contrast: Contrast, start: Weights, apply: Callable[[Weights], object]
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """MOON's contrastive term (``common.training.Contrast``) of a batch.
+    """Context that provides MOON's contrastive term of the loss.
 
-    A representation is the input of the module's last dense layer.
+    The term compares representations of a batch by three models: the current one, the received one
+    and the device's previous one. A representation is the input of the module's last dense layer.
 
     Args:
         module: the module in training.
-        contrast: the term, with the weights of the device's previous model.
+        contrast: weight and temperature of the term, and the weights of the previous model.
         start: weights of the received model, [d].
-        apply: applies the module with other weights to all samples.
+        apply: applies the module with the given weights to all samples of the device.
 
     Yields:
-        A function of the positions of a batch to which the module has just been applied. Its
-        result is the term of the loss.
+        A function that returns the term (a scalar), given the indices [b] of the batch to which
+        the module was applied last.
     """
     inputs: list[Tensor] = []
     last = [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
@@ -236,7 +239,7 @@ def parts_of(model: Weights | None, trained: Mapping[str, Tensor]) -> dict[str, 
 
 
 def rules(descent: Descent, trained: Mapping[str, Tensor]) -> dict[str, Descent]:
-    """The rule of each trained tensor, by name; see ``Descent.of``."""
+    """Return the SGD rule of each trained tensor by name, with ``lr`` 0 for held tensors."""
     rule = {}
     begin = 0
     for name, tensor in trained.items():

@@ -1,16 +1,17 @@
 """Training of dense layers on a CPU by gradients in closed form, one device at a time.
 
-Small steps run in compiled loops. The first layer has two forms, whose results are equal up to
-rounding, at different costs.
+Small steps run in compiled loops. The first layer is computed in weight space or in sample space,
+whose results are equal up to rounding, at different costs.
 
 In *weight space* a step multiplies the batch with the kernel, and changes the whole kernel.
 
 In *sample space* the kernel W is never formed. SGD moves W only along the device's own samples X,
-and along the constant part C of the gradient, if there is any: W = a W_0 + b C + A^T X. The
-products of W with a batch thus follow from the products of W_0 and C with all samples, which never change,
-and from the inner products of the samples, X X^T. A step is one product of outputs x batch x n
-instead of two products of outputs x batch x inputs, and changes A for the batch alone. This pays
-because most devices have fewer samples than a sample has features.
+and along the constant part C of the gradient (if there is one): W = a W_0 + b C + A^T X. The
+products of W with a batch thus follow from two kinds of products that do not change: the products
+of W_0 and C with all samples, and the inner products of the samples, X X^T. A step is one product
+of outputs x batch x n instead of two products of outputs x batch x inputs, and changes only the
+batch's part of A. This saves time because most devices have fewer samples than a sample has
+features.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,21 +39,21 @@ from fedsim.learning.solvers.reference import Reference, module_of
 
 Array = TypeVar("Array", NDArray[np.floating], Tensor)
 
-# floats in a cache line; loops over vector registers handle rows of a multiple of this without rest
+# float32 values in a cache line; rows are padded to a multiple of it, for vector registers
 _LINE = 16
-# up to this number of outputs, sums over samples are faster along the samples
+# with more outputs, the transposed coefficients A (``FirstLayer.turned``) are faster
 _FEW = 32
 
 
 def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
-    """Split flat models into layers, as views.
+    """Split flat models into the layers' kernels and biases, as views.
 
     Args:
         flat: flat models, [..., d].
-        sizes: number of features, and number of outputs of each layer.
+        sizes: count of features, then the count of outputs of each layer.
 
     Yields:
-        The kernel, [..., outputs, inputs], and the bias, [..., outputs], of each layer.
+        For each layer the kernel, [..., outputs, inputs], and the bias, [..., outputs].
     """
     begin = 0
     for inputs, outputs in pairwise(sizes):
@@ -74,14 +75,17 @@ def _parameter(
     *,
     in_fours: bool = True,
 ) -> Parameter:
-    """Stack matrices, padded with zeros to one shape, [count, rows, columns], with their state.
+    """Stack matrices into one parameter of the loops, with momentum and start if the rule has them.
 
     Args:
-        arrays: the matrices.
-        constants: the part of ``LocalSolve.constant`` of each matrix; None for 0.
-        descent: the rule of a step, which determines the state.
+        arrays: the matrices, which are padded with zeros to one shape.
+        constants: for each matrix its part of ``LocalSolve.constant``; None for 0.
+        descent: the rule of an SGD step.
         dtype: dtype of the stacks.
         in_fours: whether rows are padded to a multiple of four.
+
+    Returns:
+        Stacks of shape [matrices, rows, columns].
     """
     rows = max((array.shape[0] for array in arrays), default=0)
     columns = max((array.shape[1] for array in arrays), default=0)
@@ -103,9 +107,9 @@ def _parameter(
 
 
 TrainedEntry = tuple[FirstLayer, Callable[[], object]]
-"""The first layer in training, and a function that writes the result into the layer's kernel.
+"""First layer for the loops, and a function that writes the trained weights into its kernel.
 
-The kernel itself does not change before that function is called.
+The kernel in the flat model does not change before this function is called.
 """
 
 
@@ -124,13 +128,13 @@ def _in_weight_space(
 def _in_sample_space(
     solve: LocalSolve, kernel: AnyFloats, constant: AnyFloats | None, descent: Descent
 ) -> TrainedEntry:
-    """The first layer in sample space: fixed products of W_0 and C with the samples, and A.
+    """Prepare the first layer in sample space: products of W_0 and C with the samples, and A.
 
     Args:
-        solve: the device's work.
-        kernel: W_0, [outputs, inputs], in torch's memory; the result replaces W_0.
-        constant: C, [outputs, inputs], or None.
-        descent: the rule of a step.
+        solve: the device's start, samples and batches.
+        kernel: W_0, [outputs, inputs], in torch's memory; overwritten by the trained kernel.
+        constant: C, [outputs, inputs]; None for 0.
+        descent: the rule of an SGD step.
     """
     start = torch.from_numpy(kernel)
     outputs, inputs = kernel.shape
@@ -150,7 +154,7 @@ def _in_sample_space(
         shares.append(_shares(0.0, 1.0, descent, steps))
     products = start.new_empty(len(bases), count, outputs)
     for base, values in zip(bases, products, strict=True):
-        # faster than the product of samples and weights
+        # faster than the product samples @ base.t()
         values.copy_(torch.mm(base, samples.t()).t())
     shape = (columns, outputs) if turned else (_round_up_to_fours(outputs), columns)
     coefficients = start.new_zeros(shape)
@@ -172,13 +176,16 @@ def _in_sample_space(
 
 
 def _shares(share: float, pull: float, descent: Descent, steps: int) -> list[float]:
-    """The share of W_0 (or C) in the kernel before each step, and after the last step.
+    """Return the coefficient of W_0 (or C) in the kernel before each step, and after the last one.
 
     Args:
-        share: the share before the first step.
-        pull: the share of W_0 (or C) in each gradient.
-        descent: the rule of a step.
-        steps: number of steps.
+        share: the coefficient before the first step.
+        pull: the coefficient of W_0 (or C) in each gradient.
+        descent: the rule of an SGD step.
+        steps: count of steps.
+
+    Returns:
+        ``steps + 1`` coefficients.
     """
     shrinkage = descent.shrinkage(kernel=True)
     velocity = 0.0
@@ -194,7 +201,7 @@ def _shares(share: float, pull: float, descent: Descent, steps: int) -> list[flo
 
 @cache
 def prepare(dtype: torch.dtype) -> None:
-    """Compile the loops, or load their stored code, before any training."""
+    """Compile the loops for a dtype, or load their stored code, by a training of one step."""
     batches = Batches(np.zeros((1, 1), np.int64), np.ones(1, np.int64), last_epoch=0)
     weights = torch.zeros(4, dtype=dtype).numpy()
     solve = LocalSolve(weights, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), batches)
@@ -208,14 +215,14 @@ def train(
     descent: Descent,
     form: Callable[..., TrainedEntry],
 ) -> float:
-    """Train a flat model in place, by at least one step.
+    """Train a flat model in place by the compiled loops, in at least one step.
 
     Args:
         flat: the model, [d], in torch's memory, which is aligned.
-        sizes: number of features, and number of outputs of each layer.
-        solve: the device's work.
-        descent: the rule of a step.
-        form: makes the first layer in weight space or in sample space.
+        sizes: count of features, then the count of outputs of each layer.
+        solve: the device's start, samples and batches.
+        descent: the rule of an SGD step.
+        form: ``_in_weight_space`` or ``_in_sample_space``, which prepares the first layer.
 
     Returns:
         The mean loss over the last epoch.
@@ -251,7 +258,7 @@ def train(
 
 
 class _Layers:
-    """Views of a flat model: the first kernel, the other kernels, and the biases as rows."""
+    """Views of a flat model: first kernel, further kernels, and biases of shape [1, outputs]."""
 
     def __init__(self, flat: AnyFloats, sizes: Sequence[int]) -> None:
         layers = list(split(flat, sizes))
@@ -261,7 +268,7 @@ class _Layers:
 
 
 def _unstack(parameter: Parameter, matrices: Sequence[AnyFloats]) -> None:
-    """Write trained weights from their padded stack into the matrices."""
+    """Copy trained weights from their padded stack into the flat model's matrices."""
     for padded, matrix in zip(parameter.weight, matrices, strict=True):
         matrix[:] = padded[: matrix.shape[0], : matrix.shape[1]]
 
@@ -273,12 +280,12 @@ def train_by_products(
 
     Args:
         weights: the model, [d].
-        sizes: number of features, and number of outputs of each layer.
-        solve: the device's work, of any number of steps.
-        descent: the rule of a step.
+        sizes: count of features, then the count of outputs of each layer.
+        solve: the device's start, samples and batches, of zero or more steps.
+        descent: the rule of an SGD step.
 
     Returns:
-        The mean loss over the last epoch; NaN without a step.
+        The mean loss over the last epoch; NaN if there are no steps.
     """
     layers = list(split(weights, sizes))
     steps = _parameter_steps(layers, sizes, solve, descent)
@@ -314,7 +321,14 @@ def _parameter_steps(
     solve: LocalSolve,
     descent: Descent,
 ) -> list[ParameterStep]:
-    """The steps of each layer's kernel and bias, in the order of the flat model."""
+    """Return the SGD of each layer's kernel and bias, in the order of the flat model.
+
+    Args:
+        layers: each layer's kernel, [outputs, inputs], and bias, [outputs], as views of the model.
+        sizes: count of features, then the count of outputs of each layer.
+        solve: the device's start, samples and batches.
+        descent: the rule of an SGD step.
+    """
     constants: list[Tensor | None] = [None] * (2 * len(layers))
     constant = solve.constant(descent)
     if constant is not None:
@@ -331,28 +345,29 @@ def _parameter_steps(
 
 
 Way = Literal["weight space", "sample space", "products"]
-"""A method of training: compiled loops with the first layer in one of two forms, or torch's
-matrix products, which cost more to call.
+"""Method of training: compiled loops in weight space or in sample space, or torch's products.
+
+Torch's matrix products cost more per call.
 """
 
-_FASTER = 2.5  # speed of multiplications in matrix products, relative to loops
-# costs in multiplications of the loops
-_CHANGED = 2  # of a change of a kernel's number, in loops
-_CHANGED_THERE = 20  # of a change of a kernel's number, by products
-_SET_UP = 1_000_000  # of preparing sample space
-_CALLED = 2_000_000  # of a step of products
-_COPIED = 48  # of copying a number
-# samples in one product when a model is applied; whole cache lines of any width
+_PRODUCT_SPEED = 2.5  # multiplications per second in matrix products, relative to the loops
+# costs, in multiplications of the loops
+_LOOP_UPDATE_COST = 2  # update of one weight of a kernel, in the loops
+_PRODUCT_UPDATE_COST = 20  # update of one weight of a kernel, by products
+_GRAM_COST = 1_000_000  # preparation of sample space
+_PRODUCT_STEP_COST = 2_000_000  # calls of torch in one step of products
+_COPY_COST = 48  # copy of one value of a sample
+# samples in one product if a model is applied; a multiple of whole cache lines
 _APPLIED_AT_ONCE = 256
 
 
 class Dense(Solver):
-    """Softmax regression and perceptrons with ReLU, under softmax cross-entropy.
+    """Solver of softmax regression and perceptrons with ReLU, under softmax cross-entropy.
 
     Args:
         architecture: the layers, which are dense (``Architecture.is_dense``).
         dtype: float32; float64 for tests of the gradients.
-        way: the method by which every device is trained; None: the fastest method for each device.
+        way: the method by which all devices are trained; None to choose the fastest one for each.
     """
 
     def __init__(
@@ -378,28 +393,31 @@ class Dense(Solver):
         return Reference(module_of(self._architecture), self.device, self.dtype)
 
     def way(self, samples: int, width: int, steps: int) -> Way:
-        """The fastest method for a device, which depends on the device's own work alone.
+        """Return the method that trains a device in the least estimated time.
 
-        Costs are counted in multiplications of the loops. They were fitted to times of 165 shapes
-        of work on one core.
+        Costs are counted in multiplications of the loops. They were fitted to the times of 165
+        trainings of different shapes on one core. The choice depends only on the arguments, so that
+        results do not depend on other devices.
 
         Args:
-            samples: number of the device's samples.
-            width: columns of the batch array.
-            steps: number of steps.
+            samples: count of the device's samples.
+            width: count of columns of ``Batches.rows``.
+            steps: count of steps.
         """
         if self._fixed_way is not None:
             return self._fixed_way
         inputs, outputs = self.sizes[:2]
         width = min(width, samples)
         rest_kernels = sum(below * above for below, above in pairwise(self.sizes[1:]))
-        rest = rest_kernels * (3 * width + _CHANGED)
-        gram = _SET_UP + samples * inputs * (samples + 2 * outputs) / _FASTER
-        product = _CALLED + self._parameters * (2 * width / _FASTER + _CHANGED_THERE)
+        rest = rest_kernels * (3 * width + _LOOP_UPDATE_COST)
+        gram = _GRAM_COST + samples * inputs * (samples + 2 * outputs) / _PRODUCT_SPEED
+        product = _PRODUCT_STEP_COST + self._parameters * (
+            2 * width / _PRODUCT_SPEED + _PRODUCT_UPDATE_COST
+        )
         costs: dict[Way, float] = {
-            "weight space": steps * (inputs * outputs * (2 * width + _CHANGED) + rest),
-            "sample space": gram + steps * (samples * outputs * (width + _CHANGED) + rest),
-            "products": samples * inputs * _COPIED + steps * product,
+            "weight space": steps * (inputs * outputs * (2 * width + _LOOP_UPDATE_COST) + rest),
+            "sample space": gram + steps * (samples * outputs * (width + _LOOP_UPDATE_COST) + rest),
+            "products": samples * inputs * _COPY_COST + steps * product,
         }
         return min(costs, key=lambda way: costs[way])
 
@@ -446,7 +464,7 @@ class Dense(Solver):
         return torch.cat(logits)
 
     def _flat(self, models: Sequence[NDArray[np.floating]]) -> Tensor:
-        """Copy flat models into torch's own memory, which is aligned; [K, d]."""
+        """Copy K flat models into aligned memory of torch, [K, d] of the solver's dtype."""
         flat = torch.empty(len(models), len(models[0]), dtype=self.dtype)
         for row, weights in zip(flat.numpy(), models, strict=True):
             row[:] = weights

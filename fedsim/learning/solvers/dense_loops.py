@@ -16,12 +16,12 @@ from fedsim.learning.solvers.compiled import compiled, compiled_entry
 AnyFloats = NDArray[np.floating]
 Positions = NDArray[np.int64]
 
-# samples of a batch (or outputs) that stay in the cache during a product
+# samples of a batch (or outputs) in one block of a product, which fits into the cache
 _AT_ONCE = 32
 
 
 class Rule(NamedTuple):
-    """``Descent`` in numbers of the model's dtype."""
+    """Rule of an SGD step for the loops: the values of ``Descent``, in the model's dtype."""
 
     lr: np.floating
     momentum: np.floating
@@ -33,39 +33,39 @@ class Rule(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A parameter with its state; arrays that the rule does not use have no rows."""
+    """Parameter in training, or a stack of them; arrays that the rule does not use have no rows."""
 
     weight: AnyFloats
     velocity: AnyFloats
     start: AnyFloats
-    """the weights before the first step, to which the proximal term pulls."""
+    """weights before the first step, to which the proximal term pulls."""
     constant: AnyFloats
-    """part of ``LocalSolve.constant``."""
+    """the parameter's part of ``LocalSolve.constant``."""
 
 
 class FirstLayer(NamedTuple):
-    """The first layer, in weight space or in sample space (see ``dense``)."""
+    """First layer in training, in weight space or in sample space (see module ``dense``)."""
 
     features: AnyFloats
-    """in weight space the samples, [n, c]; in sample space their inner products with all samples,
-    padded with zeros.
+    """[n, c]: in weight space the samples; in sample space their inner products with all samples,
+    with columns padded with zeros.
     """
     kernel: Parameter
     """the factor of ``features``, [outputs padded to fours, c]: in weight space the kernel W, in
     sample space the coefficients A.
     """
     products: AnyFloats
-    """in sample space the products of the samples with W_0 (and C), [1 or 2, n, outputs]; in weight
-    space without samples.
+    """in sample space the products of the samples with W_0 (and C), [1 or 2, n, outputs]; empty
+    along its second dimension in weight space.
     """
     shares: AnyFloats
-    """the share of W_0 (and C) in the kernel at each step, [1 or 2, steps + 1]."""
+    """coefficient of W_0 (and C) in the kernel before each step, [1 or 2, steps + 1]."""
     turned: bool
-    """whether ``kernel`` is [c, outputs], which is faster for many outputs."""
+    """whether ``kernel`` is transposed, [c, outputs], which is faster for many outputs."""
 
 
 class LoopPlan(NamedTuple):
-    """The labels of the samples, and the batches as in ``Batches``."""
+    """Labels of a device's samples, and the arrays of its ``Batches``."""
 
     labels: Positions
     """label of each sample, int64 [n]."""
@@ -83,15 +83,16 @@ def descend(
     plan: LoopPlan,
     rule: Rule,
 ) -> float:
-    """Carry out all steps of a local training, in place.
+    """Carry out all SGD steps of a local training, in place.
 
     Args:
         entry: the first layer.
-        kernels: all other kernels, padded to one shape, [layers - 1, outputs in fours, inputs].
+        kernels: kernels of the further layers, padded to one shape, [layers - 1, outputs, inputs],
+            where outputs are a multiple of four.
         biases: all biases, [layers, 1, outputs].
-        sizes: number of outputs of each layer, [layers].
+        sizes: count of outputs of each layer, int64 [layers].
         plan: labels and batches.
-        rule: the rule of a step.
+        rule: the rule of an SGD step.
 
     Returns:
         The sum of the losses over the samples of the last epoch.
@@ -162,7 +163,8 @@ def _fours(count: int) -> int:
     return (count + 3) // 4 * 4
 
 
-# Forward and backward pass. A batch has positions of samples, a multiple of four.
+# Forward and backward pass. A batch is an array of samples' indices, whose length is a multiple of
+# four.
 
 
 @compiled
@@ -176,7 +178,18 @@ def _enter(
     every: Positions,
     out: AnyFloats,
 ) -> None:
-    """Apply the first layer to a batch."""
+    """Apply the first layer to a batch, before its ReLU.
+
+    Args:
+        entry: the first layer.
+        step: index of the step.
+        batch: indices of the samples, int64 [b].
+        bias: the layer's bias, [1, outputs].
+        outputs: count of outputs.
+        scratch: working memory, [b or more, c], if ``entry.turned``.
+        every: 0, 1, 2, ..., of sufficient length.
+        out: receives the outputs, [b or more, outputs or more].
+    """
     features = entry.features
     kernel = entry.kernel.weight
     products = entry.products
@@ -207,9 +220,18 @@ def _judge(
     count: int,
     classes: int,
 ) -> float:
-    """Sum the losses of a batch, and write the gradient of the mean loss into ``error``.
+    """Compute the cross-entropy of a batch, and its gradient.
 
-    The gradient is taken with respect to the logits.
+    Args:
+        logits: outputs of the last layer, [b or more, classes or more].
+        error: receives the gradient of the mean loss with respect to the logits.
+        labels: label of each of the device's samples, [n].
+        batch: indices of the samples, padded to a multiple of four.
+        count: count of samples in the batch, b.
+        classes: count of classes.
+
+    Returns:
+        The sum of the samples' losses.
     """
     share = logits.dtype.type(1) / logits.dtype.type(count)
     error[: len(batch), : _fours(classes)] = 0
@@ -240,9 +262,16 @@ def _pass_back(
     rows: int,
     inputs: int,
 ) -> None:
-    """Write the error of a layer's inputs into ``below``, [rows, inputs], from its outputs' error.
+    """Propagate the gradient with respect to a layer's outputs back to its inputs.
 
-    The error of an input is 0 if the ReLU before the layer gave 0.
+    Args:
+        error: gradient with respect to the layer's outputs, [rows, outputs].
+        positions: 0, 1, ..., outputs - 1, padded to a multiple of four.
+        kernel: the layer's kernel, [outputs, inputs].
+        hidden: the layer's inputs, after the ReLU below; the gradient is 0 where an input is 0.
+        below: receives the gradient with respect to the inputs, [rows, inputs].
+        rows: count of samples, a multiple of four.
+        inputs: count of inputs.
     """
     below[:rows, : _fours(inputs)] = 0
     _add_products(below, rows, inputs, kernel, positions, error.T, error.dtype.type(1))
@@ -291,7 +320,8 @@ def _add_products(
 ) -> None:
     """Add scale x sum_k factors[k, row] sources[positions[k]] to each row of ``target``.
 
-    The numbers of rows and positions are multiples of four; ``columns`` columns are used.
+    The counts of rows and positions are multiples of four. Only the first ``columns`` columns are
+    used.
     """
     for begin in range(0, len(positions), _AT_ONCE):
         for row in range(0, rows, 4):
@@ -325,7 +355,7 @@ def _four(factors: AnyFloats, k: int, row: int, scale: np.floating) -> tuple[np.
     )
 
 
-# The rule. The gradient is added to the velocity if the rule has momentum, else to the weights.
+# SGD step. The gradient is added to the velocity if the rule has momentum, else to the weights.
 
 
 @compiled
@@ -337,7 +367,7 @@ def _descend_kernel(
     error: AnyFloats,
     rule: Rule,
 ) -> None:
-    """Take one step along the gradient error^T features."""
+    """Take one SGD step of a kernel, whose gradient is error^T features[batch]."""
     target, scale = _prepare(kernel, rule, rule.kernels, rule.mu)
     _add_products(target, outputs, target.shape[1], features, batch, error, scale)
     _follow(kernel, rule)
@@ -347,10 +377,10 @@ def _descend_kernel(
 def _descend_along(
     entry: FirstLayer, batch: Positions, outputs: int, error: AnyFloats, rule: Rule
 ) -> None:
-    """Take one step of A in sample space.
+    """Take one SGD step of the first layer's coefficients A in sample space.
 
-    The gradient is the error for the samples of the batch, and 0 for other samples. The proximal
-    term pulls to 0.
+    The gradient is ``error`` for the samples of the batch, and 0 for the device's further samples.
+    The proximal term pulls A to 0.
     """
     target, scale = _prepare(entry.kernel, rule, rule.kernels, rule.mu - rule.mu)
     for rank in range(len(batch)):
@@ -365,7 +395,7 @@ def _descend_along(
 
 @compiled
 def _descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, rule: Rule) -> None:
-    """Take one step along the sum of the errors."""
+    """Take one SGD step of a bias, whose gradient is the sum of ``error`` over the batch."""
     target, scale = _prepare(bias, rule, rule.biases, rule.mu)
     for rank in range(count):
         for output in range(outputs):
@@ -377,10 +407,17 @@ def _descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, r
 def _prepare(
     part: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating
 ) -> tuple[AnyFloats, np.floating]:
-    """Carry out the part of a step that needs no samples.
+    """Apply momentum, shrinkage, proximal term and constant of an SGD step to a parameter.
+
+    Args:
+        part: the parameter.
+        rule: the rule of an SGD step.
+        shrinkage: factor of the weights in the gradient.
+        mu: factor of the start in the gradient.
 
     Returns:
-        The array to which the gradient is added, and the gradient's factor.
+        The array (velocity or weights) to which the loss's gradient must be added, and the factor
+        of the gradient.
     """
     weight, velocity, start, constant = part
     rows, columns = weight.shape
@@ -411,7 +448,7 @@ def _prepare(
 
 @compiled
 def _follow(part: Parameter, rule: Rule) -> None:
-    """Move the weights along the velocity, if the rule has momentum."""
+    """Subtract lr x velocity from the weights, if the rule has momentum."""
     for row in range(len(part.velocity)):
         for column in range(part.velocity.shape[1]):
             part.weight[row, column] -= rule.lr * part.velocity[row, column]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 _PER_CHANNEL = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 REPLACEABLE = (nn.Dropout, *_PER_CHANNEL)
 
-_OF_STEP = 0xD1342543DE82EF95
-# of splitmix64, as signed words
+_OF_STEP = 0xD1342543DE82EF95  # increment of the key per step
+# constants of splitmix64, as signed 64-bit integers
 _STEP = -7046029254386353131
 _MIX1 = -4658895280553007687
 _MIX2 = -7723592293110705685
@@ -23,29 +23,34 @@ def _signed(word: int) -> int:
 
 
 def step_key(key: int, step: int) -> int:
-    """The key of one SGD step of a local solve, as a signed 64-bit number."""
+    """Return the key of one SGD step of a local training, as a signed 64-bit integer.
+
+    Args:
+        key: the key of the local training.
+        step: index of the step.
+    """
     return _signed(key + (step + 1) * _OF_STEP)
 
 
 def advanced_key(key: int, steps: int) -> int:
-    """The key of a local solve that begins with the masks of step ``steps`` of another.
+    """Return the key of a training that continues another training's dropout masks.
 
     Args:
-        key: the key of the other local solve.
-        steps: number of steps that are skipped.
+        key: the key of the other local training.
+        steps: count of the other training's steps whose masks are skipped.
     """
     return (key + steps * _OF_STEP) % (1 << 64)
 
 
 class KeyedDropout(nn.Module):
-    """Dropout by a hash of the position of an element or channel, under a key.
+    """Dropout layer whose mask is a hash of its key and each element's (or channel's) index.
 
-    The buffer ``key`` is set before each step.
+    The buffer ``key`` must be set before each step.
 
     Args:
         rate: probability of a zero.
-        place: number of the layer within its module, so that two layers have different masks.
-        per_channel: whether whole channels become zero.
+        place: index of the layer in its module, so that two layers have different masks.
+        per_channel: whether whole channels become zero, instead of elements.
     """
 
     key: Tensor
@@ -58,7 +63,7 @@ class KeyedDropout(nn.Module):
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Set elements of ``x`` to zero and scale up the rest; no change in evaluation."""
+        """Set elements of ``x`` to zero and scale up the remaining ones; identity in evaluation."""
         if not self.training or self.rate == 0.0:
             return x
         shape = x.shape
@@ -73,9 +78,9 @@ class KeyedDropout(nn.Module):
 
 
 def _mix(word: Tensor) -> Tensor:
-    """The finaliser of splitmix64 on int64.
+    """Hash int64 elements by the finaliser of splitmix64.
 
-    The masks turn torch's arithmetic shift into a logical one.
+    Bit masks turn torch's arithmetic shift into a logical one.
     """
     word = (word ^ ((word >> 30) & ((1 << 34) - 1))) * _MIX1
     word = (word ^ ((word >> 27) & ((1 << 37) - 1))) * _MIX2
@@ -83,7 +88,7 @@ def _mix(word: Tensor) -> Tensor:
 
 
 def with_keyed_dropout(module: nn.Module) -> nn.Module:
-    """Replace every dropout layer of a module by a keyed one, in place.
+    """Replace each dropout layer of a module by ``KeyedDropout``, in place.
 
     Returns:
         The module, or the new layer if the module itself is a dropout layer.

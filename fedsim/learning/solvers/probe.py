@@ -1,8 +1,8 @@
-"""A trial of a user's module before a run: its random draws, its memory, and its outputs.
+"""Trial of a user's module before a run: checks its random draws, its memory, and its outputs.
 
-Two small trainings A and B on real samples are carried out on fresh copies, and again on used
-copies. If a result differs, or the module's memory changes with each training, the module is
-refused. The message names the part that differs.
+Two small trainings A and B on real samples are carried out on new copies, and again on used copies.
+If a result differs, or the module's memory changes in each training, ``ScenarioError`` names the
+part of the module that differs.
 """
 
 from collections.abc import Callable
@@ -40,27 +40,30 @@ from fedsim.learning.solvers.watched import (
 )
 
 SAMPLES = 16
-"""Most samples of a trial."""
+"""Greatest count of samples in a trial."""
 
-_TRIES = 3  # after so many repetitions, other threads cannot be the cause of draws
+_TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
 _WHERE = "in a trial on samples of the data"
 _RULE = Descent(lr=1e-3)
-_MANY_BATCHES = 1 << 24
+_MANY_BATCHES = 1 << 24  # count of batches that a norm is told to have seen
 
 R = TypeVar("R")
 
 
 def probe(solver: Reference, objective: Objective, x: AnyArray, y: AnyArray) -> None:
-    """Try a solver's module on some samples, and set the memory that the solver watches.
+    """Try a solver's module on some samples, and configure the solver's checks by the result.
+
+    Sets the solver's ``watch``, ``keyed`` and ``fails_on_one``.
 
     Args:
-        solver: the solver, which is changed.
+        solver: solver of a user's module.
         objective: the objective of the run.
         x: samples, [n, *shape].
         y: targets of the samples, [n, ...].
 
     Raises:
-        ScenarioError: the module cannot be used; the message names the fault.
+        ScenarioError: the module fails, has invalid outputs, or has results that cannot be
+            repeated.
     """
     with ThreadPoolExecutor(1) as executor:  # torch's settings of a thread end with the thread
         executor.submit(_probe, solver, objective, torch.tensor(x), torch.tensor(y)).result()
@@ -90,7 +93,14 @@ def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> Non
 
 
 def _training(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
-    """A training of two epochs in two batches, the second smaller if there are enough samples."""
+    """Return a training of two epochs, with two batches of different size if n allows it.
+
+    Args:
+        weights: the start, float [d].
+        x: samples, [n, *shape].
+        y: targets, [n, ...].
+        key: seed of the batches, and key of the model's random draws.
+    """
     size = max(2, -(-len(y) * 5 // 8))
     last: LastBatch = "merge" if len(y) - size < 2 else "keep"
     batches = shuffled(np.random.default_rng(key), len(y), size, 2, last=last)
@@ -98,7 +108,7 @@ def _training(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
 
 
 def _run_user_code(work: Callable[[], R]) -> R:
-    """Run code of a user's module; ``ScenarioError`` if the code fails."""
+    """Run code of a user's module, and convert its errors to ``ScenarioError``."""
     try:
         return work()
     except FedsimError:
@@ -117,7 +127,10 @@ def _test(solver: Reference, weights: Weights, x: Tensor, module: ModuleCopy) ->
 
 
 def _refuse_draws(work: Callable[[], object]) -> None:
-    """Raise if some work draws from global generators, and not another thread meanwhile."""
+    """Raise ``ScenarioError`` if work draws from global generators in each of several tries.
+
+    If a try has no draws, the draws of the previous tries are another thread's.
+    """
     for number in range(_TRIES):
         with generators_kept(number + 1):  # seeds that the module is unlikely to set itself
             before = global_states()
@@ -131,7 +144,15 @@ def _refuse_draws(work: Callable[[], object]) -> None:
 def _refuse_outputs(
     solver: Reference, objective: Objective, weights: Weights, outputs: Tensor, y: Tensor
 ) -> None:
-    """Raise for outputs from which no loss or test can be computed."""
+    """Raise ``ScenarioError`` if the module's outputs allow no loss or test.
+
+    Args:
+        solver: solver of the module.
+        objective: the objective of the run.
+        weights: the model, float [d].
+        outputs: outputs of the module for n samples.
+        y: targets of the samples, [n, ...].
+    """
     shape = tuple(outputs.shape)
     targets = y.to(outputs.device)
     if not shape or shape[0] != len(y):
@@ -165,10 +186,18 @@ def _refuse_outputs(
 
 
 def _replay_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
-    """Repeat a test, and refuse the module if a result or its memory differs.
+    """Repeat a test on used and new copies of the module.
+
+    Args:
+        solver: solver of the module.
+        weights: the model, float [d].
+        x: samples, [n, *shape].
 
     Returns:
-        Names of memory that a test changes without an effect.
+        Names of memory that a test changes without an effect on results.
+
+    Raises:
+        ScenarioError: the results differ, or the second test changes memory again.
     """
     used = _fresh(solver)
     first = _test(solver, weights, x, used)
@@ -185,10 +214,18 @@ def _replay_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
 
 
 def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[str]:
-    """Repeat trainings in another order, and refuse the module if a result or its memory differs.
+    """Carry out two trainings in the orders A, A, B and B, A, on two copies of the module.
+
+    Args:
+        solver: solver of the module.
+        a: training A.
+        b: training B.
 
     Returns:
-        Names of memory that trainings change without an effect.
+        Names of memory that trainings change without an effect on results.
+
+    Raises:
+        ScenarioError: the results differ, or a repetition changes memory again.
     """
     used = _fresh(solver)
     second_copy = _fresh(solver)
@@ -211,7 +248,7 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
 
 
 def _refuse_use_of_counts(solver: Reference, solve: LocalSolve) -> None:
-    """Raise if a result depends on the number of batches that a norm has ever seen.
+    """Raise ``ScenarioError`` if a result depends on the count of batches that a norm has seen.
 
     ``num_batches_tracked`` counts the batches of all devices of a worker. torch's own norms use no
     such count if they have a momentum. A user's norm may use the count, perhaps much later.
@@ -228,7 +265,7 @@ def _refuse_use_of_counts(solver: Reference, solve: LocalSolve) -> None:
 
 
 def _refuse_cached_draws(solver: Reference, solve: LocalSolve) -> None:
-    """Raise if a cache (``functools.lru_cache``) keeps draws of another training."""
+    """Raise ``ScenarioError`` if a function's cache passes draws from one training to the next."""
     module = solver.watch.fresh()
     caches = clear_caches(module.module)
     if not caches:
@@ -241,7 +278,7 @@ def _refuse_cached_draws(solver: Reference, solve: LocalSolve) -> None:
 
 
 def _fresh(solver: Reference) -> ModuleCopy:
-    """A new copy, with empty caches of functions."""
+    """Return a new copy of the module, after emptying the caches of its functions."""
     module = solver.watch.fresh()
     clear_caches(module.module)
     return module
@@ -252,19 +289,23 @@ def _memory(module: ModuleCopy) -> dict[str, Token]:
 
 
 def _changes(module: ModuleCopy) -> list[str]:
-    """Names of memory that has changed since the module was copied."""
+    """Return the names of memory that has changed since the module was copied."""
     return differences(module.memory, remains(module.module, module.flat))
 
 
 def _difference(changes: list[str]) -> ScenarioError:
-    """The error for a result that differs when it is repeated."""
+    """Return the error for a result that differs in a repetition.
+
+    Args:
+        changes: names of memory that the module has changed; may be empty.
+    """
     if changes:
         return ScenarioError(left_message(changes, _WHERE))
     return ScenarioError(repeats_message(_WHERE))
 
 
 def _failure_on_one(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -> str:
-    """The reason why the module cannot be trained on a batch of one sample; "" if it can be."""
+    """Return the reason why the module cannot be trained on a batch of one sample, else ""."""
     batches = shuffled(np.random.default_rng(0), 1, 1, 1)
     solve = LocalSolve(weights, x[:1], y[:1], batches)
     try:

@@ -36,30 +36,32 @@ from fedsim.learning.solvers.context import (
 from fedsim.learning.solvers.dropout import step_key, with_keyed_dropout
 from fedsim.learning.solvers.watched import ModuleCopy, Watch, run_user_code
 
-# numbers in the samples of one forward pass: activations then stay in the cache
+# values in the samples of one forward pass, so that activations stay in the cache
 _APPLIED_AT_ONCE = 1 << 16
-_ALIGNED = 16  # samples; any multiple of 16 samples ends at the end of a cache line
+_ALIGNED = 16  # samples in a forward pass are a multiple of this, to end at a cache line's end
 _HALVES = (torch.float16, torch.bfloat16)
-_REPEATED_STEPS = 3
-_TEST_KEY = 0x7E57  # of draws in tests, which are equal for all models and devices
-_LOSS_KEY = 0x7E58  # of draws in the loss of tests
+_REPEATED_STEPS = 3  # steps of each thread's first training that are repeated
+_TEST_KEY = 0x7E57  # key of random draws in tests, equal for all models and devices
+_LOSS_KEY = 0x7E58  # key of random draws in the loss of tests
 
 
 class Reference(Solver):
-    """Local SGD of a ``nn.Module``, which is copied for each thread that computes with it.
+    """Solver of any ``nn.Module`` by autograd; each thread computes with its own copy.
 
-    If the module has a method ``loss(outputs, y)``, that method computes the loss of each sample.
+    If the module has a method ``loss(outputs, y)``, this method computes the loss of each sample.
 
     Args:
-        module: the module.
+        module: the module, which is copied and not changed.
         device: the torch device of the computation.
-        dtype: dtype of weights and samples; None: the dtypes of the module, and ``samples_dtype``.
+        dtype: dtype of weights and samples; None for the module's own dtypes.
         losses: computes the loss of each sample, [n]; None for softmax cross-entropy.
 
     Attributes:
-        watch: the copies of the module; ``probe`` sets the memory that is watched.
-        keyed: whether random draws are keyed, in ``training`` and in ``testing``; set by ``probe``.
-        drawn: whether keyed draws occurred, in ``training`` and in ``testing``.
+        watch: the threads' copies of the module, and checks of their memory; ``probe`` turns the
+            checks on.
+        keyed: ``training`` and ``testing`` -> whether torch's random draws are made a function of
+            device and step; set by ``probe``.
+        drawn: ``training`` and ``testing`` -> whether such draws have occurred.
     """
 
     def __init__(
@@ -98,13 +100,20 @@ class Reference(Solver):
 
     @property
     def has_usual_loss(self) -> bool:
-        """Whether the loss is neither the module's own nor an objective's."""
+        """Whether the loss is fedsim's cross-entropy, neither the module's nor an objective's."""
         return not self._has_loss and self._losses is None
 
     def losses_of(
         self, copied_module: ModuleCopy, outputs: Tensor, y: Tensor, **options: Any
     ) -> Tensor:
-        """The loss of each sample, [n], by the module's own loss if the module has one."""
+        """Compute the loss of each sample, float [n], by the module's own ``loss`` if it has one.
+
+        Args:
+            copied_module: the copy of the module.
+            outputs: outputs of the module for the samples.
+            y: targets of the samples.
+            **options: options of ``torch.nn.functional.cross_entropy``.
+        """
         if not self._has_loss:
             return self.losses(outputs, y, **options)
         losses: Tensor = copied_module.module.loss(outputs, y, **options)  # type: ignore[operator]
@@ -133,7 +142,7 @@ class Reference(Solver):
     def judge(
         self, copied_module: ModuleCopy, weights: Weights, outputs: Tensor, y: Tensor
     ) -> Tensor:
-        """The loss of each sample of a test, [n], by a copy of the module, without gradients.
+        """Compute the loss of each sample of a test, float [n], without gradients.
 
         Args:
             copied_module: the copy of the module.
@@ -144,7 +153,7 @@ class Reference(Solver):
         with torch.no_grad(), self._testing(copied_module, weights) as draws:
             if draws is not None:
                 draws.seed(_LOSS_KEY)
-            # a module may change its inputs in place, and others read them later
+            # copies, as a module may change its inputs in place
             return self.losses_of(copied_module, outputs.clone(), y.clone())
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
@@ -154,12 +163,15 @@ class Reference(Solver):
         return self.watch.use(test, same_bits, "in a test", trains=False)
 
     def test(self, module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
-        """The outputs of a copy of the module for samples.
+        """Apply a copy of the module to samples, without gradients.
 
         Args:
             module: the copy of the module.
             weights: the model, float [d].
             x: the samples, [n, *shape].
+
+        Returns:
+            The outputs, [n, ...].
         """
         # draws cannot be keyed in inference mode
         mode = torch.no_grad if self.keyed["testing"] else torch.inference_mode
@@ -176,7 +188,11 @@ class Reference(Solver):
         return self.watch.use(train, same_results, where, trains=True)
 
     def _repeat_first(self, solve: LocalSolve, descent: Descent, where: str) -> None:
-        """Repeat the first steps of this thread's first training, and refuse other results."""
+        """Carry out the first steps of this thread's first training twice, and compare.
+
+        Raises:
+            SimulationError: the results differ, so the module draws numbers that are not keyed.
+        """
         if not self.watch.is_on or not self.watch.is_first:
             return
         begin = first_steps(solve, _REPEATED_STEPS)
@@ -188,15 +204,12 @@ class Reference(Solver):
             raise SimulationError(repeats_message(where))
 
     def train(self, copied_module: ModuleCopy, solve: LocalSolve, descent: Descent) -> Solved:
-        """Train a copy of the module.
+        """Train a copy of the module on one device's samples.
 
         Args:
             copied_module: the copy of the module.
-            solve: the device's work.
-            descent: the rule of a step.
-
-        Returns:
-            The result of the training.
+            solve: the device's start, samples and batches.
+            descent: the rule of an SGD step.
         """
         module = copied_module.module
         with self.context(copied_module, solve, descent) as (trained, context):
@@ -218,7 +231,13 @@ class Reference(Solver):
     def _steps(
         self, solve: LocalSolve, descent: Descent, trained: dict[str, Tensor]
     ) -> list[ParameterStep]:
-        """The steps of all parameters with gradients."""
+        """Return the SGD of each parameter that requires a gradient.
+
+        Args:
+            solve: the device's start, samples and batches.
+            descent: the rule of an SGD step.
+            trained: name: tensor of the flat model.
+        """
         constants = parts_of(solve.constant(descent), trained)
         steps = []
         for name, rule in rules(descent, trained).items():
@@ -232,15 +251,15 @@ class Reference(Solver):
     def context(
         self, copied_module: ModuleCopy, solve: LocalSolve, descent: Descent
     ) -> Iterator[tuple[dict[str, Tensor], TrainingContext]]:
-        """Load a device's start into a copy of the module, for a training.
+        """Load a device's start into a copy of the module, for the time of a training.
 
         Args:
             copied_module: the copy of the module.
-            solve: the device's work.
-            descent: the rule of a step.
+            solve: the device's start, samples and batches.
+            descent: the rule of an SGD step.
 
         Yields:
-            The trained tensors of the copy by name, and the context with batches and loss.
+            The tensors of the flat model by name, and the context with batches and loss.
         """
         module = copied_module.module
         draws = KeyedDraws() if self.keyed["training"] else None
@@ -262,7 +281,7 @@ class Reference(Solver):
         self.drawn["training"] |= draws is not None and draws.drawn
 
     def _apply(self, copied_module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
-        """Load weights, and apply the module to samples in evaluation mode."""
+        """Load weights [d], and apply the module to samples in evaluation mode, in blocks."""
         module = copied_module.module
         size = _APPLIED_AT_ONCE // max(1, math.prod(x.shape[1:])) // _ALIGNED * _ALIGNED
         outputs = []
@@ -278,9 +297,13 @@ class Reference(Solver):
 
     @contextmanager
     def _testing(self, copied_module: ModuleCopy, weights: Weights) -> Iterator[KeyedDraws | None]:
-        """Load weights into a module in evaluation mode, and refuse changes of the weights.
+        """Context of a test: loads weights into a copy of the module, in evaluation mode.
 
-        Yields the keyed draws; None if draws are not keyed.
+        Yields:
+            The keyed draws, which must be seeded; None if draws are not keyed.
+
+        Raises:
+            ScenarioError: the module has changed its weights.
         """
         trained = _load(copied_module, weights)
         copied_module.module.eval()
@@ -298,12 +321,12 @@ class Reference(Solver):
                 )
 
     def _on_device(self, x: Tensor) -> Tensor:
-        """Move samples to the solver's device, and numbers to the module's dtype."""
+        """Move samples to the solver's device, and convert floats to the module's dtype."""
         dtype = self._samples_dtype if x.is_floating_point() else self._dtype
         return x.to(self.device, dtype)
 
     def _laid_out(self, x: Tensor) -> Tensor:
-        """Samples in torch's fastest layout for the module."""
+        """Return samples in the memory layout in which torch computes the module fastest."""
         if self._is_image and x.ndim == 4:
             return x.contiguous(memory_format=torch.channels_last)
         return x
@@ -317,7 +340,7 @@ def _clip(gradients: tuple[Tensor, ...], most: float) -> tuple[Tensor, ...]:
 
 
 def _load(module: ModuleCopy, weights: Weights) -> dict[str, Tensor]:
-    """Copy a flat model into a module, and give the module's tensors by name.
+    """Copy a flat model [d] into a copy of the module, and return its tensors by name.
 
     A running variance below 0, which may come from a server's step, becomes 0.
     """
@@ -330,7 +353,11 @@ def _load(module: ModuleCopy, weights: Weights) -> dict[str, Tensor]:
 
 
 class SingleSampleError(ScenarioError):
-    """A batch norm gets a batch of one sample; ``part`` is the norm, in words."""
+    """Error of a batch norm that got a batch of one sample.
+
+    Args:
+        part: text that names the norm.
+    """
 
     def __init__(self, part: str) -> None:
         super().__init__(
@@ -347,7 +374,18 @@ class SingleSampleError(ScenarioError):
 
 
 def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None:
-    """Refuse a batch in which a channel has a single value, and so no variance."""
+    """Raise if each channel of a batch norm's batch has one value, and so no variance.
+
+    A forward pre-hook.
+
+    Args:
+        name: name of the norm in its module.
+        part: the norm.
+        args: arguments of the norm's forward pass.
+
+    Raises:
+        SingleSampleError: the channels have one value.
+    """
     x = args[0]
     uses_batch = part.training or part.running_mean is None
     if uses_batch and x.numel() == x.shape[1]:
@@ -355,13 +393,11 @@ def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None
 
 
 def module_of(architecture: Architecture, device: str = "cpu") -> nn.Module:
-    """Make a ``nn.Sequential`` of an architecture's layers, with arbitrary weights.
-
-    A layer has the name and the arguments of its torch class.
+    """Build a ``nn.Sequential`` of an architecture's layers, with uninitialised weights.
 
     Args:
-        architecture: the layers.
-        device: torch's device for the weights; on ``meta`` they have shapes alone.
+        architecture: the layers, whose classes have the names and fields of torch's classes.
+        device: torch's device for the weights; ``meta`` for shapes without memory.
     """
     layers = []
     with torch.device("meta"):
@@ -372,7 +408,7 @@ def module_of(architecture: Architecture, device: str = "cpu") -> nn.Module:
 
 
 def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float32) -> Weights:
-    """Join parameters to one vector [d], each in row-major order."""
+    """Concatenate parameters to one vector of ``dtype`` [d], each in row-major order."""
     flat = torch.cat([as_real(parameter.detach()).reshape(-1) for parameter in parameters])
     if flat.dtype in _HALVES:
         flat = flat.float()
@@ -380,7 +416,7 @@ def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float
 
 
 def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:
-    """Copy a flat model [d] into parameters, in order."""
+    """Copy a flat model [d] into parameters in place, in their order."""
     sizes = [math.prod(real_shape(parameter)) for parameter in parameters]
     parts = torch.split(torch.tensor(weights), sizes)
     with torch.no_grad():
@@ -389,7 +425,7 @@ def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:
 
 
 def same_results(first: Solved, second: Solved) -> bool:
-    """Whether two trainings have equal weights and losses, to the bit."""
+    """Return whether two trainings have bitwise equal weights and losses."""
     first_loss = np.float64(first.train_loss)
     second_loss = np.float64(second.train_loss)
     if first_loss.tobytes() != second_loss.tobytes():  # a comparison by bytes holds for NaN
@@ -398,7 +434,7 @@ def same_results(first: Solved, second: Solved) -> bool:
 
 
 def same_bits(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors have equal numbers, to the bit."""
+    """Return whether two tensors have bitwise equal values."""
     return torch.equal(_bytes_of(first), _bytes_of(second))
 
 
@@ -407,14 +443,18 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def first_steps(solve: LocalSolve, steps: int) -> LocalSolve:
-    """A device's work, cut off after ``steps`` steps."""
+    """Return a device's training with only its first ``steps`` steps."""
     batches = solve.batches
     part = replace(batches, rows=batches.rows[:steps], counts=batches.counts[:steps], last_epoch=0)
     return replace(solve, batches=part)
 
 
 def repeats_message(where: str) -> str:
-    """The message for a module whose results cannot be reproduced."""
+    """Return the error message for a module whose results differ between two equal calls.
+
+    Args:
+        where: text that names the call, such as "in a test".
+    """
     return (
         "the module of model.factory gives other numbers when the same steps are repeated "
         f"{where}: it draws from a generator "
@@ -425,7 +465,10 @@ def repeats_message(where: str) -> str:
 
 
 def _tie_again(module: nn.Module, copied_module: nn.Module) -> None:
-    """Tie buffers of a copy that are one tensor in ``module``; a change of dtype unties them."""
+    """Make buffers of a copy share a tensor if they do in ``module``.
+
+    Converting a module to another dtype gives each of such buffers its own tensor.
+    """
     firsts: dict[int, Tensor] = {}
     for part, copied_part in zip(module.modules(), copied_module.modules(), strict=False):
         for key, buffer in part._buffers.items():
@@ -435,7 +478,7 @@ def _tie_again(module: nn.Module, copied_module: nn.Module) -> None:
 
 
 def kernels(module: nn.Module) -> set[str]:
-    """Names of the parameters that are kernels: weights of dense layers and convolutions."""
+    """Return the names of a module's kernels: the weights of dense layers and convolutions."""
     kinds = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
     names = set()
     for name, part in module.named_modules():

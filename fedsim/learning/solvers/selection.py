@@ -1,4 +1,4 @@
-"""The choice of a solver and of a torch device for a scenario's model and training."""
+"""Choice of the solver and of the torch device for a scenario's model and training."""
 
 from collections.abc import Callable
 
@@ -20,24 +20,24 @@ def pick(
     trainer: Trainer | None = None,
     losses: Callable[..., torch.Tensor] | None = None,
 ) -> Solver:
-    """Pick the fastest solver for a model.
+    """Return the fastest solver that can train a model.
 
     Args:
         model: layers as data, or a module.
-        device: the device on which the solver computes.
-        choice: ``training.solver``; ``fast`` allows closed forms.
-        trainer: the trainer; None for fedsim's SGD.
+        device: the torch device on which the solver computes.
+        choice: ``training.solver``; ``fast`` allows gradients in closed form.
+        trainer: the scenario's trainer; None for fedsim's SGD.
         losses: a function that computes the loss of each sample, [n]; None for cross-entropy.
 
     Returns:
-        A solver that calls the trainer if it is not fedsim's SGD. Otherwise closed forms for dense
-        layers with cross-entropy on a CPU, and else autograd.
+        ``ByTrainer`` if the trainer is not fedsim's SGD. Otherwise ``Dense`` for dense layers with
+        cross-entropy on a CPU, and ``Reference`` for all further models.
     """
     if trainer is not None and not isinstance(trainer, TrainingSpec):
         return ByTrainer(_as_module(model), device, trainer, losses=losses)
     allows_closed_form = losses is None and choice == "fast" and device.type == "cpu"
     if allows_closed_form and isinstance(model, Architecture) and model.is_dense:
-        from fedsim.learning.solvers.dense import Dense  # with numba, which nothing else needs
+        from fedsim.learning.solvers.dense import Dense  # imports numba
 
         return Dense(model)
     return Reference(_as_module(model), device, losses=losses)
@@ -48,7 +48,11 @@ def _as_module(model: Architecture | nn.Module) -> nn.Module:
 
 
 def torch_device(name: str) -> torch.device:
-    """The torch device of a name; ``ScenarioError`` if this machine lacks the device."""
+    """Return the torch device of a name such as ``cuda:0``.
+
+    Raises:
+        ScenarioError: this machine has no such device.
+    """
     if name.startswith("cuda"):
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = torch.device(name).index

@@ -1,9 +1,9 @@
-"""Copies of a module for each thread, and a watch over state that passes from use to use.
+"""Copies of a user's module for each thread, and checks that they carry no state between devices.
 
-A copy serves many devices in turn. Its flat model is loaded before each use, and nothing else may
-pass from device to device. If a use changes other memory of the module (``remains``), the copy is
-dropped. The use is then repeated with equal inputs. If the repetition gives another result, or
-changes the memory again, the module is refused. Otherwise the memory is a cache, or a record of the
+A copy serves many devices in turn. Its flat model is loaded before each use, and no further state
+may pass from device to device. If a use changes memory outside the flat model (``remains``), the
+copy is dropped, and the use is repeated with equal inputs. If the repetition has another result, or
+changes the memory again, an error is raised. Otherwise the memory is a cache, or a record of the
 last pass.
 """
 
@@ -21,22 +21,23 @@ from fedsim.learning.modules import copy_module, numbers
 from fedsim.learning.remains import Token, differences, remains
 
 R = TypeVar("R")
-_EVERY = 8  # trainings between two looks at the memory
-_TRIES = 3  # after so many repetitions, other threads cannot be the cause of draws
+_EVERY = 8  # trainings from one check of the memory to the next
+_TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
 
 
 class ModuleCopy:
-    """A copy of a module, with the tensors of its flat model.
+    """Copy of a module for one thread, with the tensors of its flat model.
 
     Args:
         template: the module that is copied.
-        is_watched: whether the memory is recorded.
+        is_watched: whether ``memory`` is recorded.
 
     Attributes:
         module: the copy.
-        flat: the tensors of the flat model by name, as they were copied.
-        memory: the module's memory outside the flat model before any use; empty if not watched.
-        uses: number of uses.
+        flat: name: tensor of the flat model, as it was copied.
+        memory: the module's memory outside the flat model before the first use; empty if not
+            watched.
+        uses: count of uses.
     """
 
     def __init__(self, template: nn.Module, *, is_watched: bool = False) -> None:
@@ -53,19 +54,19 @@ class ModuleCopy:
         self.uses = 0
 
     def restore(self) -> dict[str, Tensor]:
-        """Put back buffers that a pass has replaced, and give the flat model's tensors by name."""
+        """Undo replacements of buffers by a pass, and return the flat model's tensors by name."""
         for part, key, tensor in self._buffers:
             part._buffers[key] = tensor
         return self.flat
 
     def is_replaced(self, name: str) -> bool:
-        """Whether a pass has replaced a buffer of the flat model by another tensor."""
+        """Return whether a pass has replaced the buffer ``name`` of the flat model."""
         original = self.flat[name]
         places = [(part, key) for part, key, tensor in self._buffers if tensor is original]
         return any(part._buffers.get(key) is not original for part, key in places)
 
     def moved(self) -> dict[str, Tensor]:
-        """The flat model's tensors after a training, by name.
+        """Return the flat model's tensors by name, after a training that may replace buffers.
 
         Raises:
             ScenarioError: the training has replaced a parameter, or changed the shape of a tensor.
@@ -94,15 +95,15 @@ def _tensor_of(module: nn.Module, name: str) -> Tensor:
 
 
 class Watch:
-    """Uses of a module by any number of threads, each with its own copies.
+    """Runs work on a module in several threads, each with its own copy, and checks the copies.
 
     Args:
         template: the module that is copied.
         device: the torch device of the computation.
 
     Attributes:
-        is_on: whether uses are watched, which fedsim's own modules do not need.
-        harmless: names of memory that uses change without an effect.
+        is_on: whether uses are checked; not needed for fedsim's own modules.
+        harmless: names of memory that uses change without an effect on results.
     """
 
     def __init__(self, template: nn.Module, device: torch.device) -> None:
@@ -121,7 +122,7 @@ class Watch:
         vars(self).update(state, _threads=threading.local())
 
     def fresh(self) -> ModuleCopy:
-        """A new copy of the module."""
+        """Return a new copy of the module."""
         return ModuleCopy(self._template, is_watched=self.is_on)
 
     @property
@@ -139,23 +140,23 @@ class Watch:
         *,
         trains: bool,
     ) -> R:
-        """Carry out ``work`` on this thread's copy, and watch it.
+        """Run ``work`` on this thread's copy, and check the copy's memory and random draws.
 
-        Tests are watched ever more seldom. Draws are watched in each training; memory is watched in
-        the first trainings, and then in every eighth, as a change of memory lasts.
+        Tests are checked ever more seldom. Draws are checked in each training. Memory is checked in
+        the first trainings, and then in each eighth, as a change of memory persists.
 
         Args:
             work: loads the copy's flat model, and computes.
-            same: whether two results are equal to the bit.
-            where: the use in words, for messages.
+            same: returns whether two results are bitwise equal.
+            where: text that names the use, for error messages.
             trains: whether the use is a training; else a test.
 
         Returns:
             The result of ``work``.
 
         Raises:
-            SimulationError: the module fails, leaves changed memory, or draws from a global
-                generator.
+            SimulationError: the module raises an error, leaves changed memory, or draws from a
+                global generator.
         """
         module = getattr(self._threads, "copy", None)
         if module is None:
@@ -176,7 +177,7 @@ class Watch:
     def _use_without_draws(
         self, module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str
     ) -> R:
-        """Carry out ``work``, and raise if it draws from global generators or from entropy."""
+        """Run ``work``, and raise if it draws from global generators or system entropy."""
         before = global_states(self._device)
         with entropy_watched() as places:
             result = run_user_code(lambda: work(module), where)
@@ -187,7 +188,10 @@ class Watch:
         return result
 
     def _refuse_draws(self, work: Callable[[ModuleCopy], R], where: str) -> None:
-        """Raise if the module draws from global generators, instead of another thread's code."""
+        """Repeat ``work``, and raise if draws from global generators occur each time.
+
+        If a repetition has no draws, the draws are another thread's.
+        """
         for _ in range(_TRIES):
             before = global_states(self._device)
             run_user_code(lambda: work(self.fresh()), where)
@@ -204,7 +208,17 @@ class Watch:
         same: Callable[[R, R], bool],
         where: str,
     ) -> None:
-        """Repeat a use that changed new memory, and raise if the change has an effect."""
+        """Check whether a use has changed memory, and raise if the change affects results.
+
+        Memory whose change has no effect on a repetition is added to ``harmless``.
+
+        Args:
+            module: the copy that was used.
+            work: the use.
+            result: result of the use.
+            same: returns whether two results are bitwise equal.
+            where: text that names the use, for error messages.
+        """
         changes = differences(module.memory, remains(module.module, module.flat))
         if not changes:
             return
@@ -225,14 +239,14 @@ def _use(module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str) -> R:
 
 
 def run_user_code(work: Callable[[], R], where: str) -> R:
-    """Run code of a user's module.
+    """Run code of a user's module, and convert its errors.
 
     Args:
-        work: the code.
-        where: the use in words, for messages.
+        work: the code, called without arguments.
+        where: text that names the use, for error messages.
 
     Raises:
-        SimulationError: the code fails; the message has the place of the error.
+        SimulationError: the code raises an error; the message has the file and line.
     """
     try:
         return work()
@@ -246,7 +260,12 @@ def run_user_code(work: Callable[[], R], where: str) -> R:
 
 
 def left_message(names: list[str], where: str) -> str:
-    """The message for memory of these names that a use leaves changed."""
+    """Return the error message for a module that a use leaves with changed memory.
+
+    Args:
+        names: names of the changed memory.
+        where: text that names the use, such as "in a test".
+    """
     return (
         f"the module of model.factory leaves {', '.join(map(repr, names[:5]))} changed "
         f"{where}; the next device on the same "
@@ -257,7 +276,12 @@ def left_message(names: list[str], where: str) -> str:
 
 
 def draws_message(names: list[str], where: str) -> str:
-    """The message for draws from global generators of these names, which cannot be keyed."""
+    """Return the error message for a module that draws from global generators.
+
+    Args:
+        names: names of the generators.
+        where: text that names the use, such as "in a test".
+    """
     return (
         "the module of model.factory draws from the global generator of "
         f"{' and of '.join(names)} {where}, so that results "
@@ -268,7 +292,12 @@ def draws_message(names: list[str], where: str) -> str:
 
 
 def entropy_message(places: list[str], where: str) -> str:
-    """The message for draws from the operating system's entropy, at these places of the code."""
+    """Return the error message for a module that draws from the operating system's entropy.
+
+    Args:
+        places: files and lines of the draws.
+        where: text that names the use, such as "in a test".
+    """
     return (
         f"the module of model.factory draws from a generator that nobody seeds {where}, at "
         f"{', '.join(places[:5])}: numpy.random.default_rng(), random.Random() or os.urandom, "

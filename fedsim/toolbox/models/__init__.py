@@ -1,1 +1,1 @@
-"""Further models: models of papers, models of tokens, and models by their card."""
+"""Kinds of ``model``: models of papers, models of tokens, and models described by a card."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedsim.learning.objectives import Objective
     from fedsim.learning.spec import Trainer
 
-_NUMBER_BYTES = 2.0  # of a frozen number, on the device and on the wire
+_NUMBER_BYTES = 2.0  # bytes of a frozen parameter, in memory and in messages
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -82,7 +82,7 @@ class ModelCard(PartedModel):
         return sum(tensor.size for tensor in self._adapters_of_layers())
 
     def _passes(self) -> tuple[float, float]:
-        """FLOPs of a forward pass over a sample, and of the gradients of the trained numbers."""
+        """Return one sample's FLOPs of the forward pass, and of the trained weights' gradients."""
         token = 2.0 * self.params
         adapters = 2.0 * self._adapter_numbers()
         trained = token if self.lora is None else 2.0 * self.parameters((), 0)

@@ -1,16 +1,16 @@
-"""The cost of a training step: FLOPs and bytes of every operation, counted without numbers.
+"""Cost of a training step: FLOPs and bytes of each operation, counted without computing values.
 
-torch counts on its device ``meta``, whose tensors hold no numbers. FLOPs are counted for the
+Operations run on torch's device ``meta``, whose tensors have no values. FLOPs are counted for the
 operations of ``torch.utils.flop_counter`` (matrix products, convolutions, attention; two a
 multiply-add) and for LSTM layers. The channels of a convolution are padded to whole registers.
 Bytes are the sizes of an operation's operands and results, as if each moved through memory once;
 views move no bytes. Recurrent layers other than LSTM are counted step by step, as torch computes
 them. Each step of a recurrent layer has an additional fixed cost.
 
-A CPU does more work than this. Matrix products and convolutions change the layout of their data,
-and pooling and some other operations handle one number at a time. ``_PASSES`` expresses this work
-on a server's CPU by further passes over the data. Boards with ARM cores run another library's
-kernels; ``_ARM_SHARES`` and ``_ARM_PASSES`` have their speeds by kind of operation.
+A CPU does more work than these counts. Matrix products and convolutions change the layout of their
+data, and pooling and some further operations handle one value at a time. ``_PASSES`` expresses this
+work on a server's CPU by further passes over the data. Boards with ARM cores run the kernels of
+another library. ``_ARM_SHARES`` and ``_ARM_PASSES`` have the speeds of these kernels.
 """
 
 import math
@@ -32,11 +32,11 @@ from fedsim.learning.modules import copy_module, example, outputs_of, samples_dt
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.spec import Trainer, TrainingSpec
 
-# batches, whose difference is the part per sample
+# sizes of two batches; the difference of their costs is the cost per sample
 _SMALL = 2
 _LARGE = 4
-_LANES = 16  # float32 numbers in a register of 512 bits; channels are padded to a multiple
-_FIRST = 4  # a first layer of fewer channels runs on special kernels without padding
+_LANES = 16  # float32 values in a register of 512 bits; channels are padded to a multiple of it
+_FIRST = 4  # least channels that are padded; special kernels handle fewer, in a first layer
 _PASSES = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 1.1),
     **dict.fromkeys(("convolution", "convolution_backward"), 3.7),
@@ -100,13 +100,14 @@ def profile(
     training: Trainer | None = None,
     objective: Objective | None = None,
 ) -> ModelCost:
-    """Count the cost of one training step of a module, which is left as it was.
+    """Count the FLOPs, bytes and memory of one training step of a module.
 
     Args:
-        module: the module; its method ``loss``, if any, comes before the objective's loss.
+        module: the module, which is copied; its method ``loss``, if it has one, replaces the
+            objective's loss.
         shape: shape of a sample.
-        training: the trainer; None: SGD.
-        objective: the objective; None: classification by cross-entropy.
+        training: the trainer; None for SGD.
+        objective: the objective; None for classification by cross-entropy.
 
     Raises:
         ScenarioError: the module cannot be trained on such samples.
@@ -126,7 +127,7 @@ def profile(
         except FedsimError:
             raise
         except Exception as error:
-            # some modules need numbers, which tensors on ``meta`` do not hold
+            # some modules read values, which tensors on ``meta`` do not have
             if device == "cpu":
                 raise ScenarioError(
                     f"the model cannot be trained on samples of shape {shape}: {error}"
@@ -143,22 +144,22 @@ def profile(
 
 
 class Counted(NamedTuple):
-    """The counts of one operation."""
+    """FLOPs and bytes of one call of a torch operation."""
 
     flops: float
     filled: float
-    """FLOPs with padded channels."""
+    """FLOPs if channels are padded to whole registers."""
     traffic: float
     """size of operands and results (bytes)."""
     name: str
     """torch's name of the operation."""
     kind: str
-    """kind of the operation on ARM cores."""
+    """key of ``_ARM_SHARES`` or ``_ARM_PASSES``, or ``matrix``."""
     call: float = 0.0
-    """cost of the call on a CPU (bytes)."""
+    """fixed cost of the call on a CPU, as bytes that could be moved in its time."""
 
     def columns(self) -> tuple[float, ...]:
-        """The operation's row of ``Operations``."""
+        """Return the operation's row of ``Operations``: FLOPs and bytes, on servers and on ARM."""
         arm_flops = self.flops / _ARM_SHARES.get(self.kind, 1.0)
         arm_moved = self.traffic * _ARM_PASSES.get(self.kind, 0.0)
         return (
@@ -171,7 +172,12 @@ class Counted(NamedTuple):
 
 
 def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
-    """Divide each operation's FLOPs and bytes into a fixed part and a part per sample."""
+    """Split each operation's FLOPs and bytes into a fixed part and a part per sample.
+
+    Args:
+        small: the operations on a batch of ``_SMALL`` samples.
+        large: the operations on a batch of ``_LARGE`` samples.
+    """
     first = np.reshape([operation.columns() for operation in small], (-1, COLUMNS))
     second = np.reshape([operation.columns() for operation in large], (-1, COLUMNS))
     if first.shape != second.shape:  # the operations depend on the size of the batch
@@ -182,7 +188,7 @@ def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
 
 
 class _StepCounts(NamedTuple):
-    """The counts of one training step."""
+    """Operations and memory of one training step on a batch."""
 
     forward: list[Counted]
     backward: list[Counted]
@@ -196,7 +202,17 @@ class _StepCounts(NamedTuple):
 def _step(
     module: nn.Module, batch: Tensor, trainer: Trainer, device: str, objective: Objective
 ) -> _StepCounts:
-    """Count the second step of a copy of the module; the first makes the optimiser's state."""
+    """Count the second training step of a copy of a module.
+
+    The first step creates the optimiser's state, and is not counted.
+
+    Args:
+        module: the module.
+        batch: samples.
+        trainer: provides the optimiser.
+        device: torch's device, ``meta`` or ``cpu``.
+        objective: provides targets, and the loss if the module has none.
+    """
     copied_module = copy_module(module).to(device).train()
     x = batch.to(device)
     trained = {}
@@ -245,12 +261,12 @@ def _step(
 
 
 def _is_unfused(part: nn.Module) -> bool:
-    """Whether a part is a recurrent layer that torch computes step by step."""
+    """Return whether a layer is recurrent and computed by torch step by step (not an LSTM)."""
     return isinstance(part, nn.RNNBase | nn.RNNCellBase) and not isinstance(part, nn.LSTM)
 
 
 def _size(tree: object) -> int:
-    """Size of all tensors in nested lists, tuples and dicts (bytes)."""
+    """Sum the sizes of all tensors in nested lists, tuples and dicts (bytes)."""
     size = 0
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
@@ -259,10 +275,10 @@ def _size(tree: object) -> int:
 
 
 class Counting(TorchDispatchMode):
-    """A mode that counts the FLOPs and bytes of each operation.
+    """Torch dispatch mode that counts the FLOPs and bytes of each operation.
 
     Args:
-        call: additional cost of each operation (bytes).
+        call: additional fixed cost of each operation (bytes).
 
     Attributes:
         operations: the counts of the operations, in order.
@@ -292,7 +308,7 @@ class Counting(TorchDispatchMode):
             kind = _kind_of_convolution(weight, groups)
         elif name == "convolution_backward":
             y, x, weight, _, stride, _, _, transposed, _, groups, output_mask, *_ = args
-            # one convolution for the gradient of the samples, if any, and one for the weights'
+            # one convolution for the samples' gradient (if needed), one for the weights' gradient
             convolutions = sum(output_mask[:2])
             counts = _count_convolution(x, weight, y, stride, transposed, groups, backward=True)
             flops, filled, traffic = (convolutions * number for number in counts)
@@ -330,9 +346,16 @@ def _count_convolution(
     *,
     backward: bool = False,
 ) -> tuple[float, float, float]:
-    """FLOPs, padded FLOPs and bytes of a convolution from x to y.
+    """Count the FLOPs, the FLOPs with padded channels, and the bytes of a convolution.
 
-    In a backward pass the gradient of y is spread over the grid of x.
+    Args:
+        x: input of the layer.
+        weight: kernel of the layer.
+        y: output of the layer.
+        stride: stride in each dimension.
+        transposed: whether the convolution is transposed.
+        groups: count of groups of channels.
+        backward: whether y's gradient is the operand, which is then spread over the grid of x.
     """
     if transposed:
         x, y = y, x
@@ -345,7 +368,7 @@ def _count_convolution(
 
 
 def _padding(channels: int) -> float:
-    """The factor by which padding to whole registers increases channels."""
+    """Return the factor by which padding to whole registers increases a count of channels."""
     if channels < _FIRST:
         return 1.0
     return -(-channels // _LANES) * _LANES / channels

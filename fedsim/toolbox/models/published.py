@@ -1,7 +1,7 @@
-"""The models of papers, whose published parameter counts are tests.
+"""Models of papers, whose parameter counts are tested against the published ones.
 
-Convolutions pad symmetrically; Keras pads one row more at the end for even inputs and stride 2,
-which shifts values by a pixel.
+Convolutions pad symmetrically. Keras, in which some papers' models are written, pads one row more
+at the end for even inputs and stride 2, which shifts values by a pixel.
 """
 
 from typing import ClassVar, Literal

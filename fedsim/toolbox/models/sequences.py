@@ -1,4 +1,4 @@
-"""An LSTM and a transformer from tokens [n, T] to [n, T, outputs] or [n, outputs]."""
+"""Torch modules of an LSTM and a transformer: tokens [n, T] to [n, T, outputs] or [n, outputs]."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,15 @@ from fedsim.learning.data.federated import TokenShape
 
 
 class LSTMModule(nn.Module):
-    """An embedding, an LSTM, and a dense layer at each token, or at the last one."""
+    """Embedding, LSTM, and a dense layer at each token, or only at the last token.
+
+    Args:
+        shape: length T, vocabulary, and whether there is one answer per sample or per token.
+        outputs: count of outputs of the dense layer.
+        embedding: width of the embedding.
+        hidden: units of each LSTM layer.
+        layers: count of LSTM layers.
+    """
 
     def __init__(
         self, shape: TokenShape, outputs: int, embedding: int, hidden: int, layers: int
@@ -27,7 +35,14 @@ class LSTMModule(nn.Module):
 
 
 class TransformerModule(nn.Module):
-    """Embeddings of tokens and places, blocks with norms before their layers, and a dense layer."""
+    """Transformer: embeddings of tokens and positions, pre-norm blocks, and a dense layer.
+
+    Args:
+        shape: length T, vocabulary, and whether there is one answer per sample or per token.
+        outputs: count of outputs of the dense layer.
+        width: width of the embedding and the blocks, with four heads of attention.
+        layers: count of blocks.
+    """
 
     def __init__(self, shape: TokenShape, outputs: int, width: int, layers: int) -> None:
         super().__init__()

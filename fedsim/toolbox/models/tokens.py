@@ -1,4 +1,4 @@
-"""Small models of tokens."""
+"""Kinds of small models of token sequences: an LSTM and a transformer."""
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -30,7 +30,12 @@ class _OfTokens(TorchModel):
 
     @abstractmethod
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
-        """The module with freshly drawn weights."""
+        """Build the torch module, with weights drawn from torch's global generator.
+
+        Args:
+            shape: length and vocabulary of the sequences.
+            outputs: count of outputs of the last layer.
+        """
 
 
 class CharLSTM(_OfTokens):

@@ -1,1 +1,1 @@
-"""Partitions: the recipes by which samples are dealt to devices."""
+"""Partitions: kinds of ``data.partition``, which divide the samples among the devices."""

@@ -24,8 +24,8 @@ from fedsim.learning.data.partitions import (
 )
 
 _EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
-_NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # of a device, as JSON has it for a key
-_TRIES = 10_000  # of permutations
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # index of a device, as a key in JSON
+_TRIES = 10_000  # permutations that are drawn before the search is given up
 
 
 class ByLabel(Partition):
@@ -48,7 +48,18 @@ class ByLabel(Partition):
     def _deal(
         self, dataset: Dataset, index: Index, devices: int, streams: Streams, purpose: str
     ) -> list[Index]:
-        """Deal each label's samples of ``index`` to the devices of the label."""
+        """Deal the samples of each label evenly to the devices of the label.
+
+        Args:
+            dataset: the data set.
+            index: pool indices of the samples, training or test.
+            devices: count of devices.
+            streams: the random streams of the run.
+            purpose: name of the random stream.
+
+        Returns:
+            The pool indices of each device's samples.
+        """
         labels = dataset.pool.classes
         pieces: list[list[Index]] = [[] for _ in range(devices)]
         for label, samples in enumerate(dataset.by_class(index)):
@@ -132,7 +143,12 @@ class Dirichlet(Partition):
         return np.repeat(np.arange(devices), np.diff(edges, prepend=0))
 
     def _fill_up(self, indices: list[Index], generator: np.random.Generator) -> None:
-        """Move samples from the largest devices to devices below the minimum, in place."""
+        """Move random samples from the largest devices to devices below ``minimum``, in place.
+
+        Args:
+            indices: pool indices of each device's samples.
+            generator: source of the random choice of samples.
+        """
         sizes = np.array([len(index) for index in indices])
         for device in np.flatnonzero(sizes < self.minimum).tolist():
             while sizes[device] < self.minimum:
@@ -185,7 +201,14 @@ class PartitionFile(Partition):
 
 
 def _read_entries(path: Path) -> list[dict[str, Any]]:
-    """The entry of each device, in the order of the devices' numbers."""
+    """Read a partition file.
+
+    Returns:
+        For each device, in order of index, its entry as a dict with ``train`` and perhaps ``test``.
+
+    Raises:
+        DataError: the file is malformed, or its keys are not the devices' indices.
+    """
     with reading(path, "data.partition.path", "JSON"):
         content = read_keyed_json(path)
     if not isinstance(content, dict):
@@ -225,10 +248,20 @@ def _entry(path: Path, name: str, entry: object) -> dict[str, Any]:
 
 
 def _index(path: Path, label: str, entry: object, samples: Index) -> Index:
-    """The pool indices of a list of positions within ``samples``."""
+    """Convert a device's list of indices in a partition file to pool indices.
+
+    Args:
+        path: the file, for error messages.
+        label: text that names the device and the part, for error messages.
+        entry: the list in the file, of indices into ``samples``.
+        samples: pool indices of the training or test set.
+
+    Raises:
+        DataError: the entry is no list of valid indices.
+    """
     try:
         numbers: AnyArray = np.asarray(entry)
-    except ValueError:  # lists within a list
+    except ValueError:  # nested lists of different lengths
         numbers = np.zeros((1, 1))
     if numbers.size == 0:
         return samples[:0]
@@ -317,7 +350,7 @@ class Permutations(Partition):
         _require_members(self.groups, devices)
         maps = self._draw_maps(dataset.pool.classes, streams.generator("world/data/permutations"))
         train = deal_evenly(dataset.train, devices, streams.generator("world/data/train"))
-        test = dataset.test  # one array for all devices
+        test = dataset.test  # shared by all devices
         truth = np.arange(devices) % self.groups
         shards = []
         for index, group in zip(train, truth, strict=True):

@@ -22,9 +22,9 @@ from fedsim.learning.data.partitions import (
     require_devices,
 )
 
-_LEAST_PER_CLASS = 2  # images of a device (``femnist``)
-_FIRST_OF_CLASS = 5  # samples of each of its classes that a device has at least (``power-law``)
-_MOST_SAMPLES = 100_000_000  # places of a sample in an index
+_LEAST_PER_CLASS = 2  # least images of a class on a device (``femnist``)
+_FIRST_OF_CLASS = 5  # least samples of a class on a device (``power-law``)
+_MOST_SAMPLES = 100_000_000  # greatest sum of all devices' training samples (``class-bias``)
 
 
 class PowerLaw(Partition):
@@ -69,11 +69,11 @@ class PowerLaw(Partition):
 
         Args:
             labels: the classes of each device, int64 [devices, slots].
-            available: number of samples of each class, int64 [C].
-            generator: the source of the proportions.
+            available: count of samples of each class to divide, int64 [C].
+            generator: source of the random proportions.
 
         Returns:
-            The number of samples of each of ``labels``, int64 [devices, slots].
+            For each device and slot the count of samples of the class, int64 [devices, slots].
         """
         devices, slots = labels.shape
         classes = len(available)
@@ -155,9 +155,16 @@ class DittoPartition(Partition):
 
 
 def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[Ints, Ints | None]:
-    """The classes u, u+1, ... (mod C) of each device u, and its true group, its first class.
+    """Assign the classes u, u+1, ... (mod C) to each device u.
 
-    The classes are int64 [devices, slots], the groups int64 [devices], or None for one group.
+    Args:
+        dataset: the data set.
+        devices: count of devices.
+        slots: count of classes of a device.
+
+    Returns:
+        The classes of each device, int64 [devices, slots], and its true group, which is its first
+        class, int64 [devices]. The groups are None if each device has all classes.
     """
     classes = dataset.pool.classes
     require_classes(slots, dataset)
@@ -169,16 +176,17 @@ def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[Ints, Ints 
 def _deal(
     parts: list[Index], labels: Ints, amounts: Ints, at_end: Literal["skip", "rest", "again"]
 ) -> list[Index]:
-    """Deal samples from the front of each class, one pass after the other.
+    """Deal the samples of each class to the devices in order, in one or several passes.
 
     Args:
-        parts: samples of each class.
+        parts: pool indices of each class's samples.
         labels: classes of each device, int64 [devices, slots].
-        amounts: number of samples for each pass, device and slot, [passes, devices, slots].
-        at_end: a class with too few samples left gives nothing, the rest, or starts again.
+        amounts: count of samples to deal, int64 [passes, devices, slots].
+        at_end: treatment of a class with too few samples left: ``skip`` deals none, ``rest`` deals
+            the remaining ones, ``again`` starts from the class's first sample.
 
     Returns:
-        The samples of each device.
+        The pool indices of each device's samples.
     """
     pieces: list[list[Index]] = [[] for _ in labels]
     begins = np.zeros(len(parts), dtype=np.int64)
@@ -245,7 +253,17 @@ class ClassBias(Partition):
     def _draw(
         self, parts: list[Index], order: Ints, size: int, generator: np.random.Generator
     ) -> Index:
-        """One device's training samples; the first classes in ``order`` make the larger part."""
+        """Draw one device's training samples.
+
+        Args:
+            parts: pool indices of each class's samples.
+            order: the classes; the first ``classes_per_device`` make up ``share`` of the samples.
+            size: count of the device's samples.
+            generator: source of the random choice.
+
+        Returns:
+            Pool indices, int64 [size].
+        """
         major = order[: self.classes_per_device]
         minor = order[self.classes_per_device :]
         major_size = round(self.share * size) if len(minor) else size
@@ -282,7 +300,7 @@ class ClassImbalance(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         classes = dataset.pool.classes
         require_classes(self.classes_per_device, dataset)
-        # The chance of each class to be a device's majority, by the rounded normal within 1..C.
+        # probability of each class to be a device's majority, by the rounded normal within 1..C
         edges = (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)
         chances = np.diff([math.erf(edge) for edge in edges])
         majority = np.asarray(chances / chances.sum(), dtype=np.float64)
@@ -311,7 +329,15 @@ class ClassImbalance(Partition):
         return federated(dataset, gather(owner, index, devices), test, truth)
 
     def _counts(self, majority: Floats, generator: np.random.Generator) -> Ints:
-        """One device's number of samples of each class, int64 [C], by chances ``majority`` [C]."""
+        """Draw one device's count of samples of each class.
+
+        Args:
+            majority: probability of each class to be the majority class, float64 [C].
+            generator: source of the random numbers.
+
+        Returns:
+            int64 [C].
+        """
         classes = len(majority)
         major = generator.choice(classes, p=majority)
         candidates = np.delete(np.arange(classes), major)

@@ -1,4 +1,4 @@
-"""A data set of a user's arrays, whose names, shapes and types have meanings, or are refused."""
+"""Conversion of a user's named arrays to a data set, with checks of names, shapes and types."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import check_labels, every_fifth
 
-_MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
-_CHANNELS = (1, 3, 4)  # of images: grey, colours, colours with transparency
+_MOST_CLASSES = 100_000  # classes, as tables of devices and of outputs have a column for each
+_CHANNELS = (1, 3, 4)  # counts of channels of images: grey, colours, colours with transparency
 _PARTS = ("_train", "_test")
 _NEEDS = "x_train, y_train, x_test and y_test, or x and y"
-_TEXT = "USOT"  # numpy's kinds of arrays of text, and of objects
+_TEXT = "USOT"  # numpy's codes of kinds of arrays of text and of objects
 
 Vocabulary = Annotated[int | None, Field(ge=2, le=10_000_000)]
 Layout = Literal["channels-first", "channels-last"] | None
@@ -25,12 +25,12 @@ NamedArrays = dict[str, AnyArray]
 
 
 class Meaning(NamedTuple):
-    """The meaning that a scenario gives to its arrays.
+    """Settings of a scenario's source that say how to read the arrays.
 
     Attributes:
-        vocabulary: number of tokens; None: up to the largest token.
-        layout: the place of the channels in samples of three dimensions; None: first, if the
-            shape does not contradict.
+        vocabulary: count of different tokens; None for the largest token + 1.
+        layout: ``channels-first`` or ``channels-last``, for samples of three dimensions; None for
+            channels first, unless the shape makes channels last more likely, which is an error.
     """
 
     vocabulary: int | None = None
@@ -38,15 +38,15 @@ class Meaning(NamedTuple):
 
 
 def raw_of(path: Path, arrays: NamedArrays, meaning: Meaning) -> Raw:
-    """Make a data set of arrays that are named as in ``Npz``.
+    """Convert arrays that are named as in ``Npz`` to a data set.
 
     Args:
-        path: the file or the factory, for messages.
-        arrays: all arrays by name.
-        meaning: the meaning that the scenario gives to the arrays.
+        path: the file or the factory, for error messages.
+        arrays: name: array.
+        meaning: settings of the scenario's source.
 
     Raises:
-        DataError: an array is missing, malformed, or of a name that has no meaning.
+        DataError: an array is missing, is malformed, or has a name that is not allowed.
     """
     split = sorted(name for name in arrays if _is_part(name))
     whole = [name for name in ("x", "y") if name in arrays]
@@ -83,14 +83,22 @@ def _is_part(name: str) -> bool:
 
 
 def _count_classes(train: AnyArray, test: AnyArray) -> int:
-    """The number of classes of labels [n], or of numbers of targets [n, k]."""
+    """Return the count of classes of labels [n], or the count k of values of targets [n, k]."""
     if train.ndim > 1:
         return max(1, int(train.shape[1]))
     return _most(train, test) + 1
 
 
 def _refuse_unlike(path: Path, name: str, noun: str, train: AnyArray, test: AnyArray) -> None:
-    """Refuse training and test arrays that differ in shape or type."""
+    """Raise ``DataError`` if training and test arrays differ in samples' shape or in type.
+
+    Args:
+        path: the file or the factory, for error messages.
+        name: ``x`` or ``y``, for error messages.
+        noun: text that names the arrays' entries, for error messages.
+        train: the training array.
+        test: the test array.
+    """
     if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
         raise DataError(
             f"'{path}': {name}_train holds {noun} of shape {train.shape[1:]} and type "
@@ -99,7 +107,7 @@ def _refuse_unlike(path: Path, name: str, noun: str, train: AnyArray, test: AnyA
 
 
 def _note(path: Path, arrays: NamedArrays, columns: NamedArrays, *, has_tests: bool) -> None:
-    """Note how the arrays are read."""
+    """Print a note on the arrays and on how they are read."""
     forms = [f"{name} {array.dtype} {array.shape}" for name, array in arrays.items()]
     tests = "with test samples of its own"
     if not has_tests:
@@ -109,12 +117,12 @@ def _note(path: Path, arrays: NamedArrays, columns: NamedArrays, *, has_tests: b
 
 
 def surplus(columns: Iterable[str], declared: Iterable[str], used: str | None) -> list[str]:
-    """The columns that nothing uses, sorted.
+    """Return the names of columns that are neither listed nor used, sorted.
 
     Args:
-        columns: all columns.
-        declared: columns that the source lists.
-        used: ``data.column``.
+        columns: names of all columns in the data.
+        declared: names that the source lists in ``columns``.
+        used: ``data.column``; None if it is not set.
     """
     return sorted({*columns} - {*declared} - {used})
 
@@ -124,7 +132,17 @@ def _most(train: AnyArray, test: AnyArray) -> int:
 
 
 def _tokens(path: Path, train: AnyArray, test: AnyArray, vocabulary: int | None) -> int:
-    """The number of tokens; 0 if samples are numbers."""
+    """Return the size of the vocabulary; 0 if samples are no tokens.
+
+    Args:
+        path: the file or the factory, for error messages.
+        train: training samples; int64 if they are tokens.
+        test: test samples.
+        vocabulary: ``data.source.vocabulary``; None for the largest token + 1.
+
+    Raises:
+        DataError: a token is outside the vocabulary, or samples with a vocabulary are no tokens.
+    """
     if train.dtype != np.int64:
         if vocabulary is not None:
             raise DataError(
@@ -146,16 +164,19 @@ def _tokens(path: Path, train: AnyArray, test: AnyArray, vocabulary: int | None)
 def _columns(
     path: Path, arrays: NamedArrays, parts: Sequence[str], sizes: Mapping[str, int]
 ) -> NamedArrays:
-    """Read further integers of each sample, and refuse any other array.
+    """Collect the columns: integer arrays [n] besides samples and targets.
 
     Args:
-        path: the file or the factory, for messages.
-        arrays: all arrays by name.
-        parts: suffixes of the names, one for each part of the samples.
-        sizes: number of samples by suffix.
+        path: the file or the factory, for error messages.
+        arrays: name: array.
+        parts: suffixes of the names (``_train`` and ``_test``, or ""), one for each part.
+        sizes: suffix: count of samples.
 
     Returns:
-        The columns by name, int64 [n], all parts one after the other.
+        name without suffix: column, int64 [n], with the parts concatenated.
+
+    Raises:
+        DataError: an array is neither samples, targets nor a column.
     """
     roles: list[str] = []
     for part in parts:
@@ -181,7 +202,7 @@ def _columns(
 
 
 def _split_name(name: str, parts: Sequence[str]) -> tuple[str, str]:
-    """A column's name without its suffix, and the suffix; ``"?"`` without a suffix of ``parts``."""
+    """Split an array's name into base name and suffix; the suffix is "?" if not in ``parts``."""
     for part in parts:
         if name.endswith(part) and name != part:
             return name.removesuffix(part), part
@@ -191,7 +212,17 @@ def _split_name(name: str, parts: Sequence[str]) -> tuple[str, str]:
 def _pair(
     path: Path, arrays: NamedArrays, part: str, meaning: Meaning
 ) -> tuple[AnyArray, AnyArray]:
-    """Read the samples and the labels or targets of a part."""
+    """Check and convert the samples and the targets of one part.
+
+    Args:
+        path: the file or the factory, for error messages.
+        arrays: name: array.
+        part: suffix of the names: ``_train``, ``_test`` or "".
+        meaning: settings of the scenario's source.
+
+    Returns:
+        Samples [n, ...], and labels (int64 [n]) or targets (float32 or int64 [n, k]).
+    """
     x_name = f"x{part}"
     y_name = f"y{part}"
     x = arrays.get(x_name)
@@ -234,7 +265,7 @@ def _pair(
 
 
 def _refuse_other_values(path: Path, name: str, array: AnyArray) -> None:
-    """Refuse text, objects and types that numpy does not know as numbers, with advice."""
+    """Raise ``DataError`` with advice if an array has text, objects or a non-numeric type."""
     if array.dtype.kind in _TEXT:
         words = ", ".join(shown(value) for value in np.unique(array.astype(str))[:3].tolist())
         advice = (
@@ -254,7 +285,17 @@ def _is_tokens(x: AnyArray) -> bool:
 
 
 def _samples(path: Path, name: str, x: AnyArray, layout: Layout) -> AnyArray:
-    """Convert samples to tokens, int64 [n, T], or to uint8 or float32 with channels first."""
+    """Convert samples to tokens, int64 [n, T], or to uint8 or float32 with channels first.
+
+    Args:
+        path: the file or the factory, for error messages.
+        name: name of the array, for error messages.
+        x: the array.
+        layout: ``data.source.layout``.
+
+    Raises:
+        DataError: the shape, the type or a value is not allowed.
+    """
     form = f"'{path}': '{name}' is of shape {x.shape} and type {x.dtype}"
     if _is_tokens(x):
         if x.ndim != 2 or not x.size or x.min() < 0:
@@ -283,8 +324,15 @@ def _samples(path: Path, name: str, x: AnyArray, layout: Layout) -> AnyArray:
 def _channels_first(form: str, name: str, x: AnyArray, layout: Layout) -> AnyArray:
     """Convert images to [n, c, h, w].
 
-    Without a layout, a shape that is more likely [n, h, w, c] raises ``DataError``. ``form`` begins
-    the message.
+    Args:
+        form: begin of error messages, which describes the array.
+        name: name of the array, for error messages.
+        x: the array; arrays other than [n, h, w] and four-dimensional ones are returned unchanged.
+        layout: ``data.source.layout``.
+
+    Raises:
+        DataError: the layout does not apply; or it is None, and the shape is more likely
+            [n, h, w, c].
     """
     if layout is not None and x.ndim != 4:
         raise DataError(
@@ -305,5 +353,5 @@ def _channels_first(form: str, name: str, x: AnyArray, layout: Layout) -> AnyArr
 
 
 def _looks_channels_last(first: int, second: int, last: int) -> bool:
-    """Whether the last size of a sample is likely a number of channels."""
+    """Return whether the last dimension of a sample's shape is likely the channels."""
     return last in _CHANNELS and first > last and second != last

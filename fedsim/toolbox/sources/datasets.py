@@ -1,6 +1,7 @@
-"""A ``Dataset`` of torch as arrays.
+"""Source that reads a ``Dataset`` of torch into arrays.
 
-The items are read twice, to refuse items that draw or depend on the order of reading.
+The items are read twice, to detect items that draw random numbers or depend on the order of
+reading.
 """
 
 import pickle
@@ -22,7 +23,7 @@ from fedsim.learning.data.sources import Source
 from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
 
 _AGAIN = 512  # items that are read from the same Dataset a second time
-_OTHER_SEEDS = (20_231, 77_003)  # of the shared generators while items are read again
+_OTHER_SEEDS = (20_231, 77_003)  # seeds of the global generators while items are read again
 _INSTEAD = (
     "fedsim reads a Dataset once, so that a draw would be the same in every epoch, or another "
     "in every run: give items that "
@@ -72,7 +73,7 @@ class MapDataset(Source):
         base = "torch.utils.data.Dataset"
         factory = find(self.factory, "data.source.factory", Dataset, base, or_function=True)
         where = f"data.source.factory is {self.factory!r}"
-        arguments = {"": self.args}  # by the suffix of arrays
+        arguments = {"": self.args}  # suffix of the arrays' names: arguments of the factory
         if self.test is not None:
             arguments = {"_train": self.args, "_test": {**self.args, **self.test}}
         arrays: NamedArrays = {}
@@ -88,11 +89,17 @@ class MapDataset(Source):
 
 
 def _read(make: Callable[[], object], where: str) -> NamedArrays:
-    """Stack the items of a Dataset by key; ``DataError`` if an item depends on more than its index.
+    """Read all items of a Dataset, and stack them by key.
 
     Args:
-        make: makes the Dataset.
-        where: the Dataset in words, for messages.
+        make: creates the Dataset.
+        where: text that names the Dataset, for error messages.
+
+    Returns:
+        key: array [n, ...].
+
+    Raises:
+        DataError: an item is invalid, or depends on more than its index.
     """
     with _generators_restored():
         before = _states()
@@ -125,9 +132,16 @@ def _read(make: Callable[[], object], where: str) -> NamedArrays:
 def _require_own_seed(
     make: Callable[[], object], where: str, generators: list[str], after: dict[str, bytes]
 ) -> None:
-    """Refuse a Dataset that draws from a shared generator without seeding the generator.
+    """Raise ``DataError`` if a Dataset draws from a global generator that it does not seed itself.
 
-    Such a Dataset is refused even if no item shows the draws.
+    The Dataset is created and read again under another seed of the generators. The error is raised
+    even if no item depends on the draws.
+
+    Args:
+        make: creates the Dataset.
+        where: text that names the Dataset, for error messages.
+        generators: names of the generators whose states the first reading changed.
+        after: name of a generator: its state after the first reading.
     """
     _seed_generators(_OTHER_SEEDS[1])
     dataset = _make_dataset(make, where)
@@ -140,7 +154,7 @@ def _require_own_seed(
 
 
 class _MapStyle(Protocol):
-    """A map-style Dataset of torch."""
+    """Interface of a map-style Dataset of torch."""
 
     def __len__(self) -> int: ...
 
@@ -148,7 +162,7 @@ class _MapStyle(Protocol):
 
 
 def _make_dataset(make: Callable[[], object], where: str) -> _MapStyle:
-    """Make a Dataset; ``DataError`` if that fails, or if it is not map-style."""
+    """Create a Dataset; ``DataError`` if ``make`` raises an error or it is not map-style."""
     from torch.utils.data import IterableDataset
 
     try:
@@ -182,7 +196,12 @@ def _items(dataset: _MapStyle, places: Iterable[int], where: str) -> Iterator[It
 
 
 def _entries(item: object, owner: str) -> Item:
-    """The parts of an item as arrays."""
+    """Convert an item, a pair (sample, target) or a mapping, to arrays by key.
+
+    Args:
+        item: the item.
+        owner: text that names the item, for error messages.
+    """
     if isinstance(item, list | tuple) and len(item) == 2:
         item = dict(zip("xy", item, strict=True))
     if not isinstance(item, Mapping):
@@ -237,7 +256,15 @@ def _stack(items: Iterator[Item], where: str) -> NamedArrays:
 def _require_same(
     items: Iterator[Item], places: Iterable[int], arrays: NamedArrays, where: str, when: str
 ) -> None:
-    """Refuse items that differ from the first reading."""
+    """Raise ``DataError`` if items differ from those of the first reading.
+
+    Args:
+        items: the items of a later reading.
+        places: indices of the items.
+        arrays: the stacked items of the first reading.
+        where: text that names the Dataset, for error messages.
+        when: text that names the later reading, for error messages.
+    """
     for place, item in zip(places, items, strict=True):
         for key, array in arrays.items():
             if not _is_same(array[place], item.get(key)):
@@ -247,24 +274,24 @@ def _require_same(
 
 
 def _has_form_of(array: AnyArray, first: AnyArray) -> bool:
-    """Whether two arrays have one shape, and are both text or both not."""
+    """Return whether two arrays have equal shapes, and both or neither are text."""
     is_text = array.dtype.kind in "US"
     is_first_text = first.dtype.kind in "US"
     return array.shape == first.shape and is_text == is_first_text
 
 
 def _is_same(first: AnyArray, repeated: AnyArray | None) -> bool:
-    """Whether two arrays have equal bits; ``first`` may have a wider type, common to all items."""
+    """Return whether two arrays are bitwise equal, after converting to the type of ``first``."""
     if repeated is None or not _has_form_of(repeated, first):
         return False
     return repeated.astype(first.dtype).tobytes() == np.asarray(first).tobytes()
 
 
-# The generators that all code of a process shares.
+# Global random generators of the process.
 
 
 def _states() -> dict[str, bytes]:
-    """The states of the shared generators by name, to be compared."""
+    """Return name -> state of each global generator, as bytes to compare."""
     import torch
 
     return {
@@ -284,7 +311,7 @@ def _seed_generators(seed: int) -> None:
 
 @contextmanager
 def _generators_restored() -> Iterator[None]:
-    """Restore the shared generators at the end, also after an error."""
+    """Context at whose end the states of the global generators are restored."""
     import torch
 
     python_state = random.getstate()

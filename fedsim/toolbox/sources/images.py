@@ -29,7 +29,7 @@ _UNSIGNED_BYTE = 8
 _RECORD = 1 + 3 * 32 * 32
 _EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 _EMNIST_CLASSES = 62
-_MOST_PIXELS = 10**9  # the largest of the published files, of EMNIST, has 547,278,208
+_MOST_PIXELS = 10**9  # greatest count of values in a file; EMNIST's largest has 547,278,208
 # lower-case letters follow 10 digits and 26 capitals
 _A = 36
 _J = 45
@@ -40,13 +40,13 @@ def read_idx(path: Path, dimensions: int) -> ByteArray:
 
     Args:
         path: the file.
-        dimensions: number of dimensions that the array must have.
+        dimensions: count of dimensions that the array must have.
 
     Returns:
         The array, uint8.
 
     Raises:
-        DataError: the file cannot be read, or is no such file.
+        DataError: the file cannot be read, or is no IDX file of this count of dimensions.
     """
     try:
         with open_file(path) as file:
@@ -75,7 +75,7 @@ def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
         raise DataError(
             f"'{path}' has {expected} values by its header; allowed are at most {_MOST_PIXELS}"
         )
-    content = file.read(expected + 1)  # never all of a small file that unpacks to gigabytes
+    content = file.read(expected + 1)  # limited, as a small file may unpack to gigabytes
     length = len(header) + len(content)
     if length != size + expected:
         present = "more" if length > size + expected else str(length)
@@ -117,7 +117,11 @@ class PublishedImages(Source):
     """Number of training images, which come before the test images at OpenML."""
 
     def _find_files(self, root: Path | None) -> list[Path]:
-        """The files of the first folder that has all of them; ``DataError`` without one."""
+        """Return the paths of ``files`` in the first folder that has all of them.
+
+        Raises:
+            DataError: no folder has all files.
+        """
         folders = [sought(name, root) for name in self.folders]
         for folder in folders:
             candidates = [self._find_file(folder, name) for name in self.files]
@@ -132,7 +136,7 @@ class PublishedImages(Source):
 
     @classmethod
     def _find_file(cls, folder: Path, name: str) -> Path | None:
-        """The file of a name, plain or packed."""
+        """Return the path of a file in a folder, plain or ``.gz``; None if there is none."""
         plain = folder / name
         packed = folder / f"{name}.gz"
         if plain.is_file():
@@ -143,7 +147,7 @@ class PublishedImages(Source):
 
     @classmethod
     def advice(cls, folder: Path) -> str:
-        """The advice to put the missing files into a folder."""
+        """Return a sentence that advises to put the missing files into a folder."""
         missing = [name for name in cls.files if cls._find_file(folder, name) is None]
         forms = " (plain or .gz)" if cls.packed else ""
         return f"put {', '.join(missing)}{forms} into '{folder}'"
@@ -156,7 +160,7 @@ class PublishedImages(Source):
             folder: the folder of the files.
             x: the images, uint8 [n, channels, height, width], training images first.
             y: the labels, uint8 [n].
-            train_size: number of training images.
+            train_size: count of training images.
         """
         parts = (x[:train_size, 0], y[:train_size], x[train_size:, 0], y[train_size:])
         for name, array in zip(cls.files, parts, strict=True):
@@ -164,7 +168,7 @@ class PublishedImages(Source):
 
 
 class _MnistFiles(PublishedImages):
-    """The base of data sets in four files with the names and shapes of MNIST's."""
+    """Base of data sets in four files with the names and shapes of MNIST's."""
 
     kind: str
     known = (1, 28, 28), 10
@@ -199,7 +203,13 @@ class Fashion(_MnistFiles):
 
 
 def _load_idx(name: str, files: list[Path], classes: int) -> Raw:
-    """Read the IDX files of training images, training labels, test images and test labels."""
+    """Read a data set of 28x28 images from four IDX files.
+
+    Args:
+        name: name of the data set.
+        files: paths of training images, training labels, test images and test labels.
+        classes: count of classes.
+    """
     x_train, y_train = _load_idx_pair(files[0], files[1], classes)
     x_test, y_test = _load_idx_pair(files[2], files[3], classes)
     return Raw(name, x_train, y_train, x_test, y_test, classes)
@@ -208,7 +218,7 @@ def _load_idx(name: str, files: list[Path], classes: int) -> Raw:
 def _load_idx_pair(
     images_path: Path, labels_path: Path, classes: int
 ) -> tuple[ByteArray, NDArray[np.int64]]:
-    """Images, uint8 [n, 1, 28, 28], and their labels, int64 [n]."""
+    """Read images, uint8 [n, 1, 28, 28], and their labels, int64 [n], from two IDX files."""
     images = read_idx(images_path, 3)
     labels = read_idx(labels_path, 1)
     if len(images) != len(labels):
@@ -250,7 +260,7 @@ class Emnist(PublishedImages):
         return Raw("emnist", *train, *test, self.shape_and_classes(root)[1])
 
     def _upright(self, x: Samples, y: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
-        """The characters of ``letters``, turned upright; the files hold them transposed."""
+        """Select the characters of ``letters``, and undo the files' transposition of images."""
         if self.letters == "a-j":
             is_letter = (y >= _A) & (y <= _J)
             x = x[is_letter]
@@ -340,11 +350,11 @@ def fetch(name: str, root: Path) -> Path:
             f"gzip.zip at {_EMNIST_PAGE}"
         )
     try:
-        with warnings.catch_warnings(action="ignore"):  # of each retry; the error says the outcome
+        with warnings.catch_warnings(action="ignore"):  # omits a warning for each retry
             bunch = fetch_openml(
                 source.openml, version=1, as_frame=False, parser="auto", cache=False
             )
-    except Exception as error:  # whatever a network can do
+    except Exception as error:  # a download may raise many kinds of errors
         reason = f"{type(error).__name__}: {error}"
         raise DataError(
             f"{name} cannot be downloaded from OpenML ({reason}); instead, {source.advice(folder)}"

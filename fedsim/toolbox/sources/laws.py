@@ -1,4 +1,4 @@
-"""Sources that need no user files: characters of a text, and a linear law."""
+"""Sources that need no downloads: characters of a text, and random samples of a linear law."""
 
 from pathlib import Path
 from typing import Literal
@@ -58,7 +58,7 @@ class Text(Source):
 
 
 def _speech(block: str) -> tuple[str, str]:
-    """The speaker and the lines of a block; "" without a first line ``NAME:``."""
+    """Split a block of a play into speaker and lines; the speaker is "" if no ``NAME:`` line."""
     first, newline, lines = block.lstrip().partition("\n")
     speaker = first.removesuffix(":")
     is_named = newline and speaker and speaker != first and ":" not in speaker

@@ -1,4 +1,4 @@
-"""Users' files of data: numpy archives, and saved folders of Hugging Face's ``datasets``."""
+"""Sources of users' files: numpy archives, and folders of Hugging Face's ``datasets``."""
 
 import io
 import warnings
@@ -18,7 +18,7 @@ from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
 from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
 
-_MOST_PIXELS = 1 << 24  # of one image, as few bytes may unpack to gigabytes
+_MOST_PIXELS = 1 << 24  # greatest count of pixels of an image, as few bytes may unpack to gigabytes
 
 
 class Npz(Source):
@@ -103,7 +103,7 @@ class HuggingFace(Source):
         columns = {"x": self.x, "y": self.y}
         for name in self.columns:
             columns[name] = name
-        subfolders = {"": ""}  # by the suffix of arrays
+        subfolders = {"": ""}  # suffix of the arrays' names: folder
         if (folder / "dataset_dict.json").is_file():
             subfolders = {"_train": "train", "_test": "test"}
         arrays: NamedArrays = {}
@@ -119,7 +119,7 @@ class HuggingFace(Source):
         return raw_of(folder, arrays, Meaning(self.vocabulary, layout))
 
     def _note(self, folder: Path, names: list[str]) -> None:
-        """Note the columns that are used, and columns and splits that are not."""
+        """Print a note on the columns that are used, and on unused columns and splits."""
         unused = [name for name in names if name not in (self.x, self.y, *self.columns)]
         splits = folder / "dataset_dict.json"
         if splits.is_file():
@@ -142,7 +142,15 @@ class HuggingFace(Source):
 
 
 def _read_table(folder: Path, names: list[str]) -> Any:
-    """Read a folder's Arrow table, which must have columns of these names."""
+    """Read the Arrow table of a folder that ``save_to_disk`` has written.
+
+    Args:
+        folder: the folder.
+        names: names of the columns that the table must have.
+
+    Raises:
+        DataError: the folder cannot be read, or lacks a column.
+    """
     import pyarrow as pa
 
     try:
@@ -182,9 +190,9 @@ def _read_column(folder: Path, name: str, chunks: Any) -> AnyArray:
     """Convert a column to an array.
 
     Args:
-        folder: the folder, for messages.
-        name: name of the column, for messages.
-        chunks: Arrow's column.
+        folder: the folder, for error messages.
+        name: name of the column, for error messages.
+        chunks: the column, as Arrow's ``ChunkedArray``.
 
     Returns:
         Numbers [n], nested lists [n, ...], or images [n, c, h, w] or [n, h, w].

@@ -1,4 +1,4 @@
-"""Availability of devices: by day and night, by FLASH's recordings of phones, or by a table."""
+"""Kinds of ``population.availability``: day and night, recordings of phones, or a user's table."""
 
 import math
 from bisect import bisect_right
@@ -46,7 +46,7 @@ def _time_of_day(text: str) -> str:
 
 
 def _as_text(value: object) -> object:
-    """The text of a time of day, which TOML may give as a time."""
+    """Convert a time of day, which TOML may parse, to its text."""
     return value.isoformat() if isinstance(value, time) else value
 
 
@@ -87,14 +87,14 @@ class Diurnal(AvailabilityModel):
 
 
 class Tides(Availability):
-    """The availability of the kind ``Diurnal``.
+    """Availability by the kind ``Diurnal``: a sinusoidal share of the devices is on.
 
     Args:
         streams: the random streams of the run.
-        least: the share that is on at the worst hour.
-        most: the share that is on at the best hour.
-        peak: a time at which each device's share is highest (s), float64 [devices].
-        lasts: time for which a device keeps its number (s).
+        least: the share of devices that is on at the worst hour.
+        most: the share of devices that is on at the best hour.
+        peak: for each device a simulated time at which its share is highest (s), float64 [devices].
+        lasts: time after which a device draws a new number (s).
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Tides(Availability):
         self._swing = (most - least) / 2
         self._peak = peak
         self._lasts = on_grid(lasts)
-        self._last_spans: dict[int, Span] = {}  # the latest of each device, as a cache
+        self._last_spans: dict[int, Span] = {}  # device: cache of its last span
 
     def span(self, device: int, time: float) -> Span:
         last = self._last_spans.get(device)
@@ -129,7 +129,7 @@ class Tides(Availability):
 
     def on(self, devices: Ints, time: float) -> Flags:
         first = self._streams.uniforms("world/availability/first", devices)
-        into = np.rint(first * self._lasts / TICK_S) * TICK_S  # the first piece, at time 0
+        into = np.rint(first * self._lasts / TICK_S) * TICK_S  # age of the first number at time 0
         piece = (time + into) // self._lasts
         draws = self._streams.uniforms("world/availability", devices, piece.astype(np.int64))
         half = np.array([self._half_window(draw) for draw in draws.tolist()])
@@ -139,9 +139,10 @@ class Tides(Availability):
         return on
 
     def _half_window(self, draw: float) -> float:
-        """Time before and after a peak during which the share is above ``draw`` (s).
+        """Return half the length of the daily interval in which the share is above ``draw`` (s).
 
-        The time is half a day if the share is always above ``draw``, and 0 if it never is.
+        The interval's middle is the peak. The result is half a day if the share is always above
+        ``draw``, and 0 if it never is.
         """
         if self._swing == 0.0:
             return DAY_S / 2 if draw < self._middle else 0.0
@@ -153,10 +154,13 @@ class Tides(Availability):
         return on_grid(math.acos(height) * DAY_S / (2 * math.pi))
 
     def _stretch(self, device: int, time: float) -> tuple[bool, float, float]:
-        """A part, around a time, of the piece of time in which a device keeps its number.
+        """Return an interval around a time in which a device's availability does not change.
+
+        The interval may end where the device draws a new number, even if the device stays on or
+        off.
 
         Returns:
-            Whether the device is on in the part, and the begin and end of the part (s).
+            Whether the device is on in the interval, and the interval's begin and end (s).
         """
         first = self._streams.uniform("world/availability/first", device)
         into = round(first * self._lasts / TICK_S) * TICK_S
@@ -176,8 +180,9 @@ class Tides(Availability):
 
 
 TimeForm = type[float] | type[time] | type[datetime]
-"""The form of a file's times: simulated times, times of day, or dates."""
+"""Type of all times in a file: simulated times, times of day, or dates."""
 
+# type of times: its plural, for error messages
 _FORMS: dict[TimeForm, str] = {
     float: "simulated times",
     time: "times of day",
@@ -185,20 +190,22 @@ _FORMS: dict[TimeForm, str] = {
 }
 
 Trace = tuple[float, list[float]]
-"""A period (s) and the times of changes in [0, period].
+"""Period (s) of a device's availability, and the times in [0, period] at which it changes (s).
 
-The device goes on at even positions of the list, and off at odd ones. The period is infinite
-without repetition.
+The device turns on at times with an even index in the list, and off at times with an odd index.
+The period is infinite if the trace does not repeat.
 """
 OnInterval = tuple[float, float, int]
-"""An interval in which a device is on: its begin and end (s), and its row in the table."""
+"""Interval in which a device is on: its begin and end (s), and its row in the table."""
 
 
 def append_on(changes: list[float], begin: float, end: float) -> None:
-    """Append an interval to the changes of a trace, which the last interval joins if they touch.
+    """Append an interval to the changes of a trace, in place.
+
+    The interval is merged with the last one if they touch. An empty interval is ignored.
 
     Args:
-        changes: the changes (s), which are changed.
+        changes: times at which the device turns on and off, in turn (s).
         begin: begin of the interval in which the device is on (s).
         end: end of the interval (s).
     """
@@ -209,12 +216,12 @@ def append_on(changes: list[float], begin: float, end: float) -> None:
 
 
 class Traces(Availability):
-    """Recorded phases, which each device follows over and over.
+    """Availability by traces, which each device repeats.
 
     Args:
-        traces: the traces.
-        assigned: position in ``traces`` of each device's trace, [devices].
-        ahead: time in a device's trace at simulated time 0 (s), [devices]; None: 0 for all.
+        traces: all traces.
+        assigned: index in ``traces`` of each device's trace, [devices].
+        ahead: each device's position in its trace at simulated time 0 (s), [devices]; None for 0.
     """
 
     def __init__(
@@ -234,7 +241,7 @@ class Traces(Availability):
         start = changes[position - 1] if position else 0.0
         end = changes[position] if position < len(changes) else period
         is_on = position % 2 == 1
-        if is_on and end == period and changes[0] == 0.0:  # the phase goes on in the next lap
+        if is_on and end == period and changes[0] == 0.0:  # the device stays on in the next lap
             end = period + changes[1]
         return Span(is_on, max(0.0, lap + start), lap + end)
 
@@ -289,7 +296,7 @@ def read_flash(path: Path) -> list[tuple[float, Trace]]:
         path: the file; see ``Flash.file``.
 
     Returns:
-        The start of each usable trace (s), and the trace.
+        For each usable phone the start of its recording (s since a midnight), and its trace.
 
     Raises:
         DataError: the file cannot be read, or holds no usable trace.
@@ -316,7 +323,19 @@ def read_flash(path: Path) -> list[tuple[float, Trace]]:
 
 
 def _trace_of(where: str, phone: Mapping[str, object]) -> tuple[float, Trace]:
-    """The start of a phone's recording (s), and its trace; ``where`` is for messages."""
+    """Convert a phone's recording to a trace.
+
+    Args:
+        where: text that names the recording, for error messages.
+        phone: the recording.
+
+    Returns:
+        The start of the recording (s since a midnight), and the trace, whose times count from the
+        start.
+
+    Raises:
+        DataError: a value is invalid, or an interval is out of order.
+    """
     try:
         recorded = _Recorded.model_validate(phone)
     except ValidationError as error:
@@ -402,7 +421,15 @@ class Intervals(AvailabilityModel):
         return Traces(traces, assigned, ahead)
 
     def _times(self, table: DeviceTable) -> tuple[list[Any], list[Any], TimeForm]:
-        """The columns ``start`` and ``end``, and the form of their times."""
+        """Read the columns ``start`` and ``end`` of a table.
+
+        Returns:
+            The starts and the ends, one for each row, as numbers (s), times of day or dates; and
+            their type.
+
+        Raises:
+            DataError: a time is invalid, or of another type than in the first row.
+        """
         form = _form(table.cells["start"][0])
         columns = []
         for name in ("start", "end"):
@@ -425,7 +452,19 @@ class Intervals(AvailabilityModel):
         owner: Any,
         calendar: Calendar,
     ) -> list[OnInterval]:
-        """An interval of a row in seconds, on the clock's grid; one over midnight as two."""
+        """Convert the interval of a row to seconds, rounded to the simulation's clock.
+
+        Args:
+            table: the table, for error messages.
+            row: index of the row.
+            start: begin of the interval, as ``_times`` returns it.
+            end: end of the interval.
+            owner: the device of the row.
+            calendar: the device's time zone, and the date of time 0.
+
+        Returns:
+            One interval; two for a time of day that spans midnight, none if it ends before time 0.
+        """
         if isinstance(start, time):
             return _daily_pieces(table, row, seconds_of_day(start), seconds_of_day(end))
         if isinstance(start, datetime):
@@ -446,7 +485,17 @@ class Intervals(AvailabilityModel):
 
 
 def _daily_pieces(table: DeviceTable, row: int, begin: float, finish: float) -> list[OnInterval]:
-    """The pieces of a daily interval from ``begin`` to ``finish`` (s of the day)."""
+    """Split a daily interval at midnight.
+
+    Args:
+        table: the table, for error messages.
+        row: index of the interval's row.
+        begin: begin of the interval (s of the day).
+        finish: end of the interval (s of the day); earlier than ``begin`` if it spans midnight.
+
+    Returns:
+        One interval, or two.
+    """
     finish = finish or DAY_S  # an interval may end at 00:00 of the next day
     if begin == finish:
         raise table.wrong(
@@ -460,7 +509,16 @@ def _daily_pieces(table: DeviceTable, row: int, begin: float, finish: float) -> 
 
 
 def _trace(table: DeviceTable, pieces: list[OnInterval], period: float) -> Trace:
-    """The trace of a device's sorted intervals, which must not overlap."""
+    """Build a device's trace from its sorted intervals.
+
+    Args:
+        table: the table, for error messages.
+        pieces: the intervals.
+        period: period of the trace (s).
+
+    Raises:
+        DataError: two intervals overlap.
+    """
     changes: list[float] = []
     last_end = -math.inf
     last_row = 0
@@ -478,7 +536,7 @@ def _trace(table: DeviceTable, pieces: list[OnInterval], period: float) -> Trace
 
 
 def _form(cell: object) -> TimeForm:
-    """The form of a table's cell."""
+    """Return the type of the time in a cell: ``float``, ``time`` or ``datetime``."""
     if isinstance(cell, datetime):
         return datetime
     if isinstance(cell, time):

@@ -1,4 +1,4 @@
-"""Speeds and links of devices: rows of FedScale's table of phones, or hospitals of FeTS."""
+"""Kinds of ``population.capacity``: rows of FedScale's table of phones, or hospitals of FeTS."""
 
 from functools import cache
 from pathlib import Path
@@ -18,8 +18,8 @@ from fedsim.world.device_kinds import Capacity, CapacityModel
 from fedsim.world.device_table import DeviceTable
 
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
-_LEFT_OUT = ("client", "communication_kbps")  # a number of each row, and one rate for both ways
-_TableNumber = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
+_LEFT_OUT = ("client", "communication_kbps")  # columns that are accepted and ignored
+_TableNumber = Annotated[float, Field(ge=1e-6, le=1e12)]  # bounds that prevent an overflow
 _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
 
 
@@ -51,7 +51,14 @@ class FedScaleCapacity(CapacityModel):
 
 
 def read_capacities(path: Path) -> Floats:
-    """Read a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
+    """Read a capacity file, FedScale's pickle or CSV.
+
+    Returns:
+        For each row inference (ms per sample), download and upload (kbit/s); float64 [rows, 3].
+
+    Raises:
+        DataError: the file is missing or malformed.
+    """
     if path.is_file() and is_pickle(path):
         return _published(path)
     table = DeviceTable("population.capacity", path, _COLUMNS, others=_LEFT_OUT)
@@ -94,9 +101,10 @@ class HospitalsCapacity(CapacityModel):
     kind: Literal["hospitals-fets"] = "hospitals-fets"
 
     def _draw_times(self, streams: Streams, devices: int) -> Floats:
-        """Mean and standard deviation of a patient's training and validation (s).
+        """Draw a hospital for each device, and return its times per patient (s).
 
-        One hospital is drawn for each device, float64 [devices, 4].
+        Returns:
+            Mean and standard deviation of training, then of validation; float64 [devices, 4].
         """
         compute: Floats = _table("compute")
         return compute[streams.generator("world/capacity").integers(len(compute), size=devices)]

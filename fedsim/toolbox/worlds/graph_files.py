@@ -1,6 +1,6 @@
-"""Graphs from node-link JSON, with capacities and latencies of edges.
+"""Reader of graphs in node-link JSON, with the capacities and latencies of edges.
 
-An attribute without a use is refused by name.
+An attribute that fedsim does not use raises an error with the attribute's name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,14 +30,15 @@ LABELS = (
     "size",
     "width",
 )
-"""Attributes of nodes, edges and graphs that are for people and pictures, and change nothing."""
+"""Attributes of nodes, edges and graphs that are accepted and ignored: labels and styles."""
 
 PLACES = ("pos", "x", "y", "z", "lat", "lon", "latitude", "longitude", "city", "country")
-"""Attributes of nodes that change nothing; a latency is an attribute of an edge."""
+"""Attributes of nodes that are accepted and ignored, as latencies are attributes of edges."""
 
 _TOP = ("directed", "multigraph", "graph", "nodes", "edges", "links")
 _FORM = "is not node-link JSON: 'nodes' with 'id', 'edges' with 'source' and 'target'"
 _USED = ("capacity", "latency")
+# common name of an attribute: the name that fedsim reads
 _SYNONYMS = {
     "bandwidth": "capacity",
     "bw": "capacity",
@@ -51,6 +52,7 @@ _SYNONYMS = {
     "propagation_delay": "latency",
     "prop_delay": "latency",
 }
+# attribute that fedsim rejects: the reason
 _REASONS = {
     "weight": "routes have the fewest hops, whatever the weights; leave it out",
     "cost": "routes have the fewest hops, whatever the costs; leave it out",
@@ -71,7 +73,8 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
         The graph; each edge has ``capacity`` (bytes/s) and ``latency`` (s, by default 0).
 
     Raises:
-        ScenarioError: the file is missing or malformed, or has an attribute that nothing uses.
+        ScenarioError: the file is missing or malformed, or has an attribute that fedsim does not
+            use.
     """
     import networkx
 
@@ -116,7 +119,7 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
 
 
 def _check_top(where: str, data: Mapping[str, object]) -> None:
-    """Refuse wrong values and unused keys at the top of a file."""
+    """Raise ``ScenarioError`` if the top-level object has an invalid value or an unused key."""
     if "edges" in data and "links" in data:
         raise ScenarioError(f"{where} has 'edges' and 'links'; allowed is one of them")
     for key in ("directed", "multigraph"):
@@ -132,13 +135,13 @@ def _check_top(where: str, data: Mapping[str, object]) -> None:
 def _refuse_unused(
     owner: str, attributes: Mapping[str, object], used: Iterable[str], labels: Iterable[str]
 ) -> None:
-    """Refuse an attribute that is neither used nor a label.
+    """Raise ``ScenarioError`` if an attribute is neither used nor a label.
 
     Args:
-        owner: the node, edge or file, for messages.
-        attributes: the attributes by name.
-        used: names of attributes with a use.
-        labels: names of attributes for people.
+        owner: the node, edge or file, for error messages.
+        attributes: name: value.
+        used: names of the attributes that fedsim reads.
+        labels: names of the attributes that are accepted and ignored.
     """
     allowed = [*used, *labels]
     for name in attributes:
@@ -152,7 +155,15 @@ def _refuse_unused(
 
 
 def _link(edge: str, attributes: Mapping[str, object]) -> dict[str, float]:
-    """The capacity (bytes/s) and latency (s) of an edge; ``edge`` names the edge in messages."""
+    """Return the ``capacity`` (bytes/s) and ``latency`` (s) of an edge.
+
+    Args:
+        edge: text that names the edge, for error messages.
+        attributes: the edge's attributes in the file.
+
+    Raises:
+        ScenarioError: an attribute is missing, unused or invalid.
+    """
     for name in attributes:
         is_latency = name == "delay" and "latency" not in attributes
         if name in _SYNONYMS and not is_latency:
@@ -172,7 +183,17 @@ def _link(edge: str, attributes: Mapping[str, object]) -> dict[str, float]:
 
 
 def _quantity(edge: str, name: str, quantity: TypeAdapter[float], text: object) -> float:
-    """Convert a quantity with a unit to a number; ``quantity`` validates it."""
+    """Convert a text with a unit, such as "40 ms", to a number in the base unit.
+
+    Args:
+        edge: text that names the edge, for error messages.
+        name: name of the attribute, for error messages.
+        quantity: pydantic type of the quantity, such as ``Seconds``.
+        text: the attribute's value in the file.
+
+    Raises:
+        ScenarioError: the text is not such a quantity.
+    """
     try:
         return quantity.validate_python(text)
     except ValidationError as error:

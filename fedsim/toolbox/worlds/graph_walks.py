@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 
 class Walks:
-    """The routes of a graph; see ``graphs.between`` for the choice among equal routes.
+    """Routes with the fewest hops between the nodes of a graph.
+
+    ``graphs.between`` states how one of several routes with equally many hops is chosen.
 
     Args:
-        graph: the graph, whose edges may have a ``latency`` (s).
+        graph: graph whose edges may have a ``latency`` (s).
         server: the node of the server.
 
     Attributes:
@@ -33,16 +35,20 @@ class Walks:
         self.has_delays = any(data.get("latency") for _, _, data in graph.edges(data=True))
 
     def delay_s(self, tail: Hashable, head: Hashable) -> float:
-        """Latency of the route between two nodes (s): the sum of the links' latencies."""
+        """Return the latency of the route from ``tail`` to ``head`` (s), the sum over its links."""
         links = pairwise(self.between(tail, head))
         return math.fsum(self.graph.edges[link].get("latency", 0.0) for link in links)
 
     def links(self, tail: Hashable, head: Hashable) -> list[str]:
-        """Names of the links of the route between two nodes."""
+        """Return the names of the links on the route from ``tail`` to ``head``."""
         return [f"{start} -> {end}" for start, end in pairwise(self.between(tail, head))]
 
     def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:
-        """Nodes of the route between two nodes, both ends included."""
+        """Return the nodes on the route from ``tail`` to ``head``, both included.
+
+        Raises:
+            SimulationError: there is no route.
+        """
         up = self._walk(self._server, tail, is_from=False)
         down = self._walk(self._server, head, is_from=True)
         if head in up:
@@ -54,7 +60,17 @@ class Walks:
         return self._walk(head, tail, is_from=False)
 
     def _walk(self, root: Hashable, node: Hashable, *, is_from: bool) -> list[Hashable]:
-        """Nodes from the root of the search to ``node``, or from ``node`` to the root."""
+        """Return the nodes on the route that a breadth-first search from ``root`` finds.
+
+        Args:
+            root: the node at which the search begins.
+            node: the node at the other end of the route.
+            is_from: whether the route leads from ``root`` to ``node``; else from ``node`` to
+                ``root``.
+
+        Raises:
+            SimulationError: there is no route.
+        """
         import networkx
 
         if (root, is_from) not in self._steps:
@@ -76,11 +92,19 @@ class Walks:
         return walk[::-1] if is_from else walk
 
     def edges_of(self, nodes: Sequence[Hashable], places: Sequence[Hashable]) -> Ints:
-        """Position in ``nodes`` of each place's edge server, int64 [places]."""
+        """Return the index in ``nodes`` of each place's edge server, int64 [places].
+
+        Args:
+            nodes: the node of each edge server.
+            places: nodes to which devices are attached.
+
+        Raises:
+            SimulationError: a place has no edge server on its routes to and from the server.
+        """
         return np.array([nodes.index(self._edge_of(nodes, place)) for place in places], np.int64)
 
     def _edge_of(self, nodes: Sequence[Hashable], place: Hashable) -> Hashable:
-        """The first node of an edge server on the route from a place to the server."""
+        """Return the first edge server's node on the route from a place to the server."""
         server = self._server
         on_route = [node for node in self.between(place, server)[:-1] if node in nodes]
         if not on_route:

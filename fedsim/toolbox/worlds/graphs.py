@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EdgeServers:
-    """The edge servers of a network."""
+    """Edge servers of a network: their nodes, links, and the places that they serve."""
 
     nodes: Sequence[Hashable]
     """the node of each edge server."""
@@ -42,11 +42,11 @@ class EdgeServers:
     latency: float
     """latency between an edge server and the server (s)."""
     of: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """position in ``nodes`` of each place's edge server, int64 [places]."""
+    """index in ``nodes`` of each place's edge server, int64 [places]."""
 
 
 class Graph(Network):
-    """A network whose endpoints are at the nodes of a graph.
+    """Network whose endpoints are at the nodes of a graph.
 
     Args:
         simulation: the simulation.
@@ -54,14 +54,14 @@ class Graph(Network):
         up: rate of each device's access link up (bytes/s), float64 [devices].
         latency: latency of each device's access link (s), float64 [devices].
         links: capacity of each shared link (bytes/s) by name.
-        path: gives the names of the shared links between two nodes.
-        places: the nodes of devices; device i is at place i mod their number.
+        path: returns the names of the shared links on the route from one node to another.
+        places: nodes to which devices are attached; device i is at ``places[i % len(places)]``.
         server: the node of the server.
         transport: the protocol of transfers.
-        edges: the edge servers; None: no edge servers.
+        edges: the edge servers; None for no edge servers.
         hosts: the nodes of further hosts.
-        delay_s: gives the latency of the route between two nodes (s), which is added to the
-            latency of the endpoints; None: routes have no latency.
+        delay_s: returns the latency of the route from one node to another (s), which is added to
+            the latencies of the endpoints; None if routes have no latency.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Graph(Network):
         up: Floats,
         latency: Floats,
         links: Mapping[str, float],
-        path: Callable[[Any, Any], Sequence[str]],  # of the graph's own kind of nodes
+        path: Callable[[Any, Any], Sequence[str]],  # nodes of the graph's own type
         places: Sequence[Hashable],
         server: Hashable = SERVER,
         transport: Transport = PLAIN,
@@ -116,11 +116,14 @@ class Graph(Network):
             self.latencies = in_ticks(latencies + delays)
 
     def _delays(self, devices: int, end: Callable[[int], int]) -> Floats:
-        """Latency of the route between each device and an endpoint (s), float64 [devices].
+        """Return the latency of the route between each device and an endpoint (s).
 
         Args:
-            devices: number of devices.
-            end: gives the endpoint for a place.
+            devices: count of devices.
+            end: returns the endpoint's index for the index of a place.
+
+        Returns:
+            float64 [devices].
         """
         delays = [self._route_s(place, end(place)) for place in range(len(self._places))]
         return np.array(delays)[np.arange(devices) % len(delays)]
@@ -135,7 +138,7 @@ class Graph(Network):
         return in_ticks((self._own_latency + delays)[devices])
 
     def _route_s(self, source: int, destination: int) -> float:
-        """Latency of the route between the nodes of two endpoints (s)."""
+        """Return the latency of the route between two endpoints' nodes (s), without their own."""
         if self._delay_s is None:
             return 0.0
         return self._delay_s(self._node(source), self._node(destination))
@@ -144,15 +147,16 @@ class Graph(Network):
         return super()._exact_latency_s(source, destination) + self._route_s(source, destination)
 
     def layout(self) -> dict[str, Any] | None:
-        """Layout of a graph, or of a tree with edge servers, as JSON.
+        """Return the layout of a graph, or of a tree with edge servers, as JSON.
 
         Returns:
-            ``links``: the capacity of each link (bytes/s; null if infinite) by name.
-            ``routes``: the links between each place and the server, by direction. ``edges``, if
-            there are edge servers: ``of`` (the edge server of each place), ``latency`` (s), and the
-            routes ``below`` (between a place and its edge server) and ``above`` (between an edge
-            server and the server). ``delays``, if links have latencies: the latencies of the routes
-            to the server (s), from ``places`` and from ``edges``.
+            None for a tree without edge servers. Otherwise ``links``: the capacity of each link
+            (bytes/s; null if infinite) by name. ``routes``: the links between each place and the
+            server, by direction. ``edges``, if there are edge servers: ``of`` (index of the edge
+            server of each place), ``latency`` (s), and the routes ``below`` (between a place and
+            its edge server) and ``above`` (between an edge server and the server). ``delays``, if
+            links have latencies: the latencies of the routes to the server (s), from ``places`` and
+            from ``edges``.
         """
         if not self.has_layout:
             return None
@@ -182,7 +186,14 @@ class Graph(Network):
         return layout
 
     def _routes(self, pairs: Iterable[tuple[int, int]]) -> dict[str, list[list[str]]]:
-        """Links of the routes between pairs of endpoints (far, near), by direction."""
+        """Return the names of the links on the routes between pairs of endpoints.
+
+        Args:
+            pairs: (endpoint farther from the server, endpoint nearer to the server).
+
+        Returns:
+            ``down``: for each pair the links to the farther endpoint; ``up``: the links from it.
+        """
         down = []
         up = []
         for far, near in pairs:
@@ -241,7 +252,7 @@ def between(
     edges: EdgeServers | None = None,
     hosts: Sequence[Hashable] = (),
 ) -> Graph:
-    """The network of a networkx graph.
+    """Build the network of a networkx graph.
 
     Each edge has a ``capacity`` (bytes/s), and perhaps a ``latency`` (s). Latencies add up along
     a route. An undirected edge carries its capacity in each direction at the same time.
@@ -258,9 +269,9 @@ def between(
         latency: latency of each device's access link (s), float64 [devices].
         graph: the graph.
         server: the node of the server.
-        attach: the nodes of devices; device i is at node i mod their number.
+        attach: nodes to which devices are attached; device i is at ``attach[i % len(attach)]``.
         transport: the protocol of transfers.
-        edges: the edge servers, without ``of``; None: no edge servers.
+        edges: the edge servers, whose ``of`` is computed here; None for no edge servers.
         hosts: the nodes of further hosts.
 
     Returns:
@@ -433,9 +444,9 @@ class TreeSpec(NetworkModel):
 
 
 def _between_cells(tail: int, head: int) -> list[str]:
-    """The links between two cells, or a cell and the server.
+    """Return the names of the links from one cell or the server to another.
 
-    An edge server is on its own side of its cell's link.
+    The route between a cell and its own edge server has no links.
     """
     if tail == head:
         return []

@@ -1,4 +1,4 @@
-"""Times at which devices join and leave for good: random, scheduled, or from a table."""
+"""Kinds of ``population.arrivals`` and ``departures``: random, scheduled, or from a table."""
 
 import math
 from collections import Counter

@@ -17,7 +17,7 @@ from fedsim.world.processes.world import World
 
 
 class Outage(Process):
-    """The base of repeated outages."""
+    """Base of the processes that make repeated outages."""
 
     restorable: ClassVar[bool] = True
 
@@ -29,7 +29,7 @@ class Outage(Process):
     """whether ``every`` and ``lasts`` are means of exponential times; else constant times."""
 
     def fail(self, world: World) -> list[Hold]:
-        """Begin an outage; the returned holds end with the outage."""
+        """Begin an outage, and return its effects on the world, which end with the outage."""
         raise NotImplementedError
 
     def run(self, world: World) -> ProcessGenerator:
@@ -52,7 +52,13 @@ class Outage(Process):
             state["until"] = self._after(world, "every", state["outages"])
 
     def _after(self, world: World, key: Literal["every", "lasts"], number: int) -> float:
-        """The time (s) after an interval of the key, which is drawn if ``random`` is set."""
+        """Return the simulated time at which the next interval ends (s).
+
+        Args:
+            world: the world.
+            key: ``every`` for the time until an outage, ``lasts`` for the length of an outage.
+            number: index of the outage, which selects the random draw.
+        """
         interval: float = getattr(self, key)
         if self.random:
             interval = world.rng(key, number).exponential(interval)
@@ -113,7 +119,7 @@ class UploadSlots(Process):
         yield world.env.event()
 
 
-_STILL = ("download", "upload", "queue")  # steps for which a device does not compute
+_STILL = ("download", "upload", "queue")  # steps in which a device does not compute
 
 
 class Heat(Process):
@@ -150,7 +156,7 @@ class Heat(Process):
             world.device(device)
 
     def run(self, world: World) -> ProcessGenerator:
-        turns: dict[int, simpy.Event] = {}  # succeed when a device begins or ends to compute
+        turns: dict[int, simpy.Event] = {}  # device: event of its next start or end of computing
         computing: dict[int, bool] = {}
 
         def receive(record: Record) -> None:
@@ -198,7 +204,16 @@ class Heat(Process):
                 hold = None
 
     def _course(self, state: Mapping[str, float]) -> tuple[float, float]:
-        """The heat towards which a device goes, and the time (s) at which its heat is at a bound."""
+        """Return a device's equilibrium heat, and the time at which it is to change its state (s).
+
+        Args:
+            state: the device's ``heat`` at time ``since`` (s), and whether it ``computes`` and is
+                ``slow``.
+
+        Returns:
+            The heat that the device approaches, and the time at which its heat reaches ``slow_at``
+            (a fast device) or ``fast_at`` (a slow device); infinite if it never does.
+        """
         target = 0.0
         if state["computes"]:
             target = self.factor if state["slow"] else 1.0

@@ -1,4 +1,4 @@
-"""Files of phones as FedScale and FLASH publish them: pickles of plain values, and JSON.
+"""Readers of the files that FedScale (pickles) and FLASH (JSON) publish on phones.
 
 FedScale (github.com/SymbioticLab/FedScale, benchmark/dataset/data/device_info) has two pickles.
 ``client_device_capacity`` has each client's ``computation`` (ms of inference a sample) and
@@ -20,7 +20,8 @@ from typing import Any, ClassVar, NoReturn
 from fedsim.common.errors import nearest, shown
 from fedsim.common.files import read_keyed_json, regular
 
-_PICKLE = b"\x80"  # the first byte of all but the oldest form
+_PICKLE = b"\x80"  # first byte of a pickle, of protocol 2 or later
+# opcodes of pickles that build plain values, and call nothing
 _PLAIN = (
     *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK),
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT),
@@ -31,7 +32,7 @@ _PLAIN = (
     *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
     *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET),
 )
-_START = datetime(2020, 1, 1)  # a midnight, so that times keep their time of day  # noqa: DTZ001
+_START = datetime(2020, 1, 1)  # time 0 of FLASH's logs, at a midnight  # noqa: DTZ001
 _STATES = {
     "battery_charged_on": ("charged", True),
     "battery_charged_off": ("charged", False),
@@ -45,15 +46,15 @@ _STATES = {
     "4g": ("wifi", False),
     "5g": ("wifi", False),
 }
-"""The words of a FLASH log that change a condition of readiness -> the condition, and its value."""
-_UNUSED_STATES = ("screen_on", "screen_off")
+"""State in a FLASH log -> the condition of readiness that it changes, and the new value."""
+_UNUSED_STATES = ("screen_on", "screen_off")  # states in a FLASH log that change no condition
 
 
 class PlainUnpickler(pickle._Unpickler):
-    """Python's unpickler, reduced to dicts, lists, tuples, texts and numbers.
+    """Python's unpickler, restricted to dicts, lists, tuples, texts, numbers, bools and None.
 
-    None of the remaining operations imports or calls anything. Any other operation of a pickle
-    raises ``KeyError`` or ``UnpicklingError``.
+    No operation that it allows imports or calls anything. All other operations of a pickle raise
+    ``KeyError`` or ``UnpicklingError``.
     """
 
     dispatch: ClassVar[dict[int, Callable[[pickle.Unpickler], None]]] = {
@@ -68,7 +69,7 @@ class PlainUnpickler(pickle._Unpickler):
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether the first byte of a file is the first byte of a pickle."""
+    """Return whether a file begins like a pickle of protocol 2 or later."""
     with regular(path).open("rb") as file:
         return file.read(1) == _PICKLE
 
@@ -78,9 +79,9 @@ def read_plain_pickle(path: Path) -> Any:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is damaged, or holds other values.
+        ValueError: the file is damaged, or holds objects that are no plain values.
     """
-    # a length in a damaged pickle may be huge, and BytesIO gives no more than its bytes
+    # BytesIO, as a damaged pickle may request a huge length, for which a file would allocate memory
     unpickler = PlainUnpickler(BytesIO(regular(path).read_bytes()))
     try:
         return unpickler.load()
@@ -94,8 +95,10 @@ def read_plain_pickle(path: Path) -> Any:
 
 
 Phone = Mapping[str, object]
-"""The recording of a phone: ``start``, ``end`` and intervals ``ready`` (s), and whether it is
-``ok``, which means usable.
+"""Recording of a phone's availability.
+
+``start`` and ``end`` (s), ``ready`` (list of intervals [from, to] in which the phone is available,
+s), and ``ok`` (whether the recording is usable).
 """
 
 _FIELDS = {
@@ -104,7 +107,7 @@ _FIELDS = {
     "FLASH's logs": ("messages",),
     "FedScale's": ("active", "inactive", "finish_time"),
 }
-"""The necessary fields of an entry, by the form of the file."""
+"""Format of a file -> fields that each phone's entry must have."""
 
 _ABOUT_PHONES = (
     "guid",
@@ -121,21 +124,22 @@ _LEFT_OUT = {
     "FLASH's logs": (*_ABOUT_PHONES, "kb_time_zone"),
     "FedScale's": ("duration", "model"),
 }
-"""Fields that describe the phone, or follow from the necessary fields, by the form of the file."""
+"""Format of a file -> fields that an entry may have, which are ignored."""
 
 
 def recorded_phones(path: Path) -> tuple[str, dict[str, Phone]]:
-    """Read a file of phones.
+    """Read the recordings in a file of fedsim's, FLASH's or FedScale's format.
 
     Args:
         path: the file, a pickle or JSON.
 
     Returns:
-        The form of the file, and each phone by its name.
+        The name of the format, a key of ``_FIELDS``, and each phone's recording by the phone's
+        name.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file has none of the forms, or a field that nothing uses.
+        ValueError: the file has none of the formats, or a field that fedsim does not know.
     """
     content = read_plain_pickle(path) if is_pickle(path) else read_keyed_json(path)
     if not isinstance(content, dict) or not content:
@@ -148,7 +152,11 @@ def recorded_phones(path: Path) -> tuple[str, dict[str, Phone]]:
 
 
 def _form_of(first: object) -> str:
-    """The form of a file, by its first entry."""
+    """Return the format (a key of ``_FIELDS``) whose fields the first entry of a file has.
+
+    Raises:
+        ValueError: the entry lacks a field of each format.
+    """
     names = list(first) if isinstance(first, dict) else []
     for form, fields in _FIELDS.items():
         if {*fields} <= {*names}:
@@ -159,7 +167,16 @@ def _form_of(first: object) -> str:
 
 
 def _phone(form: str, name: str, entry: object) -> Phone:
-    """The recording of a phone from an entry of a file."""
+    """Convert a phone's entry to a recording.
+
+    Args:
+        form: format of the file, a key of ``_FIELDS``.
+        name: name of the phone, for error messages.
+        entry: the phone's value in the file.
+
+    Raises:
+        ValueError: the entry lacks a field, or has one that is unknown.
+    """
     if not isinstance(entry, dict):
         raise ValueError(f"phone {shown(name)} is {shown(entry)}, no object")
     required = _FIELDS[form]
@@ -216,17 +233,18 @@ def _phone_of_fedscale(name: str, entry: Mapping[str, object]) -> Phone:
 
 
 def fedscale_capacities(path: Path) -> list[tuple[Any, Any]]:
-    """Read the capacities of FedScale's clients.
+    """Read FedScale's pickle ``client_device_capacity``.
 
     Args:
         path: the pickle.
 
     Returns:
-        ``computation`` (ms a sample) and ``communication`` (kbit/s) of each client, unchecked.
+        For each client ``computation`` (ms per sample) and ``communication`` (kbit/s), whose types
+        and values are not checked.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file has another form.
+        ValueError: the file is not a dict of such entries.
     """
     content = read_plain_pickle(path)
     if not isinstance(content, dict) or not content:
@@ -244,17 +262,17 @@ def fedscale_capacities(path: Path) -> list[tuple[Any, Any]]:
 
 
 def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, float]]] | None:
-    """Read a FLASH log.
+    """Return the intervals in which a phone was ready, from its FLASH log.
 
-    A phone is ready while it is idle, charging and on Wi-Fi. Idle means locked, as in FLASH. A
-    phone that is ready at the end of its log is ready until its last change only.
+    A phone is ready while it is locked, charging and on Wi-Fi. A phone that is ready at the end of
+    its log counts as ready until its last change only.
 
     Args:
-        messages: the log, a line with time and state for each change.
+        messages: the log: for each change a line with the time, a tab and the state.
 
     Returns:
-        The first and the last time of the log (s), and the intervals in which the phone is ready,
-        merged; None for a damaged log.
+        The first and the last time of the log (s), and the merged intervals in which the phone is
+        ready (s). None if a time is malformed, the log has no length, or the phone is never ready.
 
     Raises:
         ValueError: a state is unknown.
@@ -290,7 +308,7 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
 
 
 def _merged(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Sorted intervals, after the union of intervals that overlap or touch."""
+    """Merge sorted intervals that overlap or touch."""
     merged = [intervals[0]]
     for start, end in intervals[1:]:
         last_start, last_end = merged[-1]

@@ -1,8 +1,9 @@
 """Devices in regions of clouds, over TCP connections limited by a window and a round trip.
 
 ``cloud_regions.toml`` has measured connections with source, licence and date. ``CloudFacts`` fits
-two rules to these connections, from which the connections of all other pairs follow. The rate is
-the window of the receiver's cloud over the round trip, and the round trip grows with the distance.
+two rules to the measured connections, to estimate the connections between all other pairs of
+regions. The rate (bytes/s) is the TCP window of the receiver's cloud divided by the round trip. The
+round trip (s) is linear in the distance.
 """
 
 import math
@@ -30,78 +31,89 @@ _TABLE = Path(__file__).with_name("cloud_regions.toml")
 _EARTH_KM = 6371.0
 _HUB = "aws:ca-central-1"
 _MEASURED_S = 10.0  # length of a measurement; rates are means, slow start included
-_LEAST_SHARE = 0.1
+_LEAST_SHARE = 0.1  # least share of the measured time that slow start leaves
 _NEARLY = 0.1  # relative tolerance beyond the values that a rule was fitted to
 _Milliseconds = Annotated[float, Field(ge=0.0, le=1e6)]
 _Megabits = Annotated[float, Field(gt=0.0, le=1e9)]
 
 
 class Connection(NamedTuple):
-    """A TCP connection between two regions."""
+    """TCP connection from one region to another: its round trip time and its rate."""
 
     round_trip: float
     """round trip (s)."""
     rate: float
     """rate (bytes/s)."""
     measured: bool = True
-    """whether the rate was measured."""
+    """whether the rate was measured; False if a rule estimates it."""
 
 
 class Window(NamedTuple):
-    """Rule for the rate of one connection into a cloud."""
+    """Fitted rule for the rate of one TCP connection into a cloud: window / round trip."""
 
     bytes: float
     """size of the window (bytes)."""
     slow_start: float
-    """time that slow start takes from the measured time (s), for each second of round trip."""
+    """transmission time lost to slow start (s), for each second of round trip."""
     fit: "Fit"
-    """errors of the rule."""
+    """errors and domain of the rule."""
 
     def rate(self, round_trip: float) -> float:
-        """Mean rate over ten seconds (bytes/s)."""
+        """Return the mean rate over the first ten seconds (bytes/s), for a round trip (s)."""
         share = 1.0 - self.slow_start * round_trip / _MEASURED_S
         return self.bytes * max(share, _LEAST_SHARE) / round_trip
 
 
 class WindowRule(NamedTuple):
-    """Rule for a round trip: a fixed part, and a part for each kilometre."""
+    """Fitted rule for a round trip (s): a constant, and a part proportional to the distance."""
 
     fixed: float
-    """fixed part (s)."""
+    """constant part (s)."""
     per_km: float
-    """seconds per kilometre."""
+    """seconds per kilometre of the route."""
     fit: "Fit"
-    """errors of the rule."""
+    """errors and domain of the rule."""
     parts: frozenset[frozenset[str]]
-    """pairs of parts of the world among the measured pairs."""
+    """pairs of continents, such as {europe, east-asia}, that have measured connections."""
 
 
 class Fit(NamedTuple):
-    """Relative errors of a rule on the measured pairs, and the domain of these pairs."""
+    """Relative errors of a fitted rule on measured pairs of regions, and the rule's domain.
+
+    The domain is the range of the rule's variable (round trip, or distance) over the pairs.
+    """
 
     rows: int
-    """number of measured pairs."""
+    """count of measured pairs."""
     mean: float
     """mean relative error."""
     largest: float
     """largest relative error."""
     least: float
-    """least value of the rule's variable among the pairs."""
+    """least value of the rule's variable over the pairs."""
     most: float
-    """most value of the rule's variable among the pairs."""
+    """greatest value of the rule's variable over the pairs."""
 
     @classmethod
     def of(cls, predicted: Floats, measured: Floats, reach: Floats) -> "Fit":
+        """Compute the errors of a rule.
+
+        Args:
+            predicted: the rule's value for each measured pair, float64 [pairs].
+            measured: the measured values, float64 [pairs].
+            reach: the rule's variable for each measured pair, float64 [pairs].
+        """
         errors = np.abs(predicted / measured - 1.0)
         numbers = errors.mean(), errors.max(), reach.min(), reach.max()
         return cls(len(errors), *(number.item() for number in numbers))
 
     def holds(self, value: float) -> bool:
+        """Return whether a value of the rule's variable is in the rule's domain, within 10 %."""
         return self.least * (1 - _NEARLY) <= value <= self.most * (1 + _NEARLY)
 
     @property
     def error(self) -> str:
-        """The errors in words."""
+        """Text on the mean and the largest error (%), for messages."""
         return (
             f"{100 * self.mean:.0f} % off on the mean of its {self.rows} pairs, "
             f"{100 * self.largest:.0f} % at most"
@@ -112,14 +124,13 @@ class CloudFacts:
     """Measured connections between regions, and rules for connections without a measurement.
 
     Attributes:
-        sites: region -> city, part of the world, latitude and longitude (degrees).
+        sites: region -> city, continent, latitude and longitude (degrees).
         source: source with licence, and date of the measurements.
-        measured: (from, to) -> connection.
-        windows: cloud -> rule for the rate of a connection into it, by least squares of relative
-            errors.
-        ways: whether both ends are of AWS -> rule for the round trip, by least squares of relative
-            errors. Distances are great circles; from South America, and between Europe and East
-            Asia, by way of North America.
+        measured: (sender's region, receiver's region) -> connection.
+        windows: cloud -> rule for the rate of a connection into the cloud, fitted by least squares
+            of relative errors.
+        ways: whether both regions are of AWS -> rule for the round trip, fitted by least squares of
+            relative errors. Distances are those of ``way_km``.
     """
 
     def __init__(self) -> None:
@@ -134,7 +145,7 @@ class CloudFacts:
         self.fit()
 
     def fit(self) -> None:
-        """Fit the constants of all rules."""
+        """Fit all rules to ``measured``, and store them in ``windows`` and ``ways``."""
         clouds = sorted({cloud_of(name) for name in self.sites})
         self.windows = {cloud: self._fit_window(cloud) for cloud in clouds}
         self.ways = {within: self._fit_round_trip(within) for within in (False, True)}
@@ -163,11 +174,19 @@ class CloudFacts:
         return WindowRule(fixed, per_km, fit, frozenset(self._parts(*pair) for pair in pairs))
 
     def _parts(self, source: str, target: str) -> frozenset[str]:
-        """The parts of the world of two regions."""
+        """Return the set of the two regions' continents, such as {europe, east-asia}."""
         return frozenset({self.sites[source][1], self.sites[target][1]})
 
     def figures_of(self, name: str) -> dict[str, Figure]:
-        """Figures of the connections from a region to all others, measured ones first."""
+        """Describe the connections from a region to each other region, with their sources.
+
+        Args:
+            name: the region, such as ``aws:eu-west-1``.
+
+        Returns:
+            Other region -> text with round trip and rate, source and date; measured connections
+            come first.
+        """
         publication, date = self.source
         estimate = 'estimate: by the rules of network.kind "regions"'
         connections = {}
@@ -185,10 +204,10 @@ class CloudFacts:
         return figures
 
     def way_km(self, source: str, target: str) -> float:
-        """Length of the route between two regions along great circles (km).
+        """Return the length of the route between two regions along great circles (km).
 
-        From South America, and between Europe and East Asia, the route leads over a hub in North
-        America.
+        The route between South America and a continent other than North America, and the route
+        between Europe and East Asia, lead over a hub in North America.
         """
         parts = self._parts(source, target)
         from_south = "south-america" in parts and "north-america" not in parts and len(parts) > 1
@@ -198,7 +217,7 @@ class CloudFacts:
         return sum(self.great_circle_km(*leg) for leg in pairwise(stops))
 
     def great_circle_km(self, source: str, target: str) -> float:
-        """Distance of two regions (km), by the haversine formula."""
+        """Return the great-circle distance between two regions (km), by the haversine formula."""
         *_, source_lat, source_long = self.sites[source]
         *_, target_lat, target_long = self.sites[target]
         source_lat = math.radians(source_lat)
@@ -209,10 +228,10 @@ class CloudFacts:
         return 2 * _EARTH_KM * math.asin(math.sqrt(haversine))
 
     def connection(self, source: str, target: str) -> Connection:
-        """The connection from one region to another, as measured or by the rules.
+        """Return the connection from one region to another, as measured or by the rules.
 
-        Within a cloud a measured rate holds for the opposite direction, too. Between two clouds the
-        window of the receiver limits the rate.
+        If only the opposite direction was measured, its round trip is used. Its rate is used too
+        within a cloud; between two clouds the rate follows the window of the receiver's cloud.
 
         Args:
             source: the region of the sender.
@@ -229,14 +248,21 @@ class CloudFacts:
         return Connection(reverse.round_trip, rate, measured=False)
 
     def ruled(self, source: str, target: str) -> Connection:
-        """The connection from one region to another, by the rules alone."""
+        """Estimate the connection from one region to another by the rules, without measurements."""
         rule = self.ways[_within_aws(source, target)]
         round_trip = rule.fixed + rule.per_km * self.way_km(source, target)
         rate = self.windows[cloud_of(target)].rate(round_trip)
         return Connection(round_trip, rate, measured=False)
 
     def rules_for(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
-        """Lines on the domain and error of each rule that connections of these pairs follow."""
+        """Describe the domain and the error of each rule that some pairs of regions need.
+
+        Args:
+            pairs: (sender's region, receiver's region).
+
+        Returns:
+            One sentence for each rule that estimates a connection of the pairs.
+        """
         ruled = [pair for pair in pairs if not self.connection(*pair).measured]
         lines = []
         for cloud in sorted({cloud_of(target) for _, target in ruled}):
@@ -254,7 +280,14 @@ class CloudFacts:
         return lines
 
     def outside_of_rules(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
-        """Lines on connections that follow a rule outside of the rule's domain."""
+        """List the connections that a rule estimates outside of its domain.
+
+        Args:
+            pairs: (sender's region, receiver's region).
+
+        Returns:
+            One text for each such pair, with the reasons.
+        """
         lines = []
         for source, target in pairs:
             connection = self.connection(source, target)
@@ -277,14 +310,22 @@ class CloudFacts:
 
 
 def _least_squares(columns: Floats, values: Floats) -> Floats:
-    """The factors of the columns that fit the values, by least squares of relative errors."""
+    """Fit ``columns @ constants`` to ``values`` by least squares of relative errors.
+
+    Args:
+        columns: float64 [rows, constants].
+        values: float64 [rows].
+
+    Returns:
+        The constants, float64 [constants].
+    """
     targets = np.ones(len(values))
     constants, *_ = np.linalg.lstsq(columns / values[:, None], targets, rcond=None)
     return np.asarray(constants)
 
 
 def cloud_of(region: str) -> str:
-    """``gcp`` of ``gcp:us-central1``."""
+    """Return the cloud of a region: ``gcp`` for ``gcp:us-central1``."""
     return region.partition(":")[0]
 
 
@@ -294,22 +335,22 @@ def _within_aws(source: str, target: str) -> bool:
 
 @cache
 def cloud_facts() -> CloudFacts:
-    """The facts that come with fedsim."""
+    """Return the facts in ``cloud_regions.toml``, which is read once per process."""
     return CloudFacts()
 
 
 class Regions(Network):
-    """The network of devices in regions of clouds.
+    """Network of devices and a server in regions of clouds.
 
     Args:
         simulation: the simulation.
-        columns: rates and latencies of the devices' own links.
+        columns: rates (bytes/s) and latencies (s) of the devices' own links.
         transport: the transport protocol.
-        of: regions, over which devices are dealt in turn.
+        of: regions; device i is in region ``of[i % len(of)]``.
         server: the region of the server.
-        connections: number of parallel connections.
-        table: connections by pair of regions. Within a region without an entry only the devices'
-            own links limit the rate.
+        connections: count of parallel TCP connections for each transfer.
+        table: (sender's region, receiver's region) -> connection. For a pair that the table lacks
+            only the devices' own links limit the rate.
     """
 
     def __init__(
@@ -336,11 +377,11 @@ class Regions(Network):
         super().__init__(simulation, {}, down, up, total, transport)
 
     def _region(self, end: int) -> str:
-        """The region of the server or a device."""
+        """Return the region of an endpoint: the server, or the device with this index."""
         return self._server if end == SERVER else self._of[end % len(self._of)]
 
     def _connection(self, source: int, destination: int) -> Connection:
-        """The connection between two ends; without an entry one without limit."""
+        """Return the connection between two endpoints; an unlimited one if the table has none."""
         pair = self._region(source), self._region(destination)
         if pair in self._table:
             return self._table[pair]
@@ -454,7 +495,17 @@ class RegionsSpec(NetworkModel):
 
 
 def _read(path: Path) -> dict[tuple[str, str], Connection]:
-    """Read a user's table of connections, by (from, to); ``DataError`` if it is malformed."""
+    """Read a user's CSV of connections.
+
+    Args:
+        path: the file, with the columns ``from``, ``to``, ``rtt_ms`` and ``mbit_s``.
+
+    Returns:
+        (sender's region, receiver's region) -> connection.
+
+    Raises:
+        DataError: the file is missing or malformed, or has two rows for a pair of regions.
+    """
     table = DeviceTable("network.file", path, ("from", "to", "rtt_ms", "mbit_s"), others=())
     table.note("a row for each connection")
     round_trips = table.values("rtt_ms", _Milliseconds)
