@@ -93,7 +93,7 @@ class Streams:
 
         Args:
             purpose: name of the stream.
-            entity: number of the device or another entity; an int, or uint64 [...].
+            entity: index of the device or another entity; an int, or uint64 [...].
             count: number of the draw; an int, or uint64 [...].
 
         Returns:
@@ -106,7 +106,7 @@ class Streams:
 
         Args:
             purpose: name of the stream.
-            entity: number of the device or another entity.
+            entity: index of the device or another entity.
             count: number of the draw.
         """
         return ((_hash(_root(self.seed, purpose), entity, count) >> 11) + 0.5) * _UNIT
@@ -116,7 +116,7 @@ class Streams:
 
         Args:
             purpose: name of the stream.
-            entity: number of the device or another entity.
+            entity: index of the device or another entity.
             count: number of the draw.
         """
         radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, 2 * count)))

@@ -83,7 +83,7 @@ class Availability(Protocol):
         """Return the phase of a device at a time.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             time: the time (s).
 
         Returns:
@@ -95,7 +95,7 @@ class Availability(Protocol):
         """Return the first time from a time on at which a device is on (s); infinity for never.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             time: the time (s).
         """
         while time < math.inf:
@@ -110,7 +110,7 @@ class Availability(Protocol):
         """Return whether devices are on at a time, vectorised.
 
         Args:
-            devices: numbers of different devices, int64 [n].
+            devices: indices of different devices, int64 [n].
             time: the time (s).
 
         Returns:
@@ -123,7 +123,7 @@ class Availability(Protocol):
         """Vectorised ``span``, at an individual time for each device.
 
         Args:
-            devices: numbers of devices, all different, int64 [n].
+            devices: indices of devices, all different, int64 [n].
             times: a time for each device (s), float64 [n].
 
         Returns:
@@ -238,7 +238,7 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
 
     Args:
         spans: the availability of different devices.
-        devices: numbers of the devices, int64 [n].
+        devices: indices of the devices, int64 [n].
         end: the last time (s).
         most: number of rows above which whole devices are left out, evenly over their numbers.
 

@@ -254,7 +254,7 @@ class Batteries:
         """Look at the battery of a device that sends, receives or waits.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             left: bytes of the message that are to go.
             rate: present rate of the message (bytes/s).
 
@@ -280,7 +280,7 @@ class Batteries:
         """End the running step.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             moved: bytes transferred in the step.
             dry: whether an empty battery ended the step.
         """
@@ -381,7 +381,7 @@ class Batteries:
         """Follow the breakpoints of a battery.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             point: the battery, which is moved along.
             until: the last time (s).
             watts: power of the device's task (W).

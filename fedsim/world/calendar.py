@@ -115,7 +115,7 @@ class Calendar:
 
         Args:
             instant: date and time; without an offset it is in the device's time zone.
-            device: number of the device.
+            device: index of the device.
         """
         if not instant.tzinfo:
             zone = self.zones[int(self.which[device])]

@@ -89,7 +89,7 @@ class Compute:
         """Ends of epochs that follow one another.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             start: begin of the first epoch (s).
             epoch_s: time of an epoch at full speed (s).
             epochs: number of epochs.
@@ -255,7 +255,7 @@ class _Cores:
     Attributes:
         at: time up to which ``served`` is known (s).
         served: seconds of full speed that each running computation has had.
-        jobs: number of a task -> its running computation.
+        jobs: ID of a task -> its running computation.
         alarm: rings when the next computation ends.
     """
 

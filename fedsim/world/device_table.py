@@ -40,7 +40,7 @@ def _id_names() -> Iterator[str]:
 IDS = tuple(dict.fromkeys(_id_names()))
 """Names of columns that give rows their order; of several in a table, the first in this tuple.
 
-Values are numbers of devices if they are 0, 1 and so on.
+Values are indices of devices if they are 0, 1 and so on.
 """
 
 
@@ -173,7 +173,7 @@ class DeviceTable:
             devices: number of devices.
 
         Raises:
-            DataError: a cell is no number of a device.
+            DataError: a cell is no index of a device.
         """
         numbers = self.values("device", int)
         for row, number in enumerate(numbers):

@@ -216,7 +216,7 @@ class FromFile(FileColumn, Distribution, Generic[Q]):
     its column ``device``.
 
     Without ``device``, a column such as ``id``, ``client`` or an index that pandas has written
-    gives the order: the numbers of the devices in any order, or other names in ascending order.
+    gives the order: the indices of the devices in any order, or other names in ascending order.
     """
 
     def by_device(

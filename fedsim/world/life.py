@@ -48,7 +48,7 @@ class TaskRunner:
         host: machines whose cores devices share; None if each device has its own.
 
     Attributes:
-        running: number -> each task that has not ended.
+        running: ID -> each task that has not ended.
         computing, charge, slots: computations, batteries and queues of messages of the tasks.
         times_asked, times_selected: device -> number of its tasks, and of its selections for a
             round.

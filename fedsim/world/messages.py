@@ -25,8 +25,8 @@ class Message:
     """A message on its way.
 
     Attributes:
-        id: number of the message.
-        source, destination: numbers of the endpoints.
+        id: ID of the message.
+        source, destination: IDs of the endpoints.
         payloads: its parts.
         round: the round for which it is sent; None for none.
         start: time of its start (s).
@@ -75,7 +75,7 @@ class Messages:
 
     Attributes:
         until: returns when an endpoint is unreachable next (s); set by ``TaskRunner``.
-        under_way: number -> each message on its way.
+        under_way: ID -> each message on its way.
         lost: edge servers that are lost.
     """
 
@@ -108,8 +108,8 @@ class Messages:
         """Send a message.
 
         Args:
-            source: number of the sender.
-            destination: number of the receiver.
+            source: endpoint ID of the sender.
+            destination: endpoint ID of the receiver.
             payloads: the parts of the message.
             number: the round for which it is sent; None for none.
             on_end: called once, later, with the message and its outcome.
@@ -147,7 +147,7 @@ class Messages:
         """Send a message between an edge server and the server.
 
         Args:
-            edge: number of the edge server.
+            edge: index of the edge server.
             direction: ``"down"`` to the edge server, ``"up"`` from it.
             payloads: the parts of the message.
             number: the round for which it is sent; None for none.

@@ -106,7 +106,7 @@ class Phases:
         """Refuse a walk over too many phases of a device.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             start: begin of the walk (s).
             end: end of the walk (s).
 
@@ -135,7 +135,7 @@ class Phases:
         """Vectorised ``span``.
 
         Args:
-            devices: numbers of devices, all different, int64 [n].
+            devices: indices of devices, all different, int64 [n].
             times: a time for each device (s), float64 [n].
 
         Returns:
@@ -209,7 +209,7 @@ class Phases:
         """Draw lengths of several phases of each device (s), equal to ``_length`` in all bits.
 
         Args:
-            devices: numbers of devices, int64 [n].
+            devices: indices of devices, int64 [n].
             counts: numbers of phases, int64 [n, m].
             on: whether the device is on in each phase, bool [n, m].
 

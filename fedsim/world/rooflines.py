@@ -106,7 +106,7 @@ class Rooflines:
         """Time of one epoch of a training.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             training: the training.
             samples: samples on which the device trains.
 
@@ -224,7 +224,7 @@ class Rooflines:
         """Time until the device runs out of memory, in the first forward pass.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             training: the training; None for a test.
             samples: samples on which the device computes.
 

@@ -55,7 +55,7 @@ class StepServices(Protocol):
 
     @property
     def running(self) -> Mapping[int, "Task"]:
-        """Number -> each task that has not ended."""
+        """ID -> each task that has not ended."""
 
     def end_step_at(self, task: "Task", end: float) -> None:
         """Set the alarm for the end of the running step of ``task`` at ``end`` (s)."""
@@ -281,12 +281,12 @@ class Task:
 def in_line(
     name: Literal["slot", "worker"], resource: simpy.Resource, tasks: Mapping[int, Task]
 ) -> list[int]:
-    """Numbers of the tasks that hold a ``slot`` or ``worker`` of a resource, then of the waiting.
+    """IDs of the tasks that hold a ``slot`` or ``worker`` of a resource, then of the waiting.
 
     Args:
         name: the request of a task, ``slot`` or ``worker``.
         resource: the slots of a direction, or the workers of a host.
-        tasks: number -> each task that has not ended.
+        tasks: ID -> each task that has not ended.
     """
     number_of = {id(getattr(task, name)): number for number, task in tasks.items()}
     return [number_of[id(request)] for request in (*resource.users, *resource.queue)]

@@ -54,7 +54,7 @@ class Step(NamedTuple):
 
     Attributes:
         start, end: begin and end of the step (s).
-        device, task: number of the device and of the task.
+        device, task: index of the device and of the task.
         name: ``download``, ``train``, ``evaluate``, ``compute``, ``upload``, ``encode``,
             ``decode``, ``sleep``, ``start-up`` or ``queue``.
         outcome: ``done``, or the cause for which the step ended early.
@@ -450,7 +450,7 @@ class Meters:
         """The columns of some devices.
 
         Args:
-            devices: numbers of the devices, int64 [n].
+            devices: indices of the devices, int64 [n].
 
         Returns:
             Name -> column, float64 [n] each.

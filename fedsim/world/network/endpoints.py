@@ -104,14 +104,14 @@ class Endpoints(ABC):
         The devices' own links are not among them.
 
         Args:
-            source, destination: numbers of the endpoints.
+            source, destination: IDs of the endpoints.
         """
 
     def edge_at(self, endpoint: int) -> int | None:
-        """Return the number of the edge server at an endpoint; None for other endpoints.
+        """Return the index of the edge server at an endpoint; None for other endpoints.
 
         Args:
-            endpoint: number of the endpoint.
+            endpoint: ID of the endpoint.
         """
         edge = endpoint - self.devices
         return edge if 0 <= edge < len(self._edge_latency) else None
@@ -120,7 +120,7 @@ class Endpoints(ABC):
         """Return the name of an endpoint in records.
 
         Args:
-            endpoint: number of the endpoint.
+            endpoint: ID of the endpoint.
 
         Returns:
             ``server``, ``device 7``, ``edge 3``, or the name of a host.
@@ -171,7 +171,7 @@ class Endpoints(ABC):
         """Return the devices of a cell, or at a place of ``attach``.
 
         Args:
-            place: number of the cell or of the place.
+            place: index of the cell or of the place.
 
         Raises:
             SimulationError: there is no such cell or place.
@@ -184,7 +184,7 @@ class Endpoints(ABC):
         """Return the delay before a flow's first byte leaves, on the clock's grid (s).
 
         Args:
-            source, destination: numbers of the endpoints.
+            source, destination: IDs of the endpoints.
         """
         device = destination if source == SERVER else source
         if (source == SERVER or destination == SERVER) and device < self.devices:
@@ -212,7 +212,7 @@ class Endpoints(ABC):
         The time lies on the clock's grid.
 
         Args:
-            source, destination: numbers of the endpoints.
+            source, destination: IDs of the endpoints.
         """
         return on_grid(2 * self.latency_s(source, destination) + self._protocol.round_trip)
 
@@ -224,7 +224,7 @@ class Endpoints(ABC):
         """Time (s) of a message over a device's own link alone.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             direction: the direction of the message.
             size: payload (bytes).
             near: whether the other end is the device's edge server, instead of the server.
@@ -288,7 +288,7 @@ class Endpoints(ABC):
         """Return the shared links between two endpoints.
 
         Args:
-            source, destination: numbers of the endpoints.
+            source, destination: IDs of the endpoints.
 
         Returns:
             Name and capacity (bytes/s) of each link.
@@ -305,7 +305,7 @@ class Endpoints(ABC):
         """Return the devices' own links on a route.
 
         Args:
-            source, destination: numbers of the endpoints.
+            source, destination: IDs of the endpoints.
 
         Returns:
             Name and rate (bytes/s) of each link.

@@ -43,7 +43,7 @@ class Sharing(Protocol):
         """Add a flow.
 
         Args:
-            flow_id: number of the flow.
+            flow_id: ID of the flow.
             size: bytes of the flow on the wire.
             cap: its highest rate, apart from the links' (bytes/s).
             now: the time (s).
@@ -56,7 +56,7 @@ class Sharing(Protocol):
         """Remove a flow before its end.
 
         Args:
-            flow_id: number of the flow.
+            flow_id: ID of the flow.
             now: the time (s).
         """
 
@@ -64,7 +64,7 @@ class Sharing(Protocol):
         """Give a running flow another cap.
 
         Args:
-            flow_id: number of the flow.
+            flow_id: ID of the flow.
             size: bytes of the flow on the wire.
             cap: its highest rate (bytes/s).
             now: the time (s).
@@ -100,7 +100,7 @@ class Sharing(Protocol):
         """Return the bytes that a running flow has sent.
 
         Args:
-            flow_id: number of the flow.
+            flow_id: ID of the flow.
             at: a time between the last change and the next end (s).
         """
 
@@ -108,7 +108,7 @@ class Sharing(Protocol):
         """Return the rate of a running flow (bytes/s).
 
         Args:
-            flow_id: number of the flow.
+            flow_id: ID of the flow.
         """
 
 

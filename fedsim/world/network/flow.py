@@ -11,7 +11,7 @@ class Flow:
 
     Attributes:
         id: the order of its start among all flows of the network.
-        source, destination: numbers of its endpoints.
+        source, destination: IDs of its endpoints.
         started: time of its start (s).
         done: called when its last byte has arrived.
         weight: its weight in the sharing of links; 1 unless the protocol has weights.

@@ -145,8 +145,8 @@ class Network(Endpoints):
         alone.
 
         Args:
-            source: number of the sender.
-            destination: number of the receiver.
+            source: endpoint ID of the sender.
+            destination: endpoint ID of the receiver.
             size: payload (bytes).
             done: called when the last byte has arrived, never from within this call.
             waited: time (s) behind another flow on the same connection, which lessens the latency.

@@ -97,7 +97,7 @@ class Protocol(Spec):
 
         Args:
             streams: random streams.
-            device: number of the device.
+            device: index of the device.
             count: number of the device's transfer, from 0.
             round_trip: round trip of the transfer (s).
             direction: ``down`` or ``up``.

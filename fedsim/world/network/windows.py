@@ -33,7 +33,7 @@ class Windows:
         """Open a flow's first window, if the window limits the flow on its own link.
 
         Args:
-            flow: number of the flow.
+            flow: ID of the flow.
             link_rate: rate of the flow's own link (bytes/s).
             round_trip: time from a packet to its acknowledgement (s).
             now: the present time (s).

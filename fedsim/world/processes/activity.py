@@ -160,8 +160,8 @@ class ComputeActivity(Activity):
         env: the environment.
         on_end: called with the computation at its end.
         call: the method and arguments that began the computation.
-        number: number of the computation.
-        device: number of the device.
+        number: ID of the computation.
+        device: index of the device.
         began: begin of the computation (s).
         ends: its end at the present pace (s).
         until: time from which the device is away (s).

@@ -20,7 +20,7 @@ Effect = Literal["link", "pace", "off", "edge"]
 """Rate of a link, pace of a device, a device that is off, an edge server that is lost."""
 
 Thing = tuple[Effect, str | int]
-"""An effect, and the name of the link or the number of the device or edge server."""
+"""An effect, and the name of the link or the index of the device or edge server."""
 
 
 class Hold(ExitStack):
@@ -69,7 +69,7 @@ class Holds:
 
         Args:
             effect: the kind of effect.
-            keys: names of links, or numbers of devices or edge servers.
+            keys: names of links, or indices of devices or edge servers.
             value: rate of the links (bytes/s), or factor of the devices' speed; 1 for ``off`` and
                 ``edge``.
 

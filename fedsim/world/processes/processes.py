@@ -58,8 +58,8 @@ class Processes:
         self.messages = tasks.messages
         self.network = tasks.network
         self.simulation = tasks.messages.simulation
-        self.sending: dict[Sending, int] = {}  # message -> number of its process
-        # number of a computation -> computation and number of its process
+        self.sending: dict[Sending, int] = {}  # message -> ID of its process
+        # ID of a computation -> computation and ID of its process
         self.computing: dict[int, tuple[ComputeActivity, int]] = {}
         self.computed = 0
         # fire when a device is switched on again

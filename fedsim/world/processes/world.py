@@ -65,7 +65,7 @@ class ProcessServices(Effects, Protocol):
         capacity: kinds of devices.
         holds: the effects of all processes.
         restoring: whether processes are restored from a checkpoint now.
-        asleep: number of a process and time (s) -> events for which it waits, during a restore.
+        asleep: ID of a process and time (s) -> events for which it waits, during a restore.
         switched_on: device -> event of its next switch-on.
     """
 
@@ -412,10 +412,10 @@ class World:
         return self._processes.network.built_rate(link)
 
     def cell(self, number: int) -> list[int]:
-        """Return the numbers of the devices in a cell, or at a place of ``attach``.
+        """Return the indices of the devices in a cell, or at a place of ``attach``.
 
         Args:
-            number: number of the cell or of the place, from 0.
+            number: index of the cell or of the place, from 0.
 
         Raises:
             SimulationError: there is no such cell or place.
@@ -456,7 +456,7 @@ class World:
         """Let devices compute at a share of their speed until the hold ends, running work included.
 
         Args:
-            devices: number of a device, or several.
+            devices: index of a device, or several.
             factor: factor of the speed, above 0.
 
         Returns:
@@ -487,7 +487,7 @@ class World:
         """Make devices unreachable until the hold ends; their tasks and activities are lost.
 
         Args:
-            devices: number of a device, or several.
+            devices: index of a device, or several.
 
         Returns:
             The hold: a context manager, with ``end``.
@@ -517,7 +517,7 @@ class World:
         """Lose edge servers until the hold ends, with their state and their devices' tasks.
 
         Args:
-            edges: number of an edge server, or several.
+            edges: index of an edge server, or several.
 
         Returns:
             The hold: a context manager, with ``end``.

@@ -19,7 +19,7 @@ class Plan(NamedTuple):
         limit: time after which no epoch begins, and at which the step ends (s); infinity for none.
         adaptive: whether the device begins another epoch only if a mean one fits in.
         slack_s: overrun of ``limit`` by rounding that is forgiven (s).
-        jitter_of: number of the task, if the jitter is drawn for a task rather than an instant.
+        jitter_of: ID of the task, if the jitter is drawn for a task rather than an instant.
     """
 
     epoch_s: float
