@@ -1,5 +1,6 @@
-"""Cost of the server's own computing: ``[server]``, and each operation's time by its sizes, as
-measured.
+"""Computing times of the server, ``[server]``; prices, ``[costs]``, are in ``world/meters/spec.py``.
+
+The time of each operation is a measured function of the sizes of its inputs.
 """
 
 from collections.abc import Callable, Mapping
