@@ -1,4 +1,4 @@
-"""Computing times of the server, ``[server]``; prices, ``[costs]``, are in ``world/meters/spec.py``.
+"""Computing times of the server, ``[server]``. Prices, ``[costs]``: ``world/meters/spec.py``.
 
 The time of each operation is a measured function of the sizes of its inputs.
 """

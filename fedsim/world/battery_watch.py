@@ -1,4 +1,4 @@
-"""Watch over the batteries of devices with a task, which cuts off tasks of devices that run flat."""
+"""Watch over the batteries of devices with a task, which cuts off tasks if a battery is flat."""
 
 import math
 from collections.abc import Mapping

@@ -52,7 +52,7 @@ class CalendarSpec(Spec):
     """``population.calendar``: the instant of simulated time 0, and the devices' time zones."""
 
     starts: Annotated[str, BeforeValidator(_instant)] = "2024-01-01T00:00"
-    """date and time (ISO 8601) of simulated time 0, or its time of day; UTC unless it has an offset."""
+    """date and time (ISO 8601), or time of day, of simulated time 0; UTC unless it has an offset."""
     zone: NameDistribution = Constant[str](value="UTC")
     """names of time zones (``"Europe/Berlin"``): one for all, a choice with shares, a list, or a
     column of a file.

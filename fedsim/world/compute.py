@@ -296,7 +296,7 @@ class Hosts:
         simulation.env.declare_alarm("host", self._set_alarm)
 
     def admit(self, task: Task) -> tuple[TaskStep, ...]:
-        """Request a worker for a task; return the steps (queue, start-up) that precede its steps."""
+        """Request a worker for a task; return the queue and start-up steps before its own steps."""
         steps: tuple[TaskStep, ...] = ()
         if self._spec.slots < math.inf and not self._take_worker(task):
             steps = (Queue(),)

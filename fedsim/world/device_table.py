@@ -117,7 +117,7 @@ class DeviceTable:
                 )
 
     def note(self, meaning: str) -> None:
-        """Collect a note for the user about how the table is read; ``meaning`` ends its sentence."""
+        """Collect a note for the user on how the table is read; ``meaning`` ends its sentence."""
         columns = ", ".join(map(repr, self._names))
         note(f"{self._key} from {str(self._path)!r} (columns {columns}): {meaning}")
 

@@ -1,8 +1,8 @@
 """Messages outside of tasks: of edge servers, between devices, and of processes.
 
 A message is a flow with a record. The record's kind is ``edge-transfer`` between the server and an
-edge server, and ``message`` otherwise. A message is ``lost`` if its sender or receiver is or becomes
-unavailable. The bytes that it has sent before are charged.
+edge server, and ``message`` otherwise. A message is ``lost`` if its sender or receiver is
+unavailable before its end. The bytes that it has sent until then are charged.
 """
 
 import math
@@ -36,7 +36,7 @@ class Message:
     """
 
     not_saved: ClassVar[tuple[str, ...]] = ("alarm", "on_end")
-    """Fields that a snapshot omits; a restore sets the alarm, and the sender sets ``on_end`` again."""
+    """Fields that a snapshot omits; after a restore, ``Messages`` and the sender set them again."""
 
     id: int
     source: int
@@ -107,7 +107,7 @@ class Messages:
         on_end: OnEnd | None = None,
         waited: float = 0.0,
     ) -> Message:
-        """Start to send a message; it ends as ``lost`` in this instant if an endpoint is unavailable.
+        """Start to send a message; it is ``lost`` in this instant if an endpoint is unavailable.
 
         Args:
             source: endpoint ID of the sender.

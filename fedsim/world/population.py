@@ -94,14 +94,14 @@ class Population:
         self.slowness = np.broadcast_to(self.slowness, self.speed.shape)
 
     def shift(self, device: int, version: int, samples: int) -> None:
-        """Replace the device's data by the version ``version``, with ``samples`` training samples."""
+        """Replace the device's data by another version, which has ``samples`` training samples."""
         if not self.version.flags.writeable:  # arrays that were shared until this first shift
             self.version, self.samples = self.version.copy(), self.samples.copy()
         self.version[device] = version
         self.samples[device] = samples
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
-        """Return the time (s) of one epoch on ``samples`` samples, without jitter or slow phases."""
+        """Return the time (s) of an epoch on ``samples`` samples, without jitter or slow phases."""
         if self.rooflines is not None:
             return (
                 training.share
@@ -140,7 +140,7 @@ class Population:
         return seconds
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
-        """Return the time (s) until a computation runs out of memory; see ``Rooflines.failing_s``."""
+        """Time (s) until a computation runs out of memory; see ``Rooflines.failing_s``."""
         return (
             None if self.rooflines is None else self.rooflines.failing_s(device, training, samples)
         )
@@ -303,7 +303,7 @@ class PopulationSpec(Spec):
         )
 
     def capacities(self, streams: Streams, root: Path | None) -> Capacity:
-        """Return the devices' speeds (samples/s), and links if a file or kinds of devices give them.
+        """Return the devices' speeds (samples/s), and links if a file or kinds give them.
 
         Args:
             streams: random streams.

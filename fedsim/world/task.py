@@ -187,7 +187,7 @@ class Task:
         "battery",
         "fields",
     )
-    """Fields that a snapshot omits; ``take_up``, the process and the alarms set them after a restore."""
+    """Fields that a snapshot omits; after a restore, ``take_up``, process and alarms set them again."""
 
     id: int
     device: int
@@ -238,7 +238,7 @@ class Task:
         self.__post_init__()
 
     def carried_out(self) -> None:
-        """End the running step in this instant, complete or, if it ``fails``, for lack of memory."""
+        """End the running step now, as complete or, if it ``fails``, for lack of memory."""
         assert self.done is not None
         self.done.succeed("memory" if self.fails else None)
 

@@ -1,8 +1,8 @@
 """Flows of any network: latencies, starts, ends, and the order of notifications.
 
 Rates change only when a flow starts or ends, so the time of the next end is known exactly. The
-network wakes at the first clock tick at or after this end, and carries out all earlier ends, each at
-its exact time. One call of ``solve`` handles all changes of an instant.
+network wakes at the first clock tick at or after this end, and carries out all earlier ends, each
+at its exact time. One call of ``solve`` handles all changes of an instant.
 
 At first, a device's own link is only a cap on the rate of its flow. The first flow that shares an
 own link with another flow, or takes two own links, makes the network *general*: from then own links
@@ -127,7 +127,7 @@ class Network(Endpoints):
         return min([rate for _, rate in links], default=math.inf)
 
     def _cap(self, flow: Flow) -> float:
-        """Return the largest rate that a flow may have now by its window and own links (bytes/s)."""
+        """Return the largest rate of a flow now by its window and own links (bytes/s)."""
         window = self._windows.rate(flow.id) if self._slow_start else math.inf
         return window if self._general else min(window, self._own_rate(flow))
 
@@ -499,7 +499,7 @@ class Network(Endpoints):
             self._wakeup = self._env.at(name, when, self._tell)
 
     def _watch_standstill(self, when: float) -> None:
-        """Set the alarm at which a standstill of all flows ends the run, if nothing changes before."""
+        """Set the alarm at which a standstill of all flows ends the run, or cancel it."""
         stands = when == math.inf and bool(self._running)
         if stands and self._standstill is None:
             self._set_network_alarm(_STANDSTILL, self._simulation.now + PATIENCE_S)

@@ -112,7 +112,7 @@ class Protocol(Spec):
         return by_chance * by_distance
 
     def rules(self) -> list[str]:
-        """Return a line (str) on each rule that was fitted to measurements: its domain and error."""
+        """Return a line (str) on each rule fitted to measurements, with its domain and error."""
         return []
 
     def outside_of_rules(self, at_once: int) -> list[str]:

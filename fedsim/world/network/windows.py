@@ -43,7 +43,7 @@ class Windows:
             self.widen(flow, self._size / round_trip, now + round_trip)
 
     def widen(self, flow: int, rate: float, end: float) -> None:
-        """Set the window of a flow to ``rate`` (bytes/s) until its round trip is over at ``end`` (s)."""
+        """Set a flow's window to ``rate`` (bytes/s) for its round trip, which ends at ``end`` (s)."""
         self._rates[flow] = rate
         heappush(self._round_trips, (end, flow))
 
@@ -52,7 +52,7 @@ class Windows:
         self._rates.pop(flow, None)
 
     def take_due(self, now: float) -> Iterator[tuple[int, float]]:
-        """Close the windows whose round trip is over, and yield flow ID and rate (bytes/s) of each."""
+        """Close the windows whose round trip is over; yield flow ID and rate (bytes/s) of each."""
         while self._round_trips and self._round_trips[0][0] <= now:
             _, flow = heappop(self._round_trips)
             if flow in self._rates:
