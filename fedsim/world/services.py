@@ -1,4 +1,4 @@
-"""Parts of the world that steps and their timing use: devices' speeds, computations, batteries."""
+"""Interfaces of the world for steps: times of devices, timing of computations, batteries."""
 
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,46 +10,49 @@ if TYPE_CHECKING:
 
 
 class DeviceTimes(Protocol):
-    """Times of undisturbed work on each device; a ``Population`` has them."""
+    """Interface of ``Population`` for the times of work, without jitter or slow phases."""
 
     def training_s(self, device: int, training: "Training", samples: int) -> float:
-        """Time of one epoch of a training on ``samples`` samples (s)."""
+        """Return the time of one epoch of a training on ``samples`` samples (s)."""
 
     def testing_s(self, device: int, samples: int) -> float:
-        """Time of a forward pass over ``samples`` samples (s)."""
+        """Return the time of a forward pass over ``samples`` samples (s)."""
 
     def working_s(self, device: int, work: "Work") -> float:
-        """Time of other work (s)."""
+        """Return the time of a step ``Work`` (s)."""
 
     def failing_s(self, device: int, training: "Training | None", samples: int) -> float | None:
-        """Time until a training, or a test (None), runs out of memory (s); None if it fits."""
+        """Return the time until a computation runs out of memory (s); None if it fits.
+
+        ``training`` is None for a test.
+        """
 
 
 class ComputationTimer(Protocol):
-    """The timing of computations; ``Computing`` implements it."""
+    """Interface of ``Computing``, the timing of computations."""
 
     @property
     def hosts(self) -> "Hosts | None":
         """Machines whose cores the devices share; None if each device has its own."""
 
     def begin(self, task: "Task", training: "Training | None") -> None:
-        """Begin a training, or an evaluation (None)."""
+        """Begin a training, or an evaluation if ``training`` is None."""
 
     def look_ahead(self, task: "Task") -> None:
-        """Set the alarm for the end of the running computation, or for a later look."""
+        """Set the alarm for the end of the running computation, or for a later check."""
 
     def limit_of(self, task: "Task", limit: "Limit") -> float:
-        """Absolute time at which a limit ends the running step (s); infinity for never."""
+        """Return the simulated time (s) at which a limit ends the running step; may be infinity."""
 
     def end(self, task: "Task", limit: "Limit", cause: "Cause | None") -> dict[str, Any]:
-        """End the running computation; returns fields of its record."""
+        """End the running computation; return fields of its record."""
 
 
 class ChargeWatch(Protocol):
-    """The watch over batteries of devices at work; ``BatteryWatch`` implements it."""
+    """Interface of ``BatteryWatch``, the watch over the batteries of devices with a task."""
 
     def look(self, task: "Task") -> None:
-        """Set an alarm for the time until which the battery lasts during the running step."""
+        """Set the alarm for the next check of the battery during a message or a wait."""
 
     def runs_dry(self, task: "Task", until: float) -> bool:
         """Whether the battery runs flat by ``until`` (s)."""

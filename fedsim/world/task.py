@@ -187,7 +187,7 @@ class Task:
         "battery",
         "fields",
     )
-    """Fields that a snapshot omits; after a restore, ``take_up``, process and alarms set them again."""
+    """Fields that a snapshot omits; ``take_up``, process and alarms set them after a restore."""
 
     id: int
     device: int

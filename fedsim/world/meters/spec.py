@@ -29,7 +29,7 @@ class Prices(Spec):
     """Prices of one kind of endpoint, in the currency of the bill."""
 
     per_hour: Price = 0.0
-    """price of an hour: for a device during its tasks, else from the start of the run to its end."""
+    """price of an hour: for a device during its tasks, else from the start of the run."""
     per_gigabyte: Price = 0.0
     """price of 10^9 bytes that the endpoint sends, with headers."""
     per_request: Price = 0.0

@@ -43,7 +43,7 @@ class Windows:
             self.widen(flow, self._size / round_trip, now + round_trip)
 
     def widen(self, flow: int, rate: float, end: float) -> None:
-        """Set a flow's window to ``rate`` (bytes/s) for its round trip, which ends at ``end`` (s)."""
+        """Set a flow's window to ``rate`` (bytes/s) until its round trip ends at ``end`` (s)."""
         self._rates[flow] = rate
         heappush(self._round_trips, (end, flow))
 

@@ -17,7 +17,7 @@ from fedsim.world.network.flows import Network
 from fedsim.world.processes.activity import ComputeActivity
 
 Effect = Literal["link", "pace", "off", "edge"]
-"""Kind of effect: the rate of a link, the pace of a device, a device off, or an edge server lost."""
+"""Kind of effect: rate of a link, pace of a device, device switched off, or edge server lost."""
 
 Thing = tuple[Effect, str | int]
 """Kind of effect, and the name of the link or the index of the device or edge server."""
@@ -146,7 +146,7 @@ class Holds:
             self._processes.switch_on(device)
 
     def check_restored(self) -> None:
-        """Raise ``CheckpointError`` if restored processes did not begin their saved effects again."""
+        """Raise ``CheckpointError`` if restored processes have other effects than the snapshot."""
         restored: dict[Thing, float] = {}
         for thing, values in self._values.items():
             value = min(values) if thing[0] == "link" else math.prod(values)

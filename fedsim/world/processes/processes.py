@@ -105,7 +105,7 @@ class Processes:
             ) from error
 
     def _nothing_left(self) -> bool:
-        """Whether the run is over, because only processes have alarms, and no activity is running."""
+        """Whether the run is over, because only activities and alarms of processes remain."""
         if (
             self.tasks.running
             or len(self.messages.under_way) > len(self.sending)
