@@ -1,7 +1,7 @@
 """Words of papers and other frameworks, with the scenario keys and kinds of the same meaning.
 
-If a scenario has an unknown key or kind, the message has a hint from this table before the name with
-the nearest spelling, for users of Flower, LEAF, PFLlib or FedScale.
+The message about an unknown key or kind of a scenario has a hint from this table, and not the name
+with the nearest spelling, to help users of Flower, LEAF, PFLlib or FedScale.
 """
 
 _COHORT = "strategy.clients_per_round, a number of clients"

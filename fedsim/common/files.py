@@ -1,8 +1,8 @@
 """Functions that read untrusted files, and write files so that they survive a power cut.
 
 They refuse pipes, devices and endless nesting. An operating system writes contents and names to the
-disk in any order. A content survives a power cut once its file is synced, and a name once its folder
-is synced.
+disk in any order. A content survives a power cut once its file is synced, and a name once its
+folder is synced.
 """
 
 import errno

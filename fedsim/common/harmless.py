@@ -21,7 +21,7 @@ def say(*lines: object, err: bool = False) -> None:
 
 
 def visible(text: str) -> str:
-    r"""Escape each unprintable character, such as ``\u001b``; TOML reads the text as before."""
+    r"""Escape unprintable characters as ``\u001b``, which TOML reads as the original character."""
     if text.isprintable():
         return text
     return "".join(

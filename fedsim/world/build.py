@@ -102,7 +102,7 @@ class WorldBuilder:
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_task_end: Callable[[Task], None],
     ) -> None:
-        """Build ``messages`` and ``tasks``; for the arguments see ``Messages`` and ``TaskRunner``."""
+        """Build ``messages`` and ``tasks``; for arguments see ``Messages`` and ``TaskRunner``."""
         spec = self._spec
         self.messages = Messages(self._simulation, self.network, self._edges, on_edge_lost)
         jitter = spec.jitters(self._streams, self._root)

@@ -233,7 +233,7 @@ class Computing:
 
 
 def _all_fit(ends: list[float], plan: Plan) -> bool:
-    """Whether a computation with epoch ends ``ends`` (s) ends with the last one, not at its limit."""
+    """Whether a computation ends with its last epoch in ``ends`` (s), and not at its limit."""
     if not ends or ends[-1] > plan.limit:
         return False
     return plan.adaptive or len(ends) == plan.epochs or plan.limit == math.inf
