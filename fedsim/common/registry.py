@@ -1,8 +1,9 @@
 """Registries of the kinds of each part of a scenario.
 
 A kind is found by its name, by an entry point of an installed package, or by its import path. A
-kind is a subclass of ``Spec``, with its parameters and its rule in one class. A scenario names a kind (``selection = "random"``),
-or gives a table with its parameters (``server = { kind = "adam", lr = 0.01 }``).
+kind is a subclass of ``Spec``, with its parameters and its rule in one class. A scenario names a
+kind (``selection = "random"``), or has a table with its parameters
+(``server = { kind = "adam", lr = 0.01 }``).
 """
 
 import inspect

@@ -36,8 +36,7 @@ class Computing:
         self.paces: dict[int, float] = {}
         # task whose pace has changed -> ends of its epochs, up to the running epoch (s)
         self._fixed_ends: dict[int, list[float]] = {}
-        # device -> budget (s) that its last task has used, from which a task that continues it goes on
-
+        # device -> budget (s) that its last task has used
         self._budget_used: dict[int, float] = {}
 
     def take_budget(self, device: int) -> float:

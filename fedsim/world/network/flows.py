@@ -40,8 +40,8 @@ class Network(Endpoints):
     A user's network is a subclass that defines ``route``. Sizes and sent bytes are payload, rates
     and capacities are bytes on the wire. In slow start, a flow's window caps its rate and doubles
     every round trip, until a round trip in which it did not limit the flow. A flow whose exact end
-    is at or before now has ended. The arguments are the arguments of ``Endpoints``, and ``sharing``,
-    a function that makes a sharing rule.
+    is at or before now has ended. The arguments are the arguments of ``Endpoints``, and
+    ``sharing``, a function that makes a sharing rule.
 
     Attributes:
         limits: link name -> present rate (bytes/s), for links whose rate differs from the built
