@@ -28,8 +28,8 @@ from fedsim.common.errors import SimulationError
 
 CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 
-# Count of schedule entries below which cancelled alarms are kept. Above it, they are dropped when the
-# schedule has twice as many entries as it had live ones.
+# Count of schedule entries up to which cancelled alarms are kept. Above it, they are dropped when
+# the schedule has twice as many entries as it had live ones.
 _ROOM = 1024
 
 Name = tuple[str, int]

@@ -346,7 +346,7 @@ class Simulation:
             self.env.call(lambda: self.ended.succeed(self.stopped), LAST)
 
     def interrupt(self) -> None:
-        """End the run after this instant with the reason ``interrupted``, unless it has a reason."""
+        """End the run after this instant, as ``interrupted`` unless it has another reason."""
         self._interrupted = True
 
     # snapshots between two instants
@@ -433,7 +433,7 @@ class Simulation:
         go_on()
 
     def _goes_on(self, due: float) -> bool:
-        """End this instant; return whether the run continues with the next instant at ``due`` (s)."""
+        """End this instant; return whether the run continues with an instant at ``due`` (s)."""
         if self._between:
             self.settled = True
             while self._between:
