@@ -25,7 +25,7 @@ class UniformSizes(Spec):
     high: int = Field(default=3000, ge=1, le=_MOST)
 
     @model_validator(mode="after")
-    def _ordered(self) -> "UniformSizes":
+    def _check_order(self) -> "UniformSizes":
         if self.low > self.high:
             raise ValueError("'low' is above 'high'")
         return self

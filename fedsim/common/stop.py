@@ -26,7 +26,7 @@ class StopSpec(Spec):
     """
 
     @model_validator(mode="after")
-    def _some_end(self) -> "StopSpec":
+    def _require_end(self) -> "StopSpec":
         if self.rounds is None and self.simulated_time is None:
             raise ValueError("a run needs an end: give 'rounds' or 'simulated_time'")
         if self.simulated_time is not None and self.simulated_time <= 0:

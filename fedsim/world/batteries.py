@@ -158,7 +158,7 @@ class Batteries:
 
     def has(self, device: int) -> bool:
         """Whether the device has a battery that can be flat."""
-        return self._draws(device, "capacity_j") < math.inf
+        return self._coefficient(device, "capacity_j") < math.inf
 
     def up(self, devices: Ints, time: float) -> Flags:
         """Whether the battery of each device is not flat at ``time`` (s); bool [len(devices)]."""
@@ -183,10 +183,10 @@ class Batteries:
             return time
         point = self._point(device)
         if device not in self._loads:  # without a task, breakpoints until now are final
-            self._go(device, point, min(time, self._simulation.now), keep=True)
-        self._go(device, point, time)
+            self._follow_breakpoints(device, point, min(time, self._simulation.now), keep=True)
+        self._follow_breakpoints(device, point, time)
         while point.flat:
-            line = self._line(device, point)
+            line = self._find_course(device, point)
             if line.end > self._simulation.end:  # the device restarts after the run
                 return line.end
             line.follow(point, line.end)
@@ -195,7 +195,7 @@ class Batteries:
     def past(self, device: int, time: float) -> Span:
         """Return the phase of a battery at a past ``time`` (s); it is on if it was not flat."""
         if device not in self._loads:
-            self._go(device, self._point(device), self._simulation.now, keep=True)
+            self._follow_breakpoints(device, self._point(device), self._simulation.now, keep=True)
         turns = self._turns.get(device, _NONE)
         place = bisect_right(turns, time)
         up = (self._columns["initial_j"].item(device) > 0) != bool(place % 2)
@@ -213,9 +213,9 @@ class Batteries:
         point = self._point(device)
         now = self._simulation.now
         load = self._loads.get(device, Load())
-        course = self._go(device, point, now, load.total)
+        course = self._follow_breakpoints(device, point, now, load.total)
         course.follow(point, now)
-        return point.level / self._draws(device, "capacity_j")
+        return point.level / self._coefficient(device, "capacity_j")
 
     def plugged_in(self, device: int) -> bool:
         """Whether the device is on a charger now; true for a device without a battery."""
@@ -228,17 +228,17 @@ class Batteries:
         if alarm is not None:
             alarm.cancel()
         self._paths.setdefault(device, array("d"))
-        self._report(device)
+        self._emit_battery(device)
         self._loads[device] = Load(off=bool(self._points[device, _FLAT]))
 
     def begin(self, device: int, step: TaskStep) -> None:
         self.settle(device)
-        watts = 0.0 if step.power is None else self._draws(device, f"{step.power}_w")
+        watts = 0.0 if step.power is None else self._coefficient(device, f"{step.power}_w")
         load = Load(watts, off=self._loads[device].off)
         self._loads[device] = load
         if step.direction is not None:
             load.moves = True
-            load.byte = self._draws(device, f"{step.power}_j_byte")
+            load.byte = self._coefficient(device, f"{step.power}_j_byte")
             self._points[device, _TAIL] = 0.0
 
     def dry(self, device: int, until: float) -> float:
@@ -251,7 +251,9 @@ class Batteries:
             return math.inf
         point = self._point(device)
         watts = self._loads[device].total
-        self._go(device, point, min(until, self._simulation.end), watts, to_flat=True)
+        self._follow_breakpoints(
+            device, point, min(until, self._simulation.end), watts, to_flat=True
+        )
         return point.at if point.flat else math.inf
 
     def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]:
@@ -277,7 +279,7 @@ class Batteries:
         if load.scarce:
             load.rate = rate
             reserve = 0.0
-        self._go(device, point, until, load.total, to_flat=True, reserve=reserve)
+        self._follow_breakpoints(device, point, until, load.total, to_flat=True, reserve=reserve)
         return point.at if point.flat else until, point.flat and not reserve, load.scarce
 
     def end(self, device: int, moved: float, *, dry: bool) -> None:
@@ -298,17 +300,17 @@ class Batteries:
             point.level = 0.0
             point.flat = True
             point.tail = 0.0
-            self._keep(device, point)
+            self._store_point(device, point)
             return
         is_awake = load.moves and not point.flat  # the radio of a flat device sleeps
-        if is_awake and self._draws(device, "tail_w"):
-            self._points[device, _TAIL] = self._simulation.now + self._draws(device, "tail_s")
+        if is_awake and self._coefficient(device, "tail_w"):
+            self._points[device, _TAIL] = self._simulation.now + self._coefficient(device, "tail_s")
 
     def stop(self, device: int) -> None:
         del self._loads[device]
-        self._report(device)
+        self._emit_battery(device)
         point = self._point(device)
-        self._go(device, point, point.tail, to_flat=True)
+        self._follow_breakpoints(device, point, point.tail, to_flat=True)
         if point.flat and not self._points[device, _FLAT]:
             self._set_flat(device, point.at)
 
@@ -320,32 +322,32 @@ class Batteries:
 
     def _run_flat(self, device: int) -> None:
         del self._alarms[device]
-        self._report(device)
+        self._emit_battery(device)
 
     def close(self) -> None:
         """Emit a record ``battery`` of each device that ever had a task."""
         for device in sorted(self._paths):
-            self._report(device)
+            self._emit_battery(device)
 
     # courses between breakpoints
 
-    def _draws(self, device: int, name: str) -> float:
+    def _coefficient(self, device: int, name: str) -> float:
         coefficient: float = self._columns[name].item(device)
         return coefficient
 
     def _point(self, device: int) -> _Point:
         return _Point(*self._points[device].tolist())
 
-    def _keep(self, device: int, point: _Point) -> None:
+    def _store_point(self, device: int, point: _Point) -> None:
         if point.flat != self._points[device, _FLAT]:
             self._turns.setdefault(device, array("d")).append(point.at)
         self._points[device] = [getattr(point, name) for name in _Point.__slots__]
 
-    def _line(
+    def _find_course(
         self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0
     ) -> _Course:
-        capacity = self._draws(device, "capacity_j") - reserve
-        charge = self._draws(device, "charge_w")
+        capacity = self._coefficient(device, "capacity_j") - reserve
+        charge = self._coefficient(device, "charge_w")
         idle = 0.0
         end = math.inf
         if charge:
@@ -357,10 +359,10 @@ class Batteries:
             watts = 0.0
             target = self._restart * capacity
         else:
-            idle = self._draws(device, "idle_w")
+            idle = self._coefficient(device, "idle_w")
             if point.at < point.tail:
                 end = min(end, point.tail)
-                watts = watts + self._draws(device, "tail_w")
+                watts = watts + self._coefficient(device, "tail_w")
             net = charge - idle - watts
             if net >= 0 and point.level >= capacity:
                 return _Course(end, 0.0, idle + watts, idle, watts, capacity)
@@ -371,7 +373,7 @@ class Batteries:
                 return _Course(reached, net, charge, idle, watts, capacity, target)
         return _Course(end, net, charge, idle, watts, capacity)
 
-    def _go(
+    def _follow_breakpoints(
         self,
         device: int,
         point: _Point,
@@ -398,12 +400,12 @@ class Batteries:
         """
         point.level -= reserve
         while True:
-            line = self._line(device, point, watts, reserve)
+            line = self._find_course(device, point, watts, reserve)
             if line.end > until or (to_flat and point.flat):
                 return line
             line.follow(point, line.end)
             if keep:
-                self._keep(device, point)
+                self._store_point(device, point)
                 if device in self._paths:
                     self._paths[device].extend((point.at, point.level))
 
@@ -428,18 +430,18 @@ class Batteries:
             watts = watts + owed / seconds
             owed = 0.0
         if seconds > 0:
-            line = self._go(device, point, now, watts, keep=True)
+            line = self._follow_breakpoints(device, point, now, watts, keep=True)
             if now > point.at:
                 line.follow(point, now)
         elif not owed:
             return
         # ``owed`` may be below 0 by rounding
-        point.level = min(max(0.0, point.level - owed), self._draws(device, "capacity_j"))
+        point.level = min(max(0.0, point.level - owed), self._coefficient(device, "capacity_j"))
         point.drawn += owed
         load.moved = max(moved, load.moved)
-        self._keep(device, point)
+        self._store_point(device, point)
 
-    def _report(self, device: int) -> None:
+    def _emit_battery(self, device: int) -> None:
         self.settle(device)
         path = np.array(self._paths[device]).reshape(-1, 2).tolist()
         self._paths[device] = array("d")

@@ -28,9 +28,9 @@ class BatteryWatch:
         # task ID -> task whose device's battery may run out during its message
         self._scarce: dict[int, Task] = {}
         if batteries is not None:
-            self._network.on_shared = self._look_at_scarce
+            self._network.on_shared = self._check_scarce
 
-    def _battery(self, task: Task) -> "Batteries | None":
+    def _find_batteries(self, task: Task) -> "Batteries | None":
         """Return ``batteries`` if the device of a task has a battery; otherwise None."""
         if self.batteries is None or not self.batteries.has(task.device):
             return None
@@ -39,12 +39,12 @@ class BatteryWatch:
     # begins and ends of tasks and steps
 
     def begin_task(self, task: Task) -> None:
-        battery = self._battery(task)
+        battery = self._find_batteries(task)
         if battery is not None:
             battery.start(task.device)
 
     def begin_step(self, task: Task, step: TaskStep) -> None:
-        battery = self._battery(task)
+        battery = self._find_batteries(task)
         if battery is not None:
             battery.begin(task.device, step)
 
@@ -53,7 +53,7 @@ class BatteryWatch:
 
         ``is_flat`` says whether an empty battery ended the step.
         """
-        battery = self._battery(task)
+        battery = self._find_batteries(task)
         if battery is not None:
             task.cancel("battery")
             self._scarce.pop(task.id, None)
@@ -61,7 +61,7 @@ class BatteryWatch:
             battery.end(task.device, sent, dry=is_flat)
 
     def end_task(self, task: Task) -> None:
-        battery = self._battery(task)
+        battery = self._find_batteries(task)
         if battery is not None:
             battery.stop(task.device)
 
@@ -72,7 +72,7 @@ class BatteryWatch:
 
         If the device has no battery, ``task.dry`` is not changed.
         """
-        battery = self._battery(task)
+        battery = self._find_batteries(task)
         if battery is not None:
             task.dry = battery.dry(task.device, until)
         return task.dry < math.inf
@@ -83,7 +83,7 @@ class BatteryWatch:
         If the time at which the battery is flat depends on the rate of the message, the battery is
         checked again when rates change.
         """
-        battery = None if self.batteries is None else self._battery(task)
+        battery = None if self.batteries is None else self._find_batteries(task)
         if battery is None:
             return
         remaining = 0.0
@@ -104,15 +104,15 @@ class BatteryWatch:
         if self._simulation.now >= task.dry:
             self._runner.cut(task)
         else:
-            self._look_again(task)
+            self._check_again(task)
 
-    def _look_at_scarce(self) -> None:
+    def _check_scarce(self) -> None:
         """Check the batteries that may run out during a message, after rates have changed."""
         for task in list(self._scarce.values()):
             if task.waits and task.flow is not None and task.flow.ended is None:
-                self._look_again(task)
+                self._check_again(task)
 
-    def _look_again(self, task: Task) -> None:
+    def _check_again(self, task: Task) -> None:
         assert self.batteries is not None
         sent = 0.0 if task.flow is None else self._network.sent(task.flow)
         self.batteries.settle(task.device, sent)

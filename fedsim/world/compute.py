@@ -201,7 +201,7 @@ class HostSpec(Spec):
     """fixed time before a task's first step, which takes a worker and no core."""
 
     @model_validator(mode="after")
-    def _possible(self) -> "HostSpec":
+    def _check_host(self) -> "HostSpec":
         if (self.cores is None) == (self.throughput is None):
             raise ValueError("a host has either 'cores' or 'throughput'; give one of them")
         busy = [1.0, *(count for count, _ in self.throughput or ())]
@@ -312,7 +312,7 @@ class Hosts:
 
     def compute(self, task: Task, seconds: float) -> None:
         """Begin a computation of a task, which takes ``seconds`` (s) at full speed."""
-        cores = self._advanced(self._host(task), changes=True)
+        cores = self._update_cores(self._host(task), changes=True)
         cores.jobs[task.id] = _HostComputation(task, cores.served, cores.served + seconds)
 
     def is_due(self, task: Task) -> bool:
@@ -320,7 +320,7 @@ class Hosts:
         job = self._job(task)
         if job is None:
             return False
-        cores = self._advanced(self._host(task))
+        cores = self._update_cores(self._host(task))
         rate = self._spec.rate(len(cores.jobs))
         return job.end - cores.served <= rate * tie_s(self._simulation.now)
 
@@ -328,7 +328,7 @@ class Hosts:
         """End the running computation of a task; return whether it had one."""
         job = self._job(task)
         if job is not None:
-            cores = self._advanced(self._host(task), changes=True)
+            cores = self._update_cores(self._host(task), changes=True)
             del cores.jobs[task.id]
             self._used[task.id] = self._used.get(task.id, 0.0) + cores.served - job.begun
         return job is not None
@@ -337,7 +337,7 @@ class Hosts:
         """Multiply the remaining time of the running computation of a task by ``factor``."""
         job = self._job(task)
         if job is not None:
-            served = self._advanced(self._host(task), changes=True).served
+            served = self._update_cores(self._host(task), changes=True).served
             job.end = served + (job.end - served) * factor
 
     def used_s(self, task: Task) -> float:
@@ -351,7 +351,7 @@ class Hosts:
         cores = self._cores.get(self._host(task))
         return None if cores is None else cores.jobs.get(task.id)
 
-    def _advanced(self, host: int, *, changes: bool = False) -> _Cores:
+    def _update_cores(self, host: int, *, changes: bool = False) -> _Cores:
         """Return the cores of a host, updated to now.
 
         If ``changes`` is true, the alarm of the cores is set again at the end of this instant.
@@ -370,7 +370,7 @@ class Hosts:
         changed = self._changed
         self._changed = {}
         for host in changed:
-            cores = self._advanced(host)
+            cores = self._update_cores(host)
             if cores.alarm is not None:
                 cores.alarm.cancel()
                 cores.alarm = None
@@ -382,7 +382,7 @@ class Hosts:
                 cores.served = 0.0
 
     def _ring(self, host: int) -> None:
-        cores = self._advanced(host, changes=True)
+        cores = self._update_cores(host, changes=True)
         cores.alarm = None
         limit = cores.served + self._spec.rate(len(cores.jobs)) * TICK_S / 2
         for _, job in sorted(cores.jobs.items()):

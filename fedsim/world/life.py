@@ -156,7 +156,7 @@ class TaskRunner:
         if cause is None:
             task.position += 1
             if was_cut:
-                self._watch(task)
+                self._watch_vanish(task)
         return cause
 
     def _end(self, task: Task, cause: Cause | None) -> None:
@@ -275,11 +275,11 @@ class TaskRunner:
         lost = edge in self.messages.lost
         # the task is cut off now if its device or its edge server is unavailable
         task.off = self.simulation.now if lost else self.reachable_until(device)
-        self._put_to_work(task)
-        self._watch(task)
+        self._start_process(task)
+        self._watch_vanish(task)
         return task
 
-    def _put_to_work(self, task: Task) -> None:
+    def _start_process(self, task: Task) -> None:
         self.running[task.id] = self._working[task.device] = task
         self._busy[task.device] = True
         task.process = self.simulation.process(self.life(task))
@@ -317,7 +317,7 @@ class TaskRunner:
         for task_id in list(self.running):
             self.end(task_id, cause)
 
-    def _watch(self, task: Task) -> None:
+    def _watch_vanish(self, task: Task) -> None:
         if task.vanish is not None:
             task.cancel("vanish")
         if task.off < math.inf:
@@ -326,17 +326,17 @@ class TaskRunner:
     def switch_off(self, device: int) -> None:
         self.off.add(device)
         if device in self._working:
-            self._lose(self._working[device])
+            self._cut_off(self._working[device])
         self.messages.lose(device)
 
     def lose_edge(self, edge: int) -> None:
         for task in self.running.values():
             if task.edge == edge:
-                self._lose(task)
+                self._cut_off(task)
 
-    def _lose(self, task: Task) -> None:
+    def _cut_off(self, task: Task) -> None:
         task.off = self.simulation.now
-        self._watch(task)
+        self._watch_vanish(task)
 
     # snapshots between two instants
 
@@ -363,7 +363,7 @@ class TaskRunner:
             task.done = self._env.event()
             if task.flow is not None:
                 task.flow.done = task.carried_out
-            self._put_to_work(task)
+            self._start_process(task)
         self.charge.restore_tasks(state)
         self.computing.restore(state)
         self.slots.restore(state)

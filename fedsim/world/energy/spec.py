@@ -180,7 +180,7 @@ class CarbonSpec(Spec):
     zones: list[ZoneSpec] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _some(self) -> "CarbonSpec":
+    def _require_zone(self) -> "CarbonSpec":
         if sum(zone.share for zone in self.zones) <= 0:
             raise ValueError("the zones' shares are all 0")
         return self

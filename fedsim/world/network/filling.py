@@ -215,7 +215,7 @@ class Filling:
         self.changed = False
         self._move(now)
         if self._leaving:
-            self._keep(~np.isin(self._id, self._leaving))
+            self._select_rows(~np.isin(self._id, self._leaving))
             self._leaving.clear()
         if self._entering:
             ids, sizes, sent, caps, weights, routes = zip(*self._entering, strict=True)
@@ -243,7 +243,7 @@ class Filling:
             over = self._end <= now + _ROUNDING * math.ulp(now)
             ended.extend((now, flow_id) for flow_id in self._id[over].tolist())
             self._move(now)
-            self._keep(~over)
+            self._select_rows(~over)
             self._fill()
         return ended
 
@@ -258,7 +258,7 @@ class Filling:
         self._sent += self._rate * (now - self._since)
         self._since = now
 
-    def _keep(self, rows: Flags) -> None:
+    def _select_rows(self, rows: Flags) -> None:
         self._id = self._id[rows]
         self._size = self._size[rows]
         self._sent = self._sent[rows]

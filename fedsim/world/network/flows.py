@@ -104,7 +104,7 @@ class Network(Endpoints):
     def _rule(self, flow: Flow) -> Sharing:
         return self._rules[0]
 
-    def _now(self, links: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    def _apply_limits(self, links: list[tuple[str, float]]) -> list[tuple[str, float]]:
         if not self.limits:
             return links
         return [(name, self.limits.get(name, rate)) for name, rate in links]
@@ -117,13 +117,13 @@ class Network(Endpoints):
         links = self.links_between(flow.source, flow.destination)
         if own:
             links = [*links, *self.own_links(flow.source, flow.destination)]
-        return self._now(links)
+        return self._apply_limits(links)
 
     def _own_rate(self, flow: Flow) -> float:
         """Return the least present rate of the devices' own links on a flow's route (bytes/s)."""
         if not self.limits:
             return self.own_rate(flow.source, flow.destination)
-        links = self._now(self.own_links(flow.source, flow.destination))
+        links = self._apply_limits(self.own_links(flow.source, flow.destination))
         return min([rate for _, rate in links], default=math.inf)
 
     def _cap(self, flow: Flow) -> float:
@@ -189,7 +189,7 @@ class Network(Endpoints):
         self._started += 1
         self._uploads[destination] += source >= 0
         if not self._general:
-            self._take(source, destination)
+            self._occupy_links(source, destination)
         latency = self.latency_s(source, destination)
         if waited:
             latency = on_grid(latency - waited)
@@ -200,7 +200,7 @@ class Network(Endpoints):
             self._unsettle()
         return flow
 
-    def _take(self, source: int, destination: int) -> None:
+    def _occupy_links(self, source: int, destination: int) -> None:
         """Mark the endpoints of a flow as busy, and the network as general if a link is shared."""
         sends = 0 <= source < self.devices
         receives = 0 <= destination < self.devices
@@ -482,7 +482,7 @@ class Network(Endpoints):
             vars(rule).update(saved)
         if not self._general:
             for flow in self._flows.values():
-                self._take(flow.source, flow.destination)
+                self._occupy_links(flow.source, flow.destination)
 
     def _set_entry(self, number: int, when: float) -> None:
         """Set the alarm at ``when`` (s), at which the first byte of the flow ``number`` leaves."""
@@ -496,7 +496,7 @@ class Network(Endpoints):
         if number == _STANDSTILL:
             self._standstill = self._env.at(name, when, self._refuse_standstill)
         else:
-            self._wakeup = self._env.at(name, when, self._tell)
+            self._wakeup = self._env.at(name, when, self._notify_ended)
 
     def _watch_standstill(self, when: float) -> None:
         """Set the alarm at which a standstill of all flows ends the run, or cancel it."""
@@ -530,7 +530,7 @@ class Network(Endpoints):
         if when < math.inf:
             self._set_network_alarm(_WAKEUP, when)
 
-    def _tell(self) -> None:
+    def _notify_ended(self) -> None:
         """Call ``done`` of all flows that have ended by now, in the order of their starts."""
         self._wakeup = None
         self._advance(self._simulation.now)
