@@ -1,4 +1,4 @@
-"""One simulated clock on SimPy, and real work that is computed while the clock stands still.
+"""Simulated clock on SimPy, and executors of real work, for which the clock stands still.
 
-Imports ``common``.
+The package imports ``common``.
 """

@@ -1,7 +1,7 @@
-"""SimPy's environment for this simulator: alarms at absolute times, and one order of events
-within an instant.
+"""SimPy environment of the clock, with alarms at absolute times and a fixed order of events.
 
-Events of one instant are processed by priority, and those of one priority as they were scheduled:
+Events of one instant are processed by priority, and events of equal priority in the order in which
+they were scheduled:
 
 1. ``URGENT``: starts and interruptions of processes (SimPy's own use of it);
 2. ``NORMAL``: everything that completes: the end of a flow or a computation, an arrival, any
@@ -28,8 +28,8 @@ from fedsim.common.errors import SimulationError
 
 CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 
-# entries in the schedule; when there are more, and twice as many as were alive, cancelled ones are
-# dropped
+# Count of schedule entries up to which cancelled alarms are kept. Above it, they are dropped when
+# the schedule has twice as many entries as it had live ones.
 _ROOM = 1024
 
 Name = tuple[str, int]
@@ -38,12 +38,13 @@ Name = tuple[str, int]
 _UNNAMED: Name = ("", 0)
 
 Rearm = Callable[[int, float], object]
-"""Sets an alarm of one kind, by its number and its time (s): first, and again after a resume."""
+"""Function of number and time (s) that sets an alarm of one kind, also after a resume."""
 
 
 class Alarm(Event):
-    """A named event at ``when`` (s), which can be cancelled and saved; ``ring`` is None once
-    called or cancelled.
+    """Named event at ``when`` (s), which can be cancelled and saved.
+
+    ``ring`` is the function to call; it is None after the call or a cancellation.
     """
 
     # it has been triggered
@@ -61,11 +62,11 @@ class Alarm(Event):
         self.ring: Callable[[], object] | None = ring
 
     def cancel(self) -> None:
-        """Never ring. The clock does not stop for a cancelled alarm."""
+        """Cancel the alarm, which then never rings. The clock does not stop at its time."""
         self.ring = None
 
     def process(self) -> None:
-        """Call ``ring``, then what waits for this event; its time has come."""
+        """Call ``ring`` and then the callbacks of this event, at its time."""
         ring = self.ring
         self.ring = None
         callbacks = self.callbacks
@@ -88,8 +89,9 @@ def _is_cancelled(event: Event) -> bool:
 
 
 class Join(Event):
-    """Result of real work: ``yield join`` in a process, ``await join`` in a handler; meanwhile
-    the clock stands still.
+    """Event of the result of real work, for which the clock stands still.
+
+    A process waits for it by ``yield join``, a handler by ``await join``.
     """
 
     def __init__(self, env: "Environment", work: "Future[Any]") -> None:
@@ -106,7 +108,7 @@ class Join(Event):
         return self.work.result()
 
     def resolve(self) -> None:
-        """Fire with the value or the exception of the work, which is done."""
+        """Fire with the value or the exception of the finished work."""
         error: Any = self.work.exception()
         if error is None:
             self.succeed(self.work.result())
@@ -115,17 +117,17 @@ class Join(Event):
 
 
 class Environment(simpy.Environment):
-    """SimPy's environment, with alarms. ``run``, ``step``, ``peek``, processes, conditions and
-    resources are SimPy's.
+    """SimPy environment with alarms; processes, conditions and resources work as in SimPy.
 
     An alarm is one entry of the schedule, at its exact time, with any priority. A cancelled
     alarm never moves the clock.
 
     Attributes:
-        pending: real work that must be done before the next event, and what to call then.
-        handling: whether a handler of the server runs.
-        moved: called with the time (s) of the next event before the clock moves there; infinity
-            if there is none.
+        pending: real work that must be done before the next event, and functions to call with its
+            result.
+        handling: whether a handler of the server is running.
+        moved: function that is called with the time (s) of the next event before the clock moves
+            to it; the time is infinity if there is no event.
     """
 
     def __init__(self) -> None:
@@ -140,7 +142,7 @@ class Environment(simpy.Environment):
         self._is_saved = False
 
     def peek(self) -> float:
-        """The time of the next event (s), cancelled alarms aside; infinity if there is none."""
+        """Return the time of the next event (s), except cancelled alarms; infinity if none."""
         schedule = self._schedule
         while schedule:
             when, _, _, event = schedule[0]
@@ -150,13 +152,15 @@ class Environment(simpy.Environment):
         return inf
 
     def advance(self) -> float:
-        """Process the events due now, up to the first that joins real work (``pending``);
-        returns the next one's time (s).
+        """Process the events of this instant, up to the first that joins real work (``pending``).
+
+        Returns:
+            The time of the next event (s).
         """
         schedule = self._schedule
         step = super().step
         now = self._now
-        while schedule:  # without ``peek``, whose call would take a sixth of an event's time
+        while schedule:  # a call of ``peek`` would take a sixth of the time of an event
             when, _, _, event = schedule[0]
             is_alarm = type(event) is Alarm
             if is_alarm and event.ring is None:
@@ -209,14 +213,12 @@ class Environment(simpy.Environment):
         return alarm
 
     def call(self, ring: Callable[[], object], priority: EventPriority = NORMAL) -> None:
-        """Call ``ring`` in this instant, after what is scheduled in it already with the same
-        priority.
-        """
+        """Call ``ring`` in this instant, after its scheduled events of the same priority."""
         now = self._now
         alarm = Alarm(self, _UNNAMED, now, ring)
         heappush(self._schedule, (now, priority, next(self._eid), alarm))
 
-    # Alarms in snapshots.
+    # alarms in snapshots
 
     def declare_alarm(self, kind: str, rearm: Rearm, *, in_background: bool = False) -> None:
         """Declare a kind of alarm, which a snapshot then holds by kind, number and time.
@@ -224,14 +226,14 @@ class Environment(simpy.Environment):
         Args:
             kind: the first part of such an alarm's name.
             rearm: sets an alarm of this kind by its number and time (s).
-            in_background: whether a run whose last events are such alarms is over.
+            in_background: whether a run is over if it has only alarms of such kinds.
         """
         self._rearms[kind] = rearm
         if in_background:
             self._background.add(kind)
 
     def is_background(self, alarm: Alarm) -> bool:
-        """Whether a run that has nothing but such alarms left is over."""
+        """Whether the alarm is of a kind that does not keep a run going."""
         return alarm.name[0] in self._background
 
     def can_rearm(self, kind: str) -> bool:
@@ -243,10 +245,10 @@ class Environment(simpy.Environment):
         self._rearms[kind](number, when)
 
     def require_rearm(self) -> None:
-        """Refuse alarms of undeclared kinds from now on, because the run is saved.
+        """Make later alarms of undeclared kinds an error, because the run is to be saved.
 
         Raises:
-            SimulationError: such an alarm is set already.
+            SimulationError: an alarm of an undeclared kind is set already.
         """
         for event in self.alarms():
             if not isinstance(event, Alarm) or event.name is _UNNAMED:
@@ -256,9 +258,7 @@ class Environment(simpy.Environment):
         self._is_saved = True
 
     def alarms(self) -> Iterator[Event]:
-        """The events to come, cancelled alarms aside, in the order in which they will be
-        processed.
-        """
+        """Yield the future events in the order of their processing, except cancelled alarms."""
         return (
             entry[3]
             for entry in sorted(self._schedule, key=lambda entry: entry[:3])
@@ -273,7 +273,7 @@ class Environment(simpy.Environment):
             self._room = max(_ROOM, 2 * len(self._schedule))
 
     def restart(self, now: float) -> None:
-        """Go to ``now`` (s) with nothing in the schedule, to take up a run from there."""
+        """Set the clock to ``now`` (s) and empty the schedule, before a run is restored."""
         self._schedule.clear()
         self.at(_UNNAMED, now, lambda: None)
         self.step()

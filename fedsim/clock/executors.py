@@ -1,8 +1,8 @@
-"""Executors, which run the real work of a simulation.
+"""Executors, which run the real work of a simulation, such as local training.
 
-The choice of an executor changes the real time of a run, and no result. Work that must run alone in
-a process goes to worker processes of this machine, which carry out one call at a time. Calls and
-answers are pickles on their pipes; a worker's output goes to this process's standard error.
+The choice of an executor changes the real time of a run, but no result. Work that must be the only
+work in its process goes to worker processes of this machine, which carry out one call at a time.
+Calls and answers are pickles on pipes. The output of a worker goes to this process's stderr.
 """
 
 import os
@@ -35,10 +35,12 @@ from {module} import {name}
 
 
 class Executor(Protocol):
-    """Runs functions in any order; the simulation never depends on when they finish.
+    """Interface of executors, which run functions in any order.
+
+    The results of a simulation do not depend on the order in which functions finish.
 
     Attributes:
-        workers: number of functions that run at a time.
+        workers: count of functions that run at the same time.
     """
 
     workers: int
@@ -60,7 +62,7 @@ class Executor(Protocol):
         ...
 
     def submit_alone(self, function: Callable[..., T], *args: object) -> "Future[T]":
-        """Start ``function(*args)`` in a process that runs nothing else meanwhile.
+        """Start ``function(*args)`` in a process that runs no other function at the same time.
 
         Args:
             function: the function, defined at the top level of a module.
@@ -72,7 +74,7 @@ class Executor(Protocol):
         return self.submit(function, *args)
 
     def close(self) -> None:
-        """Free the workers, and drop work that has not begun."""
+        """End the workers, and drop work that has not begun."""
         return
 
 
@@ -123,7 +125,7 @@ def make_executor(
 
 
 class Inline(Executor):
-    """Runs each function in the calling thread when it is submitted: the reference executor."""
+    """Reference executor, which runs each function in the calling thread when it is submitted."""
 
     workers = 1
 
@@ -137,12 +139,12 @@ class Inline(Executor):
 
 
 class Threads(Executor):
-    """A pool of threads: torch, numpy and compiled loops release the interpreter lock.
+    """Executor with a pool of threads; torch, numpy and compiled loops release the global lock.
 
-    ``submit_alone`` uses a pool of processes, or with one worker the thread.
+    ``submit_alone`` uses a pool of processes, or the thread if there is one worker.
 
     Args:
-        workers: number of threads, and of processes.
+        workers: count of threads, and of processes.
     """
 
     def __init__(self, workers: int) -> None:
@@ -167,7 +169,7 @@ class Threads(Executor):
 
 
 def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Popen[Any]":
-    """Start a fresh Python that calls a function of fedsim, in a new session of the system.
+    """Start a new Python process that calls a function of fedsim, in a new session.
 
     The process has this process's search path without the working directory, and its allowed code.
     Unlike a process of ``multiprocessing`` it does not run the user's program again.
@@ -180,7 +182,7 @@ def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Po
     """
     working_directory = Path.cwd().resolve()
     fedsim_folder = str(Path(__file__).absolute().parents[2])
-    # a copy: another thread may change it meanwhile, as a Flower app in use does
+    # copied, because another thread may change it during the call, as a Flower app does
     absolute = [place for place in list(sys.path) if Path(place).is_absolute()]
     path = [place for place in absolute if Path(place).resolve() != working_directory]
     code = _CODE.format(path=[*path, fedsim_folder], places=places(), module=module, name=name)
@@ -191,10 +193,10 @@ def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Po
 
 
 class WorkerProcesses:
-    """A pool of processes, each the child of a thread that starts it for its first call.
+    """Pool of processes, each the child of a thread that starts it for its first call.
 
     Args:
-        workers: number of processes.
+        workers: count of processes.
     """
 
     def __init__(self, workers: int) -> None:
@@ -215,7 +217,7 @@ class WorkerProcesses:
         return self._threads.submit(self._call, function, args)
 
     def _call(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
-        """Call a function in the process of this thread, and wait for its value."""
+        """Call a function in the worker process of this thread, and return its value."""
         if not hasattr(self._of_thread, "worker"):
             self._of_thread.worker = start(
                 "fedsim.clock.executors", "serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -251,10 +253,10 @@ class WorkerProcesses:
 
 
 def serve() -> None:
-    """Carry out one call after another, in a worker, until its pipe is closed."""
+    """Main loop of a worker process, which carries out calls until its pipe is closed."""
     calls = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of the work is no answer: it goes to standard error
+    os.dup2(2, 1)  # output of the work goes to stderr, as stdout is the pipe of answers
     while True:
         try:
             learn(pickle.load(calls))
@@ -266,7 +268,7 @@ def serve() -> None:
 
 
 class Answer(NamedTuple):
-    """The outcome of work: a pickle of (True, its value) or (False, its error).
+    """Outcome of a call, as a pickle of (True, its value) or (False, its error).
 
     Attributes:
         content: the pickle without the memory of its arrays.
@@ -284,16 +286,16 @@ class Answer(NamedTuple):
             stream.write(view)
 
     def outcome(self) -> tuple[bool, Any]:
-        """Whether the work succeeded, and its value or error."""
+        """Return whether the call succeeded, and its value or error."""
         succeeded, value = pickle.loads(self.content, buffers=self.buffers)
         return succeeded, value
 
 
 def read_answer(stream: IO[bytes]) -> Answer:
-    """Read an answer that ``Answer.write`` has written, arrays into memory of their own.
+    """Read an answer that ``Answer.write`` has written; arrays get new memory.
 
     Raises:
-        EOFError: the stream ends before.
+        EOFError: the stream ends before the answer does.
     """
     content, sizes = pickle.load(stream)
     buffers = []
@@ -309,8 +311,8 @@ def answer(work: Callable[[], object]) -> Answer:
     """Call a function, and pickle its outcome.
 
     Returns:
-        The value, or the error. The error is a ``SimulationError`` with the message if the value
-        or the original error cannot be pickled.
+        The pickled value or error. If the value or the error cannot be pickled, it is replaced by a
+        ``SimulationError`` with the message.
     """
     try:
         outcome = True, work()

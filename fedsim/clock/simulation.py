@@ -1,11 +1,12 @@
-"""The clock: one SimPy environment, driven by asyncio, which joins real work and emits records.
+"""Clock of a run: one SimPy environment, driven by asyncio, which joins real work, emits records.
 
-Within one instant the order is that of ``fedsim.clock.environment``. While real work is joined
-no event is processed, so that the run is the same to the bit whatever time the work takes.
+The order of events within one instant is defined in ``fedsim.clock.environment``. No event is
+processed while the clock waits for real work, so that a run is equal in all bits whatever time the
+work takes.
 
 Times lie on a grid of 2^-30 s (0.93 ns), on which sums are exact in a float64 up to 2^23 s (97
-days). Later times are as far apart as float64s are (60 ns after ten years), and two sums may differ
-by some of these steps.
+days). The distance of later times is the distance of float64 numbers (60 ns after ten years), and
+two sums of them that should be equal may differ by a few of these distances.
 """
 
 import asyncio
@@ -42,14 +43,14 @@ _WAITS = (
     "server.value for results"
 )
 _TICKS_PER_SECOND = 1 / TICK_S
-_BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
+_BREATH_S = 0.01  # most real time (s) between two turns of the event loop
 _NOTHING_LEFT = "nothing left to happen"
-_OBJECTS = 50_000  # that are made between two looks for garbage
-_INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
+_OBJECTS = 50_000  # count of new objects between two collections of garbage
+_INSTANTS_A_LOOK = 64  # count of instants between two readings of the real clock
 
 
 def on_grid(seconds: float) -> float:
-    """A time moved to the nearest tick of the clock (2^-30 s).
+    """Round a time (s) to the nearest tick of the clock (2^-30 s).
 
     From 2^23 s on every float64 lies on a tick.
     """
@@ -59,19 +60,19 @@ def on_grid(seconds: float) -> float:
 
 
 def on_grid_after(seconds: float) -> float:
-    """The first tick of the clock at or after a time; from 2^23 s on the time itself."""
+    """Round a time (s) up to a tick of the clock; return a time from 2^23 s unchanged."""
     if -EXACT_S < seconds < EXACT_S:
         return math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND
     return seconds
 
 
 def tie_s(now: float) -> float:
-    """Largest distance (s) around ``now`` of two times that would be equal without rounding."""
+    """Return the largest rounding difference (s) of two equal times near ``now`` (s)."""
     return 8 * max(TICK_S, math.ulp(now))
 
 
 class Record(NamedTuple):
-    """An event of a run, as ``Simulation.listen`` receives it and ``events.parquet`` stores it.
+    """Event of a run, as ``Simulation.listen`` receives it and ``events.parquet`` stores it.
 
     Attributes:
         time: simulated time (s).
@@ -91,24 +92,25 @@ _make_record = tuple.__new__  # half the time of the constructor that NamedTuple
 
 
 class Blueprint(Protocol):
-    """Puts a world and its server into an empty simulation, as ``Scenario`` does."""
+    """Interface of ``Scenario``, which builds a world and its server in an empty simulation."""
 
     def install(self, simulation: "Simulation") -> Any:
-        """Build everything into ``simulation``: processes, first wake-ups, sinks.
+        """Build the world and its server in ``simulation``: processes, first alarms, sinks.
 
-        What it returns is kept for the caller.
+        Returns:
+            Any object, which the simulation stores for the caller.
         """
 
 
-# of each run that goes on: the thresholds of the garbage collector before it
+# for each running run: thresholds of the garbage collector before it
 _running: list[tuple[int, int, int]] = []
 
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let Python collect cyclic garbage rarely while any run goes on.
+    """Context manager in which Python rarely collects cyclic garbage.
 
-    There is little of it, and looking for it takes a quarter of the time.
+    A run makes little garbage, and frequent collections would take a quarter of its time.
     """
     before = _running[0] if _running else gc.get_threshold()
     _running.append(before)
@@ -123,13 +125,13 @@ def _rare_collections() -> Iterator[None]:
 
 
 class Simulation:
-    """A run in simulated time: a clock, the executor of real work, and the records.
+    """Run in simulated time, with the clock, the executor of real work, and the records.
 
     ``Simulation(scenario)`` contains the scenario's world; ``Simulation()`` is a bare clock.
 
     Args:
-        blueprint: what to build into it (a ``Scenario``), or None.
-        executor: where real work runs; by default in this thread.
+        blueprint: the ``Scenario`` whose world to build, or None for a bare clock.
+        executor: executor of real work; by default this thread.
 
     Attributes:
         env: SimPy's environment; it may be run and stepped as SimPy documents it, without
@@ -138,8 +140,9 @@ class Simulation:
         settled: whether the run stands between two instants (it may be saved there), or is over.
         working: whether the executor does real work in this thread now.
         end: the time (s) after which nothing happens.
-        ended: fires with the reason when the run is over; ``env.run(until=simulation.ended)``.
-        idle: called between two instants; whether nothing to come matters.
+        ended: event that fires with the reason when the run is over;
+            ``env.run(until=simulation.ended)``.
+        idle: function that is called between two instants, and returns whether the run is over.
 
     Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
 
@@ -174,8 +177,8 @@ class Simulation:
         self._over = False
         self._interrupted = False
         self._sinks: list[Sink] = []
-        self._sinks_of: dict[str, list[Sink]] = {}  # by kind of record
-        self._receivers: dict[str, list[Sink]] = {}  # all sinks of each kind in _sinks_of
+        self._sinks_of: dict[str, list[Sink]] = {}  # kind of record -> sinks of this kind
+        self._receivers: dict[str, list[Sink]] = {}  # kind in _sinks_of -> all its sinks
         self._finals: list[Callable[[], None]] = []
         self._closers: list[Callable[[], None]] = []
         self._watched: deque[Record] | None = None
@@ -219,7 +222,7 @@ class Simulation:
         callback: Callable[[], object],
         priority: EventPriority = NORMAL,
     ) -> Alarm:
-        """Set an alarm that calls a function at a time.
+        """Set an alarm, which calls a function at a simulated time.
 
         Args:
             name: kind and number, under which a checkpoint saves the alarm.
@@ -244,7 +247,7 @@ class Simulation:
         """Run a handler of the server in this instant, after the world's events.
 
         Args:
-            handler: coroutine function without arguments. It may await real work alone.
+            handler: coroutine function without arguments, which may only await real work.
         """
         if not self._over:
             self.env.call(lambda: self._handle(handler().__await__()), SERVE)
@@ -257,7 +260,7 @@ class Simulation:
         Args:
             function: the function to call.
             args: its arguments.
-            alone: whether nothing else runs in the process of the work.
+            alone: whether the process of the work may run no other function at the same time.
 
         Returns:
             The future of the result.
@@ -343,10 +346,10 @@ class Simulation:
             self.env.call(lambda: self.ended.succeed(self.stopped), LAST)
 
     def interrupt(self) -> None:
-        """Stop after this instant, as ``interrupted`` unless the run ends in it anyway."""
+        """End the run after this instant, as ``interrupted`` unless it has another reason."""
         self._interrupted = True
 
-    # Snapshots, between two instants.
+    # snapshots between two instants
 
     def between_instants(self, action: Callable[[], None]) -> None:
         """Call a function once, when this instant is over and before time moves on.
@@ -357,9 +360,10 @@ class Simulation:
         self._between.append(action)
 
     def alarms(self) -> list[tuple[str, int, float]]:
-        """Kind, number and time (s) of every alarm to come, in order.
+        """Return kind, number and time (s) of every future alarm, in order.
 
-        ``SimulationError``: there are other events.
+        Raises:
+            SimulationError: the schedule has an event that is not an alarm.
         """
         alarms = []
         for event in self.env.alarms():
@@ -374,7 +378,7 @@ class Simulation:
         return SimulationError(f"a snapshot is not possible at {self.now!r} s: {reason}")
 
     async def run(self) -> str:
-        """Run to the end; returns the reason given to ``stop``, or ``"nothing left to happen"``."""
+        """Run to the end; return the reason given to ``stop``, or ``"nothing left to happen"``."""
         async for _ in self._drive():
             pass
         return self.stopped or _NOTHING_LEFT
@@ -409,8 +413,8 @@ class Simulation:
                             await asyncio.sleep(0)
                             breath = time.perf_counter()
                     self.env.move()
-                self._over = True  # no message is handled any more
-                # the first event is that of the end itself
+                self._over = True  # handlers of messages do not run any more
+                # the first event is ``ended``
                 for final in (lambda: None, *self._finals):
                     final()
                     while self.env.peek() <= self.now:
@@ -421,15 +425,15 @@ class Simulation:
                 close()
 
     async def _join(self) -> None:
-        """Wait for the real work that this instant has joined, and go on with it."""
+        """Wait for the real work that this instant has joined, and process its results."""
         assert self.env.pending is not None
         (work, go_on), self.env.pending = self.env.pending, None
-        with suppress(Exception):  # it is raised where it is joined
+        with suppress(Exception):  # the error is raised where the work is joined
             await asyncio.wrap_future(work)
         go_on()
 
     def _goes_on(self, due: float) -> bool:
-        """End this instant; returns whether the next one follows, at ``due`` (s)."""
+        """End this instant; return whether the run continues with an instant at ``due`` (s)."""
         if self._between:
             self.settled = True
             while self._between:
@@ -445,11 +449,11 @@ class Simulation:
         return True
 
     def _handle(self, handler: Generator[Any, None, None]) -> None:
-        """Go on with a handler, to its end or its next wait."""
+        """Continue a handler to its end or its next wait."""
         self.env.handling = True
         try:
             waited = next(handler)
-            # the error arises in the handler itself, so that it says where
+            # raised in the handler itself, so that the traceback has its line
             while not isinstance(waited, Join):
                 waited = handler.throw(SimulationError(_WAITS))
         except StopIteration:

@@ -1,4 +1,4 @@
-"""Errors, files, units, registries and random streams, which every room uses.
+"""Errors, files, units, registries and random streams, which all packages of fedsim use.
 
-Imports no other room, and knows no time.
+The package imports no other package of fedsim, and does not depend on simulated time.
 """

@@ -1,4 +1,4 @@
-"""Array types for annotations; docstrings give shapes and units."""
+"""Array types for annotations, whose shapes and units are in docstrings."""
 
 from typing import Any, TypeAlias
 

@@ -1,4 +1,7 @@
-"""Errors for users of fedsim, and parts of their messages; the command line shows no traceback."""
+"""Errors that fedsim raises for its users, and functions that make parts of their messages.
+
+The command line prints such an error without its traceback.
+"""
 
 import errno
 import inspect
@@ -13,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 _FEDSIM = Path(__file__).resolve().parents[1]
-_LONGEST = 2_000  # characters of a message, which may quote a file
-_LONGEST_NAME = 200  # characters of a name in a search for the nearest one
-_LONGEST_VALUE = 80  # characters of a value in a message
+_LONGEST = 2_000  # most characters of a message, which may quote a file
+_LONGEST_NAME = 200  # most characters of a name in a search for the nearest name
+_LONGEST_VALUE = 80  # most characters of a value in a message
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
@@ -33,7 +36,7 @@ _IN_PYTHON = {"set": "changes", "run": "fedsim.run", "study": "fedsim.run_study"
 class FedsimError(Exception):
     """Base of all errors that fedsim raises on purpose."""
 
-    # of the command line: 2 for mistakes in the scenario or the command line, 1 for errors of a run
+    # exit status: 2 for a mistake in the scenario or the command line, 1 for an error of a run
     exit_status = 1
 
     def __str__(self) -> str:
@@ -46,53 +49,53 @@ class FedsimError(Exception):
 
 
 def _name_in_python(option: re.Match[str]) -> str:
-    """Return the Python argument or function for an option or verb of the command line."""
+    """Return the name of the Python argument or function for a matched option or verb."""
     name = option[1] or option[2]
     return _IN_PYTHON.get(name, name)
 
 
 class ScenarioError(FedsimError):
-    """A scenario cannot be run; the message names the key, its value and the allowed values."""
+    """Error of a scenario. The message has the key, its value and the allowed values."""
 
     exit_status = 2
 
 
 class DataError(FedsimError):
-    """Data that a scenario needs is missing, truncated or malformed."""
+    """Error of data that a scenario needs, which is missing, truncated or malformed."""
 
     exit_status = 2
 
 
 class RunFolderError(FedsimError):
-    """A run folder cannot be written or read.
+    """Error of a run folder, which cannot be written or read.
 
-    It is in use already, or its files are missing, damaged or without permission.
+    The folder is in use, or its files are missing, damaged or without permission.
     """
 
     exit_status = 2
 
 
 class SimulationError(FedsimError):
-    """A run reached a state in which it cannot continue."""
+    """Error of a run, which reached a state in which it cannot continue."""
 
 
 class CheckpointError(FedsimError):
-    """A checkpoint is missing, damaged, or not of this run."""
+    """Error of a checkpoint, which is missing, damaged, or not of this run."""
 
     exit_status = 2
 
 
 def is_full(error: Exception) -> bool:
-    """Whether an error means a full disk; some libraries raise no OSError."""
+    """Whether an error means a full disk, including errors of libraries that are no ``OSError``."""
     return getattr(error, "errno", None) in _FULL or os.strerror(errno.ENOSPC) in str(error)
 
 
 def told(error: Exception, folder: Path | None = None) -> str:
-    """The message for an error that fedsim did not raise on purpose.
+    """Format the message of an error that fedsim did not raise on purpose.
 
     Args:
         error: the error.
-        folder: the output folder of the failed work.
+        folder: the output folder of the failed work; None if it has none.
     """
     if is_full(error):
         return _full_disk(error, folder)
@@ -119,7 +122,7 @@ def _full_disk(error: Exception, folder: Path | None) -> str:
 
 
 def _missing_method(error: NotImplementedError) -> str:
-    """Name the class and the method that a base leaves to its subclasses."""
+    """Format the message for a method that a user's class does not define."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     frame = frames[-1]
     owner = type(frame.f_locals.get("self"))
@@ -128,10 +131,11 @@ def _missing_method(error: NotImplementedError) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The last line of user code in an error's traceback.
+    """Find the last line of user code in an error's traceback.
 
     Returns:
-        The line, as ``", in mine.py, line 12"``; empty if user code is not in the traceback.
+        File and line number, as ``", in mine.py, line 12"``; empty if user code is not in the
+        traceback.
     """
     place = ""
     foreign_folders = {_FEDSIM, Path(sysconfig.get_path("stdlib"))}
@@ -145,23 +149,24 @@ def place_of(error: BaseException) -> str:
 
 
 def home_of(code: Any) -> str:
-    """The source line of a user's function or class.
+    """Find the source line of a user's function or class.
 
     Returns:
-        The line, as ``" (mine.py, line 12)"``; empty for code of fedsim, or without a source file.
+        File and line number, as ``" (mine.py, line 12)"``; empty for code of fedsim, and for code
+        without a source file.
     """
     if callable(code):
         code = inspect.unwrap(code)
     try:
         file = Path(inspect.getfile(code))
         line = inspect.getsourcelines(code)[1]
-    except (OSError, TypeError):  # defined without a source file
+    except (OSError, TypeError):  # code without a source file
         return ""
     return "" if _FEDSIM in file.resolve().parents else f" ({file.name}, line {line})"
 
 
 def shown(value: object) -> str:
-    """``repr(value)``, cut to 80 characters, for messages."""
+    """Format a value for messages, as ``repr(value)`` cut to 80 characters."""
     text = repr(value)
     if len(text) <= _LONGEST_VALUE:
         return text
@@ -169,7 +174,7 @@ def shown(value: object) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint for a misspelt name.
+    """Format a hint at the valid name that is nearest to a misspelt name.
 
     Args:
         name: the misspelt name.
@@ -178,10 +183,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
     Returns:
         The hint, as ``" (did you mean 'fedavg'?)"``; empty if no valid name is near.
     """
-    # two texts are compared in time that grows with the square of their length
+    # The time of a comparison grows with the square of the length.
     if len(name) > _LONGEST_NAME:
         return ""
     candidates = [candidate for candidate in names if len(candidate) <= _LONGEST_NAME]
-    cutoff = 0.5 if len(name) > 2 else 0.6  # "no" does not mean "on"
+    cutoff = 0.5 if len(name) > 2 else 0.6  # "on" is no hint for "no"
     matches = get_close_matches(name, candidates, n=1, cutoff=cutoff)
     return f" (did you mean {matches[0]!r}?)" if matches else ""

@@ -1,7 +1,7 @@
-"""Words of papers and of other frameworks, and what a scenario has for them.
+"""Words of papers and other frameworks, with the scenario keys and kinds of the same meaning.
 
-A word is looked up where it is an unknown key or kind, so that a user of Flower, LEAF, PFLlib or
-FedScale is told the name instead of the name that is spelled nearest.
+The message about an unknown key or kind of a scenario has a hint from this table, and not the name
+with the nearest spelling, to help users of Flower, LEAF, PFLlib or FedScale.
 """
 
 _COHORT = "strategy.clients_per_round, a number of clients"
@@ -21,7 +21,7 @@ _FOLDER = "--out, given with a run and not in its scenario"
 _MODULE = "model, as { kind = 'module', factory = 'package.module:function' }"
 
 KEYS = {
-    # of a client's training
+    # training of a client
     "epochs": _EPOCHS,
     "num_epochs": _EPOCHS,
     "n_epochs": _EPOCHS,
@@ -50,7 +50,7 @@ KEYS = {
     "device": "training.device",
     "gpu": "training.device, as 'cuda'",
     "cuda": "training.device, as 'cuda'",
-    # of the cohort and the rounds
+    # cohort and rounds
     "fraction_fit": _COHORT,
     "fit_fraction": _COHORT,
     "client_fraction": _COHORT,
@@ -96,7 +96,7 @@ KEYS = {
     "test_every": "evaluation.every",
     "eval_interval": "evaluation.every",
     "fraction_evaluate": "evaluation.every: the server tests models, on all test samples",
-    # of strategies
+    # strategies
     "algorithm": "strategy.kind",
     "method": "strategy.kind",
     "aggregator": "strategy.aggregation, or strategy.kind",
@@ -123,7 +123,7 @@ KEYS = {
     "epsilon": _PRIVATE,
     "differential_privacy": _PRIVATE,
     "secagg": "strategy.secure_aggregation",
-    # of data
+    # data sets and partitions
     "dataset": "data.source",
     "dataset_name": "data.source",
     "partitioner": _PARTITION,
@@ -137,7 +137,7 @@ KEYS = {
     "random_seed": "seed",
     "random_state": "seed",
     "manual_seed": "seed",
-    # of the world
+    # devices and network
     "bandwidth": _RATES,
     "throughput": _RATES,
     "upload_speed": "network.device.up",
@@ -156,7 +156,7 @@ KEYS = {
     "byzantine": "malicious",
     "attackers": "malicious.share",
     "num_malicious": "malicious.devices",
-    # of the command line
+    # options of the command line
     "workers": _WORKERS,
     "num_workers": _WORKERS,
     "num_cpus": _WORKERS,
@@ -166,7 +166,7 @@ KEYS = {
     "log_dir": _FOLDER,
     "save_dir": _FOLDER,
 }
-"""Key of other frameworks -> where a scenario has it."""
+"""Key of another framework -> the scenario key for it."""
 
 KINDS = {
     # models
@@ -226,11 +226,11 @@ KINDS = {
     "trimmed_mean": "'trimmed-mean'",
     "dp": "'private'",
 }
-"""Kind of other frameworks -> the kind or key of a scenario."""
+"""Kind of another framework -> the scenario kind or key for it."""
 
 
 def hint_for_key(word: str) -> str:
-    """A hint for a key that other frameworks have, or an empty text.
+    """Return a hint for a key of another framework; empty if the key is unknown.
 
     Example:
         >>> hint_for_key("fraction_fit")
@@ -240,7 +240,7 @@ def hint_for_key(word: str) -> str:
 
 
 def hint_for_kind(word: str) -> str:
-    """A hint for a kind that other frameworks have, or an empty text.
+    """Return a hint for a kind of another framework; empty if the kind is unknown.
 
     Example:
         >>> hint_for_kind("lstm")

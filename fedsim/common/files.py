@@ -1,7 +1,8 @@
-"""Reads untrusted files (no pipes, devices or endless nesting), and writes files durably.
+"""Functions that read untrusted files, and write files so that they survive a power cut.
 
-An operating system writes contents and names to the disk in any order. A content survives a power
-cut once its file is synced, a name once its folder is synced.
+They refuse pipes, devices and endless nesting. An operating system writes contents and names to the
+disk in any order. A content survives a power cut once its file is synced, and a name once its
+folder is synced.
 """
 
 import errno
@@ -24,15 +25,15 @@ SOUGHT = (
     "a relative path is sought in data.root, or without that in the working directory and then in "
     "$FEDSIM_DATA"
 )
-WRITING = ".writing"  # suffix of incomplete files
+WRITING = ".writing"  # suffix of names of incomplete files
 _TOO_DEEP = "it is nested too deeply"
-_MOST_PARTS = 100  # of a dotted key: the parser's time grows with their square
+_MOST_PARTS = 100  # most parts of a dotted key, with whose square the parser's time grows
 _TOML_STRING = re.compile(r""""(?:[^"\\]|\\.)*+"?|'[^']*+'?""")
 _BETWEEN_KEYS = re.compile(r"[=,{\[\]]")
 
 
 def sought(file: str, root: Path | None) -> Path:
-    """The path of a file that a scenario names; see ``SOUGHT``.
+    """Find the path of a file that a scenario names, in the folders of ``SOUGHT``.
 
     Args:
         file: the path in the scenario.
@@ -48,17 +49,14 @@ def sought(file: str, root: Path | None) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """Check that a path is a regular file.
-
-    Returns:
-        The path.
+    """Check that a path is a regular file, and return the path.
 
     Raises:
-        OSError: it is no regular file; ``strerror`` names its type.
+        OSError: the path is not a regular file; ``strerror`` has its type.
     """
     try:
         mode = path.stat().st_mode
-    except ValueError as error:  # no system has such a path
+    except ValueError as error:  # the path has a NUL character or the like
         raise OSError(errno.EINVAL, str(error), str(path)) from None
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder, not a file", str(path))
@@ -68,20 +66,20 @@ def regular(path: Path) -> Path:
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading bytes; ``OSError`` if it is none."""
+    """Open a file for reading bytes; raise ``OSError`` if it is not a regular file."""
     return regular(path).open("rb")
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file; ``OSError`` if it is none."""
+    """Read the bytes of a file; raise ``OSError`` if it is not a regular file."""
     return regular(path).read_bytes()
 
 
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """Read the text of a regular file.
+    """Read the text of a file.
 
     Raises:
-        OSError: it is no regular file.
+        OSError: the path is not a regular file.
         UnicodeDecodeError: its content has another encoding.
     """
     return regular(path).read_text(encoding, errors)
@@ -89,7 +87,7 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
 
 @contextmanager
 def reading(path: Path, key: str, form: str) -> Iterator[None]:
-    """Context that turns errors of reading a file into ``DataError``.
+    """Context manager that converts all errors of reading a file to ``DataError``.
 
     Args:
         path: the file.
@@ -100,7 +98,7 @@ def reading(path: Path, key: str, form: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise DataError(f"{key} names '{path}', which does not exist; {SOUGHT}") from None
-    except Exception as error:  # readers raise many kinds for damaged files
+    except Exception as error:  # libraries raise many types of errors for damaged files
         raise DataError(f"'{path}' cannot be read as {form}: {error}") from None
 
 
@@ -132,10 +130,10 @@ def parse_json(text: str, *, finite: bool = False) -> Any:
 
     Args:
         text: the text.
-        finite: whether numbers that are not finite are refused.
+        finite: whether NaN and infinite numbers are errors.
 
     Raises:
-        ValueError: the text is not JSON, or has such a number.
+        ValueError: the text is not JSON, or has a number that is not allowed.
     """
     try:
         return _FINITE_DECODER.decode(text) if finite else json.loads(text)
@@ -154,7 +152,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def toml(text: str) -> dict[str, Any]:
-    """Parse a text in TOML; raises ``ValueError`` if it is none."""
+    """Parse a text in TOML; raise ``ValueError`` if it is not TOML."""
     _refuse_long_keys(text)
     try:
         return tomllib.loads(text)
@@ -172,7 +170,7 @@ def _refuse_long_keys(text: str) -> None:
 
 
 def refuse_long_key(key: str, place: str = "") -> None:
-    """Refuse a dotted key of very many parts.
+    """Raise an error if a dotted key has very many parts.
 
     Args:
         key: the key.
@@ -188,7 +186,7 @@ def refuse_long_key(key: str, place: str = "") -> None:
 
 
 def flat(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables: dotted key -> value, in order."""
+    """Flatten nested tables to a dict, dotted key -> value, in order."""
     values: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):
@@ -201,7 +199,7 @@ def flat(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
 def sync(path: Path) -> None:
     """Sync the content of a file, or the names in a folder, to the disk."""
     is_folder = path.is_dir()
-    if is_folder and os.name != "posix":  # other systems do not open folders
+    if is_folder and os.name != "posix":  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
@@ -216,10 +214,10 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Context with a temporary path, which is synced and renamed to ``path`` on success.
+    """Context manager that yields a temporary path, which it syncs and renames to ``path``.
 
-    The name survives a power cut after ``sync(path.parent)``, which may be called once for several
-    files.
+    If the body raises an error, ``path`` is not changed. The name survives a power cut only after
+    ``sync(path.parent)``, which the caller may call once for several files.
     """
     temporary = path.with_name(path.name + WRITING)
     temporary.unlink(missing_ok=True)
@@ -232,7 +230,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing parents, and sync their names."""
+    """Create a folder and its missing parents, and sync their names to the disk."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -253,7 +251,7 @@ def read_keyed_json(path: Path) -> Any:
 
 
 def _table_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Make a dict of the keys and values of an object; refuse a repeated key."""
+    """Make a dict of the pairs of a JSON object; raise ``ValueError`` for a repeated key."""
     table = dict(pairs)
     if len(table) < len(pairs):
         counts = Counter(key for key, _ in pairs)

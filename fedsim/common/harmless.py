@@ -1,6 +1,6 @@
-"""Sanitised text: from files of any origin, for terminals, spreadsheets and Markdown.
+"""Functions that sanitise text of untrusted files, for terminals, spreadsheets and Markdown.
 
-The command lines print through ``say``, or draw through ``terminal.Console``.
+The command lines print only by ``say``, or by ``terminal.Console``.
 """
 
 import html
@@ -9,19 +9,19 @@ from typing import Any
 
 import click
 
-_LONGEST = 80  # characters of a name
+_LONGEST = 80  # most characters of a name
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$^])")
-_FORMULA = ("=", "+", "-", "@")  # how a spreadsheet's formulas begin
+_FORMULA = ("=", "+", "-", "@")  # first characters of formulas in spreadsheets
 
 
 def say(*lines: object, err: bool = False) -> None:
-    """Print lines, each as one line, to stdout or stderr."""
+    """Print sanitised lines to stdout, or to stderr if ``err`` is true."""
     if lines:
         click.echo("\n".join(visible(str(line)) for line in lines), err=err)
 
 
 def visible(text: str) -> str:
-    r"""Escape each unprintable character, such as ``\u001b``; TOML reads the text as before."""
+    r"""Escape unprintable characters as ``\u001b``, which TOML reads as the original character."""
     if text.isprintable():
         return text
     return "".join(
@@ -30,7 +30,7 @@ def visible(text: str) -> str:
 
 
 def harmless(value: Any) -> Any:
-    """Escape unprintable characters in all texts of a value of JSON, keys included; lines stay."""
+    """Escape unprintable characters, except line breaks, in all texts and keys of a JSON value."""
     if isinstance(value, str):
         return value if value.isprintable() else "\n".join(map(visible, value.split("\n")))
     if isinstance(value, dict):
@@ -66,11 +66,11 @@ def _printable(character: str) -> str:
 
 
 def for_csv(text: str) -> str:
-    """The visible text, quoted if a spreadsheet would take it for a formula."""
+    """Return the escaped text, quoted if a spreadsheet would read it as a formula."""
     line = clean(visible(text))
     return f"'{line}" if line.startswith(_FORMULA) else line
 
 
 def for_markdown(line: str) -> str:
-    """The line, escaped for Markdown and the HTML that is made from it."""
+    """Return the line, escaped for Markdown and for HTML that is made from Markdown."""
     return _MARKDOWN.sub(r"\\\1", html.escape(line, quote=False))

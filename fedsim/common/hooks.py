@@ -1,4 +1,4 @@
-"""The form of hooks of users' classes: functions, coroutines or properties, as in fedsim's bases."""
+"""Checks of the form of hooks (functions, coroutines, properties) in users' classes."""
 
 import inspect
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ from fedsim.common.errors import ScenarioError, home_of
 from fedsim.common.spec import Spec
 
 UNIONS = (Union, UnionType)
-# attributes of a strategy that hold further classes of its author
+# attributes of a strategy class that hold further classes of its author
 _HALVES = ("Client", "Params", "Half")
 METHODS = (classmethod, staticmethod)
-_KEY = object()  # marks an overridden field of a spec
+_KEY = object()  # stands for a key of a spec in the result of ``_attributes_of``
 
 
 class Override(NamedTuple):
-    """An attribute of a class of fedsim that a user's class overrides.
+    """Attribute of a fedsim class that a user's class overrides.
 
     Attributes:
         name: name of the attribute.
         own: the attribute of the user's class.
-        base: the attribute of fedsim's class.
-        root: the first class of fedsim that has the name.
+        base: the attribute of the fedsim class.
+        root: the first fedsim class that has the attribute.
     """
 
     name: str
@@ -33,26 +33,26 @@ class Override(NamedTuple):
 
     @property
     def first(self) -> object:
-        """The attribute of the first class of fedsim that has the name."""
+        """The attribute of ``root``, the first fedsim class that has it."""
         return vars(self.root)[self.name]
 
     @property
     def is_value(self) -> bool:
-        """Whether the user's class has a plain value, and no method, property or key."""
+        """Whether the user's attribute is a plain value, not a method, property or key."""
         is_code = callable(self.own) or isinstance(self.own, (property, cached_property, *METHODS))
         return self.own is not _KEY and not is_code
 
 
 @cache
 def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> None:
-    """Refuse a user's class that lacks a hook, or whose hook has another form than its base.
+    """Raise an error if a user's class lacks a hook, or has a hook in another form than its base.
 
-    Classes that the class holds (``Client``, ``Params``) are checked with it.
+    The function also checks nested classes of the class (``Client``, ``Params``).
 
     Args:
         user_class: the class.
         key: the key of a scenario that holds the part, in messages.
-        like: the class of fedsim whose hooks it has, although it may not inherit it.
+        like: a fedsim class that counts as its base, although the class may not inherit it.
 
     Raises:
         ScenarioError: a hook is missing, or has a wrong form or type.
@@ -81,11 +81,11 @@ def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> 
 
 
 def overrides(user_class: type, like: type | None = None) -> Iterator[Override]:
-    """The public attributes that a user's class overrides.
+    """Yield the public attributes of fedsim classes that a user's class overrides.
 
     Args:
         user_class: the class.
-        like: a class of fedsim that counts as a parent, although it may not be inherited.
+        like: a fedsim class that counts as its base, although the class may not inherit it.
     """
     own: dict[str, object] = {}
     parents = list(user_class.__mro__)
@@ -103,7 +103,7 @@ def overrides(user_class: type, like: type | None = None) -> Iterator[Override]:
 
 
 def _attributes_of(user_class: type) -> dict[str, object]:
-    """List the attributes of a class itself; ``_KEY`` stands for a key."""
+    """Return the attributes of a class without its bases: name -> value, or ``_KEY`` for a key."""
     attributes = dict(vars(user_class))
     fields = getattr(user_class, "model_fields", ())
     for name in attributes.get("__annotations__", ()):
@@ -113,7 +113,7 @@ def _attributes_of(user_class: type) -> dict[str, object]:
 
 
 def halves_of(user_class: type) -> list[type]:
-    """A user's class, and the classes that it holds."""
+    """Return a user's class and its nested classes, such as the client half of a strategy."""
     halves = [user_class]
     for name in _HALVES:
         half = getattr(user_class, name, None)
@@ -127,10 +127,10 @@ def _is_fedsims(parent: type) -> bool:
 
 
 def _retyped_keys(spec: type) -> Iterator[tuple[str, object, object]]:
-    """Find inherited keys to which a user's class gives another type.
+    """Find inherited keys whose type a user's class changes.
 
     Yields:
-        Name of the key, its type, and the type of fedsim's key.
+        Name of the key, its type in the user's class, and its type in the fedsim class.
     """
     if not issubclass(spec, Spec):
         return
@@ -145,9 +145,9 @@ def _retyped_keys(spec: type) -> Iterator[tuple[str, object, object]]:
 
 
 def _is_narrower(own: object, inherited: object) -> bool:
-    """Whether every value of the type ``own`` is one of the type ``inherited``.
+    """Whether every value of the type ``own`` is a value of the type ``inherited``.
 
-    Only the types themselves are compared, not the constraints of annotations.
+    Constraints in annotations are ignored.
     """
     if own == inherited or inherited is Any:
         return True
@@ -160,7 +160,7 @@ def _is_narrower(own: object, inherited: object) -> bool:
 
 
 def _parts_of(annotation: object) -> set[object]:
-    """List the types of a union; another type is its only part."""
+    """Return the member types of a union, or the type itself if it is not a union."""
     return {*get_args(annotation)} if get_origin(annotation) in UNIONS else {annotation}
 
 
@@ -184,7 +184,7 @@ def _type_name(annotation: object) -> str:
 
 
 def function_of(hook: object) -> object:
-    """The function of a method or a property; any other attribute itself."""
+    """Return the function of a method or property, and any other attribute unchanged."""
     if isinstance(hook, property):
         return hook.fget
     if isinstance(hook, cached_property):

@@ -1,4 +1,4 @@
-"""Imports code by its import path, ``package.module:Name`` or ``./file.py:Name``.
+"""Importer of users' code by import path, ``package.module:Name`` or ``./file.py:Name``.
 
 Importing a module runs it, and a scenario file may come from a stranger. Scenario files are
 therefore read in ``from_file``, which follows only import paths that the user has allowed.
@@ -32,7 +32,7 @@ from fedsim.common.files import read_toml
 
 ALLOWED_PACKAGES = "FEDSIM_ALLOW_CODE"
 
-_FILE_PREFIX = "fedsim_file_"  # of the module name of a file
+_FILE_PREFIX = "fedsim_file_"  # prefix of module names of files
 _REFUSAL = (
     "which is code, and would be run; if you trust it, allow it with --allow-code (in Python "
     "allow_code=True)"
@@ -43,10 +43,10 @@ _allowed = ContextVar("_allowed", default=True)
 
 @contextmanager
 def from_file(allow_code: bool) -> Iterator[None]:
-    """Context in which a scenario file is validated.
+    """Context manager for the validation of a scenario file, which limits import paths.
 
     Args:
-        allow_code: whether its import paths may be followed.
+        allow_code: whether all import paths of the file may be imported.
     """
     token = _allowed.set(allow_code)
     try:
@@ -56,19 +56,19 @@ def from_file(allow_code: bool) -> Iterator[None]:
 
 
 def is_allowed() -> bool:
-    """Whether any import path may be followed in this context."""
+    """Whether all import paths are allowed in this context."""
     return _allowed.get()
 
 
 def refuse_unless_allowed(path: str, key: str) -> None:
-    """Check that an import path may be followed in this context; imports nothing.
+    """Raise an error unless an import path is allowed in this context; import nothing.
 
     Args:
         path: the import path.
         key: the key of a scenario that holds it, in messages.
 
     Raises:
-        ScenarioError: it is no import path, or its code is not allowed.
+        ScenarioError: ``path`` is not an import path, or its code is not allowed.
     """
     file, colon, name = path.rpartition(":")
     is_script = file.endswith(".py")
@@ -91,12 +91,12 @@ def refuse_unless_allowed(path: str, key: str) -> None:
 
 
 def is_refusal_of_code(message: str) -> bool:
-    """Whether a ``ScenarioError`` of this message refuses code that is not allowed."""
+    """Whether ``message`` is of a ``ScenarioError`` about code that is not allowed."""
     return _REFUSAL in message
 
 
 def refuse_code(place: str, key: str) -> None:
-    """Refuse a path on disk that holds code, unless code is allowed in this context.
+    """Raise an error about a path on disk that holds code, unless this context allows code.
 
     Args:
         place: the path.
@@ -118,19 +118,20 @@ def find(
     or_function: bool = False,
     permitted: bool = False,
 ) -> Any:
-    """The class at an import path that is the value of a key.
+    """Import the class at an import path, which is the value of a scenario key.
 
     Args:
         path: the import path.
         key: the key of a scenario that holds it, in messages.
-        base: the class that it must inherit.
+        base: the class that the imported class must inherit.
         called: name of ``base`` in messages.
-        or_function: whether a function annotated to return such a class is accepted too.
+        or_function: whether a function is accepted too whose annotated result is a ``base``.
         permitted: whether the path is an entry point of an installed package, not text from a
             file.
 
     Raises:
-        ScenarioError: the path leads to no such class, or may not be followed in this context.
+        ScenarioError: the object does not exist or is no such class, or the path is not allowed in
+            this context.
     """
     target = at(path, key) if permitted else named(path, key)
     if isinstance(target, type):
@@ -145,7 +146,7 @@ def find(
             f"{key} is {path!r}, which is a {type(target).__name__}; it must be {allowed}"
         )
     returned: object = None
-    with suppress(Exception):  # an annotation may hold any expression
+    with suppress(Exception):  # an annotation may be any expression
         returned = get_type_hints(target).get("return")
     if not (isinstance(returned, type) and issubclass(returned, base)):
         raise ScenarioError(
@@ -157,28 +158,28 @@ def find(
 
 
 def named(path: str, key: str) -> Any:
-    """The object at an import path that is the value of a key.
+    """Import the object at an import path, which is the value of a scenario key.
 
     Args:
         path: the import path.
         key: the key of a scenario that holds it, in messages.
 
     Raises:
-        ScenarioError: the path may not be followed in this context, or leads to no object.
+        ScenarioError: the path is not allowed in this context, or the object does not exist.
     """
     refuse_unless_allowed(path, key)
     return at(path, key)
 
 
 def at(path: str, key: str) -> Any:
-    """The object at an import path that the program has chosen, or whose code is allowed.
+    """Import the object at an import path without a check that its code is allowed.
 
     Args:
         path: the import path.
         key: the key of a scenario that holds it, in messages.
 
     Raises:
-        ScenarioError: the module cannot be imported, or has no such attribute.
+        ScenarioError: the module cannot be imported, or lacks the attribute.
     """
     file, _, name = path.rpartition(":")
     try:
@@ -197,7 +198,7 @@ def at(path: str, key: str) -> Any:
 
 @cache
 def entry_points_of(group: str) -> dict[str, str]:
-    """Entry points of a group: name -> import path.
+    """Return the entry points of a group: name -> import path.
 
     Packages in the working directory do not count as installed.
     """
@@ -245,7 +246,7 @@ def _config() -> Path:
 
 
 class _PermittedFinder(MetaPathFinder):
-    """Finds allowed code that is not installed, and the modules in its folder.
+    """Import finder for allowed code that is not installed, and for modules in its folder.
 
     Installed modules take precedence.
     """
@@ -274,7 +275,7 @@ sys.meta_path.append(_finder)
 
 
 def places() -> dict[str, str]:
-    """Allowed modules, and modules imported from the working directory, for ``learn``.
+    """Return the places of allowed and imported modules that are not installed, for ``learn``.
 
     Returns:
         Top-level name of a module -> its file, or the folder that holds it.
@@ -291,7 +292,7 @@ def places() -> dict[str, str]:
 
 
 def learn(places: dict[str, str]) -> None:
-    """Find modules at the ``places`` of the parent process; for worker processes."""
+    """Make the modules at the ``places`` of the parent process importable in a worker process."""
     _finder.places.update(places)
 
 
@@ -331,7 +332,7 @@ def _is_installed(package: str) -> bool:
     """Whether a package is installed outside the working directory; imports nothing."""
     if package in _finder.places:
         return False
-    if package in sys.modules:  # the program has chosen it
+    if package in sys.modules:  # imported already by the program
         return getattr(sys.modules[package], "__file__", None) is not None
     installed = PathFinder.find_spec(package, _installed_folders())
     for finder in sys.meta_path:

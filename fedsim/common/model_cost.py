@@ -1,6 +1,6 @@
-"""The cost of training a model, independent of the device: arithmetic, memory traffic, and memory.
+"""Cost of training a model: arithmetic, memory traffic and memory, independent of the device.
 
-The learning side counts it, the world turns it into time.
+The learning side computes the cost, and the world computes times from it.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,22 @@ Processor = Literal["cpu", "gpu", "arm"]
 """The processor that trains: a server's CPU, a GPU, or a board with ARM cores."""
 
 COLUMNS = 5
-"""Numbers of an operation: FLOPs, bytes moved, and bytes of further passes on a server's CPU; and
-for a board with ARM cores, FLOPs of matrix products that take as long, and bytes of further
+"""Count of values per operation.
+
+The values are FLOPs, bytes moved, and bytes of further passes on a server's CPU. For a board with
+ARM cores there are two more: FLOPs of matrix products that take the same time, and bytes of further
 passes.
 """
 
 Operations = NDArray[np.float64]
-"""One row per operation, [operations, 2 COLUMNS]: each number as a fixed amount and an amount
-per sample of the batch.
+"""Operations of a pass, float64 [operations, 2 COLUMNS].
+
+Each of the ``COLUMNS`` values is a fixed amount and an amount per sample of the batch.
 """
 
 
 def operation(fixed: float, a_sample: float, moved: float) -> Operations:
-    """One operation, without further passes over its data.
+    """Make the row of one operation without further passes over its data.
 
     Args:
         fixed: FLOPs of a batch.
@@ -37,14 +40,14 @@ def operation(fixed: float, a_sample: float, moved: float) -> Operations:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The cost of one SGD step on a batch.
+    """Cost of one SGD step on a batch.
 
     Attributes:
         forward, backward, update: operations of the forward pass, the backward pass and the
             optimiser.
-        weights: bytes of the model itself.
-        memory: bytes that training holds for weights, gradients and the optimiser's state.
-        memory_a_sample: bytes kept for each sample of a batch until its backward pass.
+        weights: memory of the model's weights (bytes).
+        memory: memory of weights, gradients and the optimiser's state during a training (bytes).
+        memory_a_sample: memory for each sample of a batch until its backward pass (bytes).
     """
 
     forward: Operations

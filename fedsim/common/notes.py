@@ -9,7 +9,7 @@ _collected: ContextVar[list[str] | None] = ContextVar("_collected", default=None
 
 @contextmanager
 def collected_notes() -> Iterator[list[str]]:
-    """Context in which ``note`` appends to the list that it yields."""
+    """Context manager that yields a list, to which ``note`` appends in this context."""
     notes: list[str] = []
     token = _collected.set(notes)
     try:
@@ -19,7 +19,7 @@ def collected_notes() -> Iterator[list[str]]:
 
 
 def note(text: str) -> None:
-    """Collect a line, once; outside of ``collected_notes`` it has no effect."""
+    """Append a note to the list of ``collected_notes`` unless it has it; else do nothing."""
     notes = _collected.get()
     if notes is not None and text not in notes:
         notes.append(text)

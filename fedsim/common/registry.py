@@ -1,8 +1,9 @@
 """Registries of the kinds of each part of a scenario.
 
-A kind is found by its name, by an entry point of an installed package, or by its import path. It
-is a ``Spec``: parameters and rule in one class. A scenario names a kind (``selection = "random"``),
-or gives a table with its parameters (``server = { kind = "adam", lr = 0.01 }``).
+A kind is found by its name, by an entry point of an installed package, or by its import path. A
+kind is a subclass of ``Spec``, with its parameters and its rule in one class. A scenario names a
+kind (``selection = "random"``), or has a table with its parameters
+(``server = { kind = "adam", lr = 0.01 }``).
 """
 
 import inspect
@@ -40,16 +41,16 @@ _IMPORT_PATH = re.compile(r"[\w./-]+:[A-Za-z_]\w*")
 
 @dataclass(frozen=True, eq=False)
 class Registry:
-    """The kinds of one part.
+    """Registry of the kinds of one part of a scenario.
 
     As an annotation, a registry validates a name, a table or a ``Spec`` instance as one of its
     kinds.
 
     Attributes:
-        called: name of the part in messages; ``group`` is named after it.
+        called: name of the part in messages, from which the name of ``group`` is derived.
         base: import path of the class that all kinds inherit; empty if users cannot add a kind.
         known: name -> import path or class, and the title that ``fedsim list`` shows.
-        usual: the kind of a table that names none; None: the table must name one.
+        usual: the kind of a table without ``kind``; None if the table must have a ``kind``.
         bare: the key of the usual kind whose bare value is accepted for the whole table
             (``deadline = "90 s"``).
         by_device: whether a list is accepted as kind ``list``, and a table with the key ``file``
@@ -76,7 +77,7 @@ class Registry:
         by_device: bool = False,
         key: str = "",
     ) -> "Registry":
-        """Make a registry of classes.
+        """Make a registry from its classes.
 
         A class is registered under the default of its ``kind``, with the first sentence of its
         docstring as title.
@@ -84,7 +85,7 @@ class Registry:
         Args:
             called: name of the part in messages.
             specs: the classes.
-            base: see ``Registry``, as all further arguments.
+            base, usual, bare, by_device, key: attributes of ``Registry``.
         """
         known = {spec.model_fields["kind"].default: (spec, summary(spec)) for spec in specs}
         return cls(called, base, known, usual, bare, by_device, key)
@@ -99,10 +100,10 @@ class Registry:
 
     @cached_property
     def kinds(self) -> Mapping[str, str | type[Spec]]:
-        """Name -> class or its import path, of fedsim's kinds and of installed packages' kinds."""
+        """Kinds of fedsim and of installed packages: name -> class or its import path."""
         kinds: dict[str, str | type[Spec]] = {}
         if self.group is not None:
-            # its spelling until 2026, which setuptools refuses
+            # spelling of the group until 2026, which setuptools refuses
             earlier_group = self.group.replace("_", "-")
             kinds |= entry_points_of(earlier_group)
             kinds |= entry_points_of(self.group)
@@ -112,7 +113,7 @@ class Registry:
 
     @property
     def titles(self) -> dict[str, str]:
-        """Name -> title of every kind."""
+        """Return the titles of all kinds: name -> title."""
         titles = {}
         for name in self.kinds:
             if name in self.known:
@@ -122,14 +123,14 @@ class Registry:
         return titles
 
     def find(self, kind: str, key: str = "kind") -> Any:
-        """The class of a kind.
+        """Return the class of a kind.
 
         Args:
             kind: name of a kind, or import path of a user's class.
-            key: the key of a scenario that holds it, in messages.
+            key: the key of a scenario that holds the kind, in messages.
 
         Raises:
-            ScenarioError: there is no such kind, or the path leads to no such class.
+            ScenarioError: the kind or the class at the path does not exist.
         """
         if kind in self.known:
             source = self.known[kind][0]
@@ -145,7 +146,7 @@ class Registry:
         return kind_class
 
     def _why_refused(self, kind: str) -> str:
-        """End the message about an unknown kind: the reason, and the allowed kinds."""
+        """Format the second half of the message about an unknown kind, with the allowed kinds."""
         options = []
         if self.kinds:
             options.append(", ".join(self.kinds))
@@ -164,9 +165,9 @@ class Registry:
         return text in self.known or (_NAME.fullmatch(text) is not None and text in self.kinds)
 
     def _is_kind(self, text: str) -> bool:
-        """Whether a text in place of a table is a kind, and no value of the key ``bare``.
+        """Whether a text in place of a table is a kind, and not a value of the key ``bare``.
 
-        A refused path counts as a kind, so that its message is about kinds.
+        An import path that is not allowed counts as a kind, so that its message is about kinds.
         """
         return self.bare is None or self.names(text) or self._is_refused_path(text)
 
@@ -180,9 +181,9 @@ class Registry:
         return len(self.kinds)
 
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
-        """The class that validates a table of a kind.
+        """Return the class that validates a table of a kind.
 
-        The ``kind`` of a user's class may be any name or path.
+        For a user's class, the table's ``kind`` may be any name or path.
 
         Args:
             kind: name of a kind, or import path of a user's class.
@@ -195,13 +196,13 @@ class Registry:
         return kind_class if kind in self.known else with_any_kind(kind_class)
 
     def holds(self, value: Spec) -> bool:
-        """Whether an object is of a kind of this registry, or of a class with its base."""
+        """Whether an object is an instance of a kind of this registry, or of its ``base``."""
         if self.base and isinstance(value, at(self.base, self.called)):
             return True
         return getattr(value, "kind", None) in self.kinds
 
     def _validate(self, value: object) -> Spec:
-        """Make a part from a name, a table or a short form; a part stays as it is."""
+        """Make a part from a name, a table or a short form; return a part unchanged."""
         if isinstance(value, Spec) and self.holds(value):
             try:
                 guard(type(value), self.key or self.called, "kind")
@@ -226,7 +227,7 @@ class Registry:
             raise PydanticCustomError("part_kind", "{why}", {"why": str(error)}) from None
 
     def _table_of(self, value: object) -> Mapping[str, object]:
-        """Return the table that a value stands for."""
+        """Expand a name or a short form to the table that it means."""
         if self.by_device and isinstance(value, list):
             return {"kind": "list", "values": value}
         if self.by_device and isinstance(value, Mapping) and "file" in value:
@@ -247,7 +248,7 @@ class Registry:
         self, _: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         tables = {kind: json_schema(self.spec(kind), handler) for kind in self.kinds}
-        # tables that need not name their kind
+        # schemas of tables that may omit their kind
         short: dict[str, JsonSchemaValue] = {}
         for kind in (self.usual, "list", "file"):
             if kind is not None and kind in tables:
@@ -268,28 +269,28 @@ class Registry:
 
 
 def _without_kind(schema: JsonSchemaValue) -> JsonSchemaValue:
-    """The schema of a table that does not name its kind."""
+    """Return the schema of a table without its key ``kind``."""
     required = [key for key in schema.get("required", ()) if key != "kind"]
     return schema | {"properties": schema["properties"] | {"kind": False}, "required": required}
 
 
 def specs_of(field: FieldInfo) -> dict[str, type[Spec]]:
-    """The tables that a key may hold, by kind; a table without kinds has the empty name."""
+    """Return the classes of tables that a key accepts: kind, or empty name -> class."""
     return _specs(field.annotation, field.metadata)
 
 
 def spec_of(field: FieldInfo, kind: str) -> type[Spec] | None:
-    """The table of a kind that a key may hold.
+    """Return the class of the tables of one kind that a key accepts.
 
     Args:
         field: the key.
         kind: name of the kind, or import path of a user's class.
 
     Returns:
-        The class of the table; None if the key holds no such kind.
+        The class; None if the key does not accept this kind.
 
     Raises:
-        ScenarioError: the import path leads to no such class.
+        ScenarioError: the class at the import path does not exist.
     """
     if ":" not in kind:
         return specs_of(field).get(kind)
@@ -313,10 +314,10 @@ def _specs(annotation: object, notes: Iterable[object]) -> dict[str, type[Spec]]
 
 
 def keys_of(call: Callable[..., object]) -> tuple[dict[str, Any], bool]:
-    """The parameters of a callable as keys of a table.
+    """Convert the parameters of a callable to keys of a table.
 
     Args:
-        call: the callable; its first parameter is left out.
+        call: the callable, whose first parameter is left out.
 
     Returns:
         Name -> type and default of each parameter, for ``create_model``, and whether the callable
@@ -338,5 +339,5 @@ def keys_of(call: Callable[..., object]) -> tuple[dict[str, Any], bool]:
 
 @cache
 def with_any_kind(spec: type[S]) -> type[S]:
-    """A class with the keys of ``spec`` whose ``kind`` may be any text."""
+    """Make a subclass of ``spec`` whose ``kind`` may be any text."""
     return create_model(spec.__name__, __base__=spec, __module__=spec.__module__, kind=(str, ...))

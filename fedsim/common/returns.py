@@ -1,8 +1,9 @@
 """Checks of the values that hooks of users' classes return.
 
-A base declares the results of a hook by its annotation, and by ``returns`` if the type is not
-enough. ``guard`` replaces the hooks of a user's class by hooks that refuse wrong results by name and
-place. Classes of fedsim stay as they are, so that checks of built-in parts take no time.
+A base class declares the results of a hook by its annotation, and by ``returns`` if the type is not
+enough. ``guard`` replaces the hooks of a user's class by functions that call the hook and raise an
+error with its name and place for a wrong result. Classes of fedsim are not changed, so that
+built-in parts spend no time on checks.
 """
 
 import inspect
@@ -42,11 +43,11 @@ from fedsim.common.streams import generator_states
 
 Hook = TypeVar("Hook", bound=Callable[..., object])
 FindMistake = Callable[..., str]
-"""Function of a value, the object and the hook's arguments: the mistake in words; empty: none."""
+"""Function of a value, the object and the hook's arguments, which returns the mistake or ''."""
 Check = Callable[[object], bool]
 
-_MARK = "fedsim_returns"  # attribute of a base's hook
-_GUARDED = "fedsim_guarded"  # attribute of a hook that checks
+_MARK = "fedsim_returns"  # name of the attribute of a base's hook with its ``Returns``
+_GUARDED = "fedsim_guarded"  # name of the attribute that marks a checking hook
 _LISTS = (list, tuple, range, np.ndarray)
 _WORDS: dict[object, str] = {
     bool: "True or False",
@@ -69,13 +70,13 @@ def _find_nothing(*_: object, **__: object) -> str:
 
 @dataclass(frozen=True)
 class Returns:
-    """The values that a hook may return, in addition to the type of its annotation.
+    """Rule for the values that a hook may return, in addition to the type of its annotation.
 
     Attributes:
-        allowed: the values in words; empty: the words for the type.
-        find_mistake: a check of a value of the right type.
-        keyed: the random numbers that the hook may draw, in words. A draw from a generator of the
-            process is refused. Empty: draws are not looked for.
+        allowed: the allowed values in words; empty for the words of the type.
+        find_mistake: check of a value of the right type.
+        keyed: the random numbers that the hook may draw, in words. A draw from a global generator
+            is then an error. Empty if draws are not checked.
         guarded: whether the returned object has hooks, which are checked too.
     """
 
@@ -95,11 +96,11 @@ def returns(
     keyed: str = "",
     guarded: bool = False,
 ) -> Callable[[Hook], Hook]:
-    """Mark a hook of a base by the values that it may return.
+    """Decorate a hook of a base class with a rule for the values that it may return.
 
     Args:
-        allowed: the values in words; empty: the words for the type.
-        find_mistake: a check of a value of the right type.
+        allowed: the allowed values in words; empty for the words of the type.
+        find_mistake: check of a value of the right type.
         keyed: the random numbers that the hook may draw, in words; see ``Returns``.
         guarded: whether the returned object has hooks, which are checked too.
     """
@@ -111,7 +112,7 @@ def returns(
     return mark
 
 
-# Checks of numbers.
+# checks of numbers
 
 
 def find_outside(
@@ -121,7 +122,7 @@ def find_outside(
     most: float = math.inf,
     infinite: bool = False,
 ) -> FindMistake:
-    """Make a check that finds a number out of bounds, also in an array; None is right.
+    """Make a check of bounds, for a number, an array of numbers, or None, which always passes.
 
     Args:
         above: bound that numbers must exceed.
@@ -158,8 +159,8 @@ def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
 
     Args:
         value: the array.
-        length: number of entries that it must have.
-        find: a check of the array's numbers.
+        length: required count of entries.
+        find: check of the entries.
 
     Returns:
         The mistake in words; empty: none.
@@ -171,7 +172,7 @@ def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
     return find(value)
 
 
-# Types.
+# checks of types
 
 
 def is_of_type(hint: object) -> Check:
@@ -275,18 +276,18 @@ def _returns_of(override: Override) -> Returns:
     return marked
 
 
-# Hooks that check.
+# checking hooks
 
 
 @cache
 def guard(user_class: type, key: str, class_key: str = "", like: type | None = None) -> None:
-    """Let the hooks of a user's class check their results from now on.
+    """Replace the hooks of a user's class by hooks that check their results.
 
     Args:
         user_class: the class.
         key: the key of a scenario that holds the part, in messages about results.
-        class_key: the key in messages about the class itself; empty: ``key``.
-        like: the class of fedsim whose hooks it has, although it may not inherit it.
+        class_key: the key in messages about the class itself; empty for ``key``.
+        like: a fedsim class that counts as its base, although the class may not inherit it.
 
     Raises:
         ScenarioError: a hook has a wrong form, or an attribute a wrong value.
@@ -299,7 +300,7 @@ def guard(user_class: type, key: str, class_key: str = "", like: type | None = N
 
 
 def _refuse_wrong_value(half: type, override: Override, key: str) -> None:
-    """Refuse a wrong value of an attribute that is no method."""
+    """Raise an error for a wrong value of an attribute that is not a method."""
     first = override.first
     is_method = callable(first) or isinstance(first, METHODS)
     if is_method or not override.is_value:
@@ -346,7 +347,7 @@ def _replace(half: type, name: str, own: object, function: Callable[..., object]
 
 
 def _check_of(hint: object, allowed: Returns) -> FindMistake:
-    """Make a check of the type, and then of the value."""
+    """Combine the check of the type and the check of the value."""
     is_right_type = is_of_type(hint)
 
     def find(value: object, *arguments: object, **options: object) -> str:

@@ -1,6 +1,6 @@
-"""Distributions of the devices' training sample counts.
+"""Distributions of sample counts over devices. Message sizes: ``federation/contents.py``.
 
-Partitions that deal by size use them, and runs without learning.
+Partitions that deal samples by size use these distributions, and so do runs without learning.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from pydantic import Field, model_validator
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 
-# share of devices, least, most
+# for each tier: share of devices, least and most samples
 _LONG_TAIL = ((0.4, 100, 300), (0.3, 300, 500), (0.2, 500, 1000), (0.1, 1000, 3000))
-_MOST = 1_000_000_000  # samples of a device
+_MOST = 1_000_000_000  # most samples of one device
 
 
 class UniformSizes(Spec):
@@ -26,7 +26,7 @@ class UniformSizes(Spec):
     high: int = Field(default=3000, ge=1, le=_MOST)
 
     @model_validator(mode="after")
-    def _ordered(self) -> "UniformSizes":
+    def _check_order(self) -> "UniformSizes":
         if self.low > self.high:
             raise ValueError("'low' is above 'high'")
         return self
@@ -43,7 +43,7 @@ class LongTailSizes(Spec):
 
     kind: Literal["long-tail"] = "long-tail"
     scale: float = Field(default=1.0, gt=0.0, le=1e5)
-    """multiplies all these bounds, for smaller studies of the same shape."""
+    """factor of all bounds of the sample counts, for smaller studies of the same shape."""
 
     def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Draw the training samples of each device, int64 [devices].

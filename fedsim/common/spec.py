@@ -1,8 +1,8 @@
-"""``Spec``, the base of every table of a scenario.
+"""``Spec``, the base class of every table of a scenario.
 
-It is a frozen pydantic model that refuses unknown keys and wrong types. A spec holds the values of a
-table and implements the rule that these values parametrise: ``Renewal`` holds mean times and draws
-paths.
+A spec is a frozen pydantic model, for which unknown keys and wrong types are errors. It holds the
+values of a table, and implements the rule of which these values are the parameters. For example,
+``Renewal`` holds mean times and samples availability.
 """
 
 import ast
@@ -30,7 +30,7 @@ Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
 
 _ATTRIBUTE = re.compile(
     r"^    (\w[\w, ]*): ((?:.*\n?)(?:\n|     .*\n?)*)", re.MULTILINE
-)  # of a docstring: names of attributes, and their description
+)  # entry under "Attributes:" in a docstring: names and description
 
 
 def _format_value(value: object) -> str:
@@ -43,10 +43,10 @@ def _format_value(value: object) -> str:
 
 
 class OnlyWith:
-    """Annotation of a key that counts only in some modes.
+    """Annotation of a key that has an effect only if another key has certain values.
 
     Args:
-        modes: keys of the table; one of them must have one of ``values``.
+        modes: the other keys of the table, at least one of which must have one of ``values``.
         values: values of these keys, or kinds of their tables; by default any true value.
     """
 
@@ -93,7 +93,7 @@ class Spec(BaseModel):
     )
 
     instead: ClassVar[Mapping[str, str]] = {}
-    """Removed key -> its replacement, for keys of a base class or of an earlier version."""
+    """Key that was removed since a base class or an earlier version -> its replacement."""
 
     @model_validator(mode="before")
     @classmethod
@@ -122,7 +122,7 @@ class Spec(BaseModel):
 
     @model_validator(mode="after")
     def _check_modes(self) -> Self:
-        """Refuse a key that is set and has no effect in the mode of the table."""
+        """Raise an error if a key is set that has no effect, by its ``OnlyWith``."""
         fields = type(self).model_fields
         for name, note in _modes_of(type(self)):
             default = fields[name].get_default(call_default_factory=True)
@@ -152,7 +152,7 @@ class Spec(BaseModel):
         for name, key_schema in table["properties"].items():
             options = _options_of(key_schema)
             if not options:
-                continue  # dropped by this kind
+                continue  # an inherited key that this kind does not have
             keys[name] = options[0] if len(options) == 1 else {"anyOf": options}
             if name in descriptions:
                 keys[name]["description"] = descriptions[name]
@@ -167,7 +167,7 @@ class Spec(BaseModel):
 
 @cache
 def _modes_of(spec: type[Spec]) -> list[tuple[str, OnlyWith]]:
-    """The keys of a spec, inherited ones included, that are annotated with ``OnlyWith``."""
+    """Return the ``OnlyWith`` of all keys of a spec, including inherited keys: (name, OnlyWith)."""
     notes: dict[str, OnlyWith] = {}
     for parent in reversed(spec.__mro__):
         if not issubclass(parent, Spec):
@@ -214,17 +214,17 @@ def json_schema(spec: type[Spec], handler: GetJsonSchemaHandler) -> JsonSchemaVa
 
 
 def summary(spec: type) -> str:
-    """First paragraph of a class's docstring, which may be inherited."""
+    """Return the first paragraph of a class's docstring, which may be inherited."""
     text = (inspect.getdoc(spec) or "").partition("Attributes:")[0]
     return _plain(text.partition("\n\n")[0])
 
 
 @cache
 def told_of(spec: type) -> dict[str, str]:
-    """The description of each attribute of a class, inherited ones included.
+    """Return the description of each attribute of a class, including inherited attributes.
 
-    The description is the string literal behind the attribute, or an entry under "Attributes:"
-    that may name several attributes.
+    The description is the string literal after the attribute, or an entry under "Attributes:" of
+    the docstring, which may be for several attributes.
 
     Returns:
         Name -> description in one line.
@@ -247,7 +247,7 @@ def told_of(spec: type) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, list[ast.stmt]]:
-    """Class name -> statements of its body; empty for a module without source."""
+    """Parse the classes of a module: class name -> statements; empty if it has no source."""
     try:
         source = inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):

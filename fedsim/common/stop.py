@@ -1,4 +1,4 @@
-"""The end of a run."""
+"""Scenario section ``[stop]``, the conditions at which a run ends."""
 
 import math
 
@@ -15,18 +15,18 @@ class StopSpec(Spec):
     """``[stop]``: the end of a run, at the first condition that is met."""
 
     rounds: int | None = Field(default=None, ge=1)
-    """after so many aggregations."""
+    """count of aggregations after which the run ends."""
     simulated_time: Seconds | None = None
-    """at this simulated time."""
+    """simulated time at which the run ends."""
     accuracy: float | None = Field(default=None, gt=0.0, le=1.0)
-    """at the first evaluation that reaches it (0..1)."""
+    """test accuracy (0 to 1) of an evaluation at which the run ends."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """at the first evaluation at which one of these metrics (or ``loss``) reaches its value or a
     better one.
     """
 
     @model_validator(mode="after")
-    def _some_end(self) -> "StopSpec":
+    def _require_end(self) -> "StopSpec":
         if self.rounds is None and self.simulated_time is None:
             raise ValueError("a run needs an end: give 'rounds' or 'simulated_time'")
         if self.simulated_time is not None and self.simulated_time <= 0:
@@ -35,7 +35,7 @@ class StopSpec(Spec):
 
     @property
     def notes(self) -> list[str]:
-        """Notes printed before a run that is too long for exact times."""
+        """Notes (str) that are printed before a run that is too long for exact times."""
         if self.simulated_time is None or self.simulated_time <= EXACT_S:
             return []
         until = (

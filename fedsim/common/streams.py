@@ -1,6 +1,6 @@
-"""Keyed randomness: every draw comes from a stream that is named by seed, purpose and ids.
+"""Keyed randomness, in which every draw is a function of the seed, a purpose and IDs.
 
-No draw depends on another. Scalars come from a counter hash (1 us each), arrays from numpy's
+No draw depends on another draw. Scalars come from a counter hash (1 us each), arrays from numpy's
 Philox (25 us for a generator). Purposes begin with ``"world/"`` or ``"strategy/"``: one seed gives
 every strategy the same world.
 """
@@ -24,11 +24,11 @@ _ID_STEP = 0xD1342543DE82EF95  # an odd multiplier, so that consecutive ids land
 _UNIT = 2.0**-53
 
 shared_generators = RLock()
-"""Held while fedsim sets the state of a generator that the whole process shares."""
+"""Lock that is held while fedsim sets the state of a generator that the process shares."""
 
 
 def generator_states() -> dict[str, object]:
-    """States of the generators that the process shares.
+    """Return the states of the random generators that the process shares.
 
     Returns:
         Name -> state, as a value that can be compared. ``torch`` is present if torch is loaded.
@@ -46,7 +46,7 @@ def generator_states() -> dict[str, object]:
 
 
 def _mix(z: int) -> int:
-    """Finalise words as in splitmix64: a bijection in which each bit of the input moves all bits."""
+    """Apply the finaliser of splitmix64, a bijection in which each input bit changes all bits."""
     z = ((z ^ (z >> 30)) * _MIX1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX2) & _MASK
     return z ^ (z >> 31)
@@ -65,10 +65,11 @@ def _root(seed: int, purpose: str) -> int:
 
 
 class Streams:
-    """The random numbers of one run, each a function of the seed and of a name.
+    """Random streams of one run, in which each draw is a function of the seed and of a name.
 
-    A stream's name is a purpose (``world/...`` is the same for every strategy) and numbers, such as
-    a device's. So draws depend on no order, and equal names give equal numbers.
+    The name of a stream is a purpose (``world/...`` is equal for every strategy) and integers, such
+    as the index of a device. So draws do not depend on their order, and equal names give equal
+    draws.
 
     Args:
         seed: seed of the run, 0 or more.
@@ -91,7 +92,7 @@ class Streams:
 
         Args:
             purpose: name of the stream.
-            entity: number of the device or another entity; an int, or uint64 [...].
+            entity: index of the device or another entity; an int, or uint64 [...].
             count: number of the draw; an int, or uint64 [...].
 
         Returns:
@@ -100,11 +101,11 @@ class Streams:
         return _hash(_root(self.seed, purpose), entity, count)
 
     def uniform(self, purpose: str, entity: int = 0, count: int = 0) -> float:
-        """Return a number between 0 and 1, never 0 and never 1, so that its logarithm exists.
+        """Return a uniform draw above 0 and below 1, whose logarithm is finite.
 
         Args:
             purpose: name of the stream.
-            entity: number of the device or another entity.
+            entity: index of the device or another entity.
             count: number of the draw.
         """
         return ((_hash(_root(self.seed, purpose), entity, count) >> 11) + 0.5) * _UNIT
@@ -114,7 +115,7 @@ class Streams:
 
         Args:
             purpose: name of the stream.
-            entity: number of the device or another entity.
+            entity: index of the device or another entity.
             count: number of the draw.
         """
         radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, 2 * count)))
@@ -123,15 +124,15 @@ class Streams:
     def uniforms(
         self, purpose: str, entities: NDArray[np.int64], count: int | NDArray[np.int64] = 0
     ) -> NDArray[np.float64]:
-        """Return the numbers of ``uniform`` for many entities and counts, vectorised.
+        """Return uniform draws for many entities, equal to the draws of ``uniform``.
 
         Args:
             purpose: name of the stream.
-            entities: int64 [n].
-            count: number of the draw; an int, or int64 that broadcasts with ``entities``.
+            entities: indices of devices or other entities, int64 [n].
+            count: index of the draw; an int, or int64 that broadcasts with ``entities``.
 
         Returns:
-            float64, in the shape to which both broadcast.
+            Draws, float64 in the shape to which ``entities`` and ``count`` broadcast.
         """
         counts = np.atleast_1d(count).astype(np.uint64)
         with np.errstate(over="ignore"):
@@ -153,7 +154,7 @@ class Streams:
 
         Args:
             purpose: name of the stream.
-            ids: further numbers that name the stream, such as the round and the device.
+            ids: further integers that name the stream, such as the indices of round and device.
 
         Example:
             >>> from fedsim.plugin import Streams
@@ -176,16 +177,16 @@ class Shuffle:
         remaining: n.
 
     Attributes:
-        remaining: numbers that are not drawn yet.
+        remaining: count of integers that are not drawn yet.
     """
 
     def __init__(self, generator: np.random.Generator, remaining: int) -> None:
         self.remaining = remaining
         self._generator = generator
-        self._number_at: dict[int, int] = {}  # positions whose number is not the position itself
+        self._number_at: dict[int, int] = {}  # position -> integer, if it differs from the position
 
     def draw(self, count: int) -> list[int]:
-        """Draw the next ``count`` numbers, or all that remain."""
+        """Draw the next ``count`` integers of the permutation, or all remaining integers."""
         number_at = self._number_at
         remaining = self.remaining
         numbers = []

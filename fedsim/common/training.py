@@ -1,7 +1,7 @@
-"""Local training and its time limit.
+"""Description of a local training and its time limit.
 
-A strategy describes a training, the world computes its time, and a solver carries it out.
-``start``, ``anchor`` and ``linear`` are refs, whose values only the learning side reads.
+A strategy describes a training, the world computes its time, and a solver carries it out. The
+fields ``start``, ``anchor`` and ``linear`` are refs, whose values only the learning side reads.
 """
 
 from collections.abc import Iterable
@@ -16,16 +16,18 @@ from fedsim.common.errors import SimulationError
 N = TypeVar("N", int, NDArray[np.int64])
 
 Places = tuple[tuple[int, int], ...]
-"""Ranges of tensors in a flat model: begin and end, in order."""
+"""Ranges of parameters in a flat model, as (begin, end) in ascending order."""
 
 CutBy = Literal["width", "rank", "adapters"]
-"""Size of a smaller model: a share of channels and units, a rank of adapters, or 1 if adapters
-alone are trained.
+"""Way in which a model is cut to a smaller model, which gives the size its meaning.
+
+``width``: the size is the share of channels and units. ``rank``: it is the rank of the adapters.
+``adapters``: it is 1, and only adapters are trained.
 """
 
 
 def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
-    """Places of ranges, which are in order; adjacent ranges become one, empty ones are left out."""
+    """Merge adjacent ranges of ascending ranges, and drop empty ranges."""
     places: list[tuple[int, int]] = []
     for begin, end in ranges:
         if begin >= end:
@@ -39,11 +41,11 @@ def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
 
 
 def complement(places: Places, size: int) -> Places:
-    """Places of the numbers of a flat model that are outside of ``places``.
+    """Return the ranges of a flat model that are not in ``places``.
 
     Args:
-        places: the places.
-        size: length of the flat model.
+        places: the ranges to leave out.
+        size: count of parameters in the flat model.
     """
     begins = [0, *(end for _, end in places)]
     ends = [*(begin for begin, _ in places), size]
@@ -51,91 +53,70 @@ def complement(places: Places, size: int) -> Places:
 
 
 LastBatch = Literal["keep", "drop", "merge"]
-"""Fate of an epoch's last batch if it is incomplete; see ``Batching``."""
+"""Treatment of an epoch's last batch if it is incomplete; see ``Batching``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """The batches of an epoch.
+    """Division of an epoch's samples into batches.
 
-    The only batch of an epoch is kept even if it is incomplete.
+    If an epoch has only one batch, the batch is kept even if it is incomplete.
 
     Attributes:
-        size: samples of a batch.
-        last: the fate of an incomplete last batch. ``keep``: it is a smaller batch. ``drop``: it
-            is left out. ``merge``: its samples join the batch before it.
-
-    Example:
-        >>> from fedsim.plugin import Batching
-        >>> kept = Batching(size=10)
-        >>> kept.count(25), kept.last_size(25)
-        (3, 5)
-        >>> merged = Batching(size=10, last="merge")
-        >>> merged.count(25), merged.last_size(25)
-        (2, 15)
+        size: count of samples in a batch.
+        last: the treatment of an incomplete last batch. ``keep``: it is a smaller batch. ``drop``:
+            it is left out. ``merge``: its samples join the batch before it.
     """
 
     size: int
     last: LastBatch = "keep"
 
     def count(self, samples: int) -> int:
-        """Number of batches in an epoch on ``samples`` samples.
-
-        Args:
-            samples: number of samples of the device.
-        """
+        """Return the count of batches in an epoch on ``samples`` samples."""
         if self.last == "keep":
             return -(-samples // self.size)
         return max(samples // self.size, min(samples, 1))
 
     def last_size(self, samples: int) -> int:
-        """Samples in the last batch of an epoch on ``samples``; all earlier batches have ``size``.
-
-        Args:
-            samples: number of samples of the device.
-        """
+        """Return the count of samples in the last batch of an epoch on ``samples`` samples."""
         return self.taken(samples) - self.size * max(0, self.count(samples) - 1)
 
     def taken(self, samples: N) -> N:
-        """Samples that an epoch processes out of ``samples``.
-
-        Args:
-            samples: number of samples of the device; an int, or int64 [devices].
-        """
+        """Return how many of ``samples`` an epoch processes; an int or int64 [devices]."""
         if self.last != "drop":
             return samples
         return samples - samples % self.size * (samples >= self.size)
 
     def taken_in(self, steps: int, samples: int) -> int:
-        """Return the number of samples in the first batches of one epoch.
+        """Return the count of samples in the first ``steps`` batches of one epoch.
 
         Args:
-            steps: the number of batches.
-            samples: number of samples of the device.
+            steps: count of batches.
+            samples: count of samples of the device.
         """
         return self.taken(samples) if steps >= self.count(samples) else steps * self.size
 
     @property
     def whole(self) -> "Batching":
-        """One batch of all samples."""
+        """Return the batching in which all samples are one batch."""
         return Batching(WHOLE, self.last)
 
 
 WHOLE = 1 << 62
-"""A batch size that no device has samples for: every batch is the whole local set."""
+"""Batch size above the sample count of any device, so that a batch is the whole local set."""
 
 Penalised = Literal["kernels", "dense"]
-"""Weights under the L2 penalty: all kernels, or the kernels of dense layers alone."""
+"""Weights under the L2 penalty: all kernels, or only the kernels of dense layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the stratified parts of a device's samples.
+    """Stratified part of a device's samples.
 
     Attributes:
-        splits: how often the samples were halved; there are 2^splits parts.
-        number: number of the part, from 1.
-        out_of: samples of the device.
+        splits: count of halvings of the samples, which give 2^splits parts.
+        number: index of the part, from 1.
+        out_of: count of the device's samples.
     """
 
     splits: int
@@ -144,13 +125,13 @@ class Part:
 
     @property
     def samples(self) -> int:
-        """Number of samples in the part; samples are dealt to the parts in turn."""
+        """Count of samples in the part. Samples are dealt to the parts in turn."""
         return len(range(self.number - 1, self.out_of, 2**self.splits))
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3).
+    """Contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3).
 
     The term is weight x -log(p / (p + q)).
     log p and log q are cosines over ``temperature``: of the sample's representation with its
@@ -247,18 +228,18 @@ class Training:
 
     @property
     def asked_besides(self) -> int:
-        """Number of models that each step evaluates in addition to the trained model."""
+        """Count of models that each step evaluates in addition to the trained model."""
         return 0 if self.contrast is None else 2
 
     def batching(self, usual: Batching) -> Batching:
-        """The batches of this training; ``usual`` are the batches of ``[training]``."""
+        """Return the batching of this training, for the batching ``usual`` of ``[training]``."""
         return usual.whole if self.full_batch else usual
 
     def samples_an_epoch(self, samples: int, usual: Batching) -> int:
-        """Number of samples that one counted epoch processes.
+        """Return the count of samples that one counted epoch processes.
 
         Args:
-            samples: samples on which the device trains.
+            samples: count of samples on which the device trains.
             usual: the batches of ``[training]``.
         """
         batches = self.batching(usual)
@@ -270,10 +251,10 @@ class Training:
         return passes * batches.taken(samples) + batches.taken_in(rest, samples)
 
     def sgd_steps(self, samples: int, usual: Batching) -> int:
-        """Number of SGD steps of the training.
+        """Return the count of SGD steps of the training.
 
         Args:
-            samples: samples on which the device trains.
+            samples: count of samples on which the device trains.
             usual: the batches of ``[training]``.
         """
         if not samples:

@@ -18,8 +18,8 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from fedsim.common.errors import ScenarioError, nearest
 
-TICK_S = 2.0**-30  # the clock goes in such steps, so that sums of times are exact
-EXACT_S = 2.0**23  # 97 days: until then sums of such times are exact in a float64
+TICK_S = 2.0**-30  # s; step of the clock's grid, on which sums of times are exact
+EXACT_S = 2.0**23  # s (97 days); up to this time sums of times on the grid are exact in a float64
 # 317 years; there float64s are 2 us apart; much later, adding a second would no longer change the
 # time
 CLOCK_END_S = 1e10
@@ -30,7 +30,7 @@ _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z/]+)\s*")
 
 
-_BPS = re.compile(r"(?i)^([kmg]?)bps$")  # another notation of bits or bytes per second
+_BPS = re.compile(r"(?i)^([kmg]?)bps$")  # notations such as "Mbps" for bits or bytes per second
 
 
 def _spell_bps(match: re.Match[str]) -> str:
@@ -47,10 +47,10 @@ class Quantity:
 
     Attributes:
         what: name of the quantity in messages.
-        units: unit -> factor.
-        least, most: bounds in the base unit; 0 may be allowed below ``least``.
+        units: unit -> factor to the base unit.
+        least, most: bounds in the base unit; see also ``zero``.
         infinite: whether "inf" is allowed too.
-        shown: the units in which a value is written; empty for all.
+        shown: the units in which values are written; empty for all units.
         zero: whether 0 is allowed.
     """
 
@@ -70,7 +70,7 @@ class Quantity:
         """Parse a quantity and check its bounds.
 
         Raises:
-            PydanticCustomError: the text is no such quantity, or out of bounds.
+            PydanticCustomError: the text is not a quantity of this kind, or is out of bounds.
         """
         value = 0.0
         if self.zero or text != 0:
@@ -109,7 +109,7 @@ class Quantity:
         return value
 
     def _hint_at_unit(self, unit: str) -> str:
-        """Hint at the unit probably meant by another case, by ``mbps``, or by a similar name."""
+        """Return a hint at the unit that an unknown unit, such as ``mbps``, probably means."""
         spelled = _BPS.sub(_spell_bps, unit)
         lower = spelled.lower()
         same_letters = [option for option in self.units if option.lower() == lower]
@@ -226,7 +226,7 @@ def read_quantity(name: str, text: str, kind: Any) -> float:
         The value in the base unit.
 
     Raises:
-        ScenarioError: the text is no such quantity.
+        ScenarioError: the text is not a quantity of this kind.
     """
     try:
         return float(TypeAdapter(kind).validate_python(text))

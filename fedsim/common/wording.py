@@ -13,7 +13,7 @@ _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "
 
 
 def in_words(problem: ErrorDetails) -> str:
-    """Second half of a message, which names the valid values.
+    """Format the second half of the message about a wrong value, with the valid values.
 
     Args:
         problem: an entry of ``ValidationError.errors()``.
@@ -73,7 +73,7 @@ def _format_bound(bound: object) -> str:
 
 
 def _number_of(value: Any) -> float | None:
-    """Return the finite number that a value is, or that its text means; None for another value."""
+    """Convert a value, or its text, to a finite number; return None if this is not possible."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -84,7 +84,7 @@ def _number_of(value: Any) -> float | None:
 def explain(
     error: ValidationError, sections: Mapping[str, object], whole: str = "the scenario"
 ) -> str:
-    """One message for an invalid scenario: key, value, allowed values, nearest valid name.
+    """Format the message for an invalid scenario: key, value, allowed values, nearest valid name.
 
     Args:
         error: the error of its validation.
@@ -94,7 +94,7 @@ def explain(
     first, *more = error.errors(include_url=False)
     location = first["loc"]
     message = _explain_problem(_key_path(location, sections) or whole, first)
-    # A key that accepts a word or another type has one problem per alternative.
+    # A key with alternative types has one problem per alternative.
     accepts_word = bool(location) and str(location[-1]).startswith("literal[")
     unexplained = 0
     for problem in more:

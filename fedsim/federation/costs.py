@@ -1,4 +1,7 @@
-"""Duration of the server's computations: ``[server]``, and a measured time for each operation."""
+"""Computing times of the server, ``[server]``. Prices, ``[costs]``: ``world/meters/spec.py``.
+
+The time of each operation is a measured function of the sizes of its inputs.
+"""
 
 from collections.abc import Callable, Mapping
 

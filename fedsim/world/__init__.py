@@ -1,4 +1,4 @@
 """The simulated world: devices, network, steps, processes, energy and meters.
 
-Imports ``clock`` and ``common``.
+The package imports ``clock`` and ``common``.
 """

@@ -1,6 +1,6 @@
-"""Availability of devices: when each device can be reached.
+"""Availability of devices, as on phases (the device is available) and off phases.
 
-The path of a device is a pure function of the seed and the device: ``span(device, time)`` may be
+The phases of a device are a pure function of the seed and the device. ``span(device, time)`` may be
 called for any time in any order, and its result never depends on earlier calls.
 """
 
@@ -58,10 +58,10 @@ def _find_wrong_spans(
 
 
 class Availability(Protocol):
-    """The paths of a population; a class needs ``span``, all further methods are for speed.
+    """Interface of the on and off phases of all devices.
 
-    ``on`` is called when a strategy looks at many devices, ``spans`` when the run folder is
-    written.
+    A class has to define ``span``. All other methods have slower defaults that call ``span``. A run
+    calls ``on`` when a strategy queries many devices, and ``spans`` when it writes the run folder.
 
     Example:
         >>> import numpy as np
@@ -83,7 +83,7 @@ class Availability(Protocol):
         """Return the phase of a device at a time.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             time: the time (s).
 
         Returns:
@@ -92,10 +92,12 @@ class Availability(Protocol):
 
     @returns("that time (s) or a later one", _find_wrong_return)
     def next_on(self, device: int, time: float) -> float:
-        """Return the first time from a time on at which a device is on (s); infinity for never.
+        """Return the first time (s), not before a time, at which a device is on.
+
+        The result is infinity if there is no such time.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             time: the time (s).
         """
         while time < math.inf:
@@ -107,23 +109,23 @@ class Availability(Protocol):
 
     @returns("an array of bools, one for each device", _find_wrong_flags)
     def on(self, devices: Ints, time: float) -> Flags:
-        """Return whether devices are on at a time, vectorised.
+        """Return whether each of several devices is on at a time.
 
         Args:
-            devices: numbers of different devices, int64 [n].
+            devices: indices of different devices, int64 [n].
             time: the time (s).
 
         Returns:
-            bool [n].
+            Whether each device is on, bool [n].
         """
         return np.array([self.span(device, time).on for device in devices.tolist()], dtype=np.bool_)
 
     @returns(_SPANS, _find_wrong_spans)
     def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
-        """Vectorised ``span``, at an individual time for each device.
+        """Return the phase of each of several devices at a time of its own, without its begin.
 
         Args:
-            devices: numbers of devices, all different, int64 [n].
+            devices: indices of devices, all different, int64 [n].
             times: a time for each device (s), float64 [n].
 
         Returns:
@@ -133,16 +135,16 @@ class Availability(Protocol):
 
 
 class AvailabilityModel(Spec):
-    """The base of every availability.
+    """Base of every availability model.
 
-    A kind has ``build``, or ``build_on`` if it depends on the time of day.
+    A model defines ``build``, or ``build_on`` if it depends on the time of day.
     """
 
     kind: str
 
     @returns(keyed=_KEYED, guarded=True)
     def build(self, streams: Streams, devices: int, root: Path | None) -> Availability:
-        """Build the paths of all devices.
+        """Build the availability of all devices.
 
         Args:
             streams: random streams; draws are from ``world/...``.
@@ -155,7 +157,7 @@ class AvailabilityModel(Spec):
     def build_on(
         self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
     ) -> Availability:
-        """Build the paths of all devices, with their local times; this is what a run calls.
+        """Build the availability of all devices from their local times; a run calls this method.
 
         Args:
             streams: random streams; draws are from ``world/...``.
@@ -234,19 +236,20 @@ def one_by_one(span: Callable[[int, float], Span]) -> Spans:
 
 
 def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, AnyArray]:
-    """Each device's state at 0 s, and its changes up to a time, by device and time.
+    """Table of each device's state at 0 s and its changes up to a time, by device and time.
 
     Args:
-        spans: the availability of different devices.
-        devices: numbers of the devices, int64 [n].
+        spans: function ``Availability.spans`` of the devices.
+        devices: indices of the devices, all different, int64 [n].
         end: the last time (s).
-        most: number of rows above which whole devices are left out, evenly over their numbers.
+        most: largest count of rows. If there are more, devices are left out, evenly spread over
+            ``devices``.
 
     Returns:
-        ``device`` int64, ``time`` (s) float64 and ``on`` bool; [rows] each.
+        Columns ``device`` int64, ``time`` (s) float64 and ``on`` bool; [rows] each.
     """
     count = len(devices)
-    # multiples of the golden ratio: the first devices of this order are spread evenly
+    # By multiples of the golden ratio, the first devices in this order are evenly spread.
     devices = devices[np.argsort(np.arange(count) * _GOLDEN % 1, kind="stable")]
     time = np.zeros(count)
     last_state = np.full(count, -1)
@@ -254,12 +257,12 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
     places = [np.empty(0, dtype=np.int64)]
     times = [np.empty(0)]
     states = [np.empty(0, dtype=np.bool_)]
-    fitting = count  # devices whose rows are within ``most``
-    walking = np.arange(count)  # places of devices whose paths go on
+    fitting = count  # count of devices whose rows are within ``most``
+    walking = np.arange(count)  # positions of devices that have not reached ``end``
     while len(walking):
         now = time[walking]
         on, until = spans(devices[walking], now)
-        is_change = last_state[walking] != on  # an off phase may follow another one
+        is_change = last_state[walking] != on  # false for an off phase after an off phase
         places.append(walking[is_change])
         times.append(now[is_change])
         states.append(on[is_change])
@@ -267,7 +270,7 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
         time[walking] = until
         row_counts[walking] += is_change
         fitting = int(np.searchsorted(np.cumsum(row_counts), most, side="right"))
-        # a path of the user's own may not move on
+        # a phase of a user's class may not end later than it begins
         walking = walking[(now < until) & (until <= end) & (walking < fitting)]
     place = np.concatenate(places)
     rows = np.flatnonzero(place < fitting)

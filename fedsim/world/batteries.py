@@ -25,23 +25,23 @@ from fedsim.world.phases import Span
 from fedsim.world.steps import TaskStep
 
 _NONE = array("d")
-_AT, _LEVEL, _FLAT, _TAIL = range(4)  # columns of the devices' points
-_LOOK_S = 3_600.0  # look-ahead during a transfer, whose end is not known
+_AT, _LEVEL, _FLAT, _TAIL = range(4)  # columns of ``Batteries._points``
+_LOOK_S = 3_600.0  # s until the next check of a battery during a transfer, whose end is unknown
 
 
 @dataclass(slots=True)
 class Load:
-    """The draw of a device at work.
+    """Power and energy that the running step of a device draws from its battery.
 
     Attributes:
-        watts: power beyond idle (W).
+        watts: power in addition to idle power (W).
         moves: whether the device sends or receives.
-        byte: energy of a byte of the message (J).
-        moved: bytes of the message whose energy is subtracted.
+        byte: energy of each byte of the message (J).
+        moved: bytes of the message whose energy has been subtracted from the level.
         scarce: whether the battery may run out during the message.
-        rate: rate of a scarce message (bytes/s); 0 for others.
-        off: whether the device was flat when its task began. It draws nothing, may be charging, and
-            is cut off at once.
+        rate: rate of the message (bytes/s) if it is ``scarce``; otherwise 0.
+        off: whether the battery was flat when the task began. Such a device draws no energy, may
+            be charging, and its task is cut off at once.
     """
 
     watts: float = 0.0
@@ -59,14 +59,15 @@ class Load:
 
 @dataclass(slots=True)
 class _Point:
-    """A battery at a time.
+    """State of a battery at one time.
 
     Attributes:
         at: the time (s).
-        level: its energy (J).
+        level: energy in the battery (J).
         flat: whether the battery is flat.
-        tail: when the device's radio falls asleep (s).
-        charged, idled, drawn: energy charged, drawn idle, and drawn for tasks so far (J).
+        tail: time at which the device's radio falls asleep (s).
+        charged, idled, drawn: total energy so far that was charged, drawn as idle power, and drawn
+            for tasks (J).
     """
 
     at: float
@@ -80,14 +81,14 @@ class _Point:
 
 @dataclass(slots=True)
 class _Course:
-    """The straight course of a battery up to its next breakpoint.
+    """Linear course of a battery's level up to its next breakpoint.
 
     Attributes:
         end: time of the breakpoint (s).
-        net: net power (W).
+        net: net power into the battery (W).
         charge, idle, task: power of the charger, idle power, and power of tasks (W).
-        most: highest level (J).
-        target: level at the breakpoint (J); None if it follows from the power.
+        most: highest possible level (J).
+        target: exact level at the breakpoint (J); None if the level follows from ``net``.
     """
 
     end: float
@@ -106,27 +107,29 @@ class _Course:
         if to == self.end and self.target is not None:
             point.level = self.target
             point.flat = self.target == 0
-            point.tail = 0.0 if point.flat else point.tail  # it does not go on when the device does
+            # a tail does not continue after the restart of a flat device
+            point.tail = 0.0 if point.flat else point.tail
         else:
-            # full or flat within the next half tick
+            # The level may exceed its bounds by the energy of half a tick.
             point.level = min(max(0.0, point.level + self.net * seconds), self.most)
         point.at = to
 
 
 class Batteries:
-    """The batteries of all devices; a battery of infinite capacity is ignored.
+    """Batteries of all devices; a battery of infinite capacity is ignored.
 
-    Emits ``battery`` when a task begins or ends, when a device runs flat within the tail of a task,
-    and at the end of the run for each device that had a task. Fields are ``level`` (J), energy since
-    the device joined that was ``charged``, drawn ``idle`` and ``drawn`` for tasks (J), ``flat``, and
-    ``path``, the breakpoints since the record before, [time, level] each.
+    They emit a record ``battery`` when a task begins or ends, when a device runs flat within the
+    tail of a task, and at the end of the run for each device that had a task. Its fields are the
+    ``level`` (J), the energy since the device joined that was ``charged``, drawn as ``idle`` power
+    and ``drawn`` for tasks (J), whether the battery is ``flat``, and ``path``, the breakpoints
+    [time, level] since the device's last record.
 
     Args:
         simulation: the clock.
-        columns: coefficients of the energy meter, each float64 [devices].
+        columns: coefficients of the energy meter and of the batteries: name -> float64 [devices].
         restart: share of the capacity at which a flat device restarts.
-        charging: when devices are plugged in.
-        arrival: when devices join (s), float64 [devices].
+        charging: phases in which devices are plugged in.
+        arrival: time at which each device joins (s), float64 [devices].
     """
 
     def __init__(
@@ -141,27 +144,27 @@ class Batteries:
         self._columns = columns
         self._restart = restart
         self._charging = charging
-        # the `_Point` of each device at its last breakpoint
+        # fields of the `_Point` of each device at its last breakpoint, [devices, 7]
         self._points = np.zeros((len(arrival), 7))
         self._points[:, _AT], self._points[:, _LEVEL] = arrival, columns["initial_j"]
         self._points[:, _FLAT] = columns["initial_j"] <= 0
-        self._loads: dict[int, Load] = {}  # of the devices at work
-        # of devices that ever ran flat: times at which they ran flat, or restarted, in turn (s)
+        self._loads: dict[int, Load] = {}  # device with a task -> load of its running step
+        # device that ever ran flat -> times (s) at which it changed between flat and not flat
         self._turns: dict[int, array[float]] = {}
-        # of devices that ever had a task: time (s) and level (J) of each breakpoint
+        # device that ever had a task -> time (s) and level (J) of each unreported breakpoint
         self._paths: dict[int, array[float]] = {}
         self._alarms: dict[int, Alarm] = {}
         simulation.env.declare_alarm("flat", self._set_flat)
 
     def has(self, device: int) -> bool:
         """Whether the device has a battery that can be flat."""
-        return self._draws(device, "capacity_j") < math.inf
+        return self._coefficient(device, "capacity_j") < math.inf
 
     def up(self, devices: Ints, time: float) -> Flags:
-        """Whether devices are not flat at ``time`` (s); bool [len(devices)]."""
+        """Whether the battery of each device is not flat at ``time`` (s); bool [len(devices)]."""
         columns = self._columns
         points = self._points[devices]
-        # a battery is flat at the nearest tick, which may be before
+        # A battery becomes flat at the nearest tick, which may be before the exact time.
         since = time + TICK_S - points[:, _AT]
         idle_j = columns["idle_w"][devices] * since
         tail_j = columns["tail_w"][devices] * columns["tail_s"][devices]
@@ -172,27 +175,27 @@ class Batteries:
         return up
 
     def next_up(self, device: int, time: float) -> float:
-        """The first time (s) from ``time`` on at which an idle device is not flat.
+        """Return the first time (s), not before ``time``, at which an idle device is not flat.
 
-        Infinity for never.
+        The result is infinity if there is no such time.
         """
         if not self.has(device) or (device in self._loads and not self._points[device, _FLAT]):
             return time
         point = self._point(device)
-        if device not in self._loads:  # breakpoints until now are final
-            self._go(device, point, min(time, self._simulation.now), keep=True)
-        self._go(device, point, time)
+        if device not in self._loads:  # without a task, breakpoints until now are final
+            self._follow_breakpoints(device, point, min(time, self._simulation.now), keep=True)
+        self._follow_breakpoints(device, point, time)
         while point.flat:
-            line = self._line(device, point)
-            if line.end > self._simulation.end:  # after the run
+            line = self._find_course(device, point)
+            if line.end > self._simulation.end:  # the device restarts after the run
                 return line.end
             line.follow(point, line.end)
         return max(time, point.at)
 
     def past(self, device: int, time: float) -> Span:
-        """The past phase of a battery at ``time`` (s), which is on while it was not flat."""
+        """Return the phase of a battery at a past ``time`` (s); it is on if it was not flat."""
         if device not in self._loads:
-            self._go(device, self._point(device), self._simulation.now, keep=True)
+            self._follow_breakpoints(device, self._point(device), self._simulation.now, keep=True)
         turns = self._turns.get(device, _NONE)
         place = bisect_right(turns, time)
         up = (self._columns["initial_j"].item(device) > 0) != bool(place % 2)
@@ -201,18 +204,18 @@ class Batteries:
         return Span(up, start, end)
 
     def charge(self, device: int) -> float:
-        """Charge of the device's battery now, 0 to 1; 1 for a device without one.
+        """Return the charge of a device's battery now, 0 to 1; 1 for a device without a battery.
 
-        Changes nothing.
+        The stored state of the battery does not change.
         """
         if not self.has(device):
             return 1.0
         point = self._point(device)
         now = self._simulation.now
         load = self._loads.get(device, Load())
-        course = self._go(device, point, now, load.total)
+        course = self._follow_breakpoints(device, point, now, load.total)
         course.follow(point, now)
-        return point.level / self._draws(device, "capacity_j")
+        return point.level / self._coefficient(device, "capacity_j")
 
     def plugged_in(self, device: int) -> bool:
         """Whether the device is on a charger now; true for a device without a battery."""
@@ -225,42 +228,45 @@ class Batteries:
         if alarm is not None:
             alarm.cancel()
         self._paths.setdefault(device, array("d"))
-        self._report(device)
+        self._emit_battery(device)
         self._loads[device] = Load(off=bool(self._points[device, _FLAT]))
 
     def begin(self, device: int, step: TaskStep) -> None:
         self.settle(device)
-        watts = 0.0 if step.power is None else self._draws(device, f"{step.power}_w")
+        watts = 0.0 if step.power is None else self._coefficient(device, f"{step.power}_w")
         load = Load(watts, off=self._loads[device].off)
         self._loads[device] = load
         if step.direction is not None:
             load.moves = True
-            load.byte = self._draws(device, f"{step.power}_j_byte")
+            load.byte = self._coefficient(device, f"{step.power}_j_byte")
             self._points[device, _TAIL] = 0.0
 
     def dry(self, device: int, until: float) -> float:
-        """When the device runs flat during its present step (s); infinity if after ``until``.
+        """Return the time (s) at which a device runs flat during its step, up to ``until`` (s).
 
-        A device that was flat when its task began does not run flat: the task is lost.
+        The result is infinity if the device does not run flat by ``until``, and also if it was flat
+        when its task began, because such a task is lost.
         """
         if self._loads[device].off:
             return math.inf
         point = self._point(device)
         watts = self._loads[device].total
-        self._go(device, point, min(until, self._simulation.end), watts, to_flat=True)
+        self._follow_breakpoints(
+            device, point, min(until, self._simulation.end), watts, to_flat=True
+        )
         return point.at if point.flat else math.inf
 
     def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]:
-        """Look at the battery of a device that sends, receives or waits.
+        """Predict whether a device that sends, receives or waits runs flat within an hour.
 
         Args:
-            device: number of the device.
-            left: bytes of the message that are to go.
+            device: index of the device.
+            left: remaining bytes of the message.
             rate: present rate of the message (bytes/s).
 
         Returns:
-            Time (s) at which the device may run flat or is looked at again, whether it is flat
-            then, and whether that depends on the rate.
+            The time (s) at which the device may run flat or its battery is to be checked again,
+            whether the device is flat at this time, and whether the prediction depends on the rate.
         """
         point = self._point(device)
         load = self._loads[device]
@@ -273,14 +279,14 @@ class Batteries:
         if load.scarce:
             load.rate = rate
             reserve = 0.0
-        self._go(device, point, until, load.total, to_flat=True, reserve=reserve)
+        self._follow_breakpoints(device, point, until, load.total, to_flat=True, reserve=reserve)
         return point.at if point.flat else until, point.flat and not reserve, load.scarce
 
     def end(self, device: int, moved: float, *, dry: bool) -> None:
-        """End the running step.
+        """Subtract the energy of the running step, which ends now, and remove its load.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             moved: bytes transferred in the step.
             dry: whether an empty battery ended the step.
         """
@@ -290,21 +296,21 @@ class Batteries:
         point = self._point(device)
         if (
             dry and not load.off
-        ):  # empty to within a tick; one that was flat before may have charged
+        ):  # The level is 0 within a tick. A device that was flat before may have charged.
             point.level = 0.0
             point.flat = True
             point.tail = 0.0
-            self._keep(device, point)
+            self._store_point(device, point)
             return
         is_awake = load.moves and not point.flat  # the radio of a flat device sleeps
-        if is_awake and self._draws(device, "tail_w"):
-            self._points[device, _TAIL] = self._simulation.now + self._draws(device, "tail_s")
+        if is_awake and self._coefficient(device, "tail_w"):
+            self._points[device, _TAIL] = self._simulation.now + self._coefficient(device, "tail_s")
 
     def stop(self, device: int) -> None:
         del self._loads[device]
-        self._report(device)
+        self._emit_battery(device)
         point = self._point(device)
-        self._go(device, point, point.tail, to_flat=True)
+        self._follow_breakpoints(device, point, point.tail, to_flat=True)
         if point.flat and not self._points[device, _FLAT]:
             self._set_flat(device, point.at)
 
@@ -316,32 +322,32 @@ class Batteries:
 
     def _run_flat(self, device: int) -> None:
         del self._alarms[device]
-        self._report(device)
+        self._emit_battery(device)
 
     def close(self) -> None:
-        """Report the batteries of all devices that ever had a task."""
+        """Emit a record ``battery`` of each device that ever had a task."""
         for device in sorted(self._paths):
-            self._report(device)
+            self._emit_battery(device)
 
-    # From breakpoint to breakpoint.
+    # courses between breakpoints
 
-    def _draws(self, device: int, name: str) -> float:
+    def _coefficient(self, device: int, name: str) -> float:
         coefficient: float = self._columns[name].item(device)
         return coefficient
 
     def _point(self, device: int) -> _Point:
         return _Point(*self._points[device].tolist())
 
-    def _keep(self, device: int, point: _Point) -> None:
+    def _store_point(self, device: int, point: _Point) -> None:
         if point.flat != self._points[device, _FLAT]:
             self._turns.setdefault(device, array("d")).append(point.at)
         self._points[device] = [getattr(point, name) for name in _Point.__slots__]
 
-    def _line(
+    def _find_course(
         self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0
     ) -> _Course:
-        capacity = self._draws(device, "capacity_j") - reserve
-        charge = self._draws(device, "charge_w")
+        capacity = self._coefficient(device, "capacity_j") - reserve
+        charge = self._coefficient(device, "charge_w")
         idle = 0.0
         end = math.inf
         if charge:
@@ -353,10 +359,10 @@ class Batteries:
             watts = 0.0
             target = self._restart * capacity
         else:
-            idle = self._draws(device, "idle_w")
+            idle = self._coefficient(device, "idle_w")
             if point.at < point.tail:
                 end = min(end, point.tail)
-                watts = watts + self._draws(device, "tail_w")
+                watts = watts + self._coefficient(device, "tail_w")
             net = charge - idle - watts
             if net >= 0 and point.level >= capacity:
                 return _Course(end, 0.0, idle + watts, idle, watts, capacity)
@@ -367,7 +373,7 @@ class Batteries:
                 return _Course(reached, net, charge, idle, watts, capacity, target)
         return _Course(end, net, charge, idle, watts, capacity)
 
-    def _go(
+    def _follow_breakpoints(
         self,
         device: int,
         point: _Point,
@@ -378,33 +384,40 @@ class Batteries:
         to_flat: bool = False,
         keep: bool = False,
     ) -> _Course:
-        """Follow the breakpoints of a battery.
+        """Advance the state of a battery from breakpoint to breakpoint.
 
         Args:
-            device: number of the device.
-            point: the battery, which is moved along.
-            until: the last time (s).
+            device: index of the device.
+            point: state of the battery, which is changed to the state at the last breakpoint.
+            until: time (s) after which no breakpoint is followed.
             watts: power of the device's task (W).
-            reserve: energy that is set aside (J).
+            reserve: energy that is subtracted from the level and the capacity (J).
             to_flat: whether to stop when the battery is flat.
-            keep: whether to store the breakpoints.
+            keep: whether to store the state at each breakpoint.
 
         Returns:
-            The course from the last breakpoint on.
+            The course that begins at the last breakpoint.
         """
         point.level -= reserve
         while True:
-            line = self._line(device, point, watts, reserve)
+            line = self._find_course(device, point, watts, reserve)
             if line.end > until or (to_flat and point.flat):
                 return line
             line.follow(point, line.end)
             if keep:
-                self._keep(device, point)
+                self._store_point(device, point)
                 if device in self._paths:
                     self._paths[device].extend((point.at, point.level))
 
     def settle(self, device: int, moved: float = 0.0) -> None:
-        """Subtract the energy drawn since the last call; of bytes, evenly over that time."""
+        """Store the state of a battery now, after all energy drawn since its last breakpoint.
+
+        The energy of transferred bytes is spread evenly over this time.
+
+        Args:
+            device: index of the device.
+            moved: bytes transferred so far in the running step.
+        """
         point = self._point(device)
         load = self._loads.get(device, Load())
         now = self._simulation.now
@@ -417,18 +430,18 @@ class Batteries:
             watts = watts + owed / seconds
             owed = 0.0
         if seconds > 0:
-            line = self._go(device, point, now, watts, keep=True)
+            line = self._follow_breakpoints(device, point, now, watts, keep=True)
             if now > point.at:
                 line.follow(point, now)
         elif not owed:
             return
-        # rounding may leave ``owed`` < 0
-        point.level = min(max(0.0, point.level - owed), self._draws(device, "capacity_j"))
+        # ``owed`` may be below 0 by rounding
+        point.level = min(max(0.0, point.level - owed), self._coefficient(device, "capacity_j"))
         point.drawn += owed
         load.moved = max(moved, load.moved)
-        self._keep(device, point)
+        self._store_point(device, point)
 
-    def _report(self, device: int) -> None:
+    def _emit_battery(self, device: int) -> None:
         self.settle(device)
         path = np.array(self._paths[device]).reshape(-1, 2).tolist()
         self._paths[device] = array("d")
@@ -463,7 +476,8 @@ class Batteries:
 class Powered(Availability):
     """Availability cut to the times at which batteries are not flat.
 
-    An on phase ends when the device disconnects; its battery may run flat before.
+    The end of an on phase is the time at which the device disconnects, although its battery may run
+    flat before.
     """
 
     def __init__(self, within: Availability, batteries: Batteries) -> None:
@@ -478,7 +492,7 @@ class Powered(Availability):
         return Span(False, time, up)
 
     def past(self, device: int, time: float) -> Span:
-        """The past phase of a device at ``time`` (s)."""
+        """Return the phase of a device at a past ``time`` (s)."""
         within = self._within.span(device, time)
         battery = self._batteries.past(device, time)
         start = max(within.start, battery.start)

@@ -1,4 +1,4 @@
-"""Watches the batteries of devices at work, and cuts off the tasks of devices that run flat."""
+"""Watch over the batteries of devices with a task, which cuts off tasks if a battery is flat."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class BatteryWatch:
-    """Watches the batteries of devices at work; a device without a battery is ignored.
+    """Watch over the batteries of devices with a task; a device without a battery is ignored.
 
     Attributes:
         batteries: the batteries of all devices; None if no device has one.
@@ -25,32 +25,35 @@ class BatteryWatch:
         self._network = runner.network
         self.batteries = batteries
         self._simulation.env.declare_alarm("battery", self.set_alarm)
-        # tasks whose battery may run out during their message
+        # task ID -> task whose device's battery may run out during its message
         self._scarce: dict[int, Task] = {}
         if batteries is not None:
-            self._network.on_shared = self._look_at_scarce
+            self._network.on_shared = self._check_scarce
 
-    def _battery(self, task: Task) -> "Batteries | None":
-        """The batteries, if the device of a task has one."""
+    def _find_batteries(self, task: Task) -> "Batteries | None":
+        """Return ``batteries`` if the device of a task has a battery; otherwise None."""
         if self.batteries is None or not self.batteries.has(task.device):
             return None
         return self.batteries
 
-    # A task and its steps begin and end.
+    # begins and ends of tasks and steps
 
     def begin_task(self, task: Task) -> None:
-        battery = self._battery(task)
+        battery = self._find_batteries(task)
         if battery is not None:
             battery.start(task.device)
 
     def begin_step(self, task: Task, step: TaskStep) -> None:
-        battery = self._battery(task)
+        battery = self._find_batteries(task)
         if battery is not None:
             battery.begin(task.device, step)
 
     def end_step(self, task: Task, sent: float, *, is_flat: bool) -> None:
-        """The running step has ended after ``sent`` bytes; ``is_flat``: by an empty battery."""
-        battery = self._battery(task)
+        """Update the battery at the end of the running step, which has transferred ``sent`` bytes.
+
+        ``is_flat`` says whether an empty battery ended the step.
+        """
+        battery = self._find_batteries(task)
         if battery is not None:
             task.cancel("battery")
             self._scarce.pop(task.id, None)
@@ -58,22 +61,29 @@ class BatteryWatch:
             battery.end(task.device, sent, dry=is_flat)
 
     def end_task(self, task: Task) -> None:
-        battery = self._battery(task)
+        battery = self._find_batteries(task)
         if battery is not None:
             battery.stop(task.device)
 
-    # The end of a battery's charge.
+    # alarms for flat batteries
 
     def runs_dry(self, task: Task, until: float) -> bool:
-        """Whether the battery runs flat by ``until`` (s), or is known to; sets ``task.dry``."""
-        battery = self._battery(task)
+        """Whether the battery runs flat by ``until`` (s); stores the time in ``task.dry``.
+
+        If the device has no battery, ``task.dry`` is not changed.
+        """
+        battery = self._find_batteries(task)
         if battery is not None:
             task.dry = battery.dry(task.device, until)
         return task.dry < math.inf
 
     def look(self, task: Task) -> None:
-        """Set an alarm for the time up to which the battery lasts at any rate of the message."""
-        battery = None if self.batteries is None else self._battery(task)
+        """Set the alarm for the next check of the battery during a message or a wait.
+
+        If the time at which the battery is flat depends on the rate of the message, the battery is
+        checked again when rates change.
+        """
+        battery = None if self.batteries is None else self._find_batteries(task)
         if battery is None:
             return
         remaining = 0.0
@@ -94,25 +104,25 @@ class BatteryWatch:
         if self._simulation.now >= task.dry:
             self._runner.cut(task)
         else:
-            self._look_again(task)
+            self._check_again(task)
 
-    def _look_at_scarce(self) -> None:
-        """Look again at scarce batteries: links were shared anew."""
+    def _check_scarce(self) -> None:
+        """Check the batteries that may run out during a message, after rates have changed."""
         for task in list(self._scarce.values()):
             if task.waits and task.flow is not None and task.flow.ended is None:
-                self._look_again(task)
+                self._check_again(task)
 
-    def _look_again(self, task: Task) -> None:
+    def _check_again(self, task: Task) -> None:
         assert self.batteries is not None
         sent = 0.0 if task.flow is None else self._network.sent(task.flow)
         self.batteries.settle(task.device, sent)
         task.cancel("battery")
         self.look(task)
 
-    # Snapshots, between two instants.
+    # snapshots between two instants
 
     def set_alarm(self, number: int, when: float) -> None:
-        """Set the alarm at which the battery of a task's device is flat, or is looked at again."""
+        """Set the alarm at which the battery of a task's device is flat or is checked again."""
         task = self._runner.running[number]
         task.battery = self._simulation.env.at(
             ("battery", number), when, partial(self._ring, task), CUT
@@ -123,10 +133,10 @@ class BatteryWatch:
         return {"batteries": batteries, "scarce": list(self._scarce)}
 
     def restore_batteries(self, state: Mapping[str, Any]) -> None:
-        """Restore the batteries, before the tasks."""
+        """Restore the batteries; called before the tasks are restored."""
         if self.batteries is not None:
             self.batteries.restore(state["batteries"])
 
     def restore_tasks(self, state: Mapping[str, Any]) -> None:
-        """Restore the tasks with scarce batteries, after the tasks."""
+        """Restore the list of tasks with scarce batteries; called after the tasks are restored."""
         self._scarce = {number: self._runner.running[number] for number in state["scarce"]}

@@ -1,4 +1,4 @@
-"""The parts of a world in the order in which they are built, and a world without any learning.
+"""Builder of the parts of a world, and ``build_world``, which builds a world without learning.
 
 A world has devices, their availability, a network, tasks and processes.
 """
@@ -29,7 +29,7 @@ from fedsim.world.task import Task, TaskStep
 
 
 class WorldBuilder:
-    """Builds the parts of a world, stage after stage, in the order of the methods.
+    """Builder of the parts of a world, whose methods are called in the order of their definition.
 
     Args:
         simulation: the clock.
@@ -39,12 +39,12 @@ class WorldBuilder:
         root: folder of data files; None for the working directory.
 
     Attributes:
-        capacity: kinds of devices with their speeds and links.
+        capacity: sampled speeds, links and kinds of the devices.
         network: the network.
-        population: the devices; after ``build_devices``.
-        availability: when devices can be reached; after ``build_devices``.
-        all_stay: whether all devices are present throughout; after ``build_devices``.
-        messages, tasks: messages outside of tasks, and the tasks; after ``build_tasks``.
+        population: the devices; set by ``build_devices``.
+        availability: availability of the devices; set by ``build_devices``.
+        all_stay: whether all devices are present throughout; set by ``build_devices``.
+        messages, tasks: messages outside of tasks, and runner of the tasks; set by ``build_tasks``.
     """
 
     population: Population
@@ -70,16 +70,16 @@ class WorldBuilder:
         self.capacity = spec.capacities(streams, root)
         links = self.capacity.links
         if network.has_device_rates and self.capacity.kinds:
-            links = None  # given rates take precedence
+            links = None  # rates of the scenario take precedence over links by kinds
         self.network: Network = network.build(simulation, streams, spec.devices, links, root)
 
     def build_devices(self, samples: Ints, flops: float, rooflines: Rooflines | None) -> None:
         """Build the devices and their availability.
 
         Args:
-            samples: training samples of each device; int64 [devices].
+            samples: count of training samples of each device; int64 [devices].
             flops: FLOPs of a training step on a sample.
-            rooflines: training times of kinds of devices; None without.
+            rooflines: training times of kinds of devices; None if devices have no kinds.
         """
         capacity = self.capacity
         self.population = self._spec.build(
@@ -102,7 +102,7 @@ class WorldBuilder:
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_task_end: Callable[[Task], None],
     ) -> None:
-        """Build the messages and the tasks; see ``Messages`` and ``TaskRunner``."""
+        """Build ``messages`` and ``tasks``; for arguments see ``Messages`` and ``TaskRunner``."""
         spec = self._spec
         self.messages = Messages(self._simulation, self.network, self._edges, on_edge_lost)
         jitter = spec.jitters(self._streams, self._root)
@@ -119,7 +119,7 @@ class WorldBuilder:
         )
 
     def build_lifetimes(self, on_arrival: Callable[[int], None]) -> Lifetimes:
-        """Build the arrivals and departures; ``on_arrival`` is called with each newcomer."""
+        """Build the arrivals and departures; see ``Lifetimes`` for ``on_arrival``."""
         return Lifetimes(
             self._simulation,
             self.population.arrival,
@@ -131,7 +131,7 @@ class WorldBuilder:
     def build_processes(
         self, specs: Sequence[Process], on_switched_on: Callable[[int], None]
     ) -> Processes:
-        """Build and start the processes of the world; see ``Processes``."""
+        """Build and start the processes of the world; see ``Processes`` for the arguments."""
         return Processes(specs, self._streams, self.capacity, self.tasks, on_switched_on)
 
 
@@ -201,5 +201,5 @@ def build_world(
     return world.build_processes(sections.world.processes, _ignore).world
 
 
-def _ignore(_: object) -> None:  # there is no server to notify
+def _ignore(_: object) -> None:  # callback of a world without a server
     pass

@@ -1,4 +1,4 @@
-"""Calendar of simulated time, and time of day of each device."""
+"""Calendar, which maps simulated time to dates and to the local time of each device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ DAY_S = 86_400.0
 
 
 def _instant(value: object) -> object:
-    """Return the text of an instant; refuse a text that names none."""
+    """Return the text of a date or time; raise ``ValueError`` if it is no date or time."""
     text = value.isoformat() if isinstance(value, datetime | date | time) else value
     try:
         if not isinstance(text, str):
@@ -40,7 +40,7 @@ def _instant(value: object) -> object:
 
 
 def _parse(text: str) -> datetime:
-    """Parse an instant: UTC unless it has an offset, on 1 January 2024 unless it has a date."""
+    """Parse a date or time. The default offset is UTC, and the default date 1 January 2024."""
     try:
         instant = datetime.combine(date(2024, 1, 1), time.fromisoformat(text))
     except ValueError:
@@ -52,7 +52,7 @@ class CalendarSpec(Spec):
     """``population.calendar``: the instant of simulated time 0, and the devices' time zones."""
 
     starts: Annotated[str, BeforeValidator(_instant)] = "2024-01-01T00:00"
-    """a date and time (ISO 8601), or a time of day alone; UTC unless it has an offset."""
+    """date and time (ISO 8601), or time of day, of simulated time 0; UTC unless it has an offset."""
     zone: NameDistribution = Constant[str](value="UTC")
     """names of time zones (``"Europe/Berlin"``): one for all, a choice with shares, a list, or a
     column of a file.
@@ -78,13 +78,13 @@ class CalendarSpec(Spec):
 
 @dataclass(frozen=True)
 class Calendar:
-    """Dates and times of day of a run.
+    """Map from simulated time to dates and local times.
 
     Attributes:
-        starts: the instant of time 0.
-        zones: the time zones that devices are in.
-        which: position in ``zones`` of each device's time zone, int [devices].
-        stated: whether the scenario has a calendar.
+        starts: date and time of simulated time 0.
+        zones: time zones of the devices, each once.
+        which: index in ``zones`` of each device's time zone, int [devices].
+        stated: whether the scenario has ``population.calendar``.
     """
 
     starts: datetime
@@ -94,7 +94,7 @@ class Calendar:
 
     @classmethod
     def assumed(cls, devices: int) -> "Calendar":
-        """Return a calendar in which time 0 is midnight, everywhere.
+        """Return the default calendar, in which simulated time 0 is midnight UTC for all devices.
 
         Args:
             devices: number of devices.
@@ -102,20 +102,20 @@ class Calendar:
         return cls(datetime(2024, 1, 1, tzinfo=UTC), [UTC], alike(0, devices), stated=False)
 
     def day_s(self) -> Floats:
-        """Time of day at time 0 of each device (s), float64 [devices].
+        """Return each device's local time of day at simulated time 0 (s), float64 [devices].
 
-        Summer time never changes it later.
+        A change to summer time during the run has no effect on this time.
         """
         times = [self.starts.astimezone(zone).time() for zone in self.zones]
         zone_s: Floats = np.array([seconds_of_day(of_day) for of_day in times])
         return each(lambda which: zone_s[which], self.which)
 
     def simulated_s(self, instant: datetime, device: int) -> float:
-        """Return the simulated time of an instant (s).
+        """Return the simulated time of a date and time (s).
 
         Args:
-            instant: date and time; without an offset it is in the device's time zone.
-            device: number of the device.
+            instant: date and time, in the device's time zone if it has no offset.
+            device: index of the device.
         """
         if not instant.tzinfo:
             zone = self.zones[int(self.which[device])]
@@ -124,7 +124,7 @@ class Calendar:
 
 
 def seconds_of_day(of_day: time) -> float:
-    """Seconds since midnight, on the clock's grid."""
+    """Return the seconds from midnight to a time of day, rounded to the clock's grid."""
     midnight = datetime.combine(date.min, time())
     instant = datetime.combine(date.min, of_day.replace(tzinfo=None))
     return on_grid((instant - midnight).total_seconds())

@@ -1,4 +1,4 @@
-"""Charging models: when a device is plugged in."""
+"""Charging models, which give the phases in which a device is plugged in."""
 
 import math
 from pathlib import Path
@@ -19,27 +19,27 @@ from fedsim.world.phases import Phases, Span
 
 
 class Charging(Protocol):
-    """The paths of charging of all devices, pure functions of the seed and the device."""
+    """Phases of all devices, plugged in or not; a pure function of the seed and the device."""
 
     def span(self, device: int, time: float) -> Span:
-        """The phase of a device at ``time`` (s), on while the device is plugged in.
+        """Return the phase of a device at ``time`` (s), which is on if the device is plugged in.
 
-        An off phase may follow another one.
+        An off phase may follow an off phase.
         """
 
 
 class ChargingModel(Spec):
-    """The base of every charging model."""
+    """Base of every charging model."""
 
     kind: str
 
     def build(self, streams: Streams, devices: int, starts: float, root: Path | None) -> Charging:
-        """Build the paths of charging; draws from ``world/charging``.
+        """Build the charging phases of all devices; draws are from ``world/charging``.
 
         Args:
             streams: random streams of the run.
             devices: number of devices.
-            starts: time of the day at which the run begins (s).
+            starts: time of day at the start of the run (s).
             root: folder of data files; None for the working directory.
         """
         raise NotImplementedError
@@ -73,9 +73,9 @@ class Daily(ChargingModel):
 
     kind: Literal["daily"] = "daily"
     begins: TimeDistribution
-    """the time of the day, from '24 h' on of the next morning."""
+    """time of day at which the device is plugged in; from '24 h', a time of the next morning."""
     lasts: TimeDistribution
-    """the duration, at most 24 h."""
+    """time for which the device is plugged in, at most 24 h."""
     chance: float = Field(default=1.0, ge=0.0, le=1.0)
     """probability that a device is plugged in on a day."""
 
@@ -96,7 +96,7 @@ def _round_to_ticks(times: Floats) -> Floats:
 
 
 class _Days:
-    """Charging each day at a device's time.
+    """Charging phases of devices that are plugged in once a day.
 
     Args:
         streams: random streams of the run.
@@ -115,8 +115,9 @@ class _Days:
     def span(self, device: int, time: float) -> Span:
         begins = self._begins.item(device)
         lasts = self._lasts.item(device)
-        day = math.floor((time - begins) / DAY_S)  # day -1 has begun before the run
-        # beyond 97 days the division's rounding may be a tick short
+        # may be -1, for a phase that began before the run
+        day = math.floor((time - begins) / DAY_S)
+        # after 97 days, rounding may make the quotient a tick too small
         if time >= begins + (day + 1) * DAY_S:
             day += 1
         start = begins + day * DAY_S

@@ -1,7 +1,4 @@
-"""Columns of a population that take little memory.
-
-A column of equal entries stores one number (stride 0).
-"""
+"""Columns of a population in little memory; a column of equal entries stores one (stride 0)."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,18 +8,19 @@ from numpy.typing import NDArray
 from fedsim.common.arrays import AnyArray, Floats, Ints
 
 MANY = 2_000_000
-"""In a larger population only devices that a run has looked up have rows in caches and in
-``devices.parquet``.
+"""Count of devices up to which every device has a row in caches and in ``devices.parquet``.
+
+In a larger population only the devices that a run has looked up have rows.
 """
 
 ALL = slice(None)
 
-_PIECE = 262_144  # entries that are in memory at a time
-_ROOM = 4_096  # first number of rows in columns of a large population
+_PIECE = 262_144  # count of entries per slice of ``pieces``
+_ROOM = 4_096  # first count of rows in the caches of a large population
 
 
 def alike(value: object, devices: int) -> AnyArray:
-    """A column with one value for all devices, [devices], which stores the value once."""
+    """Make a column with one value for all devices, [devices], which stores the value once."""
     return np.broadcast_to(np.asarray(value), (devices,))
 
 
@@ -32,11 +30,11 @@ def _is_shared(column: AnyArray) -> bool:
 
 
 def each(function: Callable[[AnyArray], AnyArray], column: AnyArray) -> AnyArray:
-    """Apply a function to the entries of a column, [devices].
+    """Apply an elementwise function to a column, and return the new column, [devices].
 
     Args:
-        function: a function of an array, entry by entry; called with one entry if the column
-            stores one value for all devices.
+        function: elementwise function of an array. It is called with an array of one entry if the
+            column stores one value for all devices.
         column: the column, [devices].
     """
     if _is_shared(column):
@@ -45,10 +43,11 @@ def each(function: Callable[[AnyArray], AnyArray], column: AnyArray) -> AnyArray
 
 
 def distinct(column: AnyArray) -> tuple[AnyArray, NDArray[np.integer]]:
-    """The different entries of a column.
+    """Find the distinct entries of a column.
 
     Returns:
-        The entries, ascending, [n], and the position of each device's entry, int [devices].
+        The distinct entries, ascending, [n], and for each device the index of its entry in them,
+        int [devices].
     """
     if _is_shared(column):
         return column[:1], alike(0, len(column))
@@ -57,17 +56,17 @@ def distinct(column: AnyArray) -> tuple[AnyArray, NDArray[np.integer]]:
 
 
 def pieces(devices: int) -> Iterator[slice]:
-    """Slices that cover all devices, each short enough to bound memory."""
+    """Yield slices that cover all devices, each short enough to bound memory."""
     return (slice(begin, begin + _PIECE) for begin in range(0, devices, _PIECE))
 
 
 def mean(entries: Callable[[slice], Floats], devices: int) -> float:
-    """Mean of a column that is computed piece by piece.
+    """Compute the mean of a column slice by slice, in bounded memory.
 
-    It equals ``np.mean`` in all bits, because it adds up halves of halves in the same way.
+    The result equals ``np.mean`` in all bits, because both add recursively by halves.
 
     Args:
-        entries: computes the column's entries of a slice.
+        entries: function that computes the column's entries in a slice.
         devices: number of devices.
     """
 
@@ -82,16 +81,17 @@ def mean(entries: Callable[[slice], Floats], devices: int) -> float:
 
 
 class DeviceRows:
-    """The row of each device in columns of a cache.
+    """Map from devices to rows in the columns of a cache.
 
-    It is the device's number. In a population larger than ``MANY`` it is the next free row.
+    The row is the device's index. In a population larger than ``MANY``, a device gets the next free
+    row at its first look-up.
 
     Args:
-        devices: number of devices.
+        devices: count of devices.
 
     Attributes:
         all: whether every device has a row.
-        room: number of rows.
+        room: count of rows in each column.
     """
 
     def __init__(self, devices: int) -> None:
@@ -100,9 +100,9 @@ class DeviceRows:
         self._rows: dict[int, int] = {}
 
     def of(self, devices: Ints) -> Ints:
-        """Rows of devices, int64 [len(devices)].
+        """Return the rows of devices, int64 [len(devices)].
 
-        ``room`` may grow; the caller then extends its columns by ``grown``.
+        If this increases ``room``, the caller has to extend its columns by ``grown``.
         """
         if self.all:
             return devices
@@ -113,5 +113,5 @@ class DeviceRows:
         return np.array(rows, dtype=np.int64)
 
     def grown(self, column: AnyArray) -> AnyArray:
-        """A column extended by zeros to ``room`` rows."""
+        """Return a column extended by zeros to ``room`` rows."""
         return np.concatenate([column, np.zeros(self.room - len(column), column.dtype)])

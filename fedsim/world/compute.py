@@ -1,11 +1,12 @@
 """Computing times of devices: samples x cost / speed, with jitter of epochs, and slow phases.
 
-An epoch's jitter is named by the device and the instant at which the epoch begins, so that every
-strategy has the same delay. The jitter of other work is named by the device and its task.
+The random jitter of an epoch is a function of the device and the time at which the epoch begins, so
+that it is equal under every strategy. The jitter of other work is a function of the device and its
+task.
 
 Devices may share hosts, whose workers take tasks in turn. Each of k computations on a host runs at
-throughput(k) / k of its speed alone (processor sharing), so a computation ends when the host has
-served each computation a known amount.
+throughput(k) / k of the speed of a single computation (processor sharing), so a computation ends
+when the host has served each computation a known amount.
 """
 
 import math
@@ -30,8 +31,8 @@ from fedsim.world.steps import Pause, Queue, TaskStep
 from fedsim.world.task import Task, in_line
 
 _TICKS_PER_SECOND = 1 << 30
-_PHASES_AHEAD = 4_000  # a walk of some 10 ms
-# more than rounding can make up; an epoch begun for its sake is still cut off at the limit
+_PHASES_AHEAD = 4_000  # count of slow phases per look-ahead, which takes some 10 ms
+# s; exceeds rounding errors. An epoch that begins by this tolerance is still cut off at the limit.
 _TIE_S = 2 / _TICKS_PER_SECOND
 
 
@@ -44,17 +45,17 @@ class SlowPhases(Spec):
 
 
 class Compute:
-    """Times of epochs.
+    """Model of the times of epochs, with jitter and slow phases.
 
     Args:
         streams: random streams.
-        jitter: coefficient of variation of epochs' times (lognormal, mean 1), one for all or
-            float64 [devices].
-        slow: phases in which devices are slow; None without.
-        devices: number of devices.
+        jitter: coefficient of variation of epochs' times (lognormal, mean 1): one value for all
+            devices, or float64 [devices].
+        slow: phases in which devices are slow; None if devices have no slow phases.
+        devices: count of devices.
 
     Attributes:
-        reach_s: how far ahead epochs are computed (s).
+        reach_s: time from now for which ends of epochs can be computed (s).
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Compute:
         self._sigma = each(lambda place: sigmas[place], which)
         self._factor = 1.0
         self._mean_rate = 1.0
-        self._phases = None  # on while a device is not slow
+        self._phases = None  # phases of devices, which are on while a device is not slow
         self.reach_s = math.inf
         if slow is not None:
             self._factor = slow.factor
@@ -86,23 +87,23 @@ class Compute:
         horizon: float = math.inf,
         task: int | None = None,
     ) -> list[float]:
-        """Ends of epochs that follow one another.
+        """Return the ends of consecutive epochs (s), up to a limit.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             start: begin of the first epoch (s).
             epoch_s: time of an epoch at full speed (s).
-            epochs: number of epochs.
-            limit: time (s) from which on no epoch begins.
-            horizon: time (s) after which at most one epoch begins.
-            task: number of the device's task, which names the jitter instead of the instants at
-                which epochs begin; None for these instants.
+            epochs: count of epochs.
+            limit: time (s) from which no further epoch begins.
+            horizon: time (s) after which no further epoch is computed.
+            task: count of the device's earlier tasks, if the jitter is drawn for the task; None if
+                it is drawn for the time at which each epoch begins.
 
         Returns:
             The ends (s, on the grid). An end beyond the limit or horizon is only a lower bound.
 
         Raises:
-            SimulationError: too many slow phases on the way.
+            SimulationError: the epochs contain too many slow phases.
         """
         horizon = min(limit, horizon)
         if self._sigma.item(device) == 0.0 and self._phases is None:
@@ -110,7 +111,7 @@ class Compute:
             for last, beyond in ((limit, 0), (horizon, 1)):
                 if last < math.inf and on_grid(epoch_s) > 0:
                     fitting = min(fitting, math.ceil((last - start) / epoch_s) + beyond)
-            # Each sum is rounded once: n epochs end exactly at a deadline of n epochs.
+            # Each sum is rounded once, so that n epochs end exactly at a deadline of n epochs.
             return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(fitting, 0))]
         ends: list[float] = []
         while len(ends) < epochs and start < limit and start <= horizon:
@@ -120,13 +121,14 @@ class Compute:
 
     @staticmethod
     def adapt(start: float, ends: list[float], limit: float) -> list[float]:
-        """The ends of the epochs that a device begins if it watches its clock (CATA-Fed, Eq. 8).
+        """Return the ends of the epochs that an adaptive device begins (CATA-Fed, Eq. 8).
 
-        The first epoch begins in any case, another one only if the mean epoch so far fits in.
+        The device begins the first epoch in any case. It begins another epoch only if an epoch of
+        the mean length so far would end before the limit.
 
         Args:
             start: begin of the first epoch (s).
-            ends: ends of all epochs (s).
+            ends: ends of all epochs if the device did not adapt (s).
             limit: the time limit (s).
         """
         begun = min(1, len(ends))
@@ -138,7 +140,13 @@ class Compute:
         return ends[:begun]
 
     def jitter(self, device: int, start: float, task: int | None) -> float:
-        """Factor of the time of an epoch that begins at ``start`` (s), or of a task."""
+        """Return the random factor of an epoch's time.
+
+        Args:
+            device: index of the device.
+            start: begin of the epoch (s), for which the factor is drawn if ``task`` is None.
+            task: count of the device's earlier tasks, if the factor is drawn for the task.
+        """
         sigma = self._sigma.item(device)
         if sigma == 0.0:
             return 1.0
@@ -193,7 +201,7 @@ class HostSpec(Spec):
     """fixed time before a task's first step, which takes a worker and no core."""
 
     @model_validator(mode="after")
-    def _possible(self) -> "HostSpec":
+    def _check_host(self) -> "HostSpec":
         if (self.cores is None) == (self.throughput is None):
             raise ValueError("a host has either 'cores' or 'throughput'; give one of them")
         busy = [1.0, *(count for count, _ in self.throughput or ())]
@@ -218,7 +226,7 @@ class HostSpec(Spec):
 
     @property
     def slots(self) -> float:
-        """The number of tasks that run at once on a host; infinity for all."""
+        """Count of tasks that may run at once on a host; infinity if there is no limit."""
         slots = math.inf
         if self.memory is not None and self.task_memory:
             slots = self.memory // self.task_memory
@@ -227,7 +235,7 @@ class HostSpec(Spec):
         return slots
 
     def rate(self, busy: int) -> float:
-        """The speed of each of ``busy`` computations, as a share of a single one's speed."""
+        """Return the speed of each of ``busy`` computations, relative to a single computation."""
         if self.throughput is None:
             return min(1.0, (self.cores or 1) / busy)
         counts, work = zip([1.0, 1.0], *self.throughput, strict=True)
@@ -236,11 +244,11 @@ class HostSpec(Spec):
 
 @dataclass(slots=True)
 class _HostComputation:
-    """A running computation.
+    """Running computation on a host.
 
     Attributes:
-        task: its task.
-        begun, end: its begin and end, in seconds that the host has ``served`` each computation.
+        task: task of the computation.
+        begun, end: begin and end of the computation, as values of ``_Cores.served`` (s).
     """
 
     task: Task
@@ -250,13 +258,13 @@ class _HostComputation:
 
 @dataclass(slots=True)
 class _Cores:
-    """The cores of a host.
+    """Cores of a host, and the computations that share them.
 
     Attributes:
-        at: time up to which ``served`` is known (s).
-        served: seconds of full speed that each running computation has had.
-        jobs: number of a task -> its running computation.
-        alarm: rings when the next computation ends.
+        at: simulated time for which ``served`` is known (s).
+        served: time at full speed that the host has given to each running computation (s).
+        jobs: task ID -> running computation of the task.
+        alarm: alarm for the end of the next computation to end.
     """
 
     at: float = 0.0
@@ -271,7 +279,7 @@ class Hosts:
     Args:
         simulation: the clock.
         spec: ``population.host`` of the scenario.
-        on_end: called with a task when its computation ends.
+        on_end: function that is called with a task when its computation is complete.
     """
 
     def __init__(
@@ -281,14 +289,14 @@ class Hosts:
         self._spec = spec
         self._on_end = on_end
         self._cores: dict[int, _Cores] = {}
-        # seconds of a core that running steps have had in computations that are through
+        # task ID -> core seconds of the ended computations of the running step
         self._used: dict[int, float] = {}
         self._changed: dict[int, None] = {}
         self._pools: dict[int, simpy.Resource] = {}
         simulation.env.declare_alarm("host", self._set_alarm)
 
     def admit(self, task: Task) -> tuple[TaskStep, ...]:
-        """Request a worker for a task; returns the queue and start-up before the task's steps."""
+        """Request a worker for a task; return the queue and start-up steps before its own steps."""
         steps: tuple[TaskStep, ...] = ()
         if self._spec.slots < math.inf and not self._take_worker(task):
             steps = (Queue(),)
@@ -303,37 +311,37 @@ class Hosts:
         return task.request("worker", self._pools[host])
 
     def compute(self, task: Task, seconds: float) -> None:
-        """Begin a computation that takes ``seconds`` at full speed."""
-        cores = self._advanced(self._host(task), changes=True)
+        """Begin a computation of a task, which takes ``seconds`` (s) at full speed."""
+        cores = self._update_cores(self._host(task), changes=True)
         cores.jobs[task.id] = _HostComputation(task, cores.served, cores.served + seconds)
 
     def is_due(self, task: Task) -> bool:
-        """Whether the running computation ends now, but for the rounding of times."""
+        """Whether the running computation is complete now, within the rounding of times."""
         job = self._job(task)
         if job is None:
             return False
-        cores = self._advanced(self._host(task))
+        cores = self._update_cores(self._host(task))
         rate = self._spec.rate(len(cores.jobs))
         return job.end - cores.served <= rate * tie_s(self._simulation.now)
 
     def stop(self, task: Task) -> bool:
-        """End the running computation; returns whether there was one."""
+        """End the running computation of a task; return whether it had one."""
         job = self._job(task)
         if job is not None:
-            cores = self._advanced(self._host(task), changes=True)
+            cores = self._update_cores(self._host(task), changes=True)
             del cores.jobs[task.id]
             self._used[task.id] = self._used.get(task.id, 0.0) + cores.served - job.begun
         return job is not None
 
     def stretch(self, task: Task, factor: float) -> None:
-        """The rest of the running computation takes ``factor`` times as long."""
+        """Multiply the remaining time of the running computation of a task by ``factor``."""
         job = self._job(task)
         if job is not None:
-            served = self._advanced(self._host(task), changes=True).served
+            served = self._update_cores(self._host(task), changes=True).served
             job.end = served + (job.end - served) * factor
 
     def used_s(self, task: Task) -> float:
-        """Core seconds of the step that ends."""
+        """Return the core seconds (s) of the step that ends, and forget them."""
         return self._used.pop(task.id, 0.0)
 
     def _host(self, task: Task) -> int:
@@ -343,8 +351,11 @@ class Hosts:
         cores = self._cores.get(self._host(task))
         return None if cores is None else cores.jobs.get(task.id)
 
-    def _advanced(self, host: int, *, changes: bool = False) -> _Cores:
-        """The cores of a host as of now; ``changes``: set their alarm after this instant."""
+    def _update_cores(self, host: int, *, changes: bool = False) -> _Cores:
+        """Return the cores of a host, updated to now.
+
+        If ``changes`` is true, the alarm of the cores is set again at the end of this instant.
+        """
         if changes:
             if not self._changed:
                 self._simulation.unsettle(self._solve)
@@ -359,7 +370,7 @@ class Hosts:
         changed = self._changed
         self._changed = {}
         for host in changed:
-            cores = self._advanced(host)
+            cores = self._update_cores(host)
             if cores.alarm is not None:
                 cores.alarm.cancel()
                 cores.alarm = None
@@ -371,7 +382,7 @@ class Hosts:
                 cores.served = 0.0
 
     def _ring(self, host: int) -> None:
-        cores = self._advanced(host, changes=True)
+        cores = self._update_cores(host, changes=True)
         cores.alarm = None
         limit = cores.served + self._spec.rate(len(cores.jobs)) * TICK_S / 2
         for _, job in sorted(cores.jobs.items()):
@@ -390,7 +401,7 @@ class Hosts:
         return {"cores": cores, "jobs": jobs, "used": self._used, "pools": pools}
 
     def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
-        """Restore the state from ``snapshot``, after the tasks. Alarms follow."""
+        """Restore the state; called after the tasks and before the alarms are restored."""
         self._used = state["used"]
         self._cores = {host: _Cores(*saved) for host, saved in state["cores"].items()}
         for task_id, saved in state["jobs"].items():
@@ -401,7 +412,7 @@ class Hosts:
                 self._take_worker(running[task_id])
 
     def _set_alarm(self, host: int, when: float) -> None:
-        """Set the alarm at which the next computation on a host ends (s)."""
+        """Set the alarm at ``when`` (s), at which the next computation on a host ends."""
         self._cores[host].alarm = self._simulation.wake(
             ("host", host), when, partial(self._ring, host)
         )

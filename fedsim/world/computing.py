@@ -1,7 +1,7 @@
 """Timing of the computations of tasks: ends of epochs, limits, changes of pace, shared hosts.
 
-A computation has one alarm, at its end if the device does not disconnect before, or at a look on
-the way if that end is far away.
+A computation has one alarm at a time. The alarm rings at the end of the computation if the device
+does not disconnect before. If the end is far away, the alarm rings earlier, for a check.
 """
 
 import math
@@ -18,10 +18,10 @@ from fedsim.world.task import Cause, StepServices, Task
 
 
 class Computing:
-    """Times the computations of tasks, for steps that are an ``EpochStep``.
+    """Timer of the computations of tasks, which are steps derived from ``EpochStep``.
 
     Attributes:
-        paces: device -> factor of its speed now, if not 1.
+        paces: device -> present factor of its speed, if it is not 1.
         hosts: machines whose cores the devices share; None if each device has its own.
     """
 
@@ -34,19 +34,22 @@ class Computing:
             self.hosts = Hosts(self._simulation, host, self._end_epoch)
         self._simulation.env.declare_alarm("look-ahead", self._set_look)
         self.paces: dict[int, float] = {}
-        # if the pace has changed: task -> ends up to the running epoch
+        # task whose pace has changed -> ends of its epochs, up to the running epoch (s)
         self._fixed_ends: dict[int, list[float]] = {}
-        # seconds of the budget used so far, by device; a task that continues begins there
+        # device -> budget (s) that its last task has used
         self._budget_used: dict[int, float] = {}
 
     def take_budget(self, device: int) -> float:
-        """Seconds of its budget that the device's last task has used; forgets them."""
+        """Return the budget (s) that the device's last task has used, and forget it."""
         return self._budget_used.pop(device, 0.0)
 
-    # A computation begins.
+    # begins of computations
 
     def begin(self, task: Task, training: Training | None) -> None:
-        """Begin a training, or an evaluation (None); it fails if it does not fit into memory."""
+        """Begin a training, or an evaluation if ``training`` is None.
+
+        The computation will fail if it does not fit into the device's memory.
+        """
         now = self._simulation.now
         if task.budget_from is None:
             task.budget_from = now - task.spent_s
@@ -59,9 +62,9 @@ class Computing:
             self._runner.end_step_at(task, on_grid_after(now + failing_s))
 
     def look_ahead(self, task: Task) -> None:
-        """Set the alarm for the end of the running computation, or for a later look.
+        """Set the alarm for the end of the running computation, or for a later check.
 
-        A later look is twice as far away: mostly a deadline comes before.
+        Each check is twice as far away as the check before, because mostly a deadline comes first.
         """
         plan = self._plan(task)
         if self.hosts is not None:
@@ -70,7 +73,7 @@ class Computing:
         start = task.step_start
         now = self._simulation.now
         limit = plan.limit
-        # after it the device is disconnected, or the run is over
+        # time (s) after which the device is disconnected or the run is over
         last = max(start, min(task.off, self._simulation.end))
         reach = self._compute.reach_s
         if reach < math.inf:
@@ -91,7 +94,7 @@ class Computing:
             self._set_look(task.id, reach)
 
     def _plan(self, task: Task) -> Plan:
-        """The running step's plan, at the device's present pace."""
+        """Return the plan of the running step at the device's present pace."""
         step = task.step
         assert isinstance(step, EpochStep)
         plan = step.plan(task, self._runner)
@@ -107,7 +110,7 @@ class Computing:
         )
 
     def limit_of(self, task: Task, limit: Limit) -> float:
-        """Absolute time (s) at which a limit ends the running step; infinity for never."""
+        """Return the simulated time (s) at which a limit ends the running step; may be infinity."""
         until = math.inf if limit.stop_at is None else limit.stop_at
         if limit.budget is not None and task.budget_from is not None:
             until = min(until, task.budget_from + limit.budget)
@@ -121,7 +124,7 @@ class Computing:
             alone_s = self._runner.network.nominal_s(
                 task.device, "up", limit.reserve_upload, near=task.edge is not None
             )
-            # The last byte is noticed on a tick: the next one, or that after it by rounding.
+            # The last byte is noticed at the next tick, or by rounding at the second next tick.
             reserve_s = alone_s
             if on_grid(alone_s) != alone_s:
                 reserve_s = on_grid_after(alone_s) + TICK_S
@@ -129,7 +132,7 @@ class Computing:
             reserve_s += on_grid_after(limit.reserve_s) + TICK_S
         return reserve_s
 
-    # A computation on a host.
+    # computations on hosts
 
     def _begin_on_host(self, task: Task, plan: Plan) -> None:
         task.epoch_ends = []
@@ -143,7 +146,7 @@ class Computing:
         self._begin_epoch(task)
 
     def _begin_epoch(self, task: Task) -> None:
-        """Begin the next epoch, or end the step after the last one that fits."""
+        """Begin the next epoch, or end the step if no further epoch fits."""
         assert self.hosts is not None
         assert task.epoch_ends is not None
         plan = self._plan(task)
@@ -155,14 +158,14 @@ class Computing:
             is_over = len(begun) == len(ends)
         if is_over:
             task.carried_out()
-        elif now < plan.limit:  # else the alarm at the limit rings in this instant
+        elif now < plan.limit:  # at the limit, its alarm rings in this instant
             jitter = self._compute.jitter(task.device, now, plan.jitter_of)
             self.hosts.compute(task, plan.epoch_s * jitter)
 
-    # A computation ends.
+    # ends of computations
 
     def end(self, task: Task, limit: Limit, cause: Cause | None) -> dict[str, Any]:
-        """End the running computation; returns fields of its record, of a shared host."""
+        """End the running computation; return the fields of its record about a shared host."""
         now = self._simulation.now
         self._fixed_ends.pop(task.id, None)
         if limit.budget is not None and task.budget_from is not None:
@@ -170,15 +173,15 @@ class Computing:
         if self.hosts is None:
             return {}
         is_due = cause is None and self.hosts.is_due(task)
-        # an epoch in between has no end
+        # The running epoch has no end.
         if self.hosts.stop(task) and task.epoch_ends is not None:
             task.epoch_ends.append(now if is_due else math.inf)
         return {"core_s": self.hosts.used_s(task)}
 
     def set_pace(self, device: int, pace: float) -> None:
-        """Set the factor of a device's speed from now on.
+        """Change the factor of a device's speed from this instant.
 
-        The rest of a running epoch or evaluation runs at the new pace.
+        The remaining part of a running epoch or evaluation runs at the new pace.
         """
         before = self.paces.pop(device, 1.0)
         if pace != 1.0:
@@ -200,10 +203,10 @@ class Computing:
             self._fixed_ends[task.id] = [*task.epoch_ends[:done], end]
             self.look_ahead(task)
 
-    # Snapshots, between two instants.
+    # snapshots between two instants
 
     def _set_look(self, number: int, when: float) -> None:
-        """Set the alarm for a later look at the running computation of a task."""
+        """Set the alarm at ``when`` (s) for a later check of a task's running computation."""
         task = self._runner.running[number]
         task.alarm = self._simulation.env.at(
             ("look-ahead", number), when, partial(self.look_ahead, task)
@@ -220,7 +223,7 @@ class Computing:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state after the running tasks, and before the alarms."""
+        """Restore the state; called after the tasks and before the alarms are restored."""
         self.paces = state["paces"]
         self._fixed_ends = state["known_ends"]
         self._budget_used = state["spent"]
@@ -229,7 +232,7 @@ class Computing:
 
 
 def _all_fit(ends: list[float], plan: Plan) -> bool:
-    """Whether the computation ends with its last epoch, and not at the limit."""
+    """Whether a computation ends with its last epoch in ``ends`` (s), and not at its limit."""
     if not ends or ends[-1] > plan.limit:
         return False
     return plan.adaptive or len(ends) == plan.epochs or plan.limit == math.inf

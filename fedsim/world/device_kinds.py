@@ -1,6 +1,6 @@
-"""Kinds of devices: their figures, and the speeds, links and powers of devices by kind.
+"""Kinds of devices, such as a phone model: their figures, and devices' speeds, links and powers.
 
-``device_kinds.toml`` has the catalogue, every figure with its source and date.
+The file ``device_kinds.toml`` is the catalogue, which has every figure with its source and date.
 """
 
 import math
@@ -33,15 +33,16 @@ from fedsim.common.units import (
 
 _TABLE = Path(__file__).with_suffix(".toml")
 LINKS = _TABLE.with_name("links.toml")
-"""File of kinds of links, to write scenarios with: rates, latency, their spread between users,
-and an energy preset that fits.
+"""Path of the catalogue of kinds of links, from which users can copy figures into scenarios.
+
+A kind of link has rates, latency, their spread between users, and a suitable energy preset.
 """
 
 SpeedShare = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class DeviceKind(Spec):
-    """The figures of a kind of device.
+    """Figures of a kind of device.
 
     Attributes:
         flops, flops_share: peak FLOP/s at float32 of the processor that trains, and the share
@@ -50,7 +51,7 @@ class DeviceKind(Spec):
         arm: whether the device is a board with ARM cores, on which torch runs other kernels.
         bandwidth, bandwidth_share: peak bytes/s of its memory, and the share that training reaches.
         memory, memory_share: its memory, and the share that a training may take.
-        batch, epoch: fixed costs of each (s).
+        batch, epoch: fixed time of each batch, and of each epoch (s).
         down, up, latency: its usual link; a scenario's ``[network.device]`` overrides it.
         idle, compute, radio: power while idle, and the powers that computing, and sending or
             receiving, add to it (W).
@@ -87,12 +88,12 @@ class DeviceKind(Spec):
 
     @property
     def room(self) -> float:
-        """Bytes that a training may take up."""
+        """Memory that a training may take (bytes)."""
         return self.memory * self.memory_share
 
 
 def _complete(value: object) -> object:
-    """Add the figures of the kind ``like`` to a table that has this key."""
+    """Fill the missing figures of a table that has the key ``like`` from the kind of that name."""
     if not isinstance(value, Mapping) or "like" not in value:
         return value
     table = {name: figure.value for name, figure in figures(value["like"], "like").items()}
@@ -102,7 +103,7 @@ def _complete(value: object) -> object:
 
 
 class _LikeSchema:
-    """The key ``like`` in the schema for editors, which makes all other keys optional."""
+    """Annotation that adds the key ``like`` to the JSON schema, with all other keys optional."""
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
@@ -119,11 +120,11 @@ OwnKind = Annotated[DeviceKind, BeforeValidator(_complete), _LikeSchema()]
 
 
 class Figure(NamedTuple):
-    """A figure of a kind of device, with its source.
+    """Figure of a kind of device, with its source.
 
     Attributes:
-        value: the figure, as a scenario writes it.
-        source: its publication; "estimate" and the reason if it is not published.
+        value: value of the figure, in the notation of a scenario.
+        source: publication of the figure; "estimate" and the reason if it is not published.
         date: the month of the source.
     """
 
@@ -133,7 +134,7 @@ class Figure(NamedTuple):
 
 
 def catalogue(file: Path = _TABLE) -> dict[str, str]:
-    """Name -> description of every kind in a file.
+    """Return the kinds in a catalogue file: name -> description.
 
     Args:
         file: the catalogue of kinds of devices, or ``LINKS``.
@@ -147,7 +148,7 @@ def _table(file: Path = _TABLE) -> dict[str, Any]:
 
 
 def figures(name: object, key: str, file: Path = _TABLE) -> dict[str, Figure]:
-    """Figures of a kind, with their sources.
+    """Return the figures of a kind by name, with their sources.
 
     Args:
         name: name of the kind.
@@ -166,12 +167,12 @@ def figures(name: object, key: str, file: Path = _TABLE) -> dict[str, Figure]:
 
 
 def estimates(names: Sequence[str], *, links: bool, energy: bool) -> str:
-    """A warning that names the figures of kinds that are estimates; empty if there are none.
+    """Return a warning that names the estimated figures of kinds; empty if there are none.
 
     Args:
         names: names of kinds; the user's own kinds are ignored.
-        links: whether figures of links count.
-        energy: whether powers count.
+        links: whether the warning names figures of links.
+        energy: whether the warning names powers.
     """
     fields = {"flops", "flops_share", "bandwidth", "bandwidth_share", "batch"}
     if links:
@@ -194,7 +195,7 @@ def estimates(names: Sequence[str], *, links: bool, energy: bool) -> str:
 
 
 def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
-    """A kind by its name.
+    """Return the kind of device with a name.
 
     Args:
         name: name of a user's kind, or of a kind of the catalogue.
@@ -229,15 +230,16 @@ KIND_POWERS = {
 
 @dataclass(frozen=True)
 class Capacity:
-    """Speeds, links and kinds of devices.
+    """Sampled speeds, links and kinds of all devices.
 
     Attributes:
         speed: speed of each device (samples/s), float64 [devices].
         links: rates down and up (bytes/s) and latencies (s), float64 [devices] each; None if
-            devices come without links.
-        kinds: the kinds of devices; empty if devices have none.
-        which: position in ``kinds`` of each device's kind, int [devices]; None without kinds.
-        names: name of each kind.
+            the model has no links.
+        kinds: the kinds of devices; empty if devices have no kinds.
+        which: index in ``kinds`` of each device's kind, int [devices]; None if devices have no
+            kinds.
+        names: name of each entry of ``kinds``.
     """
 
     speed: Floats
@@ -247,11 +249,11 @@ class Capacity:
     names: Sequence[str] = ()
 
     def name(self, device: int) -> str | None:
-        """Name of a device's kind; None if it has none."""
+        """Return the name of a device's kind; None if devices have no kinds."""
         return None if self.which is None else self.names[int(self.which[device])]
 
     def flops(self) -> Floats | None:
-        """FLOP/s that devices reach by their kinds, float64 [devices]; None without kinds."""
+        """FLOP/s that each device reaches, float64 [devices]; None if devices have no kinds."""
         if self.which is None:
             return None
         kind_flops = np.array([kind.flops * kind.flops_share for kind in self.kinds])
@@ -259,7 +261,7 @@ class Capacity:
         return flops
 
     def powers(self) -> dict[str, Floats]:
-        """``COEFFICIENTS`` of the energy meter by the devices' kinds, float64 [devices] each."""
+        """Return the energy ``COEFFICIENTS`` of each device's kind: name -> float64 [devices]."""
         if self.which is None:
             return {}
         columns = {}
@@ -270,7 +272,7 @@ class Capacity:
 
 
 class CapacityModel(Spec):
-    """The base of models that draw a device's speed and link together."""
+    """Base of models that draw a device's speed and link together."""
 
     kind: str
 
@@ -285,7 +287,7 @@ class CapacityModel(Spec):
         raise NotImplementedError
 
     def jitters(self, streams: Streams, devices: int) -> Floats | None:
-        """Coefficients of variation of epochs if ``population.jitter`` is not set.
+        """Return the coefficients of variation of epoch times if ``population.jitter`` is not set.
 
         Args:
             streams: random streams of the run.

@@ -1,4 +1,4 @@
-"""Tables of a user, CSV or Parquet, with a row for each device or each event of a device."""
+"""Reader of a user's CSV or Parquet table, with one row per device or per event of a device."""
 
 import csv
 import re
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _BARE = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf")
-_REFUSED = object()  # in place of a value for empty cells
+_REFUSED = object()  # value of ``empty`` by which empty cells are an error
 _DIGITS = re.compile("([0-9]+)")
 _STEMS = ("device", "client", "node", "user", "phone", "worker", "participant")
 _SHORT_IDS = ("id", "Id", "ID", "cid", "uid", "index", "Index")
@@ -38,26 +38,26 @@ def _id_names() -> Iterator[str]:
 
 
 IDS = tuple(dict.fromkeys(_id_names()))
-"""Names of columns that give rows their order; of several in a table, the first in this tuple.
+"""Names of columns whose values assign rows to devices, by decreasing precedence.
 
-Values are numbers of devices if they are 0, 1 and so on.
+Values 0, 1 and so on are indices of devices.
 """
 
 
 class DeviceTable:
-    """A table of a user.
+    """User's table of devices or of their events, read from a CSV or Parquet file.
 
     Args:
         key: the key of the scenario that names the file, for messages.
         path: the file, Parquet (``.parquet``) or CSV.
         columns: names of the columns that the table must have.
-        more: names of the columns that are read if the table has them.
-        others: names of further columns that are accepted and not read; None: all are accepted.
+        more: names of optional columns, which are read if the table has them.
+        others: names of further columns that are accepted and not read; None: all columns are
+            accepted.
 
     Attributes:
-        rows: number of rows.
-        cells: column -> its cells in order of the rows, text without spaces around it; None for
-            an empty cell.
+        rows: count of rows.
+        cells: column name -> cells in order of the rows. Text is stripped; an empty cell is None.
 
     Raises:
         DataError: the file is missing, malformed or empty, or its columns are wrong.
@@ -117,17 +117,17 @@ class DeviceTable:
                 )
 
     def note(self, meaning: str) -> None:
-        """Note for the user how the table is read; ``meaning`` ends the sentence."""
+        """Collect a note for the user on how the table is read; ``meaning`` ends its sentence."""
         columns = ", ".join(map(repr, self._names))
         note(f"{self._key} from {str(self._path)!r} (columns {columns}): {meaning}")
 
     def wrong(self, row: int, column: str, why: str) -> DataError:
-        """Make the error for a wrong cell.
+        """Make the error for a wrong cell, which the caller raises.
 
         Args:
-            row: number of the row from 0; the message counts from 1, without the header.
+            row: index of the row from 0; the message counts from 1, without the header.
             column: name of the column.
-            why: the reason, which ends the message.
+            why: reason, with which the message ends.
         """
         cell = f"{column} is {shown(self.cells[column][row])}"
         return DataError(f"{self._key}: row {row + 1} of {str(self._path)!r}: {cell}: {why}")
@@ -135,13 +135,13 @@ class DeviceTable:
     def values(
         self, column: str, kind: Any, unit: str | None = None, empty: object = _REFUSED
     ) -> list[Any]:
-        """Values of a column in order of the rows.
+        """Parse the cells of a column, in order of the rows, [rows].
 
         Args:
             column: name of the column.
             kind: type of the values, such as ``int`` or ``Seconds``.
             unit: unit of cells that are bare numbers.
-            empty: value of empty cells; they are refused if it is missing.
+            empty: value of empty cells; if it is not given, an empty cell is an error.
 
         Raises:
             DataError: a cell has no value of this type.
@@ -167,13 +167,13 @@ class DeviceTable:
         return [value_of_row.get(row, empty) for row in range(len(cells))]
 
     def devices(self, devices: int) -> list[int]:
-        """Number of the device of each row, from the column ``device``, [rows].
+        """Parse the device index of each row from the column ``device``, [rows].
 
         Args:
-            devices: number of devices.
+            devices: count of devices.
 
         Raises:
-            DataError: a cell is no number of a device.
+            DataError: a cell is not the index of a device.
         """
         numbers = self.values("device", int)
         for row, number in enumerate(numbers):
@@ -189,17 +189,17 @@ class DeviceTable:
         unit: str | None = None,
         empty: object = _REFUSED,
     ) -> list[Any]:
-        """Values of a column in order of devices, [devices].
+        """Parse the cells of a column, in order of the devices, [devices].
 
         Args:
             column: name of the column.
-            devices: number of devices.
+            devices: count of devices.
             kind: type of the values, such as ``int`` or ``Seconds``.
             unit: unit of cells that are bare numbers.
-            empty: value of empty cells; they are refused if it is missing.
+            empty: value of empty cells; if it is not given, an empty cell is an error.
 
         Raises:
-            DataError: a cell has no value of this type, or a device has not one row.
+            DataError: a cell has no value of this type, or a device has no row or several rows.
         """
         values = self.values(column, kind, unit, empty)
         order_column = self._order_column(column)
@@ -220,7 +220,11 @@ class DeviceTable:
         return [values[row] for row in order]
 
     def _rows_by_number(self, devices: int) -> list[int]:
-        """Find the row of each device by the column ``device``; refuse two rows or none."""
+        """Find the row index of each device by the column ``device``, [devices].
+
+        Raises:
+            DataError: a device has no row or several rows.
+        """
         row_of: dict[int, int] = {}
         for row, device in enumerate(self.devices(devices)):
             first_row = row_of.setdefault(device, row)
@@ -239,15 +243,15 @@ class DeviceTable:
         return [row_of[device] for device in range(devices)]
 
     def _order_column(self, column: str) -> str | None:
-        """Find the column, other than ``column``, that gives the rows their order; None: none."""
+        """Find the name of a column in ``IDS``, except ``column``; None if there is none."""
         names = [name for name in self.cells if name != column and name in IDS]
         return min(names, key=IDS.index, default=None)
 
     def _rows_by_id(self, name: str) -> list[int] | None:
-        """Find the row of each device by a column of ids; None if the rows are in order.
+        """Find the row index of each device by a column of IDs; None if the rows are in order.
 
         Raises:
-            DataError: ids are not the devices' numbers, and do not ascend.
+            DataError: the IDs are not the indices of the devices, and do not ascend.
         """
         row_of: dict[str, int] = {}
         for row, cell in enumerate(self.cells[name]):
@@ -277,7 +281,7 @@ class DeviceTable:
 
 
 def _natural_key(text: str) -> list[tuple[int, str]]:
-    """Make a key that sorts "c2" before "c10"."""
+    """Make a sort key by which "c2" comes before "c10"."""
     key = []
     for part in _DIGITS.split(text):
         if part.isdecimal():
@@ -289,7 +293,11 @@ def _natural_key(text: str) -> list[tuple[int, str]]:
 
 
 def _read(path: Path, columns: Iterable[str]) -> tuple[list[str], "pyarrow.Table"]:
-    """Read some columns of a file; returns the names of all its columns, and the table."""
+    """Read columns of a CSV or Parquet file.
+
+    Returns:
+        The names of all columns of the file, and the table of the columns in ``columns``.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyarrow import csv as arrow
@@ -312,7 +320,7 @@ def _read(path: Path, columns: Iterable[str]) -> tuple[list[str], "pyarrow.Table
 
 
 def _clean(cell: object) -> object:
-    """Strip a text; return None for an empty text and for NaN."""
+    """Return a cell, stripped if it is text, or None if it is empty text or NaN."""
     if isinstance(cell, str):
         return cell.strip() or None
     is_nan = cell != cell
@@ -320,7 +328,7 @@ def _clean(cell: object) -> object:
 
 
 def _with_unit(cell: object, unit: str) -> object:
-    """Append the unit to a bare number; return any other cell as it is."""
+    """Return a bare number as text with its unit, and any other cell unchanged."""
     text = repr(cell) if isinstance(cell, int | float) else cell
     if isinstance(text, str) and _BARE.fullmatch(text):
         return f"{text} {unit}"

@@ -1,4 +1,4 @@
-"""Distributions of a quantity over the devices: drawn, listed, or from a user's table."""
+"""Distributions of a quantity over devices: random draws, a list, or a column of a user's table."""
 
 import math
 from pathlib import Path
@@ -20,7 +20,7 @@ from fedsim.world.device_table import IDS, DeviceTable
 Q = TypeVar("Q")
 Amount = TypeVar("Amount", bound=float)
 
-_BLOCK = 1 << 15  # numbers at once, which fit into a core's own cache
+_BLOCK = 1 << 15  # count of values per block, which fit into a core's own cache
 _KEYED = "the given 'generator'"
 _find_wrong_speed = find_outside(above=0.0, infinite=True)
 
@@ -46,7 +46,7 @@ def _find_wrong_value(
 
 
 def _normalise(shares: list[float] | None) -> Floats | None:
-    """Divide shares by their sum; None stands for equal shares."""
+    """Divide shares by their sum; return None, which means equal shares, for None."""
     if shares is None:
         return None
     normalised: Floats = np.array(shares) / sum(shares)
@@ -54,19 +54,19 @@ def _normalise(shares: list[float] | None) -> Floats | None:
 
 
 class Distribution(Spec):
-    """The base of every distribution.
+    """Base of every distribution.
 
-    A distribution of your own is for ``population.speed``: keys that are speeds are
-    ``SamplesPerSecond``.
+    A user's distribution is allowed for ``population.speed``. Its keys that are speeds have the
+    type ``SamplesPerSecond``.
     """
 
     @returns("an array of 'size' numbers above 0", _find_wrong_draw, keyed=_KEYED)
     def draw(self, generator: np.random.Generator, size: int) -> AnyArray:
-        """Draw values.
+        """Draw independent values from the distribution.
 
         Args:
             generator: the random generator.
-            size: number of values.
+            size: count of values.
 
         Returns:
             Values in the base unit of the key, float64 [size].
@@ -77,10 +77,10 @@ class Distribution(Spec):
     def by_device(
         self, key: str, generator: np.random.Generator, devices: int, root: Path | None
     ) -> AnyArray:
-        """Return each device's value.
+        """Return one value for each device; by default, draw them independently.
 
         Args:
-            key: name of the key, for error messages.
+            key: the scenario key that holds the distribution, for error messages.
             generator: the random generator.
             devices: number of devices.
             root: folder of data files; None for the working directory.
@@ -133,7 +133,7 @@ class LogNormal(Distribution, Generic[Amount]):
 
     def draw(self, generator: np.random.Generator, size: int) -> Floats:
         values = generator.standard_normal(size)
-        values *= math.log(self.spread)  # in place: there may be 100 million
+        values *= math.log(self.spread)  # in place, because there may be 100 million values
         # With AVX-512 numpy's exp of real numbers differs in the last bits; its exp of complex
         # numbers is the C library's.
         for block in np.array_split(values, 1 + size // _BLOCK):
@@ -180,11 +180,11 @@ class Listed(Distribution, Generic[Q]):
 
 
 class FileColumn(Spec):
-    """The base of values by device from a file."""
+    """Base of keys that read one value for each device from a column of a file."""
 
     kind: Literal["file"] = "file"
     file: str
-    """the file; a relative path starts from ``data.root``, else the working directory, else
+    """path of the file. A relative path starts from ``data.root``, else the working directory, else
     ``$FEDSIM_DATA``.
     """
     column: str
@@ -195,14 +195,15 @@ class FileColumn(Spec):
     def cells(
         self, key: str, devices: int, root: Path | None, quantity: object, **empty: object
     ) -> AnyArray:
-        """Read the value of each device.
+        """Read one value for each device from the file, [devices].
 
         Args:
             key: the key of the scenario that holds the column, for errors.
             devices: number of devices.
             root: folder of data files; None for the working directory.
             quantity: type of the values, such as ``Seconds``.
-            empty: ``empty=VALUE`` for empty cells, which are refused otherwise.
+            empty: ``empty=VALUE`` is the value of empty cells; without it, an empty cell is an
+                error.
 
         Returns:
             The values in order of devices, [devices].
@@ -216,7 +217,7 @@ class FromFile(FileColumn, Distribution, Generic[Q]):
     its column ``device``.
 
     Without ``device``, a column such as ``id``, ``client`` or an index that pandas has written
-    gives the order: the numbers of the devices in any order, or other names in ascending order.
+    gives the order: the indices of the devices in any order, or other names in ascending order.
     """
 
     def by_device(
@@ -226,20 +227,21 @@ class FromFile(FileColumn, Distribution, Generic[Q]):
 
 
 Jitter = Annotated[float, Field(ge=0.0, le=100.0)]
-Factor = Annotated[float, Field(ge=1e-6, le=1.0)]  # below, times overflow
+Factor = Annotated[float, Field(ge=1e-6, le=1.0)]  # times overflow for smaller factors
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
 def by_device(quantity: Any, *forms: type[Distribution], base: str = "", key: str = "") -> Registry:
-    """Make the registry of the distributions of a quantity.
+    """Make the registry of the distributions that a key with a quantity accepts.
 
-    Short forms: a bare value for a constant, a list with one value per device, a file.
+    Accepted short forms are a bare value for a constant, a list with one value per device, and a
+    table with the key ``file``.
 
     Args:
         quantity: type of the values, such as ``Seconds``.
         forms: the generic classes of distributions; ``Listed`` and ``FromFile`` are added.
-        base: import path of the class that a user's distribution inherits; empty: users can add
-            none.
+        base: import path of the class that a user's distribution inherits; empty if users cannot
+            add a distribution.
         key: the key of a scenario that holds the distribution, for messages.
     """
     all_forms: tuple[type[Spec], ...] = (*forms, Listed, FromFile)

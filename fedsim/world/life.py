@@ -1,12 +1,11 @@
-"""The life of a device at work: one SimPy process a task, ``TaskRunner.life``, which carries out
-one step after another.
+"""Runner of the tasks on devices: the SimPy process ``TaskRunner.life`` carries out one task.
 
-A process exists while a device works; idle devices are rows of the population. The kinds of steps
-are in ``fedsim.world.steps``.
+A device has a process only while it carries out a task. An idle device is only an index of the
+population. The kinds of steps are in ``fedsim.world.steps``.
 
-A step ends once: it completes, or the process is interrupted, with one cause. A step that completes
-in the same instant has completed, and the next one is interrupted as it begins. Completions up to
-``tie_s`` after a deadline are in time.
+A step either completes, or ends early because its process is interrupted with a cause. If a step
+completes in the instant of an interruption, it counts as complete, and the next step is interrupted
+as it begins. A step that completes at most ``tie_s`` after a deadline is in time.
 """
 
 import math
@@ -34,25 +33,25 @@ from fedsim.world.task import Cause, Task, TaskStep
 
 
 class TaskRunner:
-    """Carries out tasks on the devices of a population, and has the services that steps use.
+    """Runner of the tasks on the devices of a population, with the services that steps use.
 
     Args:
         messages: messages outside of tasks.
         population: the devices.
-        availability: when devices can be reached, cut to their lifetimes.
-        compute: times of epochs.
-        next_steps: returns the steps that follow when a task has carried out its steps; empty at
-            the task's end.
-        on_end: called once with each task that has ended.
+        availability: availability of the devices, cut to their lifetimes.
+        compute: model of the times of epochs.
+        next_steps: function that returns the next steps of a task that has carried out all of its
+            steps; an empty tuple ends the task.
+        on_end: function that is called once with each task that has ended.
         batteries: the devices' batteries; None if no device has one.
         host: machines whose cores devices share; None if each device has its own.
 
     Attributes:
-        running: number -> each task that has not ended.
-        computing, charge, slots: computations, batteries and queues of messages of the tasks.
-        times_asked, times_selected: device -> number of its tasks, and of its selections for a
-            round.
-        off: devices that are switched off, whatever their availability.
+        running: task ID -> task, for all tasks that have not ended.
+        computing, charge, slots: computations, batteries and message queues of the tasks.
+        times_asked, times_selected: device -> count of its tasks, and count of its selections for
+            a round.
+        off: devices that processes hold switched off, whatever their availability.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class TaskRunner:
         self._env.declare_alarm("step", self._set_step_end)
         self._env.declare_alarm("vanish", self._set_vanish)
         self.running: dict[int, Task] = {}
-        self._working: dict[int, Task] = {}  # by device
+        self._working: dict[int, Task] = {}  # device -> its task
         self.computing = Computing(self, compute, host)
         self.charge = BatteryWatch(self, batteries)
         self.slots = MessageSlots(self.running)
@@ -90,10 +89,10 @@ class TaskRunner:
         self.times_asked: Counter[int] = Counter()
         self.times_selected: Counter[int] = Counter()
 
-    # The story of a task.
+    # course of a task
 
     def life(self, task: Task) -> ProcessGenerator:
-        """Process of a device that carries out a task, from the present step if it has begun."""
+        """Generator of the SimPy process of a task; a restored task continues its present step."""
         if not task.begun:
             self._begin(task)
         cause: Cause | None = None
@@ -120,7 +119,7 @@ class TaskRunner:
             task.steps = (*self.computing.hosts.admit(task), *task.steps)
 
     def _add_steps(self, task: Task) -> bool:
-        """Add the steps that follow; returns whether there are any."""
+        """Append the next steps to a task; return whether there are any."""
         following = self._next_steps(task)
         task.steps += following
         return bool(following)
@@ -139,7 +138,7 @@ class TaskRunner:
         step.begin(task, self)
 
     def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
-        """End the running step; returns the cause for which the task ends with it, if any."""
+        """End the running step; return the cause if the task ends too, and None if it continues."""
         step = task.step
         flow = task.flow
         was_cut = cause is not None
@@ -157,7 +156,7 @@ class TaskRunner:
         if cause is None:
             task.position += 1
             if was_cut:
-                self._watch(task)
+                self._watch_vanish(task)
         return cause
 
     def _end(self, task: Task, cause: Cause | None) -> None:
@@ -177,11 +176,11 @@ class TaskRunner:
     def end_step_at(self, task: Task, end: float) -> None:
         """Set the alarm for the end of the running step, or for an earlier flat battery.
 
-        Sets none if the device disconnects first.
+        If the device disconnects before, no alarm is set here.
 
         Args:
             task: the task of the step.
-            end: when the step is carried out (s); infinity for never.
+            end: time at which the step is complete (s); infinity for never.
         """
         off = max(task.off, self.simulation.now)
         runs_dry = self.batteries is not None and self.charge.runs_dry(task, min(end, off))
@@ -191,7 +190,7 @@ class TaskRunner:
             self._set_step_end(task.id, end)
 
     def note_data(self, task: Task) -> None:
-        """Note the samples that the device holds now, and their version, in the task."""
+        """Store the sample count and the data version of the task's device in the task."""
         task.samples = self.population.samples.item(task.device)
         task.version = self.population.version.item(task.device)
 
@@ -199,10 +198,10 @@ class TaskRunner:
         """The task on which a device works; None if it does not work."""
         return self._working.get(device)
 
-    # The devices.
+    # states of the devices
 
     def is_idle(self, device: int) -> bool:
-        """Whether the device can be reached now and has nothing to do."""
+        """Whether the device is available now and has no task."""
         return device not in self._working and self.reachable_until(device) > self.simulation.now
 
     def idle(self, devices: Ints) -> Flags:
@@ -212,15 +211,17 @@ class TaskRunner:
         return free
 
     def reachable(self, devices: Ints) -> Flags:
-        """Devices of ``devices``, all different, that can be reached now, working or not; bool
-        [len(devices)].
+        """Whether each device is available now, with or without a task; bool [len(devices)].
+
+        The devices are all different.
         """
         on = self._availability.on(devices, self.simulation.now)
         return on & ~np.isin(devices, sorted(self.off)) if self.off else on
 
     def reachable_until(self, endpoint: int) -> float:
-        """When a device disconnects next, or another endpoint is lost (s); now if it cannot be
-        reached, infinity for never.
+        """Return the time (s) until which an endpoint is available without interruption.
+
+        The time is now if the endpoint is unavailable, and infinity if it stays available.
         """
         now = self.simulation.now
         if 0 <= endpoint < self.network.devices:
@@ -229,13 +230,14 @@ class TaskRunner:
         return now if self.network.edge_at(endpoint) in self.messages.lost else math.inf
 
     def next_on(self, device: int, time: float) -> float:
-        """First time (s) from ``time`` on at which the device is available, or infinity;
-        ``time`` after the run's end.
+        """Return the first time (s), not before ``time``, at which the device is available.
+
+        The result is infinity if there is no such time, and ``time`` if it is after the run's end.
         """
         return self._availability.next_on(device, time) if time <= self.simulation.end else time
 
     def anyone_ever(self) -> bool:
-        """Whether some device is on now or will be at some time."""
+        """Whether any device is available now or at a later time."""
         now = self.simulation.now
         departure = self.population.departure
         staying = (device for device in range(len(departure)) if departure.item(device) > now)
@@ -252,9 +254,10 @@ class TaskRunner:
         edge: int | None = None,
         context: Any = None,
     ) -> Task:
-        """Give a task to an idle device, which begins in this instant; see ``Task``.
+        """Start a task on an idle device in this instant; the arguments are attributes of ``Task``.
 
-        ``SimulationError``: the device works.
+        Raises:
+            SimulationError: the device has another task.
         """
         if (other := self._working.get(device)) is not None:
             raise SimulationError(
@@ -267,29 +270,31 @@ class TaskRunner:
         self.note_data(task)
         self._asked += 1
         self.times_asked[device] = count + 1
-        if round is not None and not continues:  # not for a message outside of any round
+        if round is not None and not continues:  # a message outside of rounds is no selection
             self.times_selected[device] += 1
         lost = edge in self.messages.lost
-        # now if it is away, or its edge server is
+        # the task is cut off now if its device or its edge server is unavailable
         task.off = self.simulation.now if lost else self.reachable_until(device)
-        self._put_to_work(task)
-        self._watch(task)
+        self._start_process(task)
+        self._watch_vanish(task)
         return task
 
-    def _put_to_work(self, task: Task) -> None:
+    def _start_process(self, task: Task) -> None:
         self.running[task.id] = self._working[task.device] = task
         self._busy[task.device] = True
         task.process = self.simulation.process(self.life(task))
 
     def end(self, task_id: int, cause: Cause) -> None:
-        """Interrupt a running task in this instant; a task that has ended, or is due, stays as
-        it is.
+        """Interrupt a running task in this instant, with a cause.
+
+        A task that has ended is not changed. If the cause is ``late`` and the running step is
+        complete, the step counts, and the task is interrupted in its next step.
         """
         if (task := self.running.get(task_id)) is None:
             return
         if cause == "late" and task.waits and task.step.is_due(task, self):
             task.carried_out()
-            # its remaining steps are late then
+            # interrupts the task in its next step
             self._env.call(partial(self.end, task_id, cause), CUT)
         else:
             self._interrupt(task, cause)
@@ -312,7 +317,7 @@ class TaskRunner:
         for task_id in list(self.running):
             self.end(task_id, cause)
 
-    def _watch(self, task: Task) -> None:
+    def _watch_vanish(self, task: Task) -> None:
         if task.vanish is not None:
             task.cancel("vanish")
         if task.off < math.inf:
@@ -321,19 +326,19 @@ class TaskRunner:
     def switch_off(self, device: int) -> None:
         self.off.add(device)
         if device in self._working:
-            self._lose(self._working[device])
+            self._cut_off(self._working[device])
         self.messages.lose(device)
 
     def lose_edge(self, edge: int) -> None:
         for task in self.running.values():
             if task.edge == edge:
-                self._lose(task)
+                self._cut_off(task)
 
-    def _lose(self, task: Task) -> None:
+    def _cut_off(self, task: Task) -> None:
         task.off = self.simulation.now
-        self._watch(task)
+        self._watch_vanish(task)
 
-    # Snapshots, between two instants.
+    # snapshots between two instants
 
     def snapshot(self) -> dict[str, Any]:
         return {
@@ -358,7 +363,7 @@ class TaskRunner:
             task.done = self._env.event()
             if task.flow is not None:
                 task.flow.done = task.carried_out
-            self._put_to_work(task)
+            self._start_process(task)
         self.charge.restore_tasks(state)
         self.computing.restore(state)
         self.slots.restore(state)
@@ -373,5 +378,5 @@ class TaskRunner:
 
 
 def _to_array(counts: Mapping[int, int]) -> Ints:
-    """Counts by device as rows of device and count; int64 [devices with a count, 2]."""
+    """Convert device -> count to rows of device and count; int64 [devices with a count, 2]."""
     return np.array(list(counts.items()), dtype=np.int64).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""Arrivals and departures; a device is present from its arrival until before its departure."""
+"""Lifetimes of devices. A device is present from its arrival to just before its departure."""
 
 import math
 from collections.abc import Callable
@@ -18,19 +18,19 @@ from fedsim.world.phases import Span
 
 
 class Turnover(Spec):
-    """The base of models of arrivals, and of departures."""
+    """Base of models of arrivals, and of models of departures."""
 
     kind: str
 
     def check(self, key: str, devices: int) -> None:
-        """Check that the model fits a population.
+        """Raise an error if the model does not suit a population.
 
         Args:
             key: the key of the scenario, in errors.
             devices: number of devices.
 
         Raises:
-            ScenarioError: the model does not fit.
+            ScenarioError: the model does not suit a population of this size.
         """
 
     def draw(
@@ -41,8 +41,9 @@ class Turnover(Spec):
         Args:
             key: the key of the scenario, in errors.
             streams: random streams.
-            arrival: arrivals so far (s), float64 [devices]: of departures, the final ones.
-            usual: time of a device for which nothing is specified (s).
+            arrival: arrival of each device (s), float64 [devices]. A model of departures receives
+                the drawn arrivals, a model of arrivals receives zeros.
+            usual: default time for a device to which the model gives no time (s).
             root: folder of data files; None for the working directory.
 
         Returns:
@@ -81,10 +82,10 @@ DeparturesSpec = Annotated[Turnover, DEPARTURES]
 
 
 class Bounded:
-    """Availability cut to lifetimes; an off phase may follow another off phase.
+    """Availability of devices, cut to their lifetimes. An off phase may follow an off phase.
 
     Args:
-        within: the availability.
+        within: availability before it is cut.
         arrival: arrival of each device (s), float64 [devices].
         departure: departure of each device (s), float64 [devices].
     """
@@ -125,10 +126,10 @@ class Bounded:
 
 
 def bounded(within: Availability, arrival: Floats, departure: Floats) -> Availability:
-    """Availability cut to lifetimes; ``within`` itself if all devices are present throughout.
+    """Cut an availability to lifetimes; return ``within`` if all devices are present throughout.
 
     Args:
-        within: the availability.
+        within: availability before it is cut.
         arrival: arrival of each device (s), float64 [devices].
         departure: departure of each device (s), float64 [devices].
     """
@@ -146,14 +147,17 @@ class LifetimesState(TypedDict):
 
 
 class Lifetimes:
-    """Emits ``arrival`` (not at time 0) and ``departure``.
+    """Alarms of arrivals and departures, which emit records ``arrival`` and ``departure``.
+
+    An arrival at time 0 has no record.
 
     Args:
         simulation: the clock.
         arrival: arrival of each device (s), float64 [devices].
         departure: departure of each device (s), float64 [devices].
-        availability: when devices can be reached.
-        on_arrival: called with a newcomer when it can first be reached.
+        availability: availability of the devices.
+        on_arrival: function that is called with the index of a newly arrived device when it first
+            becomes available.
     """
 
     def __init__(
@@ -173,7 +177,7 @@ class Lifetimes:
         self._leavers, self._departures = _in_order(departure, departure < math.inf)
         self._arrival_count = 0
         self._departure_count = 0
-        # a heap: time at which each newcomer can be reached first (s), and its number
+        # heap of (time (s) at which a newly arrived device first becomes available, device)
         self._waiting: list[tuple[float, int]] = []
         simulation.env.declare_alarm("arrival", self._set_arrival)
         simulation.env.declare_alarm("departure", self._set_departure)
@@ -181,7 +185,7 @@ class Lifetimes:
         self._await_departure()
 
     def present(self, time: float) -> Flags:
-        """Whether each device has arrived and not left at ``time`` (s); bool [devices]."""
+        """Whether each device has arrived and not departed at ``time`` (s); bool [devices]."""
         return (self._arrival <= time) & (time < self._departure)
 
     def snapshot(self) -> LifetimesState:
@@ -205,7 +209,7 @@ class Lifetimes:
             self._simulation.wake(("departure", number), when, self._depart)
 
     def _await_arrival(self) -> None:
-        """Wake up at the next arrival, or when a waiting newcomer can be reached."""
+        """Set the alarm for the next arrival, or for an arrived device that becomes available."""
         when = self._arrivals.item(self._arrival_count)
         if self._waiting:
             when = min(when, self._waiting[0][0])
@@ -236,7 +240,16 @@ class Lifetimes:
 
 
 def _in_order(times: Floats, selection: Flags) -> tuple[Ints, Floats]:
-    """Sort selected devices by time and number; returns them, and their times and infinity (s)."""
+    """Sort selected devices by time, then by index.
+
+    Args:
+        times: time of each device (s), float64 [devices].
+        selection: whether each device is selected, bool [devices].
+
+    Returns:
+        The selected devices in order, int64 [n], and their times followed by infinity (s),
+        float64 [n + 1].
+    """
     devices = np.flatnonzero(selection)
     devices = devices[np.argsort(times[devices], kind="stable")]
     return devices, np.append(times[devices], math.inf)

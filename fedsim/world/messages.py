@@ -1,8 +1,8 @@
 """Messages outside of tasks: of edge servers, between devices, and of processes.
 
-A message is a flow with a record: ``edge-transfer`` between the server and an edge server, else
-``message``. A message is ``lost`` when one of its ends can no longer be reached, or cannot from the
-start; bytes sent until then are charged.
+A message is a flow with a record. The record's kind is ``edge-transfer`` between the server and an
+edge server, and ``message`` otherwise. A message is ``lost`` if its sender or receiver is
+unavailable before its end. The bytes that it has sent until then are charged.
 """
 
 import math
@@ -22,21 +22,21 @@ from fedsim.world.steps import Outcome, Payload
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message on its way.
+    """Message outside of tasks that has not ended.
 
     Attributes:
-        id: number of the message.
-        source, destination: numbers of the endpoints.
-        payloads: its parts.
-        round: the round for which it is sent; None for none.
+        id: ID of the message.
+        source, destination: IDs of the endpoints.
+        payloads: parts of the message, each with a purpose and a size.
+        round: index of the round for which the message is sent; None if for no round.
         start: time of its start (s).
-        flow: its flow; None if an end could not be reached.
-        alarm: rings when an end can no longer be reached.
-        on_end: called with the message and its outcome.
+        flow: flow of its bytes; None if the sender or receiver was unavailable at the start.
+        alarm: alarm that rings when the sender or receiver becomes unavailable.
+        on_end: function that is called with the message and its outcome.
     """
 
     not_saved: ClassVar[tuple[str, ...]] = ("alarm", "on_end")
-    """Fields that a snapshot omits: an alarm and the sender of the message bring them back."""
+    """Fields that a snapshot omits; after a restore, ``Messages`` and the sender set them again."""
 
     id: int
     source: int
@@ -65,18 +65,20 @@ class MessagesState(TypedDict):
 
 
 class Messages:
-    """Carries messages between endpoints.
+    """Service that sends messages between endpoints outside of tasks.
 
     Args:
         simulation: the clock.
-        network: carries the flows.
-        edges: number of edge servers.
-        on_edge_lost: called with a lost edge server, before its messages end.
+        network: network of the flows.
+        edges: count of edge servers.
+        on_edge_lost: function that is called with the index of a lost edge server, before the
+            messages of that edge server end.
 
     Attributes:
-        until: returns when an endpoint is unreachable next (s); set by ``TaskRunner``.
-        under_way: number -> each message on its way.
-        lost: edge servers that are lost.
+        until: function that returns the time (s) at which an endpoint becomes unavailable;
+            ``TaskRunner`` sets it.
+        under_way: message ID -> message, for all messages that have not ended.
+        lost: indices of the edge servers that are lost now.
     """
 
     def __init__(
@@ -105,15 +107,16 @@ class Messages:
         on_end: OnEnd | None = None,
         waited: float = 0.0,
     ) -> Message:
-        """Send a message.
+        """Start to send a message; it is ``lost`` in this instant if an endpoint is unavailable.
 
         Args:
-            source: number of the sender.
-            destination: number of the receiver.
+            source: endpoint ID of the sender.
+            destination: endpoint ID of the receiver.
             payloads: the parts of the message.
-            number: the round for which it is sent; None for none.
-            on_end: called once, later, with the message and its outcome.
-            waited: time behind another message on the same connection (s), see ``Network.send``.
+            number: index of the round for which it is sent; None if for no round.
+            on_end: function that is called once, later, with the message and its outcome.
+            waited: time that the message waited behind another message on the same connection (s);
+                see ``Network.send``.
         """
         now = self.simulation.now
         until = min(self.until(source), self.until(destination))
@@ -131,7 +134,11 @@ class Messages:
         return message
 
     def edge_of(self, device: int) -> int:
-        """The edge server of a device; ``SimulationError`` if there are none."""
+        """Return the index of a device's edge server.
+
+        Raises:
+            SimulationError: the network has no edge servers.
+        """
         if self.network.edges is None:
             raise SimulationError("the network has no edge servers; give it some by network.edge")
         return self.network.edges.item(device)
@@ -144,17 +151,18 @@ class Messages:
         number: int | None,
         on_end: OnEnd,
     ) -> Message:
-        """Send a message between an edge server and the server.
+        """Start to send a message between an edge server and the server.
 
         Args:
-            edge: number of the edge server.
+            edge: index of the edge server.
             direction: ``"down"`` to the edge server, ``"up"`` from it.
             payloads: the parts of the message.
-            number: the round for which it is sent; None for none.
-            on_end: called once, later, with the message and its outcome.
+            number: index of the round for which it is sent; None if for no round.
+            on_end: function that is called once, later, with the message and its outcome.
 
         Raises:
-            SimulationError: no such edge server, or it has a message in this direction under way.
+            SimulationError: the edge server does not exist, or has an unfinished message in this
+                direction.
         """
         if not 0 <= edge < self.edges:
             raise SimulationError(
@@ -170,20 +178,20 @@ class Messages:
         return self.send(*route, payloads, number, on_end)
 
     def lose_edge(self, edge: int) -> None:
-        """Lose an edge server, and the messages to and from it that are not complete now."""
+        """Mark an edge server as lost, and end its incomplete messages as ``lost``."""
         self.lost.add(edge)
         self._on_edge_lost(edge)
         self.lose(self.network.devices + edge)
 
     def lose(self, endpoint: int) -> None:
-        """Lose the messages to and from an endpoint that are not complete now."""
+        """End the incomplete messages to and from an endpoint as ``lost``."""
         messages = list(self.under_way.values())
         for message in messages:
             if endpoint in (message.source, message.destination):
                 self.cut(message, "lost")
 
     def cut(self, message: Message, outcome: Outcome) -> None:
-        """End a message now with an outcome; a complete message is ``done``."""
+        """End a message now with ``outcome``, or with ``done`` if all of its bytes have arrived."""
         flow = message.flow
         if flow is not None and message.id in self.under_way:
             self.network.cancel(flow)
@@ -191,7 +199,7 @@ class Messages:
             self._end(message, "done" if arrived else outcome)
 
     def delivered(self, message: Message) -> float:
-        """Bytes of a message that have arrived."""
+        """Return how many bytes of a message have arrived."""
         return 0.0 if message.flow is None else self.network.sent(message.flow)
 
     def end_all(self) -> None:
@@ -243,7 +251,7 @@ class Messages:
                 message.flow.done = partial(self._end, message, "done")
 
     def _set_cut(self, number: int, when: float) -> None:
-        """Set the alarm at which a message is lost (s)."""
+        """Set the alarm at ``when`` (s), at which the message ``number`` is lost."""
         message = self.under_way[number]
         message.alarm = self.simulation.wake(
             ("cut", number), when, partial(self.cut, message, "lost"), CUT

@@ -1,6 +1,6 @@
-"""Alternating random phases of each device, a pure function of the seed and the device.
+"""Alternating random on and off phases, a pure function of the seed and the device.
 
-The phase that was looked up last is cached for each device.
+For each device, the phase of the last look-up is cached.
 """
 
 import math
@@ -15,19 +15,19 @@ from fedsim.common.streams import Streams
 from fedsim.world.columns import DeviceRows
 
 _TICKS_PER_SECOND = 1 / TICK_S
-_ROWS_AT_ONCE = 4_096  # bounds the memory of a walk for any population
+_ROWS_AT_ONCE = 4_096  # count of devices per block, which bounds memory
 _PHASES_AT_ONCE = 128
 _LAST_BITS = 2.0**-48  # bound of the relative difference of two implementations of the logarithm
-_MOST_PHASES = 10_000_000  # of one device in one walk, which then takes some ten seconds
+_MOST_PHASES = 10_000_000  # phases of a device per look-up, which takes some 10 s
 
 
 class Span(NamedTuple):
-    """One phase of a path: an interval in which a device is on, or off.
+    """Phase of a device, an interval in which the device is on, or off.
 
     Attributes:
-        on: whether the device can be reached.
-        start: its beginning (s, simulated).
-        end: its end (s), which is not part of it; infinity for a phase without end.
+        on: whether the device is on; of a phase of ``Availability``, whether it is available.
+        start: begin of the phase (simulated s).
+        end: end of the phase (s), which is not part of the phase; infinity if it does not end.
 
     Example:
         >>> from fedsim.plugin import Span
@@ -42,11 +42,11 @@ class Span(NamedTuple):
 
 
 class Phases:
-    """Alternating exponential phases of each device, sampled lazily.
+    """Alternating on and off phases of each device, of exponential length, sampled lazily.
 
-    Phase k of a device is its k-th draw of ``purpose``. The phase at time 0 (drawn from
-    ``purpose/first``) is on with the long-run share of on time, so that the population starts in
-    its steady state.
+    The length of a device's phase k is its k-th draw from the stream ``purpose``. The phase at
+    time 0 (drawn from ``purpose/first``) is on with a probability equal to the long-run share of on
+    time, so that the population starts in its steady state.
 
     Args:
         streams: random streams of the run.
@@ -64,18 +64,17 @@ class Phases:
         self._first = f"{purpose}/first"
         self._means = (mean_off, mean_on)
         self._share_on = mean_on / (mean_on + mean_off)
-        # a walk over less time than this cannot have too many phases
+        # s; a look-up over less time than this cannot have too many phases
         self._far_s = _MOST_PHASES * min(mean_on, mean_off)
         self._rows = DeviceRows(devices)
-        # The phase that was looked up last, by the device's row; it ends at 0 before the first
-        # look-up.
+        # Phase of the last look-up in each row of the cache. Before the first look-up it ends at 0.
         self._count = np.zeros(self._rows.room, dtype=np.int64)
         self._on = np.zeros(self._rows.room, dtype=np.bool_)
         self._start = np.zeros(self._rows.room)
         self._end = np.zeros(self._rows.room)
 
     def span(self, device: int, time: float) -> Span:
-        """The phase of a device at ``time`` (s)."""
+        """Return the phase of a device at ``time`` (s)."""
         row = device if self._rows.all else int(self._rows_of(np.array([device]))[0])
         start = self._start.item(row)
         end = self._end.item(row)
@@ -103,15 +102,15 @@ class Phases:
         return Span(on, start, end)
 
     def check_walk(self, device: int, start: float, end: float) -> None:
-        """Refuse a walk over too many phases of a device.
+        """Raise an error if a look-up would sample too many phases of a device.
 
         Args:
-            device: number of the device.
-            start: begin of the walk (s).
-            end: end of the walk (s).
+            device: index of the device.
+            start: begin of the sampled time (s).
+            end: end of the sampled time (s).
 
         Raises:
-            SimulationError: more phases are expected than a walk may have.
+            SimulationError: the expected count of phases exceeds the limit.
         """
         off, on = self._means
         expected = 2 * (end - start) / sum(self._means)
@@ -123,7 +122,7 @@ class Phases:
             )
 
     def next_on(self, device: int, time: float) -> float:
-        """The first time (s) from ``time`` on at which a device is on."""
+        """Return the first time (s), not before ``time``, at which a device is on."""
         span = self.span(device, time)
         return time if span.on else span.end
 
@@ -135,7 +134,7 @@ class Phases:
         """Vectorised ``span``.
 
         Args:
-            devices: numbers of devices, all different, int64 [n].
+            devices: indices of devices, all different, int64 [n].
             times: a time for each device (s), float64 [n].
 
         Returns:
@@ -155,12 +154,12 @@ class Phases:
         return rows
 
     def _length(self, device: int, count: int, on: bool) -> float:
-        """Draw the length of a device's phase number ``count`` (s)."""
+        """Draw the length of phase ``count`` of a device (s)."""
         uniform = self._streams.uniform(self._purpose, device, count)
         ticks = round(-math.log(uniform) * self._means[on] * _TICKS_PER_SECOND)
         return max(TICK_S, ticks / _TICKS_PER_SECOND)
 
-    # Many devices at once.
+    # vectorised look-ups
 
     def _walk_to(self, devices: Ints, rows: Ints, times: Floats) -> None:
         """Look up the phase of each device at its time (s), and cache it."""
@@ -177,7 +176,7 @@ class Phases:
             behind = behind[self._end[rows[behind]] <= times[behind]]
 
     def _begin_paths(self, devices: Ints, rows: Ints) -> None:
-        """Set the cached phases of devices to their phases at time 0."""
+        """Reset the cached phases of devices to their phases at time 0."""
         on = self._streams.uniforms(self._first, devices) < self._share_on
         first_counts = np.zeros((len(devices), 1), dtype=np.int64)
         self._count[rows] = 0
@@ -186,7 +185,7 @@ class Phases:
         self._end[rows] = self._lengths(devices, first_counts, on[:, None])[:, 0]
 
     def _walk(self, devices: Ints, rows: Ints, times: Floats) -> None:
-        """Walk over as many phases as probably bring most of the devices to their times (s)."""
+        """Sample phases for all devices, as many as bring most of them to their times (s)."""
         count = self._count[rows]
         on = self._on[rows]
         end = self._end[rows]
@@ -209,8 +208,8 @@ class Phases:
         """Draw lengths of several phases of each device (s), equal to ``_length`` in all bits.
 
         Args:
-            devices: numbers of devices, int64 [n].
-            counts: numbers of phases, int64 [n, m].
+            devices: indices of devices, int64 [n].
+            counts: indices of phases, int64 [n, m].
             on: whether the device is on in each phase, bool [n, m].
 
         Returns:
@@ -219,8 +218,8 @@ class Phases:
         uniforms = self._streams.uniforms(self._purpose, devices[:, None], counts)
         means = np.where(on, self._means[1], self._means[0])
         ticks = -np.log(uniforms) * means * _TICKS_PER_SECOND
-        # numpy's logarithm now and then differs in its last bits from ``math``'s, which is taken
-        # for lengths so close to half a tick that their rounding depends on these bits
+        # The logarithms of numpy and ``math`` may differ in their last bits. If the rounding of a
+        # length to ticks depends on these bits, the logarithm of ``math`` is used.
         close = np.abs(ticks - np.floor(ticks) - 0.5) <= ticks * _LAST_BITS
         exact = np.array([-math.log(uniform) for uniform in uniforms[close].tolist()])
         ticks[close] = exact * means[close] * _TICKS_PER_SECOND

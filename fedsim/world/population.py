@@ -1,4 +1,4 @@
-"""The devices, as columns: a device is a row number, and a process exists only while it works."""
+"""Population of devices as columns: a device is an index, and has a process only during a task."""
 
 import math
 from collections.abc import Callable
@@ -44,31 +44,36 @@ from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
 from fedsim.world.rooflines import Rooflines
 from fedsim.world.task import WorkAmounts
 
-# a forward pass costs a third of a training step (forward, and backward at twice that)
+# A training step is a forward pass and a backward pass at twice its cost, so that a forward pass
+# costs a third of the step.
 _FORWARD_SHARE = 1 / 3
 
 DeadlineBase = Literal["unslowed", "all"]
-"""Base of a relative deadline: the mean epoch as if no device was slowed, or with the slowed
-ones as they are.
+"""Base of a relative deadline.
+
+``unslowed``: the mean epoch time as if there were no stragglers. ``all``: the mean epoch time with
+the stragglers at their reduced speed.
 """
 
 
 @dataclass
 class Population:
-    """Columns of the devices, one entry a device each.
+    """Devices as columns, each an array with one entry per device.
 
     Attributes:
-        speed: samples/s of the reference model; of kinds of devices: of the trained model, in
-            full batches.
-        samples, version: training samples held now, and the version of the device's data, from
-            0; int64.
+        speed: training speed on the reference model (samples/s). If devices have kinds, it is the
+            speed on the trained model in full batches.
+        samples, version: count of training samples that the device holds now, and the version of
+            its data, from 0; int64.
         cost: cost of a sample of the trained model, relative to the reference model.
-        arrival, departure: when the device joins, and leaves for good (s), ``inf`` if never;
-            float64.
-        slowness: a tentative straggler's factor, already contained in ``speed``; else 1.
+        arrival, departure: time at which the device joins, and leaves for good (s), float64;
+            ``inf`` for a device that never leaves.
+        slowness: factor of a straggler's speed, already contained in ``speed``; 1 for the devices
+            that are no stragglers.
         rooflines: training times of kinds of devices, instead of ``speed`` and ``cost``.
         flops: FLOP/s that each device reaches, float64; None if unknown.
-        share_of: relative cost of a sample of a smaller model (``Training.cut``).
+        share_of: function that returns the relative cost of a sample of a smaller model
+            (``Training.cut``).
         batching: batches of an epoch of training.
     """
 
@@ -89,14 +94,14 @@ class Population:
         self.slowness = np.broadcast_to(self.slowness, self.speed.shape)
 
     def shift(self, device: int, version: int, samples: int) -> None:
-        """Give the device another version of its data, with so many training samples."""
-        if not self.version.flags.writeable:  # the first shift: until now these were shared
+        """Replace the device's data by another version, which has ``samples`` training samples."""
+        if not self.version.flags.writeable:  # arrays that were shared until this first shift
             self.version, self.samples = self.version.copy(), self.samples.copy()
         self.version[device] = version
         self.samples[device] = samples
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
-        """Duration (s) of one undisturbed epoch of a training on so many samples."""
+        """Return the time (s) of an epoch on ``samples`` samples, without jitter or slow phases."""
         if self.rooflines is not None:
             return (
                 training.share
@@ -111,14 +116,16 @@ class Population:
         )
 
     def testing_s(self, device: int, samples: int) -> float:
-        """Seconds of an undisturbed forward pass over so many samples."""
+        """Return the time (s) of a forward pass over ``samples`` samples, without jitter."""
         if self.rooflines is not None:
             return self.rooflines.testing_s(device, samples) / self.slowness.item(device)
         return samples * self.cost / self.speed.item(device) * _FORWARD_SHARE
 
     def working_s(self, device: int, work: WorkAmounts) -> float:
-        """Seconds of undisturbed work that has no ref; ``SimulationError`` if nothing says how
-        long FLOPs take.
+        """Return the time (s) of a step ``Work``, without jitter or slow phases.
+
+        Raises:
+            SimulationError: the work has FLOPs, and the FLOP/s of the devices are unknown.
         """
         seconds = work.seconds
         if work.samples:
@@ -133,14 +140,17 @@ class Population:
         return seconds
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
-        """See ``Rooflines.failing_s``."""
+        """Time (s) until a computation runs out of memory; see ``Rooflines.failing_s``."""
         return (
             None if self.rooflines is None else self.rooflines.failing_s(device, training, samples)
         )
 
     def epochs_s(self, devices: slice = ALL, over: DeadlineBase = "all") -> Floats:
-        """Seconds of an undisturbed epoch of all devices or some, float64 [devices]; see
-        ``DeadlineBase``.
+        """Return the epoch time (s) of each device in a slice, without jitter, float64 [devices].
+
+        Args:
+            devices: the slice; by default all devices.
+            over: whether stragglers count at their reduced speed, see ``DeadlineBase``.
         """
         slowness = self.slowness[devices] if over == "unslowed" else 1.0
         if self.rooflines is not None:
@@ -150,7 +160,7 @@ class Population:
         return samples * self.cost / (self.speed[devices] / slowness)
 
     def mean_epoch_s(self, over: DeadlineBase) -> float:
-        """Mean over all devices of an undisturbed epoch's time (s)."""
+        """Return the mean epoch time of all devices (s), without jitter; see ``DeadlineBase``."""
         if self.rooflines is not None:
             return float(np.mean(self.epochs_s(over=over)))
         with np.errstate(divide="ignore"):
@@ -163,13 +173,14 @@ class Stragglers(Spec):
     """
 
     share: float = Field(ge=0.0, le=1.0)
-    """of the devices that are slow."""
+    """share of the devices that are slow, 0 to 1."""
     factor: FactorDistribution = Constant[Factor](value=0.5)
-    """of its own speed, for each device that is."""
+    """factor of the speed of each slow device."""
 
     def slowness(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        """Each device's factor, float64 [devices]; draws from ``world/stragglers`` and
-        ``world/stragglers/factor``.
+        """Draw the factor of each device's speed, 1 if it is not slow; float64 [devices].
+
+        Draws are from ``world/stragglers`` and ``world/stragglers/factor``.
         """
         generator = streams.generator("world/stragglers/factor")
         factor = self.factor.by_device("population.stragglers.factor", generator, devices, root)
@@ -199,7 +210,7 @@ class PopulationSpec(Spec):
     """``[population]``: how many devices, how fast, and when they can be reached."""
 
     devices: int = Field(default=100, ge=1, le=100_000_000)
-    """how many."""
+    """count of devices."""
     speed: SpeedDistribution | None = None
     """training speed in samples/s, for the scenario's own model, or for the reference model if
     that is given.
@@ -233,8 +244,8 @@ class PopulationSpec(Spec):
     host: HostSpec | None = None
     """machines that the devices share; None: each computes alone."""
     calendar: CalendarSpec | None = None
-    """which instant simulated time 0 is, and the devices' time zones; None: midnight,
-    everywhere.
+    """date and time of simulated time 0, and the devices' time zones; None: midnight UTC for all
+    devices.
     """
     availability: AvailabilitySpec = AlwaysOn()
     """when devices can be reached while they are there."""
@@ -284,7 +295,7 @@ class PopulationSpec(Spec):
 
     @property
     def comes_and_goes(self) -> bool:
-        """Whether a device may be away."""
+        """Whether any device may be unavailable, arrive late or depart."""
         return (
             self.availability.kind != "always"
             or self.arrivals is not None
@@ -292,7 +303,7 @@ class PopulationSpec(Spec):
         )
 
     def capacities(self, streams: Streams, root: Path | None) -> Capacity:
-        """Return speeds (samples/s) and, from a file or of kinds of devices, links.
+        """Return the devices' speeds (samples/s), and links if a file or kinds give them.
 
         Args:
             streams: random streams.
@@ -325,7 +336,7 @@ class PopulationSpec(Spec):
         )
 
     def sizes(self, streams: Streams, root: Path | None) -> Ints:
-        """Return the devices' numbers of training samples in a world without data, int64 [devices].
+        """Draw the devices' training sample counts in a world without data, int64 [devices].
 
         Args:
             streams: random streams; draws are from ``world/samples``.
@@ -340,7 +351,7 @@ class PopulationSpec(Spec):
         )
 
     def jitters(self, streams: Streams, root: Path | None) -> Floats:
-        """Return each device's coefficient of variation of an epoch's time, float64 [devices].
+        """Draw the coefficient of variation of each device's epoch time, float64 [devices].
 
         Args:
             streams: random streams; draws are from ``world/jitter/size``.
@@ -358,7 +369,7 @@ class PopulationSpec(Spec):
         )
 
     def paths(self, streams: Streams, root: Path | None) -> Availability:
-        """Build the availability of all devices, apart from arrivals and departures.
+        """Build the availability of all devices, before arrivals and departures are applied.
 
         Args:
             streams: random streams.
@@ -381,16 +392,18 @@ class PopulationSpec(Spec):
         rooflines: Rooflines | None = None,
         flops: Floats | None = None,
     ) -> Population:
-        """Build the population.
+        """Build the population from its sampled columns.
 
         Args:
             streams: random streams.
-            speed: samples/s before any device is slowed, or None by ``rooflines``; [devices].
-            samples: number of training samples, int64 [devices].
+            speed: training speed of each device before it is slowed (samples/s), [devices]; ignored
+                if there are ``rooflines``.
+            samples: count of training samples of each device, int64 [devices].
             flops_per_sample: FLOPs of training on one sample.
             root: folder of data files; None for the working directory.
             rooflines: speeds of kinds of devices by computation and memory.
-            flops: FLOP/s before any device is slowed, [devices]; by default by the reference model.
+            flops: FLOP/s of each device before it is slowed, [devices]; None: ``speed`` times
+                ``reference_flops``.
 
         Raises:
             ScenarioError: a device has no speed, or leaves before it arrives.

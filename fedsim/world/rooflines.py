@@ -1,4 +1,4 @@
-"""Training times of kinds of devices, by a roofline.
+"""Training times of kinds of devices, by a roofline model.
 
 Each operation takes the longer of its arithmetic and its memory traffic (Williams, Waterman and
 Patterson, "Roofline", CACM 2009). CPUs make further passes over some data, GPUs none. A batch and
@@ -45,11 +45,11 @@ def operations_s(
     bandwidth: float,
     processor: Processor = "cpu",
 ) -> float:
-    """Time of operations on a batch.
+    """Compute the time of operations on one batch.
 
     Args:
         operations: the operations of a pass.
-        samples: samples of the batch.
+        samples: count of samples in the batch.
         flops: FLOP/s that the processor reaches.
         bandwidth: bytes/s that its memory reaches.
         processor: kind of the processor.
@@ -74,11 +74,11 @@ class Rooflines:
 
     Args:
         kinds: the kinds of devices.
-        which: position in ``kinds`` of each device's kind, int [devices].
+        which: index in ``kinds`` of each device's kind, int [devices].
         cost: operations and memory of the trained model.
         batching: batches of an epoch of training.
-        cost_of: function of how a model is cut, and to which size: cost of the smaller model
-            (``Training.cut``); None if no model is cut.
+        cost_of: function that returns the cost of a smaller model from the way of cutting it and
+            its size (``Training.cut``); None if no model is cut.
     """
 
     def __init__(
@@ -98,17 +98,17 @@ class Rooflines:
         self._smaller = cache(self._make_smaller)
 
     def _make_smaller(self, by: CutBy, size: float) -> "Rooflines":
-        """Make the rooflines of a smaller model."""
+        """Make the rooflines of a smaller model, for ``Training.cut``."""
         assert self._cost_of is not None
         return Rooflines(self.kinds, self.which, self._cost_of(by, size), self._batching)
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
-        """Time of one epoch of a training.
+        """Compute the time of one epoch of a training.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             training: the training.
-            samples: samples on which the device trains.
+            samples: count of samples on which the device trains.
 
         Returns:
             The time (s).
@@ -137,15 +137,15 @@ class Rooflines:
         return self.kinds[kind].epoch + epoch_s(learns=True) + training.asked_besides * forward_s
 
     def rules(self) -> list[str]:
-        """A line for each rule of training times that the devices follow: its domain and error."""
+        """Return a line (str) on each fitted rule of training times, with its domain and error."""
         processors = {_processor(kind) for kind in self._used_kinds()}
         return [_RULES[processor] for processor in sorted(processors & {*_RULES})]
 
     def outside_of_rules(self, numbers: int) -> list[str]:
-        """Warnings about trainings outside of the domain of the rules.
+        """Return warnings (str) about trainings outside of the domain of the rules.
 
         Args:
-            numbers: numbers in a sample.
+            numbers: count of values in a sample.
         """
         size = self._batching.size
         processors = {_processor(kind) for kind in self._used_kinds()}
@@ -170,16 +170,16 @@ class Rooflines:
         return [self.kinds[place] for place in np.unique(self.which).tolist()]
 
     def testing_s(self, device: int, samples: int) -> float:
-        """Time of a forward pass over ``samples`` samples (s)."""
+        """Compute the time of a forward pass over ``samples`` samples (s)."""
         kind = int(self.which[device])
         size = min(self._batching.size, samples)
         return self._pass_s(kind, samples, size, learns=False)
 
     def epochs_s(self, samples: Ints) -> Floats:
-        """Time of an epoch of training on every device.
+        """Compute the time of an epoch of training on every device.
 
         Args:
-            samples: samples of each device, int64 [devices].
+            samples: count of samples of each device, int64 [devices].
 
         Returns:
             The times (s), float64 [devices].
@@ -195,14 +195,14 @@ class Rooflines:
         return seconds
 
     def speeds(self) -> Floats:
-        """Speed of every device in full batches (samples/s), float64 [devices]."""
+        """Compute the training speed of every device in full batches (samples/s), [devices]."""
         size = self._batching.size
         speeds = [size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))]
         by_device: Floats = np.array(speeds)[self.which]
         return by_device
 
     def needed(self, training: Training | None, samples: int) -> float:
-        """Memory that a computation takes up.
+        """Compute the memory that a computation takes.
 
         Args:
             training: the training; None for a test.
@@ -221,10 +221,10 @@ class Rooflines:
         )
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
-        """Time until the device runs out of memory, in the first forward pass.
+        """Compute the time until a device runs out of memory, in the first forward pass.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             training: the training; None for a test.
             samples: samples on which the device computes.
 
@@ -242,7 +242,7 @@ class Rooflines:
         return figures.epoch + self._batch_s(kind, size, False)
 
     def check(self, samples: int) -> None:
-        """Raise ``ScenarioError`` for a model that no device has room to train on ``samples``."""
+        """Raise ``ScenarioError`` if no device has the memory to train on ``samples`` samples."""
         needed = self.needed(Training(None), samples)
         room = max(kind.room for kind in self.kinds)
         if needed > room:
@@ -265,7 +265,7 @@ class Rooflines:
         return full_s + self._batch_s(kind, last, learns)
 
     def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:
-        """Compute the time of batches of ``size`` samples and of the rest (s)."""
+        """Compute the time of full batches of ``size`` samples and of an incomplete batch (s)."""
         if not samples:
             return 0.0
         count, rest = divmod(samples, size)

@@ -1,4 +1,4 @@
-"""Slots that messages of tasks hold while they are under way, if a process limits their number."""
+"""Queues for messages of tasks, if a process limits how many messages are sent at a time."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,23 +11,23 @@ from fedsim.world.task import Task, TaskStep, in_line
 
 
 class MessageSlots:
-    """Queues of the messages between devices and the server, one queue a direction.
+    """Queues of the messages between devices and the server, one queue for each direction.
 
     Attributes:
-        queues: direction -> slots that messages of that direction hold while under way.
+        queues: direction -> resource of which each message in that direction holds one slot.
     """
 
     def __init__(self, running: Mapping[int, Task]) -> None:
         self._running = running
         self.queues: dict[Direction, simpy.Resource] = {}
-        # of a snapshot, until ``add`` is called: tasks with a slot, then tasks that wait
+        # direction -> task IDs from a snapshot, holders of slots first; used up by ``add``
         self._lines: dict[Direction, list[int]] = {}
 
     def add(self, direction: Direction, slots: simpy.Resource) -> None:
-        """Let each message of a direction hold a slot from now on, from its first byte to its end.
+        """Make each later message in a direction hold a slot from its first byte to its end.
 
         Raises:
-            SimulationError: the messages of that direction queue already.
+            SimulationError: the direction has a queue already.
         """
         queue = self.queues.get(direction)
         if queue is not None:
@@ -40,7 +40,7 @@ class MessageSlots:
             self._running[task_id].request("slot", slots)
 
     def must_wait(self, task: Task, step: TaskStep) -> bool:
-        """Whether a step has to wait for a slot; takes the slot if one is free."""
+        """Take a slot for a step if one is free; return whether the step has to wait for a slot."""
         direction = step.direction
         if direction is None or direction not in self.queues:
             return False
@@ -56,5 +56,5 @@ class MessageSlots:
         return {"queued": lines}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state; slots are taken again when a process adds the queue again."""
+        """Restore the state; tasks take their slots when a process calls ``add`` again."""
         self._lines = state["queued"]

@@ -1,4 +1,4 @@
-"""A task as data: a tuple of steps for one device, and its progress; and the base of all steps.
+"""Task of a device, as a tuple of steps and the progress so far, and the base of all steps.
 
 A step is an interval of a task that can end early, with a cause. A kind of step is a dataclass
 that is derived from ``TaskStep``: its methods begin and end the step, its class attributes name
@@ -22,12 +22,12 @@ from fedsim.world.network.flow import Flow
 from fedsim.world.network.flows import Network
 
 Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
-"""Cause of a task's early end; ``late``: past its deadline, or no longer needed."""
+"""Cause of a task's early end. A task is ``late`` past its deadline or if it is not needed."""
 Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory", "cancelled"]
 
 
 Ending = tuple[Cause | None, dict[str, Any]]
-"""Cause by which a step ended (None: it was completed), and further fields of its record."""
+"""Cause of a step's early end (None for a completed step), and further fields of its record."""
 
 
 class WorkAmounts(Protocol):
@@ -107,7 +107,7 @@ class StepServices(Protocol):
 
     @property
     def simulation(self) -> Simulation:
-        """The clock, and the sink of records."""
+        """The simulation, which is the clock and receives the records."""
 
     @property
     def network(self) -> Network:
@@ -123,17 +123,17 @@ class StepServices(Protocol):
 
     @property
     def charge(self) -> ChargeWatch:
-        """The batteries of devices at work."""
+        """The watch over the batteries of devices that carry out tasks."""
 
     @property
     def running(self) -> Mapping[int, "Task"]:
-        """Number -> each task that has not ended."""
+        """The tasks that have not ended, by task ID."""
 
     def end_step_at(self, task: "Task", end: float) -> None:
         """Set the alarm for the end of the running step of ``task`` at ``end`` (s)."""
 
     def note_data(self, task: "Task") -> None:
-        """Note the samples that the device holds now, and their version, in the task."""
+        """Store the sample count and the data version of the task's device in the task."""
 
     def task_of(self, device: int) -> "Task | None":
         """The task on which a device works; None if it does not work."""
@@ -143,14 +143,15 @@ class StepServices(Protocol):
 
 
 class TaskStep:
-    """The base of all kinds of steps.
+    """Base of all kinds of steps.
 
     Attributes:
         kinds: class name -> class of every kind of step; checkpoints save steps of these classes.
         name: name of the step in records.
         names: all values of ``name``, if a kind of step has several.
-        power: the power that the device draws during the step; None for idle power alone.
-        direction: direction of a message; None for steps that are no message.
+        power: the phase whose power the device draws during the step, in addition to idle power;
+            None for no further power.
+        direction: direction of the message, ``up`` or ``down``; None if the step sends no message.
     """
 
     __slots__ = ()
@@ -207,7 +208,7 @@ class TaskStep:
         return cause, {}
 
     def is_due(self, task: "Task", runner: "StepServices") -> bool:
-        """Whether the running step is carried out by now, but for the rounding of times."""
+        """Whether the running step is complete now, within the rounding of times."""
         alarm = task.alarm
         if alarm is None or alarm.name[0] != "step" or task.fails:
             return False
@@ -221,29 +222,31 @@ def _is_shipped(cls: type) -> bool:
 
 @dataclass(slots=True)
 class Task:
-    """A running or ended task, with all the state from which its process can be started again.
+    """Running or ended task, with all the state from which its process can be started again.
 
     Attributes:
-        count: number of the device's tasks before this one.
-        continues: whether the task goes on with the device's previous task, which has computed
-            for ``spent_s`` (s).
-        edge: the edge server with which the device exchanges messages; None for the server.
-        context: the federation's part of the task.
-        position, begun, step_start: place of the present step in ``steps``, whether that step has
-            begun, and when (s).
-        epochs, trained: local epochs that count, of the last training so far, and of each
-            training that is over.
-        samples, version: training samples on which the device computes, and the version of its
-            data.
-        epoch_ends: ends of the epochs of the running training or evaluation (absolute s).
+        count: count of the device's earlier tasks.
+        continues: whether the task continues the device's previous task, which has computed for
+            ``spent_s`` (s).
+        edge: index of the edge server with which the device exchanges messages; None if it
+            exchanges them with the server.
+        context: data that the federation attaches to the task.
+        position, begun, step_start: index of the present step in ``steps``, whether that step has
+            begun, and the time of its begin (s).
+        epochs, trained: count of local epochs that count in the last training so far, and in each
+            training that has ended.
+        samples, version: count of training samples on which the device computes, and the version
+            of its data.
+        epoch_ends: ends of the epochs of the running training or evaluation (simulated s).
         budget_from: time from which the budget of a limit counts (s).
-        off, dry: when the device disconnects, and when its battery is flat (s), as far as known.
+        off, dry: time at which the device disconnects, and time at which its battery is flat (s);
+            infinity if unknown.
         fails: whether the running computation ends for lack of memory.
-        flow: the running message.
-        done: the end of the running step, for which the device's ``process`` waits.
-        slot, worker: requests for a slot of a message, and for a worker of a host.
-        alarm, vanish, battery: ring at the end of a computation, when the device disconnects,
-            and to look at its battery.
+        flow: flow of the running message.
+        done: event of the end of the running step, for which the device's ``process`` waits.
+        slot, worker: requests for a slot for a message, and for a worker of a host.
+        alarm, vanish, battery: alarms for the end of a computation, for the time at which the
+            device disconnects, and for the next check of its battery.
     """
 
     not_saved: ClassVar[tuple[str, ...]] = (
@@ -256,7 +259,7 @@ class Task:
         "battery",
         "fields",
     )
-    """Fields that a snapshot omits: ``take_up``, the process and the alarms bring them back."""
+    """Fields that a snapshot omits; ``take_up``, process and alarms set them after a restore."""
 
     id: int
     device: int
@@ -300,14 +303,14 @@ class Task:
         }
 
     def take_up(self) -> None:
-        """Set attributes that a snapshot does not hold."""
+        """Set the attributes that a snapshot omits to their values at the start of a task."""
         self.process = self.done = None
         self.slot = self.worker = None
         self.alarm = self.vanish = self.battery = None
         self.__post_init__()
 
     def carried_out(self) -> None:
-        """End the running step in this instant."""
+        """End the running step now, as complete or, if it ``fails``, for lack of memory."""
         assert self.done is not None
         self.done.succeed("memory" if self.fails else None)
 
@@ -328,9 +331,9 @@ class Task:
         return self.begun and self.done is not None and not self.done.triggered
 
     def request(self, name: Literal["slot", "worker"], resource: simpy.Resource) -> bool:
-        """Request a ``slot`` or a ``worker``; returns whether the request is granted at once.
+        """Request a ``slot`` or a ``worker``; return whether the request is granted at once.
 
-        Otherwise the running step ends when the request is granted.
+        If it is not granted at once, the running step ends when it is granted.
         """
         request = resource.request()
         setattr(self, name, request)
@@ -353,12 +356,12 @@ class Task:
 def in_line(
     name: Literal["slot", "worker"], resource: simpy.Resource, tasks: Mapping[int, Task]
 ) -> list[int]:
-    """Numbers of the tasks that hold a ``slot`` or ``worker`` of a resource, then of the waiting.
+    """Return the IDs of the tasks that hold a ``slot`` or ``worker``, then of tasks that wait.
 
     Args:
         name: the request of a task, ``slot`` or ``worker``.
         resource: the slots of a direction, or the workers of a host.
-        tasks: number -> each task that has not ended.
+        tasks: ID -> each task that has not ended.
     """
     number_of = {id(getattr(task, name)): number for number, task in tasks.items()}
     return [number_of[id(request)] for request in (*resource.users, *resource.queue)]

@@ -1,1 +1,1 @@
-"""The section ``[energy]``: powers by device and phase, batteries, and the carbon of a grid."""
+"""Scenario section ``[energy]``: powers by device and phase, batteries, and carbon intensity."""

@@ -1,4 +1,4 @@
-"""The table ``[energy]``: powers of devices and of the server's side, the grid, and batteries."""
+"""Scenario section ``[energy]``: powers of devices and servers, carbon intensity, and batteries."""
 
 from pathlib import Path
 from typing import Annotated, TypedDict
@@ -43,7 +43,7 @@ TITLES = catalogue(_PHONES) | dict.fromkeys(_KIND_PRESETS, "the kind of device o
 
 
 def preset_figures(name: str) -> dict[str, Figure]:
-    """Figures of a preset with their sources.
+    """Return the figures of an energy preset with their sources.
 
     Args:
         name: the preset, a key of ``TITLES``.
@@ -86,12 +86,12 @@ def _as_list(value: object) -> list[object]:
 
 
 class ZoneProfile(TypedDict):
-    """A zone of the grid, as ``energy.json`` holds it.
+    """Zone of the power grid, as the file ``energy.json`` of a run folder stores it.
 
     Attributes:
         name: name of the zone.
-        hours: carbon intensity in the 24 hours of the day (g/J).
-        offset_s: time of the zone's day at the start of the run (s).
+        hours: carbon intensity in each hour of the day (g/J), 24 values.
+        offset_s: time of day in the zone at the start of the run (s).
     """
 
     name: str
@@ -100,7 +100,7 @@ class ZoneProfile(TypedDict):
 
 
 class ZoneSpec(Spec):
-    """A part of the grid."""
+    """Zone of the power grid, with its share of the devices and its carbon intensity."""
 
     name: str = Field(default="", max_length=200)
     """name of the zone in reports."""
@@ -132,12 +132,12 @@ class ZoneSpec(Spec):
         return self
 
     def profile(self, place: int, root: Path | None, starts: float) -> ZoneProfile:
-        """The zone's name, carbon intensity by hour, and time of day at the start of the run.
+        """Return the zone's name, carbon intensity by hour, and time of day at the run's start.
 
         Args:
-            place: position of the zone in the list of zones, for its name and for errors.
+            place: index of the zone in the list of zones, for its name and for errors.
             root: folder of data files; None for the working directory.
-            starts: time of the day at which the run begins (s).
+            starts: time of day (``energy.starts``) at the start of the run (s).
 
         Raises:
             DataError: the file is missing or malformed.
@@ -156,7 +156,7 @@ class ZoneSpec(Spec):
 
 
 def _read_hours(key: str, file: str, root: Path | None) -> list[float]:
-    """Read the carbon intensity of 24 hours (g/J) from the file that the scenario's key names."""
+    """Read the carbon intensity of each hour of the day (g/J), 24 values, from a CSV file."""
     table = DeviceTable(key, sought(file, root), ("intensity",), ("hour",), others=())
     has_order = "hour" in table.cells
     table.note("rows by 'hour'" if has_order else "a row for each hour from 0 to 23")
@@ -172,21 +172,21 @@ def _read_hours(key: str, file: str, root: Path | None) -> list[float]:
 
 
 class CarbonSpec(Spec):
-    """The zones of the grid; the server's side is in the first.
+    """Zones of the power grid. The server's side is in the first zone.
 
-    One zone may stand for the list.
+    A scenario may give the table of a single zone in place of the list.
     """
 
     zones: list[ZoneSpec] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _some(self) -> "CarbonSpec":
+    def _require_zone(self) -> "CarbonSpec":
         if sum(zone.share for zone in self.zones) <= 0:
             raise ValueError("the zones' shares are all 0")
         return self
 
     def draw(self, streams: Streams, devices: int) -> Ints:
-        """Draw the position in ``zones`` of each device's zone, int64 [devices].
+        """Draw the index in ``zones`` of each device's zone, int64 [devices].
 
         Draws from ``world/energy/zone``.
         """
@@ -196,7 +196,7 @@ class CarbonSpec(Spec):
 
 
 def _zones(value: object) -> object:
-    """Return the table of the zones; a table without the key ``zones`` is the only zone."""
+    """Return a table with the key ``zones``; a table without this key becomes the only zone."""
     if isinstance(value, dict) and "zones" not in value:
         return {"zones": [value]}
     return value
@@ -208,9 +208,9 @@ Carbon = Annotated[
 
 
 class PlaceSpec(Spec):
-    """Draws of the server and the way to it, or of each place of a tree or graph.
+    """Powers and energies of the server and its network, or of each place of a tree or graph.
 
-    A place is a cell or an attachment node, such as an edge server.
+    A place is a cell, or a node to which devices are attached, such as an edge server.
     """
 
     idle: Watts = 0.0
@@ -221,11 +221,11 @@ class PlaceSpec(Spec):
     """energy of each update that is aggregated at the place."""
 
     def coefficients(self, count: int, overhead: float) -> dict[str, float]:
-        """Coefficients of several places together.
+        """Return the coefficients of ``count`` equal places together.
 
         Args:
-            count: number of places.
-            overhead: bytes on the wire for a byte of payload.
+            count: count of places.
+            overhead: bytes on the wire for each byte of payload.
 
         Returns:
             ``idle_w`` (W), ``update_j`` (J an update) and ``j_byte`` (J a byte of payload).
@@ -238,7 +238,7 @@ class PlaceSpec(Spec):
 
 
 class BatterySpec(Spec):
-    """``[energy.battery]``."""
+    """``[energy.battery]``: capacity, first charge and charging of the devices' batteries."""
 
     capacity: EnergyDistribution
     """energy when full; ``inf J`` for a battery that is never flat."""
@@ -252,7 +252,7 @@ class BatterySpec(Spec):
     """charge at which a device whose battery was flat restarts, 0 to 1."""
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, Floats]:
-        """Draw the batteries of all devices, from ``world/battery``.
+        """Draw capacity, first charge and charging power of each device, from ``world/battery``.
 
         Args:
             streams: random streams of the run.
@@ -280,7 +280,7 @@ class BatterySpec(Spec):
 
 
 def _preset(value: object) -> object:
-    """Return a list of presets; refuse an unknown name."""
+    """Return presets as a list of names; raise ``ValueError`` for an unknown name."""
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list):
         return names
@@ -353,9 +353,9 @@ class EnergySpec(Spec):
         return self
 
     def build(self, context: MeterContext) -> EnergyMeter:
-        """Build the meter of a world; draws from ``world/energy/...``.
+        """Build the energy meter of a world; draws are from ``world/energy/...``.
 
-        The meter counts bytes of payload; its joules a byte include the headers.
+        The meter counts bytes of payload. Its joules per byte include the headers.
 
         Args:
             context: the world in which the meter counts.
@@ -383,7 +383,8 @@ class EnergySpec(Spec):
             columns |= self.battery.draw(context.streams, devices, context.folder)
         edge = self.edge or PlaceSpec()
         setting = {
-            "idle_while": "working",  # when ``idle`` counts: older versions knew ``there`` too
+            # time for which ``idle`` counts; older versions also had ``there``
+            "idle_while": "working",
             "batteries": self.battery is not None,
             "server": self.server.coefficients(1, context.overhead),
             "edge": edge.coefficients(cells or 0, context.overhead),
@@ -392,7 +393,7 @@ class EnergySpec(Spec):
         return EnergyMeter(columns, setting)
 
     def _draw_coefficients(self, context: MeterContext) -> dict[str, AnyArray]:
-        """Draw the ``COEFFICIENTS`` of all devices, float64 [devices] each."""
+        """Draw the ``COEFFICIENTS`` of all devices: name -> float64 [devices]."""
         streams = context.streams
         presets: list[dict[str, float]] = [{}]
         if self.preset is not None:
@@ -424,7 +425,7 @@ class EnergySpec(Spec):
         arrival: Floats,
         root: Path | None,
     ) -> Batteries | None:
-        """The batteries of the devices; None if the scenario has no batteries.
+        """Build the batteries of the devices; return None if the scenario has no batteries.
 
         Args:
             energy: the meter that ``build`` made.
@@ -440,7 +441,7 @@ class EnergySpec(Spec):
         return Batteries(simulation, energy.columns, self.battery.restart, charging, arrival)
 
     def preset_places(self, streams: Streams, devices: int) -> NDArray[np.int64]:
-        """Draw the position in ``preset`` of each device's preset, int64 [devices].
+        """Draw the index in ``preset`` of each device's preset, int64 [devices].
 
         Draws from ``world/energy/preset``.
         """

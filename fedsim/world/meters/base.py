@@ -1,4 +1,4 @@
-"""The base of meters, which count a quantity from the records of a run, and the meters of a run."""
+"""Base class of meters, which count a quantity from the records, and all meters of a run."""
 
 import inspect
 import json
@@ -26,22 +26,22 @@ from fedsim.common.errors import (
 from fedsim.common.streams import Streams
 
 Payloads = tuple[tuple[str, float], ...]
-"""The parts of a message in the order in which they are sent: purpose and bytes of each."""
+"""Parts of a message in the order in which they are sent, each as purpose and bytes."""
 
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 
 DIRECTIONS = {"download": "down", "upload": "up"}
-"""Direction of the message of a step, by the step's name."""
+"""Name of a step -> direction of its message."""
 
 
 class Column(NamedTuple):
-    """A column that a meter adds to a table.
+    """Column that a meter adds to a table.
 
     Attributes:
         name: name of the column, which no other column of the table has.
         unit: unit of its values, such as ``"s"``; empty for a count.
-        about: a line about its values.
+        about: description of its values in one line.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Column(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of a task that is over.
+    """Ended step of a task.
 
     Attributes:
         start, end: begin and end of the step (s).
-        device, task: number of the device and of the task.
+        device, task: index of the device, and ID of the task.
         name: ``download``, ``train``, ``evaluate``, ``compute``, ``upload``, ``encode``,
             ``decode``, ``sleep``, ``start-up`` or ``queue``.
-        outcome: ``done``, or the cause for which the step ended early.
+        outcome: ``done``, or the cause of the step's early end.
         fields: all fields of its record, such as ``epochs``, ``samples`` and ``delivered``.
     """
 
@@ -71,21 +71,21 @@ class Step(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A message that is over, as ``transfers.parquet`` has it.
+    """Ended message, with the columns of ``transfers.parquet``.
 
     Attributes:
         start, end: begin and end of the message (s).
         purpose: names of its contents, joined by ``+``.
         payloads: name and bytes of each content.
-        round, task: numbers of its round and its task; None for none.
+        round, task: index of its round and ID of its task; None if it has no round, or no task.
         device: the sender or receiver; None between parts of the server's side.
         direction: ``up``, ``down`` or ``peer``.
         bytes: size of the message.
         delivered: bytes transferred.
         wire_bytes: bytes transferred on links, with headers.
-        outcome: ``done``, or the cause for which the message ended early.
-        sender, receiver: ends on the server's side other than the server; see ``source`` and
-            ``destination``.
+        outcome: ``done``, or the cause of the message's early end.
+        sender, receiver: names of the sender and receiver if they are on the server's side and not
+            the server itself; see ``source`` and ``destination``.
     """
 
     start: float
@@ -105,21 +105,21 @@ class Transfer(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The sender: ``device 3``, ``edge 1``, ``server`` or another part of the server's side."""
+        """Name of the sender: ``device 3``, ``edge 1``, ``server`` or a part of its side."""
         if self.sender:
             return self.sender
         return "server" if self.direction == "down" else f"device {self.device}"
 
     @property
     def destination(self) -> str:
-        """The receiver: ``device 3``, ``edge 1``, ``server`` or another part of its side."""
+        """Name of the receiver: ``device 3``, ``edge 1``, ``server`` or a part of its side."""
         if self.receiver:
             return self.receiver
         return "server" if self.direction == "up" else f"device {self.device}"
 
 
 def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float) -> Transfer | None:
-    """The message that ends with a record; None if the record ends no message.
+    """Return the message that ends with a record; None if the record ends no message.
 
     Args:
         time: time of the record (s).
@@ -164,7 +164,7 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
 
 
 def _instant_transfer(time: float, fields: Mapping[str, Any]) -> Transfer:
-    """The message of a record ``server-transfer``: between parts of the server, without a link."""
+    """Return the message of a record ``server-transfer``, between parts of the server."""
     purpose = fields["purpose"]
     size = fields["bytes"]
     return Transfer(
@@ -186,10 +186,10 @@ def _instant_transfer(time: float, fields: Mapping[str, Any]) -> Transfer:
 
 
 def ends_of(fields: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Direction, sender and receiver of a message outside of tasks.
+    """Return direction, sender and receiver of a message outside of tasks.
 
     Args:
-        fields: fields of its record, ``edge-transfer`` or ``message``.
+        fields: fields of its record ``edge-transfer`` or ``message``.
     """
     if "source" in fields:
         return "peer", fields["source"], fields["destination"]
@@ -202,15 +202,15 @@ def ends_of(fields: Mapping[str, Any]) -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class MeterContext:
-    """The world in which a meter counts.
+    """Properties of the world in which a meter counts.
 
     Attributes:
-        devices: number of devices.
-        places: number of edge servers or cells; None if the network has none.
+        devices: count of devices.
+        places: count of edge servers or cells; None if the network has neither.
         streams: random streams by name, equal for all strategies.
-        overhead: bytes on the wire for a byte of payload.
-        folder: the folder where relative paths of files begin.
-        powers: draws by kind of device (W), float64 [devices] each.
+        overhead: bytes on the wire for each byte of payload.
+        folder: folder to which paths of files are relative.
+        powers: energy coefficients by the devices' kinds: name -> float64 [devices].
     """
 
     devices: int
@@ -222,7 +222,7 @@ class MeterContext:
 
 
 class Meter:
-    """The base of every meter: it counts something from the records of a run.
+    """Base of every meter, which counts a quantity from the records of a run.
 
     A scenario names a class of your own by its import path in ``[[meters]]``. The parameters of
     its ``__init__`` after ``context`` are keys of that table. A method ``on_KIND(time, fields)``,
@@ -276,53 +276,53 @@ class Meter:
     def __init__(self, context: MeterContext) -> None: ...
 
     def on_step(self, ended: Step) -> None:
-        """Called when a step of a task is over.
+        """Handle a step of a task that has ended.
 
         Args:
             ended: the step.
         """
 
     def on_transfer(self, ended: Transfer) -> None:
-        """Called when a message is over, whole or cut short.
+        """Handle a message that has ended, complete or cut short.
 
         Args:
             ended: the message.
         """
 
     def totals(self, time: float) -> Mapping[str, float | None]:
-        """Return running totals for ``round_columns``.
+        """Return running totals of the columns ``round_columns``.
 
-        The table of rounds has the increase in each round.
+        The table of rounds has the increase of each total in each round.
 
         Args:
             time: the time up to which to count (s).
 
         Returns:
-            Totals by name of the column.
+            Column name -> total; None for an unknown total.
         """
         return {}
 
     def of_devices(self) -> Mapping[str, NDArray[np.float64] | Sequence[float]]:
-        """Totals of each device for ``device_columns``; [devices] each."""
+        """Return the columns ``device_columns``: column name -> total of each device, [devices]."""
         return {}
 
     def close(self, time: float) -> None:
-        """Called when the run is over.
+        """Finish the counts at the end of the run.
 
         Args:
             time: time of the end (s).
         """
 
     def summary(self) -> Mapping[str, object]:
-        """The meter's entry in ``summary.json``; by default the sums over the devices."""
+        """Return the meter's entry in ``summary.json``; by default the sums over the devices."""
         return {name: math.fsum(values) for name, values in self.of_devices().items()}
 
     def files(self) -> Mapping[str, object]:
-        """Return the meter's files: tables by column (``*.parquet``), documents (``*.json``)."""
+        """Return the meter's files by name: tables (``*.parquet``) and documents (``*.json``)."""
         return {}
 
     def snapshot(self) -> dict[str, object]:
-        """State needed to resume a run, for ``restore``."""
+        """Return the state from which ``restore`` restores the meter in a resumed run."""
         return {name: value for name, value in vars(self).items() if name not in self.fixed}
 
     def restore(self, state: Mapping[str, object]) -> None:
@@ -338,14 +338,15 @@ _Listener = Callable[[float, Mapping[str, object]], object]
 
 
 class Meters:
-    """The meters of a run, which all receive every record.
+    """All meters of a run, which receive its records.
 
     Args:
         of_sections: section of the scenario -> its meter.
         own: the user's meters.
 
     Raises:
-        ScenarioError: two of the user's meters have one entry, or a method has wrong parameters.
+        ScenarioError: two of the user's meters have the same entry, or a method has wrong
+            parameters.
     """
 
     def __init__(
@@ -371,14 +372,14 @@ class Meters:
                 self._steps.append((entry, meter))
             if type(meter).on_transfer is not Meter.on_transfer:
                 self._transfers.append((entry, meter))
-        self._starts: dict[int, float] = {}  # of the running step of each task
-        self._last_totals: dict[str, float] = {}  # at the last round
+        self._starts: dict[int, float] = {}  # task -> start of its running step (s)
+        self._last_totals: dict[str, float] = {}  # column -> total at the end of the last round
 
     def __bool__(self) -> bool:
         return bool(self._all)
 
     def _find_listeners(self, kind: str) -> list[tuple[str, _Listener]]:
-        """Find the method ``on_KIND`` of each meter that has one."""
+        """Find the entry and the method ``on_KIND`` of each meter that has this method."""
         name = "on_" + re.sub(r"\W", "_", kind)
         if hasattr(Meter, name):
             return []
@@ -390,7 +391,7 @@ class Meters:
         return listeners
 
     def take(self, record: Record) -> None:
-        """Pass a record on to the meters."""
+        """Pass a record to the meters."""
         time, kind, fields = record
         if kind not in self._listeners:
             self._listeners[kind] = self._find_listeners(kind)
@@ -420,18 +421,18 @@ class Meters:
                 _call(entry, time, meter.on_transfer, transfer)
 
     def columns(self, table: Literal["round", "device"]) -> list[Column]:
-        """Columns that the user's own meters add to a table."""
+        """Return the columns that the user's own meters add to a table."""
         return _columns_of(self._own.values(), table)
 
     def names(self, table: Literal["round", "device"]) -> list[str]:
-        """Names of the columns that all meters add to a table."""
+        """Return the names of the columns that all meters add to a table."""
         return [column.name for column in _columns_of(self._all.values(), table)]
 
     def of_round(self, time: float) -> dict[str, float | None]:
-        """The increase of all totals since the last round, for a round that ends at ``time`` (s).
+        """Return the increase of all totals in a round that ends at ``time`` (s), by column.
 
         Raises:
-            SimulationError: a meter fails, or a total is no finite number.
+            SimulationError: a meter fails, or a total is not a finite number.
         """
         row: dict[str, float | None] = {}
         for entry, meter in self._all.items():
@@ -447,13 +448,13 @@ class Meters:
         return row
 
     def of_devices(self, devices: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-        """The columns of some devices.
+        """Return the device columns of all meters, for some devices.
 
         Args:
-            devices: numbers of the devices, int64 [n].
+            devices: indices of the devices, int64 [n].
 
         Returns:
-            Name -> column, float64 [n] each.
+            Column name -> totals, float64 [n].
         """
         columns = {}
         for entry, meter in self._all.items():
@@ -475,7 +476,7 @@ class Meters:
             _call(entry, time, meter.close, time)
 
     def summary(self) -> dict[str, object]:
-        """The entries of all meters in ``summary.json``; the user's are under ``meters``."""
+        """Return the entries of ``summary.json``, the user's meters under the key ``meters``."""
         entries: dict[str, dict[str, object]] = {}
         for entry, meter in self._all.items():
             entries[entry] = dict(_call(entry, None, meter.summary))
@@ -490,7 +491,7 @@ class Meters:
         return {**entries, "meters": own} if own else {**entries}
 
     def files(self) -> Iterator[tuple[str, Any, Mapping[str, type]]]:
-        """Name, content and column types of each file that a meter adds to the run folder."""
+        """Yield name, content and column types of each file that a meter adds to the run folder."""
         for meter in self._all.values():
             for name, content in meter.files().items():
                 yield name, content, meter.tables.get(name, {})
@@ -517,7 +518,7 @@ def _columns_of(meters: Iterable[Meter], table: Literal["round", "device"]) -> l
 
 
 def _find_total(entry: str, totals: object, name: str) -> float | None:
-    """Find the total of a column in the result of ``Meter.totals``; refuse what is no number."""
+    """Find a column's total in the result of ``Meter.totals``; raise if it is not a number."""
     total = totals.get(name, "nothing") if isinstance(totals, Mapping) else totals
     if total is None:
         return None
@@ -530,7 +531,7 @@ def _find_total(entry: str, totals: object, name: str) -> float | None:
 
 
 def _refuse_wrong_parameters(entry: str, meter: type[Meter]) -> None:
-    """Refuse a method ``on_KIND`` whose parameters are not the time and the fields of a record."""
+    """Raise an error if a method ``on_KIND`` does not have the parameters time and fields."""
     for name, hook in inspect.getmembers(meter, inspect.isfunction):
         if not name.startswith("on_") or hasattr(Meter, name):
             continue

@@ -1,9 +1,9 @@
-"""The ledger of energy: joules by device and phase, and their carbon, counted from the records.
+"""Meter of energy: joules by device and phase and their CO2 emissions, counted from the records.
 
-A device that is on draws ``idle``; ``compute``, ``receive``, ``send`` and ``tail`` are added to it.
-A tail is the time for which the radio stays awake after a transfer, until the device's next one,
-even beyond the run's end. Energy is booked when its phase is over. The server's side has two books,
-``server`` and ``edge``. Carbon intensity may differ by zone and hour.
+A device draws ``idle`` power during a task, and ``compute``, ``receive``, ``send`` and ``tail`` in
+addition. A tail is the time for which the radio stays awake after a transfer, up to the device's
+next transfer, even beyond the run's end. The energy of a phase is added when the phase is over. The
+server's side has the totals ``server`` and ``edge``. Carbon intensity may differ by zone and hour.
 """
 
 import math
@@ -39,11 +39,9 @@ COEFFICIENTS = (
     "tail_w",
     "tail_s",
 )
-"""Coefficients of a device: power (W), energy a byte (J), and the time that the radio stays
-awake (s).
-"""
+"""Names of a device's coefficients: powers (W), energies per byte (J), and length of a tail (s)."""
 Power = Literal["receive", "send", "compute"]
-"""The phases, other than idle and tail, in which a device draws power."""
+"""Phases in which a device draws power, except ``idle`` and ``tail``."""
 POWERS: dict[str, Power] = {
     "download": "receive",
     "upload": "send",
@@ -53,7 +51,7 @@ POWERS: dict[str, Power] = {
     "decode": "compute",
     "encode": "compute",
 }
-"""Name of a step in records -> the power that the device draws during the step.
+"""Name of a step in records -> phase whose power the device draws during the step.
 
 Steps of idle power alone have no entry. The powers of fedsim's own steps are repeated here because
 an audit reads records without loading the steps; a test compares them with the classes of
@@ -64,16 +62,16 @@ _HOUR_S = 3_600.0
 
 
 def computing_steps() -> list[str]:
-    """Names of the steps for which a device computes."""
+    """Return the names of the steps in which a device computes."""
     return [name for name, power in POWERS.items() if power == "compute"]
 
 
 class Zone:
-    """A part of the grid.
+    """Zone of the power grid, with its carbon intensity by hour.
 
     Args:
-        hours: carbon intensity in the 24 hours of the zone's day (g/J).
-        offset: time of the zone's day at the start of the run (s).
+        hours: carbon intensity in each hour of the zone's day (g/J), 24 values.
+        offset: time of day in the zone at the start of the run (s).
     """
 
     def __init__(self, hours: list[float], offset: float) -> None:
@@ -84,7 +82,7 @@ class Zone:
         self._until_hour = [math.fsum(hours[:hour]) * _HOUR_S for hour in range(25)]
 
     def grams(self, joules: float, start: float, end: float) -> float:
-        """Emissions of energy that is drawn evenly over an interval, or at one instant.
+        """Compute the emissions of energy that is drawn evenly over an interval, or at one instant.
 
         Args:
             joules: the energy (J).
@@ -92,7 +90,7 @@ class Zone:
             end: end of the interval (s); equal to ``start`` for an instant.
 
         Returns:
-            Emissions (g).
+            CO2 emissions (g).
         """
         if self._is_constant:
             return joules * self._hours[0]
@@ -113,11 +111,11 @@ class Zone:
 
 
 class EnergyMeter(Meter):
-    """Joules and grams of CO2 of a run.
+    """Meter of the joules and the grams of CO2 of a run.
 
     Args:
-        columns: ``COEFFICIENTS`` and the ``zone`` of each device; [devices] each.
-        setting: settings that are not of a device: ``batteries`` (whether devices have
+        columns: name -> [devices], for all ``COEFFICIENTS`` and the index ``zone``.
+        setting: settings that do not depend on the device: ``batteries`` (whether devices have
             batteries), ``server`` and ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones``
             (``hours`` in g/J and ``offset_s``).
     """
@@ -143,16 +141,17 @@ class EnergyMeter(Meter):
         self._grams = np.zeros(len(columns["zone"]))
         self._books = {phase: np.zeros_like(self._grams) for phase in PHASES}
         self.by_phase = dict.fromkeys((*PHASES, *PLACES), 0.0)
-        # of tasks whose work was not used: not done, or without an epoch that counts
+        # joules of tasks whose work was not used, because they failed or had no epoch that counts
         self.wasted = 0.0
         self.grams: float | None = 0.0 if self._zones else None
         self._places_since = 0.0
-        # of each open task: its begin (s), and the energy that it has drawn beyond idle (J)
+        # running task -> its begin (s), and the energy that it has drawn in addition to idle (J)
         self._tasks: dict[int, tuple[float, float]] = {}
-        self._idlers: dict[int, bool] = {}  # tasks that trained without an epoch that counts
-        # joules of tasks whose updates are at an edge server, and may be lost there
+        # task -> whether it trained without an epoch that counts
+        self._idlers: dict[int, bool] = {}
+        # task -> its joules, for tasks whose updates are at an edge server and may be lost there
         self._at_edges: dict[int, float] = {}
-        # of a device's radio: begin of the tail (s), the task, whether the task is wasted
+        # device -> begin of its radio's tail (s), the task, and whether the task is wasted
         self._tails: dict[int, tuple[float, int, bool]] = {}
 
     def totals(self, time: float) -> dict[str, float | None]:
@@ -173,10 +172,11 @@ class EnergyMeter(Meter):
         return entry
 
     def of_devices(self) -> dict[str, NDArray[np.float64]]:
-        """Totals of each device, float64 [devices] each.
+        """Return the totals of each device.
 
         Returns:
-            Joules of each phase (``idle_j`` and so on), their sum ``joules``, and ``grams``.
+            Column name -> float64 [devices]: joules of each phase (``idle_j`` and so on), their sum
+            ``joules``, and ``grams`` of CO2.
         """
         totals = {f"{phase}_j": joules for phase, joules in self._books.items()}
         totals["joules"] = sum(self._books.values(), np.zeros(len(self._grams)))
@@ -184,7 +184,7 @@ class EnergyMeter(Meter):
         return totals
 
     def files(self) -> dict[str, object]:
-        """Coefficients and totals of devices (``energy.parquet``), the setting (``energy.json``)."""
+        """Return coefficients and totals (``energy.parquet``), and settings (``energy.json``)."""
         devices = np.arange(len(self._grams))
         return {
             TABLE: {"device": devices, **self.columns, **self.of_devices()},
@@ -202,7 +202,7 @@ class EnergyMeter(Meter):
     def _book_places(
         self, places: Sequence[str], coefficient: str, amount: float, start: float, end: float
     ) -> None:
-        """Book ``amount`` times a coefficient of places of the server's side, in the first zone."""
+        """Add energy of the server's side, ``amount`` times a coefficient, in the first zone."""
         for place in places:
             joules = self.setting[place][coefficient] * amount
             self.by_phase[place] += joules
@@ -214,9 +214,9 @@ class EnergyMeter(Meter):
         return coefficient
 
     def _settle(self, time: float, *, over: bool) -> None:
-        """Book the server's idle power up to ``time`` (s), and the tails that have ended.
+        """Add the idle energy of the server up to ``time`` (s), and the energy of ended tails.
 
-        Books all tails if the run is ``over``.
+        If the run is ``over``, the energy of all tails is added.
         """
         self._book_places(PLACES, "idle_w", time - self._places_since, self._places_since, time)
         self._places_since = time
@@ -227,7 +227,7 @@ class EnergyMeter(Meter):
                 self._end_tail(device, time)
 
     def _end_tail(self, device: int, time: float) -> None:
-        """End the tail of a device at ``time`` (s), or when its duration is over."""
+        """Add the energy of a device's tail, which ends by ``time`` (s) at the latest."""
         tail = self._tails.pop(device, None)
         if tail is None:
             return
@@ -238,7 +238,7 @@ class EnergyMeter(Meter):
         self._charge(task, joules, is_wasted)
 
     def _charge(self, task: int, joules: float, is_wasted: bool = False) -> None:
-        """Add joules to a running task; if it has ended and is wasted, to the wasted energy."""
+        """Add joules to a running task, or to the wasted energy if the task is wasted and over."""
         if task in self._tasks:
             begin, drawn = self._tasks[task]
             self._tasks[task] = begin, drawn + joules
@@ -272,7 +272,7 @@ class EnergyMeter(Meter):
         self._charge(task, joules)
 
     def _book_transfer(self, ended: Step, phase: Literal["receive", "send"]) -> float:
-        """Book a message at its places, and begin the tail; returns the device's joules."""
+        """Add the energy of a message at its places, begin the tail, return the device's joules."""
         start, time, device, task, _, outcome, fields = ended
         delivered = fields["delivered"]
         joules: float = (
@@ -329,7 +329,7 @@ class EnergyMeter(Meter):
                 self._tails[device] = begin, task, True
 
     def on_round(self, time: float, fields: Mapping[str, object]) -> None:
-        """Forget tasks that have ended: their updates have left the edge servers."""
+        """Forget ended tasks, because no edge server holds their updates after the round."""
         self._at_edges = {
             task: joules for task, joules in self._at_edges.items() if task in self._tasks
         }

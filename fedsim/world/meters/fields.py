@@ -1,4 +1,4 @@
-"""Fields of records, as far as fedsim's own meters read them."""
+"""Types of the fields of records that fedsim's own meters read."""
 
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
@@ -31,20 +31,20 @@ class BatteryFields(TypedDict):
 
 
 class UpdatesFields(TypedDict):
-    """Fields of ``aggregate`` and ``updates-lost``; ``edge`` if they are at an edge server."""
+    """Fields of ``aggregate`` and ``updates-lost``; ``edge`` is the edge server of the updates."""
 
     tasks: Sequence[int]
     edge: NotRequired[int]
 
 
 class EdgeTransferFields(TypedDict):
-    """Fields of ``edge-transfer``: begin (s), and bytes transferred."""
+    """Fields of ``edge-transfer``: begin of the message (s), and bytes transferred."""
 
     start: float
     delivered: float
 
 
 class ServerTransferFields(TypedDict):
-    """Fields of ``server-transfer``: bytes of the message."""
+    """Fields of ``server-transfer``: size of the message (bytes)."""
 
     bytes: float

@@ -1,4 +1,8 @@
-"""The bill of ``[costs]``, and meters of the user's own, which a scenario names by import path."""
+"""Prices of ``[costs]`` and their bill, and meters of a user; times are in ``federation/costs.py``.
+
+A scenario names a meter of a user by its import path. ``federation/costs.py`` has the computing
+times of the server, ``[server]``.
+"""
 
 import math
 from functools import cache
@@ -22,18 +26,18 @@ _ITEMS = ("hours", "gigabytes", "requests", "tasks")
 
 
 class Prices(Spec):
-    """Rates of a kind of endpoint, in the currency of the bill."""
+    """Prices of one kind of endpoint, in the currency of the bill."""
 
     per_hour: Price = 0.0
     """price of an hour: for a device during its tasks, else from the start of the run."""
     per_gigabyte: Price = 0.0
     """price of 10^9 bytes that the endpoint sends, with headers."""
     per_request: Price = 0.0
-    """price of a message that the endpoint sends, whole or cut short."""
+    """price of each message that the endpoint sends, complete or cut short."""
 
 
 class DevicePrices(Prices):
-    """Rates of a device."""
+    """Prices of a device, which has a price of each task beside the prices of all endpoints."""
 
     per_task: Price = 0.0
     """price of a task, however it ends."""
@@ -55,7 +59,7 @@ class CostsSpec(Spec):
     """prices of the server."""
 
     def build(self, context: MeterContext) -> "Bill":
-        """The bill of a run.
+        """Build the bill of a run.
 
         Args:
             context: the world in which the bill counts.
@@ -72,9 +76,10 @@ class CostsSpec(Spec):
 
 
 class Bill(Meter):
-    """The costs of a run.
+    """Meter of the costs of a run, by the prices of ``[costs]``.
 
-    A task or a message is booked when it is over, hours of the server's side as they pass.
+    The meter adds the price of a task or a message when it ends, and the hours of the server's side
+    as time passes.
     """
 
     round_columns = (
@@ -155,14 +160,14 @@ def _kind_of(endpoint: str) -> str:
 
 
 class MeterSpec(Spec):
-    """The table of a user's meter: its class and its parameters."""
+    """Base of the table of a user's meter, which has the class of the meter and its parameters."""
 
     meter_class: ClassVar[type[Meter]] = Meter
 
     kind: str
 
     def build(self, context: MeterContext) -> Meter:
-        """Make the meter with the parameters of the table.
+        """Construct the user's meter with the parameters of the table.
 
         Args:
             context: the world in which the meter counts.
@@ -189,7 +194,7 @@ class _MeterRegistry(Registry):
 
 @cache
 def _spec_of(meter_class: type[Meter], kind: str) -> type[MeterSpec]:
-    """Make the table of a class of meters: the parameters of its ``__init__`` are keys."""
+    """Make the table class of a class of meters; parameters of its ``__init__`` become keys."""
     keys, is_open = keys_of(meter_class)
     if is_open:
         raise ScenarioError(

@@ -1,4 +1,4 @@
-"""Flows between any two endpoints, which share links by max-min fairness."""
+"""Network models, in which flows between two endpoints share links by max-min fairness."""
 
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.flow import Flow

@@ -1,4 +1,4 @@
-"""Endpoints and the routes between them: numbers, names, latencies, links and their built rates."""
+"""Endpoints of a network and the routes between them, with names, latencies and built rates."""
 
 import math
 import re
@@ -18,14 +18,15 @@ from fedsim.world.network.protocol import Transport
 Direction = Literal["down", "up"]  # down: to a device, up: from it
 
 SERVER = -1
-"""The server's number.
+"""Endpoint ID of the server.
 
-Devices have the numbers from 0, edge servers those after all devices, hosts those after these.
+The endpoint ID of a device is its index. The IDs of edge servers follow the IDs of all devices, and
+the IDs of hosts follow the IDs of all edge servers.
 """
 
 
 def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]:
-    """Source and destination of a message between a device and the endpoint ``at``."""
+    """Return source and destination ID of a message between a device and the endpoint ``at``."""
     return (at, device) if direction == "down" else (device, at)
 
 
@@ -38,16 +39,16 @@ def _find_wrong_route(links: Sequence[str], network: "Endpoints", *_: object, **
 
 
 class Endpoints(ABC):
-    """Senders and receivers of a network, and the links between them.
+    """Base of ``Network`` with the senders and receivers, and the links between them.
 
     Each device has its own link in each direction. A flow's latency is the sum of the latencies of
-    both ends, and of both ends' edge servers unless both have the same edge server.
+    source and destination, and of the edge servers of both unless they have the same edge server.
 
     Args:
-        links: name -> capacity of each shared link, bytes/s, infinity allowed.
-        down, up: rates of the devices' own links, bytes/s, above 0, infinity allowed; float64
+        links: name -> capacity of each shared link (bytes/s), which may be infinite.
+        down, up: rates of the devices' own links (bytes/s), above 0, which may be infinite; float64
             [devices].
-        latency: latency of each device before the first byte leaves (s), which loads no link;
+        latency: time of each device before the first byte leaves (s), during which no link is used;
             float64 [devices].
         transport: the protocol, and the streams of its draws.
         edge_latency: latency between each edge server and the server (s); float64 [edge servers].
@@ -55,12 +56,13 @@ class Endpoints(ABC):
         hosts: names of further endpoints, which have no latency.
 
     Attributes:
-        devices, endpoints: number of devices, and of endpoints without the server.
-        hosts: name -> number of each.
+        devices, endpoints: count of devices, and of endpoints except the server.
+        hosts: name -> endpoint ID of each host.
         access: built rates of the devices' own links, ``down`` and ``up`` (bytes/s), float64
             [devices] each.
         latencies: ``latency_s`` between the server and each device (s), float64 [devices].
-        repeats: number of devices after which the routes to the server repeat; None: all differ.
+        repeats: period, in device indices, with which the routes to the server repeat; None if
+            all routes differ.
 
     Raises:
         SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays
@@ -89,7 +91,7 @@ class Endpoints(ABC):
         self.hosts = {name: servers + number for number, name in enumerate(hosts)}
         self.endpoints = servers + len(hosts)
         self.access: dict[Direction, Floats] = {"down": down, "up": up}
-        # not on the clock's grid: weights depend on it, and a tick is much of a short latency
+        # Not on the clock's grid, because weights depend on latencies, which may be a few ticks.
         self._own_latency = latency
         self.latencies: Floats = each(
             in_ticks, latency if edges is None else latency + self._edge_latency[edges]
@@ -101,17 +103,17 @@ class Endpoints(ABC):
     def route(self, source: int, destination: int) -> Sequence[str]:
         """Return the names of the shared links between two endpoints.
 
-        The devices' own links are not among them.
+        The result does not include the devices' own links.
 
         Args:
-            source, destination: numbers of the endpoints.
+            source, destination: IDs of the endpoints.
         """
 
     def edge_at(self, endpoint: int) -> int | None:
-        """Return the number of the edge server at an endpoint; None for other endpoints.
+        """Return the index of the edge server at an endpoint; None for other endpoints.
 
         Args:
-            endpoint: number of the endpoint.
+            endpoint: ID of the endpoint.
         """
         edge = endpoint - self.devices
         return edge if 0 <= edge < len(self._edge_latency) else None
@@ -120,7 +122,7 @@ class Endpoints(ABC):
         """Return the name of an endpoint in records.
 
         Args:
-            endpoint: number of the endpoint.
+            endpoint: ID of the endpoint.
 
         Returns:
             ``server``, ``device 7``, ``edge 3``, or the name of a host.
@@ -171,20 +173,20 @@ class Endpoints(ABC):
         """Return the devices of a cell, or at a place of ``attach``.
 
         Args:
-            place: number of the cell or of the place.
+            place: index of the cell or of the place.
 
         Raises:
             SimulationError: there is no such cell or place.
         """
         raise SimulationError(f"there is no cell {place}: the network has none")
 
-    # Latencies.
+    # latencies
 
     def latency_s(self, source: int, destination: int) -> float:
         """Return the delay before a flow's first byte leaves, on the clock's grid (s).
 
         Args:
-            source, destination: numbers of the endpoints.
+            source, destination: IDs of the endpoints.
         """
         device = destination if source == SERVER else source
         if (source == SERVER or destination == SERVER) and device < self.devices:
@@ -193,7 +195,7 @@ class Endpoints(ABC):
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
         seconds = 0.0
-        places = []  # each end's edge server, or the end itself
+        places = []  # for source and destination: its edge server, or itself
         for end in (source, destination):
             place = end
             if 0 <= end < self.devices:
@@ -212,19 +214,19 @@ class Endpoints(ABC):
         The time lies on the clock's grid.
 
         Args:
-            source, destination: numbers of the endpoints.
+            source, destination: IDs of the endpoints.
         """
         return on_grid(2 * self.latency_s(source, destination) + self._protocol.round_trip)
 
-    # Messages that are alone on their way.
+    # times of messages that share no link with another message
 
     def nominal_s(
         self, device: int, direction: Direction, size: float, *, near: bool = False
     ) -> float:
-        """Time (s) of a message over a device's own link alone.
+        """Return the time (s) of a message if only the device's own link limits its rate.
 
         Args:
-            device: number of the device.
+            device: index of the device.
             direction: the direction of the message.
             size: payload (bytes).
             near: whether the other end is the device's edge server, instead of the server.
@@ -240,7 +242,7 @@ class Endpoints(ABC):
     def all_alone_s(
         self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL
     ) -> Floats:
-        """Times (s) of messages that are alone on their links; float64 [devices].
+        """Return the times (s) of messages that share no link with another; float64 [devices].
 
         Args:
             direction: the direction of the messages.
@@ -258,14 +260,14 @@ class Endpoints(ABC):
         """Return the latency between each device and its edge server (s), float64 [devices].
 
         Args:
-            devices: the devices.
+            devices: slice of the devices.
         """
         return each(in_ticks, self._own_latency[devices])
 
-    # Rates, as they were built.
+    # built rates
 
     def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
-        """Return the rates of single flows between the server and each device.
+        """Return the rate of a flow between the server and each device if no other flow is running.
 
         Args:
             direction: ``down`` or ``up``.
@@ -288,7 +290,7 @@ class Endpoints(ABC):
         """Return the shared links between two endpoints.
 
         Args:
-            source, destination: numbers of the endpoints.
+            source, destination: IDs of the endpoints.
 
         Returns:
             Name and capacity (bytes/s) of each link.
@@ -305,7 +307,7 @@ class Endpoints(ABC):
         """Return the devices' own links on a route.
 
         Args:
-            source, destination: numbers of the endpoints.
+            source, destination: IDs of the endpoints.
 
         Returns:
             Name and rate (bytes/s) of each link.
@@ -318,7 +320,7 @@ class Endpoints(ABC):
         return links
 
     def own_rate(self, source: int, destination: int) -> float:
-        """The least built rate of the devices' own links on a route (bytes/s)."""
+        """Return the least built rate of the devices' own links on a route (bytes/s)."""
         rate = math.inf
         if 0 <= source < self.devices:
             rate = self.access["up"].item(source)
@@ -327,7 +329,7 @@ class Endpoints(ABC):
         return rate
 
     def built_rate(self, link: str) -> float:
-        """Built capacity of a link (bytes/s).
+        """Return the built capacity of a link (bytes/s).
 
         Args:
             link: name of a shared link, or a device's own link such as ``device 7 up``.
@@ -349,7 +351,7 @@ class Endpoints(ABC):
 
 
 def in_ticks(seconds: Floats) -> Floats:
-    """Times on the clock's grid (s)."""
+    """Round times (s) to the clock's grid."""
     ticks: Floats = np.rint(seconds / TICK_S) * TICK_S
     return ticks
 

@@ -1,6 +1,6 @@
-"""Sharing rules of links: their protocol, and max-min fairness over any links.
+"""Sharing rules of links: the interface ``Sharing``, and the max-min fair rule ``Filling``.
 
-``Filling`` computes the rates of all flows again at each change, in numpy.
+``Filling`` works for any links, and computes the rates of all flows at each change, in numpy.
 """
 
 import math
@@ -11,19 +11,20 @@ import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
 
-_ROUNDING = 4  # flows whose ends differ by at most this many last bits end together
+_ROUNDING = 4  # last bits by which ends may differ that count as equal
 
 Route = Iterable[tuple[str, float]]
-"""The links of a flow: the name, and the present rate of each (bytes/s)."""
+"""Links of a flow, as name and present rate (bytes/s) of each link."""
 
 
 class Sharing(Protocol):
-    """A sharing rule at work on a set of links, in bytes on the wire.
+    """Sharing rule of a set of links, with the flows on them; sizes are in bytes on the wire.
 
-    Its attributes are plain data, which a snapshot holds.
+    All attributes are plain data, so that a snapshot can store the object.
 
     Attributes:
-        next_end: end of the next flow if nothing changes (s, exact); infinity without flows.
+        next_end: end of the next flow to end if nothing changes (s, exact); infinity if there are
+            no flows.
         changed: whether flows or links have changed since the last ``share``.
     """
 
@@ -43,12 +44,12 @@ class Sharing(Protocol):
         """Add a flow.
 
         Args:
-            flow_id: number of the flow.
+            flow_id: ID of the flow.
             size: bytes of the flow on the wire.
-            cap: its highest rate, apart from the links' (bytes/s).
+            cap: highest rate of the flow, in addition to the limits by its links (bytes/s).
             now: the time (s).
-            weight: its weight in the links' shares.
-            sent: bytes of the flow that have been sent before.
+            weight: weight of the flow in the sharing of links.
+            sent: bytes of the flow that were sent earlier.
             route: name and capacity (bytes/s) of each of its links.
         """
 
@@ -56,22 +57,22 @@ class Sharing(Protocol):
         """Remove a flow before its end.
 
         Args:
-            flow_id: number of the flow.
+            flow_id: ID of the flow.
             now: the time (s).
         """
 
     def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
-        """Give a running flow another cap.
+        """Change the cap of a running flow.
 
         Args:
-            flow_id: number of the flow.
+            flow_id: ID of the flow.
             size: bytes of the flow on the wire.
             cap: its highest rate (bytes/s).
             now: the time (s).
         """
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
-        """Give a link another capacity.
+        """Change the capacity of a link.
 
         Args:
             link: name of the link.
@@ -80,27 +81,27 @@ class Sharing(Protocol):
         """
 
     def share(self, now: float) -> None:
-        """Share the links again among the running flows.
+        """Compute the rates of all running flows after changes.
 
         Args:
             now: the time (s).
         """
 
     def advance(self, until: float) -> list[tuple[float, int]]:
-        """Carry out all ends of flows up to a time.
+        """Remove all flows that end up to a time.
 
         Args:
             until: the time (s).
 
         Returns:
-            Exact end (s) and number of each flow that has ended.
+            Exact end (s) and ID of each removed flow.
         """
 
     def sent(self, flow_id: int, at: float) -> float:
         """Return the bytes that a running flow has sent.
 
         Args:
-            flow_id: number of the flow.
+            flow_id: ID of the flow.
             at: a time between the last change and the next end (s).
         """
 
@@ -108,12 +109,12 @@ class Sharing(Protocol):
         """Return the rate of a running flow (bytes/s).
 
         Args:
-            flow_id: number of the flow.
+            flow_id: ID of the flow.
         """
 
 
 def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Floats:
-    """Weighted max-min fair rates of flows over shared links.
+    """Compute the weighted max-min fair rates of flows over shared links.
 
     Each iteration offers every flow the least share, per unit of weight, of its links. Shares only
     rise, so two kinds of flows are settled: a flow whose cap is within its offer, and a flow on a
@@ -123,7 +124,7 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
     Args:
         capacity: capacity of each link (bytes/s), float64 [links]; infinite for the link that
             pads routes.
-        routes: numbers of the links of each flow, padded; int64 [flows, hops].
+        routes: indices of the links of each flow, padded to equal length; int64 [flows, hops].
         caps: largest rate of each flow (bytes/s), which may be infinite if a link is finite;
             float64 [flows].
         weights: weight of each flow, above 0; float64 [flows]. A flow of weight w is served as w
@@ -155,15 +156,15 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
 
 
 class Filling:
-    """Flows over any links, shared by ``max_min`` at each change.
+    """Sharing rule for any links, which calls ``max_min`` at each change.
 
-    A link is registered with its first flow.
+    A link is added together with its first flow.
     """
 
     def __init__(self) -> None:
         self.next_end = math.inf
         self.changed = False
-        self._links: dict[str, int] = {}  # name -> number, from 1; 0 pads routes
+        self._links: dict[str, int] = {}  # name -> index from 1; index 0 pads routes
         self._capacity = [math.inf]
         self._since = 0.0
         self._id = np.empty(0, dtype=np.int64)
@@ -214,7 +215,7 @@ class Filling:
         self.changed = False
         self._move(now)
         if self._leaving:
-            self._keep(~np.isin(self._id, self._leaving))
+            self._select_rows(~np.isin(self._id, self._leaving))
             self._leaving.clear()
         if self._entering:
             ids, sizes, sent, caps, weights, routes = zip(*self._entering, strict=True)
@@ -228,7 +229,7 @@ class Filling:
         self._fill()
 
     def _add_routes(self, routes: Sequence[list[int]]) -> None:
-        """Append rows to the table of routes, and pad all its rows to one length."""
+        """Append routes (indices of links) to ``_routes``, and pad all rows to one length."""
         before = self._route.shape[1]
         hops = max(before, *map(len, routes))
         padded = np.pad(self._route, ((0, 0), (0, hops - before)))
@@ -242,7 +243,7 @@ class Filling:
             over = self._end <= now + _ROUNDING * math.ulp(now)
             ended.extend((now, flow_id) for flow_id in self._id[over].tolist())
             self._move(now)
-            self._keep(~over)
+            self._select_rows(~over)
             self._fill()
         return ended
 
@@ -257,7 +258,7 @@ class Filling:
         self._sent += self._rate * (now - self._since)
         self._since = now
 
-    def _keep(self, rows: Flags) -> None:
+    def _select_rows(self, rows: Flags) -> None:
         self._id = self._id[rows]
         self._size = self._size[rows]
         self._sent = self._sent[rows]
@@ -268,13 +269,14 @@ class Filling:
     def _fill(self) -> None:
         capacity = self._capacity
         route = self._route
-        if len(capacity) > route.size:  # consider only links in use
+        if len(capacity) > route.size:  # many unused links, which are left out
             used, numbers = np.unique(route, return_inverse=True)
             capacity = [capacity[link] for link in used.tolist()]
             route = numbers.reshape(route.shape)
         self._rate = max_min(np.array(capacity), route, self._cap, self._weight)
         missing = np.maximum(self._size - self._sent, 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):  # a link may carry nothing for a while
+        # the capacity of a link may be 0 in an outage
+        with np.errstate(divide="ignore", invalid="ignore"):
             self._end = self._since + missing / self._rate
         self._end[self._rate == 0] = math.inf
         self.next_end = float(self._end.min()) if self._end.size else math.inf

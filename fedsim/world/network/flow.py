@@ -1,4 +1,4 @@
-"""A flow: one transfer of bytes between two endpoints."""
+"""Flow, one transfer of bytes between two endpoints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,22 +7,23 @@ from typing import ClassVar
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """A transfer between two endpoints, running or ended.
+    """Transfer of bytes between two endpoints, running or ended.
 
     Attributes:
-        id: the order of its start among all flows of the network.
-        source, destination: numbers of its endpoints.
+        id: index of the flow among all flows of the network, in order of their starts.
+        source, destination: IDs of its endpoints.
         started: time of its start (s).
-        done: called when its last byte has arrived.
+        done: function that is called when its last byte has arrived.
         weight: its weight in the sharing of links; 1 unless the protocol has weights.
         size, wire: bytes of payload, and bytes on the links, headers included.
-        ended: when the last byte came, or when it was cancelled (s, exact, not on the grid);
-            None until then.
-        sent: bytes of payload delivered at the end; 0 until then (see ``Network.sent``).
+        ended: time of its last byte or of its cancellation (s, exact, not on the grid); None while
+            it is running.
+        sent: payload that was delivered by its end (bytes); 0 while it is running (see
+            ``Network.sent``).
     """
 
     not_saved: ClassVar[tuple[str, ...]] = ("done",)
-    """Fields that a snapshot omits: the sender of the flow brings them back."""
+    """Fields that a snapshot omits; the sender of the flow sets them after a restore."""
 
     id: int
     source: int

@@ -1,12 +1,12 @@
 """Flows of any network: latencies, starts, ends, and the order of notifications.
 
-Rates change only where a flow enters or ends, so the next end is known exactly. The network wakes
-at the first tick at or after it and carries out all ends before now, each at its exact time. All
-changes of one instant are one ``solve``.
+Rates change only when a flow starts or ends, so the time of the next end is known exactly. The
+network wakes at the first clock tick at or after this end, and carries out all earlier ends, each
+at its exact time. One call of ``solve`` handles all changes of an instant.
 
-A device's own link is a cap of its flow's rate until the first flow that shares an own link, or
-takes two of them. That flow makes the network *general*: own links become links like all others,
-shared by ``Filling``.
+At first, a device's own link is only a cap on the rate of its flow. The first flow that shares an
+own link with another flow, or takes two own links, makes the network *general*: from then own links
+are shared by ``Filling``, as all other links.
 """
 
 import math
@@ -27,26 +27,27 @@ from fedsim.world.network.protocol import PLAIN, Transport
 from fedsim.world.network.standstill import PATIENCE_S, standstill_error
 from fedsim.world.network.windows import Windows, WindowsState
 
-# numbers of the alarms "network"
+# values of ``number`` in alarms of the kind "network"
 _WAKEUP = 0
 _STANDSTILL = 1
 _ID = attrgetter("id")
-_ROUNDING = 1e-12  # so little below its window's rate a flow still runs at it
+_ROUNDING = 1e-12  # relative gap below which a flow's rate equals the rate of its window
 
 
 class Network(Endpoints):
-    """Flows between any two endpoints, which share links by weighted max-min fairness.
+    """Network of flows between any two endpoints, which share links by weighted max-min fairness.
 
-    A network of your own is a subclass with a ``route``. Sizes and sent bytes are payload; rates
-    and capacities are bytes on the wire. In slow start a flow's window caps its rate and doubles
-    every round trip, until it did not limit the flow. A flow whose exact end is at or before now
-    has ended. Arguments are those of ``Endpoints``; ``sharing`` makes the rule that shares the
-    links.
+    A user's network is a subclass that defines ``route``. Sizes and sent bytes are payload, rates
+    and capacities are bytes on the wire. In slow start, a flow's window caps its rate and doubles
+    every round trip, until a round trip in which it did not limit the flow. A flow whose exact end
+    is at or before now has ended. The arguments are the arguments of ``Endpoints``, and
+    ``sharing``, a function that makes a sharing rule.
 
     Attributes:
-        limits: name -> rate now of each link whose rate differs from the built one, bytes/s.
-        overhead: bytes on the wire for a byte of payload.
-        on_shared: called, if set, when the links have been shared again.
+        limits: link name -> present rate (bytes/s), for links whose rate differs from the built
+            rate.
+        overhead: bytes on the wire for each byte of payload.
+        on_shared: function that is called after rates have changed; None for no call.
     """
 
     def __init__(
@@ -71,56 +72,62 @@ class Network(Endpoints):
         self._sharing = sharing
         self._rules = [sharing()]
         self._general = False
-        self._crowded = False  # whether it has to become general by the next solve
-        self._sending: set[int] = set()  # endpoints, until it is general
+        self._crowded = False  # whether the next ``solve`` must make the network general
+        # endpoints with a flow on their own link; unused in a general network
+        self._sending: set[int] = set()
         self._receiving: set[int] = set()
         self._started = 0
-        self._flows: dict[int, Flow] = {}  # that have not ended
-        # of these by destination, from devices and other ends but the server
+        self._flows: dict[int, Flow] = {}  # flow ID -> flow, for flows that have not ended
+        # destination -> count of these flows, except flows from the server
         self._uploads: Counter[int] = Counter()
         self._in_latency: dict[int, Alarm] = {}
-        self._entering: dict[int, Flow] = {}  # since the last solve
-        self._leaving: list[Flow] = []  # cancelled since the last solve
+        # flow ID -> flow that has entered since the last ``solve``
+        self._entering: dict[int, Flow] = {}
+        self._leaving: list[Flow] = []  # flows that were cancelled since the last ``solve``
         self._running: dict[int, Flow] = {}
-        self._arrived: list[Flow] = []  # ended, without a notice so far
+        self._arrived: list[Flow] = []  # ended flows whose ``done`` is still to be called
         self._wakeup: Alarm | None = None
         self._unsettled = False
         self.limits: dict[str, float] = {}
         self.on_shared: Callable[[], None] | None = None
         self._standstill: Alarm | None = None
-        self._changed: list[str] = []  # links, since the last solve
+        # names of links whose rate has changed since the last ``solve``
+        self._changed: list[str] = []
         self._streams = transport.streams
         self.overhead = self._protocol.overhead
         self._weighs = self._protocol.weighs
         self._slow_start = self._protocol.slow_start
-        # how many each endpoint has begun, where flows have weights
+        # endpoint -> count of its flows so far, if flows have weights
         self._transfers: dict[int, int] = {}
         self._windows = Windows(self._protocol.window)
 
     def _rule(self, flow: Flow) -> Sharing:
         return self._rules[0]
 
-    def _now(self, links: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    def _apply_limits(self, links: list[tuple[str, float]]) -> list[tuple[str, float]]:
         if not self.limits:
             return links
         return [(name, self.limits.get(name, rate)) for name, rate in links]
 
     def _links_of(self, flow: Flow, *, own: bool = True) -> list[tuple[str, float]]:
-        """A flow's links, with the devices' own or without: name and rate now (bytes/s)."""
+        """Return name and present rate (bytes/s) of a flow's links.
+
+        ``own`` says whether the devices' own links are included.
+        """
         links = self.links_between(flow.source, flow.destination)
         if own:
             links = [*links, *self.own_links(flow.source, flow.destination)]
-        return self._now(links)
+        return self._apply_limits(links)
 
     def _own_rate(self, flow: Flow) -> float:
-        """Least rate now of the devices' own links on a flow's way (bytes/s)."""
+        """Return the least present rate of the devices' own links on a flow's route (bytes/s)."""
         if not self.limits:
             return self.own_rate(flow.source, flow.destination)
-        links = self._now(self.own_links(flow.source, flow.destination))
+        links = self._apply_limits(self.own_links(flow.source, flow.destination))
         return min([rate for _, rate in links], default=math.inf)
 
     def _cap(self, flow: Flow) -> float:
-        """Largest rate of a flow now, apart from the links of the sharing rule (bytes/s)."""
+        """Return the largest rate of a flow now by its window and own links (bytes/s)."""
         window = self._windows.rate(flow.id) if self._slow_start else math.inf
         return window if self._general else min(window, self._own_rate(flow))
 
@@ -129,7 +136,7 @@ class Network(Endpoints):
             return False
         return all(capacity == math.inf for _, capacity in self._links_of(flow))
 
-    # Changes. They are taken in at the end of the instant, all at once.
+    # changes, which take effect together at the end of the instant
 
     def send(
         self,
@@ -139,17 +146,18 @@ class Network(Endpoints):
         done: Callable[[], None],
         waited: float = 0.0,
     ) -> Flow:
-        """Send bytes from one endpoint to another.
+        """Start a flow of bytes from one endpoint to another.
 
-        Latency is paid first. A flow of size 0, or one that no link limits, takes the latency
-        alone.
+        The first byte leaves after the latency. A flow of size 0, or without a link that limits its
+        rate, takes only the latency.
 
         Args:
-            source: number of the sender.
-            destination: number of the receiver.
+            source: endpoint ID of the sender.
+            destination: endpoint ID of the receiver.
             size: payload (bytes).
-            done: called when the last byte has arrived, never from within this call.
-            waited: time (s) behind another flow on the same connection, which lessens the latency.
+            done: function that is called when the last byte has arrived, never during this call.
+            waited: time (s) that the bytes have waited for another flow on the same connection,
+                which is subtracted from the latency.
 
         Returns:
             The flow.
@@ -181,7 +189,7 @@ class Network(Endpoints):
         self._started += 1
         self._uploads[destination] += source >= 0
         if not self._general:
-            self._take(source, destination)
+            self._occupy_links(source, destination)
         latency = self.latency_s(source, destination)
         if waited:
             latency = on_grid(latency - waited)
@@ -192,8 +200,8 @@ class Network(Endpoints):
             self._unsettle()
         return flow
 
-    def _take(self, source: int, destination: int) -> None:
-        """Note the own links that a flow takes; the network may have to become general."""
+    def _occupy_links(self, source: int, destination: int) -> None:
+        """Mark the endpoints of a flow as busy, and the network as general if a link is shared."""
         sends = 0 <= source < self.devices
         receives = 0 <= destination < self.devices
         shares_up = sends and (receives or source in self._sending)
@@ -219,7 +227,7 @@ class Network(Endpoints):
         self._rule(flow).enter(flow.id, flow.wire, cap, now, flow.weight, sent, route)
 
     def cancel(self, flow: Flow) -> None:
-        """Send no more bytes of a flow; its ``done`` is never called.
+        """Cancel a flow; it sends no more bytes, and its ``done`` is never called.
 
         Has no effect on a flow that has ended, or that ends at this instant.
 
@@ -243,7 +251,7 @@ class Network(Endpoints):
         self._end(flow, now, sent)
 
     def finish(self, flow: Flow) -> bool:
-        """End a flow that is complete but for the rounding of times, without calling ``done``.
+        """End a flow that is complete within the rounding of times, without a call of ``done``.
 
         Args:
             flow: the flow.
@@ -267,7 +275,7 @@ class Network(Endpoints):
         return is_due
 
     def limit(self, link: str, rate: float | None) -> None:
-        """Give a link another rate from now on.
+        """Change the rate of a link from this instant.
 
         Args:
             link: name of the link.
@@ -282,7 +290,7 @@ class Network(Endpoints):
         self._unsettle()
 
     def solve(self) -> None:
-        """Share the links after all changes of this instant, and set the alarm of the next end."""
+        """Share the links after all changes of this instant, and set the alarm for the next end."""
         self._unsettled = False
         now = self._simulation.now
         self._advance(now)
@@ -312,7 +320,7 @@ class Network(Endpoints):
             self.on_shared()
 
     def _start_entering(self, now: float) -> None:
-        """Start the flows whose latency is over; a flow that takes no time arrives at once."""
+        """Start the flows whose latency is over; end the flows that no link limits at once."""
         for flow in self._entering.values():
             if self._slow_start and flow.size > 0:
                 round_trip = self.round_trip_s(flow.source, flow.destination)
@@ -330,7 +338,8 @@ class Network(Endpoints):
         for flow in unlimited:
             self._rule(flow).leave(flow.id, now)
             self._arrive(self._running.pop(flow.id), now)
-        capped: dict[str, Flow] = {}  # own links that are caps, and no links of the rule
+        # own link -> flow whose rate it caps, in a network that is not general
+        capped: dict[str, Flow] = {}
         if not self._general:
             for flow in self._running.values():
                 for link, _ in self.own_links(flow.source, flow.destination):
@@ -345,7 +354,7 @@ class Network(Endpoints):
         self._changed.clear()
 
     def _weight(self, source: int, destination: int) -> float:
-        """Weight of the transfer that begins now, drawn by its device and transfer count."""
+        """Draw the weight of the transfer that begins now, by device and index of the transfer."""
         comes_down = source == SERVER or (
             source >= self.devices and 0 <= destination < self.devices
         )
@@ -360,7 +369,7 @@ class Network(Endpoints):
         return weight
 
     def _widen(self, now: float) -> None:
-        """Double the windows whose round trip is over; drop those that did not limit their flow."""
+        """Double the windows whose round trip is over, or close windows that limited no flow."""
         for flow_id, window in self._windows.take_due(now):
             flow = self._running[flow_id]
             rule = self._rule(flow)
@@ -370,10 +379,12 @@ class Network(Endpoints):
                 self._windows.widen(flow_id, 2 * window, now + round_trip)
             rule.recap(flow_id, flow.wire, self._cap(flow), now)
 
-    # Readings. They change nothing.
+    # queries, which do not change the network
 
     def sent(self, flow: Flow) -> float:
-        """Return the bytes delivered up to now, exact at any point within an instant.
+        """Return the payload of a flow that was delivered up to now (bytes).
+
+        The result is exact at any point within an instant.
 
         Args:
             flow: the flow.
@@ -395,9 +406,9 @@ class Network(Endpoints):
         return 0.0 if rule is None else rule.rate(flow.id)
 
     def _as_of_now(self, flow: Flow) -> Sharing | None:
-        """The rule of a running flow after all ends up to now; None if the flow has ended.
+        """Return the sharing rule of a flow, advanced to now; None if the flow has ended.
 
-        The rule is a copy if any flow has ended since the last solve.
+        The result is a copy if any flow has ended since the last ``solve``.
         """
         rule = self._rule(flow)
         now = self._simulation.now
@@ -415,7 +426,7 @@ class Network(Endpoints):
             if rule.next_end <= now:
                 for end, flow_id in rule.advance(now):
                     self._arrive(self._running.pop(flow_id), end)
-            if not rule.next_end > now:  # also if it is not a number
+            if not rule.next_end > now:  # true for NaN too
                 raise SimulationError(
                     f"the sharing rule {type(rule).__name__} was advanced to {now!r} s, and says "
                     f"that the next end of a flow is {rule.next_end!r} s; allowed is a later time"
@@ -435,10 +446,10 @@ class Network(Endpoints):
         self._sending.discard(flow.source)
         self._receiving.discard(flow.destination)
 
-    # Snapshots, between two instants.
+    # snapshots between two instants
 
     def snapshot(self) -> dict[str, Any]:
-        """The state for ``restore``."""
+        """Return the state from which ``restore`` restores the network."""
         return {
             "started": self._started,
             "flows": self._flows,
@@ -451,7 +462,7 @@ class Network(Endpoints):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore all but each flow's ``done``, which its sender sets, and alarms.
+        """Restore the state, except alarms, and except ``Flow.done``, which each sender sets.
 
         Args:
             state: a snapshot of the network.
@@ -471,24 +482,24 @@ class Network(Endpoints):
             vars(rule).update(saved)
         if not self._general:
             for flow in self._flows.values():
-                self._take(flow.source, flow.destination)
+                self._occupy_links(flow.source, flow.destination)
 
     def _set_entry(self, number: int, when: float) -> None:
-        """Set the alarm at which a flow's first byte leaves (s)."""
+        """Set the alarm at ``when`` (s), at which the first byte of the flow ``number`` leaves."""
         self._in_latency[number] = self._env.at(
             ("latency", number), when, partial(self._admit, self._flows[number])
         )
 
     def _set_network_alarm(self, number: int, when: float) -> None:
-        """Set the alarm of the next end of a flow, or of a standstill of all flows (s)."""
+        """Set the alarm ``number`` at ``when`` (s): the next end of a flow, or a standstill."""
         name = ("network", number)
         if number == _STANDSTILL:
             self._standstill = self._env.at(name, when, self._refuse_standstill)
         else:
-            self._wakeup = self._env.at(name, when, self._tell)
+            self._wakeup = self._env.at(name, when, self._notify_ended)
 
     def _watch_standstill(self, when: float) -> None:
-        """Wait for a change while all flows stand still, for so long as no outage lasts."""
+        """Set the alarm at which a standstill of all flows ends the run, or cancel it."""
         stands = when == math.inf and bool(self._running)
         if stands and self._standstill is None:
             self._set_network_alarm(_STANDSTILL, self._simulation.now + PATIENCE_S)
@@ -505,7 +516,7 @@ class Network(Endpoints):
         raise standstill_error(routes, rules, self._simulation.now - PATIENCE_S)
 
     def _set_alarm(self, now: float) -> None:
-        """Set the one wake-up: at the next end or wider window, or now if a flow has arrived."""
+        """Set the network's alarm to the next end or window, or to now if a flow has arrived."""
         when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
         if self._slow_start:
             when = min(when, self._windows.next_end())
@@ -519,7 +530,7 @@ class Network(Endpoints):
         if when < math.inf:
             self._set_network_alarm(_WAKEUP, when)
 
-    def _tell(self) -> None:
+    def _notify_ended(self) -> None:
         """Call ``done`` of all flows that have ended by now, in the order of their starts."""
         self._wakeup = None
         self._advance(self._simulation.now)

@@ -1,4 +1,4 @@
-"""Protocols of transfers: headers, slow start, and weights by which flows share a link."""
+"""Transport protocols: headers, slow start, and the weights by which flows share a link."""
 
 import math
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from fedsim.common.units import Bytes, PositiveBytes, Seconds
 
 FloatOrFloats = TypeVar("FloatOrFloats", float, Floats)
 
-_MEASURED_CLIENTS = range(3, 13)  # of the real federations of docs/validation.md
-_QUEUE_S = 1e-3  # time in which a machine sends the bytes of a connection in its queue
-_USUAL_ROUND_TRIP_S = 0.1  # of a flow whose weight by round trip is 1
-_LEAST_ROUND_TRIP_S = 1e-3  # below it, weights by round trip do not rise
+_MEASURED_CLIENTS = range(3, 13)  # client counts of the real federations of docs/validation.md
+_QUEUE_S = 1e-3  # time (s) in which a machine sends the queued bytes of one connection
+_USUAL_ROUND_TRIP_S = 0.1  # round trip (s) of a flow whose weight by round trip is 1
+_LEAST_ROUND_TRIP_S = 1e-3  # round trip (s) below which weights by round trip are constant
 
 
 def _find_wrong_times(value: object, *_: object, **__: object) -> str:
@@ -70,18 +70,18 @@ class Protocol(Spec):
     @cached_property
     @returns("a finite number, 1 or more", find_outside(least=1.0))
     def overhead(self) -> float:
-        """Bytes on the wire for a byte of payload."""
+        """Bytes on the wire for each byte of payload, 1 or more."""
         return (self.segment + self.header) / self.segment
 
     @cached_property
     @returns("a number above 0 (bytes)", find_outside(above=0.0, infinite=True))
     def window(self) -> float:
-        """Bytes on the wire of the first round trip; infinite without slow start."""
+        """First window (bytes on the wire); infinity if the protocol has no slow start."""
         return self.initial_window * (self.segment + self.header) if self.slow_start else math.inf
 
     @property
     def weighs(self) -> bool:
-        """Whether flows have weights that differ."""
+        """Whether flows may have different weights."""
         return self.weight_spread > 1 or self.weight_by_round_trip > 0 or self.late_weight < 1
 
     @returns("a finite number above 0", find_outside(above=0.0))
@@ -93,12 +93,12 @@ class Protocol(Spec):
         round_trip: float,
         direction: Literal["down", "up"],
     ) -> float:
-        """Return the weight of a transfer in the links' shares, above 0.
+        """Draw the weight of a transfer, above 0, by which links are shared.
 
         Args:
             streams: random streams.
-            device: number of the device.
-            count: number of the device's transfer, from 0.
+            device: index of the device.
+            count: index of the transfer among the device's transfers, from 0.
             round_trip: round trip of the transfer (s).
             direction: ``down`` or ``up``.
         """
@@ -112,22 +112,23 @@ class Protocol(Spec):
         return by_chance * by_distance
 
     def rules(self) -> list[str]:
-        """Return lines about rules fitted to measurements: the domain and the error of each."""
+        """Return a line (str) on each rule fitted to measurements, with its domain and error."""
         return []
 
     def outside_of_rules(self, at_once: int) -> list[str]:
-        """Return lines about what lies outside of the domain of ``rules``.
+        """Return warnings (str) about parameters outside of the domain of ``rules``.
 
         Args:
-            at_once: number of devices that send at the same time.
+            at_once: count of devices that send at the same time.
         """
         return []
 
     @returns("a time, 0 or more (s), or an array of them", _find_wrong_times)
     def sending_s(self, size: Any, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
-        """Return the time of payloads that are alone on their links (s), [flows].
+        """Return the sending time of flows that share no link with another flow (s), [flows].
 
-        Round trip k (from 0) carries w 2^k bytes, w the first window, until that is the rate.
+        In slow start, round trip k (from 0) carries w 2^k bytes, where w is the first window, until
+        this reaches the rate of the flow.
 
         Args:
             size: payloads (bytes), [flows].
@@ -205,7 +206,7 @@ ProtocolSpec = Annotated[Protocol, PROTOCOLS]
 
 @dataclass(frozen=True)
 class Transport:
-    """A protocol at work in one run.
+    """Protocol of one run, with the random streams of its weights.
 
     Attributes:
         protocol: the protocol, such as ``NetworkModel.protocol``.

@@ -1,4 +1,4 @@
-"""The table ``[network]``: a star, a tree of cells, or any graph from a file."""
+"""Scenario section ``[network]``: the base of network models, and the star."""
 
 import math
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 from fedsim.world.network.star import Star
 
 OwnRates = tuple[Floats, ...] | None
-"""Rates down and up of the devices (bytes/s), and perhaps latencies (s); float64 [devices] each."""
+"""Rates down and up (bytes/s), and optional latencies (s), of the devices; float64 [devices]."""
 AccessColumns = tuple[Floats, Floats, Floats]
 """Rates down and up (bytes/s) and latency (s) of the devices' links; float64 [devices] each."""
 
 
 @dataclass(frozen=True)
 class NetworkInputs:
-    """Everything from which a network is built, except its own parameters.
+    """Inputs from which a network model builds its network.
 
     Attributes:
         simulation: the clock.
-        columns: the devices' links.
+        columns: rates down and up (bytes/s) and latency (s) of the devices' links.
         transport: the protocol of transfers, with its random streams.
         root: folder of data files; None for the working directory.
     """
@@ -41,7 +41,7 @@ class NetworkInputs:
 
 
 class SharedLink(Spec):
-    """A link of the server, or of a cell to the server.
+    """Shared link of the server, or between a cell and the server.
 
     Attributes:
         down: rate to the devices.
@@ -86,9 +86,10 @@ def _find_wrong_column(
 
 
 class NetworkModel(Spec):
-    """The base of every network.
+    """Base of every network model.
 
-    One of your own passes ``Transport(self.protocol, streams)`` on, or ignores the protocol.
+    A user's model passes ``Transport(self.protocol, streams)`` to its network, or ignores the
+    protocol.
     """
 
     kind: str
@@ -106,21 +107,21 @@ class NetworkModel(Spec):
     @property
     @returns("a whole number, 1 or more, or None", find_outside(least=1))
     def places(self) -> int | None:
-        """Number of cells, or of nodes to which devices are attached; None for a star."""
+        """Count of cells, or of nodes to which devices are attached; None for a star."""
         return None
 
     @property
     @returns("a whole number, 0 or more", find_outside(least=0))
     def edge_servers(self) -> int:
-        """Number of edge servers."""
+        """Count of edge servers."""
         return 0
 
     def rules(self) -> list[str]:
-        """Return lines about rules fitted to measurements: the domain and the error of each."""
+        """Return a line (str) on each rule fitted to measurements, with its domain and error."""
         return []
 
     def outside_of_rules(self) -> list[str]:
-        """Warnings about parameters outside of the domain in which a rule was fitted."""
+        """Return warnings (str) about parameters outside of the domain of a fitted rule."""
         return []
 
     @returns(keyed="streams.generator('world/NAME')", guarded=True)
@@ -136,11 +137,11 @@ class NetworkModel(Spec):
 
         Args:
             simulation: the clock, passed on to ``Network``.
-            streams: random numbers by purposes ``world/...``, equal for all strategies.
+            streams: random streams; draws are from ``world/...``, equal for all strategies.
             devices: number of devices.
-            rates: rates down and up (bytes/s) that replace those in ``device``, and latencies (s)
-                if ``device`` has none. Passed on to ``columns``.
-            root: folder of data files, passed on to ``columns``; None for the working directory.
+            rates: rates down and up (bytes/s) in place of the rates of ``device``, and latencies
+                (s) if ``device`` has no latency; None for the values of ``device``.
+            root: folder of data files; None for the working directory.
         """
         columns = self.columns(streams, devices, rates, root)
         transport = Transport(self.protocol, streams)
@@ -153,12 +154,13 @@ class NetworkModel(Spec):
     def columns(
         self, streams: Streams, devices: int, rates: OwnRates, root: Path | None
     ) -> AccessColumns:
-        """Return rates down and up (bytes/s) and latency (s); each float64 [devices].
+        """Draw rates down and up (bytes/s) and latency (s) of the devices; float64 [devices] each.
 
         Args:
             streams: random streams; draws are from ``world/...``.
             devices: number of devices.
-            rates: rates down and up (bytes/s) instead of ``device``'s, and latencies (s); or None.
+            rates: rates down and up (bytes/s) and latencies (s) in place of the values of
+                ``device``; None for the values of ``device``.
             root: folder of data files; None for the working directory.
         """
 

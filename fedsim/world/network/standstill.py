@@ -1,4 +1,4 @@
-"""The error of a run in which all flows stand still."""
+"""Error of a run in which all flows stand still."""
 
 from collections.abc import Collection, Sequence
 
@@ -13,7 +13,7 @@ _MOST_NAMED = 5
 def standstill_error(
     routes: Sequence[str], rules: Collection[str], since: float
 ) -> SimulationError:
-    """The error of a standstill.
+    """Make the error of a standstill, which the caller raises.
 
     Args:
         routes: sender and receiver of each flow, such as ``device 3 to server``.

@@ -1,9 +1,10 @@
-"""The star: one server link each way, and each device behind a link of its own. O(log n) an
-event, by virtual time.
+"""Star network: one server link in each direction, and one own link for each device.
 
-Rates, caps and bytes are *a unit of weight*. Flows below their cap are free and run at the water
-level w, others are capped. Capped flows have real time, free ones a virtual clock V, dV = w dt.
-Flows of one cap are a *tier* and change sides together.
+A change takes time O(log n) for n flows, by virtual time. Here rates, caps and bytes are divided by
+the weight of the flow. A flow that runs at its cap is *capped*. A flow below its cap is *free* and
+runs at the water level w. The ends of capped flows are kept in real time t, the ends of free flows
+on a virtual clock V with dV = w dt. Flows with equal caps form a *tier*, and become capped or free
+together.
 """
 
 import math
@@ -18,31 +19,39 @@ from fedsim.world.network.flow import Flow
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 
-_UNITS = 2.0**40  # units of rate in a byte/s
-_WEIGHTS = 2**40  # units of weight in 1
-_SET_BACK_S = 2.0**12  # for how long the virtual clock runs on; then its last bit is worth 10^-12 s
-_LATE_S = 2.0**17  # from when on the last bit of a time counts: it is worth 3 10^-11 s
-_SLACK = 64  # how many dead entries a heap may hold beside as many as it has live ones
+_UNITS = 2.0**40  # units of rate per byte/s
+_WEIGHTS = 2**40  # units of weight per weight of 1
+# s; largest reading of the virtual clock before it is set to 0. There its last bit is 10^-12 s.
+_SET_BACK_S = 2.0**12
+# s; time after which the last bit of a time, 3 10^-11 s, is corrected for
+_LATE_S = 2.0**17
+# A heap may have this many dead entries more than it has live entries.
+_SLACK = 64
 
 Units = int | float
-"""A rate in units, a unit of weight or not: an int, or infinity."""
+"""Rate in units of 1 / ``_UNITS`` bytes/s, in total or per unit of weight: an int, or infinity."""
 
 
 def _in_units(rate: float) -> Units:
     if rate == math.inf:
         return rate
-    return max(1, round(rate * _UNITS)) if rate else 0  # an int: sums are exact of these alone
+    return max(1, round(rate * _UNITS)) if rate else 0  # an int, so that sums are exact
 
 
 @dataclass(slots=True, eq=False)
 class Tier:
-    """The flows of one cap. Its clock counts the bytes sent by each, a unit of weight, since the
-    tier began.
+    """Flows with one cap, and their common clock.
 
-    While free the clock reads V + ``clock``; while capped it reads ``clock`` + ``rate`` x (t -
-    ``since``). ``flows`` is a heap of (end on that clock, flow id), which may hold dead entries
-    below its top. ``cap`` and ``weight`` are in units. The first flow ends at ``end``, on V while
-    free, in real time while capped.
+    The clock counts the bytes per weight that a flow of the tier sends. It reads V + ``clock`` if
+    the tier is free, and ``clock`` + ``rate`` x (t - ``since``) if the tier is capped.
+
+    Attributes:
+        cap, rate: highest rate per weight, in units and in bytes/s.
+        free: whether the flows run below their cap.
+        clock, since: parameters of the clock.
+        flows: heap of (end on the clock, flow ID), which may have dead entries below its top.
+        count, weight: count of the flows, and their total weight in units.
+        end: end of the first flow, on the virtual clock V if the tier is free, else in real time.
     """
 
     cap: Units
@@ -61,8 +70,9 @@ class Tier:
 
 @dataclass(slots=True)
 class Place:
-    """A flow's tier, the tier's clock at the flow's start and end, and its weight, also in
-    units.
+    """State of one flow: its tier, its start and end on the tier's clock, and its weight.
+
+    ``units`` is the weight in units.
     """
 
     tier: Tier
@@ -73,29 +83,32 @@ class Place:
 
 
 class StarDirection:
-    """One direction of a star: flows with caps over one shared link of so many bytes/s, infinity
-    allowed.
+    """Sharing rule of one direction of a star, in which capped flows share one server link.
+
+    Args:
+        capacity: capacity of the server link (bytes/s), which may be infinite.
+        link: name of the server link.
     """
 
     def __init__(self, capacity: float, link: str = "") -> None:
         self._link = link
         self.next_end = math.inf
         self.changed = False
-        self._next_free = False  # whether the tier that ends next is free
-        self._room = _in_units(capacity) * _WEIGHTS  # rate left by capped flows, per unit of weight
-        self._free = 0  # the weight of free flows, in units
-        self._level = math.inf  # w, bytes/s a unit of weight
-        self._pushes = 0  # of ends, since the heaps were rid of dead entries
-        self._changes = 0  # since the clocks were set back
-        self._clock = 0.0  # V, bytes a unit of weight, as of _since
+        self._next_free = False  # whether the flow that ends next is in a free tier
+        self._room = _in_units(capacity) * _WEIGHTS  # units; rate that capped flows leave
+        self._free = 0  # total weight of free flows, in units
+        self._level = math.inf  # water level w (bytes/s per weight)
+        self._pushes = 0  # count of pushed ends since dead entries were dropped
+        self._changes = 0  # count of changes since the clocks were set to 0
+        self._clock = 0.0  # virtual clock V (bytes per weight) at _since
         self._since = 0.0
         self._tiers: dict[Units, Tier] = {}
         self._flows: dict[int, Place] = {}
-        # Heaps of capped tiers, and of free ones; an entry that disagrees with its tier is dead.
+        # Each is a heap for capped and a heap for free tiers. An entry is dead if its tier differs.
         self._ends: list[list[tuple[float, Units]]] = [[], []]
-        self._caps: list[list[Units]] = [[], []]  # of capped ones negative: the largest first
+        self._caps: list[list[Units]] = [[], []]  # negative for capped tiers: largest first
 
-    # Flows come and go.
+    # starts and ends of flows
 
     def enter(
         self,
@@ -113,7 +126,7 @@ class StarDirection:
         rate /= weight
         cap = _in_units(rate)
         tier = self._tiers.get(cap)
-        # it begins on the side where it will most likely be; ``share`` has the last word
+        # A new tier begins as free or capped by an estimate, which ``share`` corrects.
         if tier is None:
             free = cap * (self._free + units) > self._room
             tier = self._tiers[cap] = Tier(
@@ -185,7 +198,7 @@ class StarDirection:
         return ended
 
     def _is_there(self, tier: Tier, end: float, flow_id: int) -> bool:
-        place = self._flows.get(flow_id)  # it may be back with another cap
+        place = self._flows.get(flow_id)  # its flow may have another cap by now
         return place is not None and place.tier is tier and place.end == end
 
     def _drop(self, flow_id: int) -> Tier:
@@ -202,7 +215,7 @@ class StarDirection:
             del self._tiers[tier.cap]
         return tier
 
-    # The two clocks.
+    # real and virtual clock
 
     def _move(self, now: float) -> None:
         if now > self._since:
@@ -229,7 +242,7 @@ class StarDirection:
         self._pushes += 1
         heappush(self._ends[tier.free], (tier.end, tier.cap))
 
-    # The water level.
+    # water level
 
     def share(self, now: float) -> None:
         self.changed = False
@@ -237,9 +250,9 @@ class StarDirection:
         self._find_level()
 
     def _find_level(self) -> None:
-        """Tiers whose cap the level has crossed change sides.
+        """Compute the water level and the next end, and make tiers free or capped accordingly.
 
-        It only rises on the way, so this ends.
+        The loop ends because the level only rises.
         """
         tiers = self._tiers
         if self._pushes > 2 * len(tiers) + _SLACK:
@@ -264,7 +277,7 @@ class StarDirection:
         if free < math.inf:
             free = self._since + (free - self._clock) / self._level if self._level else math.inf
         self._next_free = bool(free < capped)
-        # rounding may put an end a last bit before now; it is now
+        # by rounding, an end may be the last bit before now
         self.next_end = max(self._since, min(free, capped))
 
     def _next_cap(self, *, free: bool) -> Units | None:
@@ -304,7 +317,7 @@ class StarDirection:
         self._schedule(tier)
 
     def _set_back(self) -> None:
-        """Set all clocks back to 0."""
+        """Set the virtual clock and the clocks of all tiers to 0, so that they stay precise."""
         self._changes = 0
         self._ends = [[], []]
         for tier in self._tiers.values():
@@ -329,7 +342,7 @@ class StarDirection:
             self._caps[free] = sorted(tier.cap if free else -tier.cap for tier in tiers)
             self._ends[free] = sorted((tier.end, tier.cap) for tier in tiers)
 
-    # Readings.
+    # queries
 
     def sent(self, flow_id: int, at: float) -> float:
         place = self._flows[flow_id]
@@ -342,7 +355,15 @@ class StarDirection:
 
 
 class Star(Network):
-    """One server link each way, and each device behind its own; bytes/s, infinity allowed."""
+    """Star network, with one server link in each direction and one own link for each device.
+
+    Args:
+        simulation: the clock.
+        down, up: rates of the devices' own links (bytes/s, may be infinite), float64 [devices].
+        latency: latency of each device (s), float64 [devices].
+        server_down, server_up: rates of the server links (bytes/s, may be infinite).
+        transport: the protocol, and the random streams of its weights.
+    """
 
     repeats = 1
 

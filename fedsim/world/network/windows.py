@@ -1,4 +1,4 @@
-"""Slow start: a window caps the rate of a flow, and doubles every round trip."""
+"""Slow start, in which a window caps the rate of a flow and doubles every round trip."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class WindowsState(TypedDict):
 
 
 class Windows:
-    """The windows of all flows in slow start, as the rates that they let through.
+    """Windows of all flows in slow start, each stored as the rate (bytes/s) that it allows.
 
     Args:
         size: the first window of a flow (bytes).
@@ -22,18 +22,19 @@ class Windows:
 
     def __init__(self, size: float) -> None:
         self._size = size
-        self._rates: dict[int, float] = {}  # by flow (bytes/s)
-        self._round_trips: list[tuple[float, int]] = []  # heap: end of a round trip (s), flow
+        self._rates: dict[int, float] = {}  # flow ID -> rate (bytes/s)
+        # heap of (end of a round trip (s), flow ID)
+        self._round_trips: list[tuple[float, int]] = []
 
     def rate(self, flow: int) -> float:
-        """The rate (bytes/s) that a flow's window lets through; infinity without a window."""
+        """Return the rate (bytes/s) that a flow's window allows; infinity if it has no window."""
         return self._rates.get(flow, math.inf)
 
     def start(self, flow: int, link_rate: float, round_trip: float, now: float) -> None:
         """Open a flow's first window, if the window limits the flow on its own link.
 
         Args:
-            flow: number of the flow.
+            flow: ID of the flow.
             link_rate: rate of the flow's own link (bytes/s).
             round_trip: time from a packet to its acknowledgement (s).
             now: the present time (s).
@@ -42,7 +43,7 @@ class Windows:
             self.widen(flow, self._size / round_trip, now + round_trip)
 
     def widen(self, flow: int, rate: float, end: float) -> None:
-        """Set a flow's window (bytes/s) until the end of its round trip (s)."""
+        """Set a flow's window to ``rate`` (bytes/s) until its round trip ends at ``end`` (s)."""
         self._rates[flow] = rate
         heappush(self._round_trips, (end, flow))
 
@@ -51,14 +52,14 @@ class Windows:
         self._rates.pop(flow, None)
 
     def take_due(self, now: float) -> Iterator[tuple[int, float]]:
-        """Flow and window (bytes/s) of each round trip that is over; these windows are closed."""
+        """Close the windows whose round trip is over; yield flow ID and rate (bytes/s) of each."""
         while self._round_trips and self._round_trips[0][0] <= now:
             _, flow = heappop(self._round_trips)
             if flow in self._rates:
                 yield flow, self._rates.pop(flow)
 
     def next_end(self) -> float:
-        """End of the next round trip (s); infinity for none."""
+        """End of the next round trip to end (s); infinity if no flow has a window."""
         while self._round_trips and self._round_trips[0][1] not in self._rates:
             heappop(self._round_trips)
         return self._round_trips[0][0] if self._round_trips else math.inf

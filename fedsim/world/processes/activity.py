@@ -1,4 +1,4 @@
-"""Activities of a process, messages and computations: events that can be cancelled and saved."""
+"""Activities of processes, which are messages or computations, as events that can be cancelled."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,18 +13,19 @@ from fedsim.world.messages import Message, Messages
 from fedsim.world.task import Outcome
 
 Call = tuple[Any, ...]
-"""The method and arguments that began an activity, by which a restored process finds it."""
+"""Method name and arguments that began an activity, by which a restored process finds it."""
 
 ComputationState = tuple[Call, int, int, float, float, float, float]
-"""The arguments of ``ComputeActivity`` after ``on_end``."""
+"""Arguments of ``ComputeActivity`` after ``on_end``, from which a snapshot can restore it."""
 
 _Callback = Callable[[Any], None]
 
 
 class _Waiters(list[_Callback]):
-    """The callbacks of an activity, or of a condition that waits for activities.
+    """Callbacks of an activity, or of a condition that waits for activities.
 
-    An interrupted process removes its callback, and so gives these activities up.
+    SimPy removes the callback of an interrupted process. The list then calls ``give_up``, which
+    cancels activities for which no process waits.
     """
 
     def __init__(self, event: simpy.Event, give_up: Sequence[Callable[[], None]]) -> None:
@@ -65,12 +66,13 @@ def _is_awaited(event: simpy.Event) -> bool:
 
 
 class Activity(simpy.Event):
-    """A message or a computation under way; an event whose value is the activity itself.
+    """Message or computation of a process; an event whose value is the activity itself.
 
-    It fires when it is done, or lost because a device or edge server cannot be reached any more.
-    ``cancel()``, the end of a ``with``, and an interrupt of the last process that waits for it,
-    directly or in a condition, cancel it; then it never fires. ``outcome`` is ``done``, ``lost``,
-    ``cancelled`` or, at the end of the run, ``stopped``; None until then.
+    The event fires when the activity is done, or when it is lost because a device or edge server
+    becomes unavailable. A cancelled activity never fires. It is cancelled by ``cancel()``, by the
+    end of a ``with``, and by an interrupt of the last process that waits for it, directly or in a
+    condition. ``outcome`` is None before the end of the activity, and then ``done``, ``lost``,
+    ``cancelled`` or, at the end of the run, ``stopped``.
 
     Example:
         >>> import fedsim
@@ -100,7 +102,7 @@ class Activity(simpy.Event):
 
     @property
     def left(self) -> float:
-        """Remaining bytes of a message, or seconds of a computation at the device's own speed."""
+        """Remaining bytes of a message, or remaining time of a computation at full speed (s)."""
         raise NotImplementedError
 
     def cancel(self) -> None:
@@ -129,7 +131,7 @@ class Activity(simpy.Event):
 
 
 class Sending(Activity):
-    """A message under way, which ``World.send`` began."""
+    """Message that ``World.send`` began."""
 
     def __init__(
         self,
@@ -154,17 +156,17 @@ class Sending(Activity):
 
 
 class ComputeActivity(Activity):
-    """A computation of a device, which ``World.compute`` began.
+    """Computation of a device that ``World.compute`` began.
 
     Args:
         env: the environment.
-        on_end: called with the computation at its end.
-        call: the method and arguments that began the computation.
-        number: number of the computation.
-        device: number of the device.
+        on_end: function that is called with the computation at its end.
+        call: the method name and arguments that began the computation.
+        number: ID of the computation.
+        device: index of the device.
         began: begin of the computation (s).
         ends: its end at the present pace (s).
-        until: time from which the device is away (s).
+        until: time from which the device is unavailable (s).
         pace: factor of the device's speed.
     """
 
@@ -191,7 +193,7 @@ class ComputeActivity(Activity):
         self._alarm: Alarm | None = None
 
     def arm(self) -> None:
-        """Set the alarm for the end: the computation is done, or the device is away before."""
+        """Set the alarm at which the computation is done, or at which its device is unavailable."""
         if self._alarm is not None:
             self._alarm.cancel()
         when = min(self.ends, self.until)
@@ -212,7 +214,7 @@ class ComputeActivity(Activity):
         return (self.ends - self._environment.now) * self._pace
 
     def set_pace(self, pace: float) -> None:
-        """Set the factor of the device's speed from now on."""
+        """Change the factor of the device's speed from this instant."""
         self.ends = on_grid(self._environment.now + self.left / pace)
         self._pace = pace
         self.arm()
@@ -230,5 +232,5 @@ class ComputeActivity(Activity):
             self.end(outcome)
 
     def saved(self) -> ComputationState:
-        """The arguments with which the activity can be made again."""
+        """Return the arguments from which a restore constructs the activity again."""
         return self.call, self.number, self.device, self.began, self.ends, self.until, self._pace

@@ -24,13 +24,13 @@ def _find_wrong_run(events: object, *_: object, **__: object) -> str:
 
 
 class Process(Spec):
-    """The base of every process of the world: its parameters and its actions.
+    """Base of every process of the world: its parameters and its actions.
 
-    A process that can be saved sets ``restorable`` and keeps its memory in ``world.state``. It
-    waits for nothing but ``world.until``, ``send``, ``compute``, ``until_available``, and events
-    that its own other processes fire. When a run is resumed, ``run`` is called again with the saved
-    state. It must then, without delay, take its holds again and wait for the same events. A call
-    with equal arguments continues the saved activity. Nothing is recorded until then.
+    A process that can be saved sets ``restorable`` and stores its state in ``world.state``. It may
+    wait only for ``world.until``, ``send``, ``compute``, ``until_available``, and events that SimPy
+    processes started by itself fire. When a run is resumed, ``run`` is called again with the saved
+    state. In the same instant, it must begin its holds again and wait for the same events. A call
+    with equal arguments continues the saved activity. During this instant nothing is recorded.
 
     Example:
         An outage of all devices, in ``mine.py``:
@@ -60,13 +60,15 @@ class Process(Spec):
     kind: str
 
     def check(self, world: "World") -> None:
-        """Check, when the run is built, that the process works in a world; by default it does.
+        """Raise an error if the process cannot run in a world; called when the run is built.
+
+        By default, a process can run in every world.
 
         Args:
             world: the world, at time 0.
 
         Raises:
-            SimulationError: the world lacks something, such as an edge server or a link.
+            SimulationError: the world lacks an edge server, a link or the like.
         """
 
     @returns("a generator, as a function with 'yield' does", _find_wrong_run)
@@ -74,10 +76,10 @@ class Process(Spec):
         """Return the generator of the SimPy process, which starts when the run does.
 
         Args:
-            world: the world as the process sees it.
+            world: API of the world for this process.
 
         Returns:
-            A generator that yields SimPy's events.
+            A generator that yields SimPy events.
         """
         raise NotImplementedError
 
@@ -103,7 +105,7 @@ def _spec_of(function: FunctionType, path: str) -> type[Process]:
 
 class _ProcessRegistry(Registry):
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
-        """The class of a kind; a path to a generator function gives a new class."""
+        """Return the class of a kind, or a new class for an import path of a generator function."""
         if ":" in kind:
             target = named(kind, key)
             if isinstance(target, FunctionType):
@@ -136,14 +138,14 @@ PROCESSES = _ProcessRegistry(
 
 
 class WorldSpec(Spec):
-    """``[world]``: further processes of the world."""
+    """``[world]``: processes of the world, such as outages, in addition to fedsim's own."""
 
     processes: list[Annotated[Process, PROCESSES]] = Field(default_factory=list)
-    """each a kind, a table with a kind and its parameters, or one's own by import path."""
+    """list of processes, each a kind, a table with a kind and its parameters, or an import path."""
 
     @property
     def not_restorable(self) -> str | None:
-        """Why a run with these processes cannot be saved and resumed; None if it can."""
+        """Return the reason why a run with these processes cannot be resumed; None if it can."""
         for process in self.processes:
             if not process.restorable:
                 return (

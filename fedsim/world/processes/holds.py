@@ -1,7 +1,7 @@
-"""Effects of processes on the world, each until its process ends it.
+"""Effects of processes on the world, each of which lasts until its process ends it.
 
-Effects of several processes on one thing combine: the least rate of a link, the product of speed
-factors, off while any process holds a device off.
+Effects of several processes combine. A link has the least of its rates, a device the product of its
+speed factors. A device is off, and an edge server lost, while any process holds it.
 """
 
 import math
@@ -17,14 +17,14 @@ from fedsim.world.network.flows import Network
 from fedsim.world.processes.activity import ComputeActivity
 
 Effect = Literal["link", "pace", "off", "edge"]
-"""Rate of a link, pace of a device, a device that is off, an edge server that is lost."""
+"""Kind of effect: rate of a link, pace of a device, device switched off, or edge server lost."""
 
 Thing = tuple[Effect, str | int]
-"""An effect, and the name of the link or the number of the device or edge server."""
+"""Kind of effect, and the name of the link or the index of the device or edge server."""
 
 
 class Hold(ExitStack):
-    """An effect of a process on the world, until ``end()`` or the end of a ``with``."""
+    """Effect of a process on the world, which lasts until ``end()`` or the end of a ``with``."""
 
     def end(self) -> None:
         """Undo the effect."""
@@ -32,7 +32,7 @@ class Hold(ExitStack):
 
 
 class Effects(Protocol):
-    """The part of ``Processes`` that applies effects.
+    """Interface of ``Processes`` that ``Holds`` uses to apply effects.
 
     Attributes:
         network, tasks, messages: the parts of the world that effects change.
@@ -45,17 +45,17 @@ class Effects(Protocol):
     silent: bool
 
     def emit(self, kind: str, **fields: object) -> None:
-        """Record what a process has done."""
+        """Emit a record ``kind`` about an effect or an activity of a process."""
 
     def computations_on(self, device: int) -> list[ComputeActivity]:
-        """The processes' computations that a device carries out now."""
+        """Return the running computations of processes on a device."""
 
     def switch_on(self, device: int) -> None:
-        """Notify the server, and the processes that wait for the device."""
+        """Notify the server and the waiting processes that a device is switched on."""
 
 
 class Holds:
-    """The effects of all processes; applies them to the network, the tasks and the messages."""
+    """Effects of all processes, applied to the network, the tasks and the messages."""
 
     def __init__(self, processes: Effects) -> None:
         self._processes = processes
@@ -65,11 +65,11 @@ class Holds:
         self._values: dict[Thing, list[float]] = {}
 
     def add(self, effect: Effect, keys: Sequence[str | int], value: float) -> Hold:
-        """Begin an effect on several things.
+        """Begin an effect on links, devices or edge servers.
 
         Args:
             effect: the kind of effect.
-            keys: names of links, or numbers of devices or edge servers.
+            keys: names of links, or indices of devices or edge servers.
             value: rate of the links (bytes/s), or factor of the devices' speed; 1 for ``off`` and
                 ``edge``.
 
@@ -92,7 +92,7 @@ class Holds:
             self._apply(effect, key)
 
     def _apply(self, effect: Effect, key: str | int) -> None:
-        """Apply the present values on a thing, and record them if they change anything."""
+        """Apply the combined effect on a link, device or edge server; record it if it changes."""
         if self._processes.silent:
             return
         values = self._values.get((effect, key), [])
@@ -146,7 +146,7 @@ class Holds:
             self._processes.switch_on(device)
 
     def check_restored(self) -> None:
-        """Raise ``CheckpointError`` if restored processes have other effects than the world."""
+        """Raise ``CheckpointError`` if restored processes have other effects than the snapshot."""
         restored: dict[Thing, float] = {}
         for thing, values in self._values.items():
             value = min(values) if thing[0] == "link" else math.prod(values)
@@ -160,7 +160,7 @@ class Holds:
             )
 
     def _present(self) -> dict[Thing, float]:
-        """The effects that the network, the tasks and the messages have now."""
+        """Return the present effects in the network, the tasks and the messages, with values."""
         present: dict[Thing, float] = {}
         for link, rate in self._network.limits.items():
             present["link", link] = rate

@@ -1,4 +1,4 @@
-"""The processes of a run: their start, their records, and their restoring from a snapshot."""
+"""Manager of the processes of a run, which starts them and restores them from a snapshot."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,20 +26,21 @@ from fedsim.world.processes.world import World
 
 
 class Processes:
-    """Starts and restores the processes of a run.
+    """Manager of the processes of a run, which starts them and restores them from a snapshot.
 
     Args:
         specs: the processes of the scenario.
         streams: random streams of the seed.
-        capacity: kinds of devices.
-        tasks: the tasks on the devices.
-        on_switched_on: called with a device that is switched on again.
+        capacity: sampled speeds, links and kinds of the devices.
+        tasks: runner of the tasks on the devices.
+        on_switched_on: function that is called with the index of a device that is switched on
+            again.
 
     Attributes:
-        world: the world for processes that are started from Python.
+        world: API of the world for processes that are started from Python.
 
     Raises:
-        ScenarioError: a process does not fit this world.
+        ScenarioError: a process cannot run in this world.
     """
 
     def __init__(
@@ -58,18 +59,19 @@ class Processes:
         self.messages = tasks.messages
         self.network = tasks.network
         self.simulation = tasks.messages.simulation
-        self.sending: dict[Sending, int] = {}  # message -> number of its process
-        # number of a computation -> computation and number of its process
+        self.sending: dict[Sending, int] = {}  # message -> ID of its process
+        # ID of a computation -> computation and ID of its process
         self.computing: dict[int, tuple[ComputeActivity, int]] = {}
         self.computed = 0
-        # fire when a device is switched on again
+        # device -> event that fires when the device is switched on again
         self.switched_on: dict[int, simpy.Event] = {}
         self.restoring = False
-        # during a restore: activities that each process had begun, and times until it waits (s)
+        # during a restore: process ID and call -> its saved activities; process ID and time (s) ->
+        # events for which it waits
         self.begun: dict[tuple[int, Call], list[Any]] = {}
         self.asleep: dict[tuple[int, float], list[simpy.Event]] = {}
-        self.silent = False  # nothing is recorded: during a restore, and after the run
-        self.acts: Counter[str] = Counter()  # records of processes by kind
+        self.silent = False  # whether records are suppressed, during a restore and after the run
+        self.acts: Counter[str] = Counter()  # record kind -> count of records by processes
         self.holds = Holds(self)
         *self._worlds, self.world = [World(self, number) for number in range(len(specs) + 1)]
         for number, (spec, world) in enumerate(zip(specs, self._worlds, strict=True)):
@@ -103,7 +105,7 @@ class Processes:
             ) from error
 
     def _nothing_left(self) -> bool:
-        """Whether the run is over: processes have alarms, and nothing else is under way."""
+        """Whether the run is over, because only activities and alarms of processes remain."""
         if (
             self.tasks.running
             or len(self.messages.under_way) > len(self.sending)
@@ -120,10 +122,10 @@ class Processes:
             self.simulation.emit(kind, **fields)
 
     def resumed(self, number: int, call: Call) -> Any:
-        """The activity that a restored process had begun by a call; None outside of a restore.
+        """Return the saved activity that a process began by ``call``; None outside of a restore.
 
         Raises:
-            CheckpointError: the process had begun no such activity.
+            CheckpointError: the process has no saved activity with this call.
         """
         if not self.restoring:
             return None
@@ -135,7 +137,7 @@ class Processes:
         )
 
     def add_computation(self, process: int, *state: *ComputationState) -> ComputeActivity:
-        """Add a computation of a process, by the arguments of ``ComputeActivity``."""
+        """Add a computation of a process; ``state`` has the arguments of ``ComputeActivity``."""
         computation = ComputeActivity(self.simulation.env, self._end_computation, *state)
         self.computing[computation.number] = computation, process
         return computation
@@ -150,17 +152,17 @@ class Processes:
         )
 
     def computations_on(self, device: int) -> list[ComputeActivity]:
-        """The processes' computations that a device carries out now."""
+        """Return the running computations of processes on a device."""
         computations = [computation for computation, _ in self.computing.values()]
         return [computation for computation in computations if computation.device == device]
 
     def switch_on(self, device: int) -> None:
-        """Notify the server, and the processes that wait for the device."""
+        """Notify the server and the waiting processes that a device is switched on."""
         self._on_switched_on(device)
         if device in self.switched_on:
             self.switched_on.pop(device).succeed()
 
-    # Snapshots, between two instants.
+    # snapshots between two instants
 
     def snapshot(self) -> dict[str, object]:
         return {
@@ -177,14 +179,14 @@ class Processes:
         }
 
     def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
-        """Restore the processes, after everything except alarms.
+        """Restore the processes; called after all other parts and before the alarms are restored.
 
         Args:
             state: the snapshot.
             alarms: kind, number and time (s) of each alarm that is set again later.
 
         Raises:
-            CheckpointError: a process has other holds than before, or waits for other times.
+            CheckpointError: the holds or the awaited times of a process differ from the snapshot.
         """
         for world, saved in zip(self._worlds, state["states"], strict=True):
             world.state = dict(saved)
@@ -199,7 +201,7 @@ class Processes:
         self.silent = self.restoring = True
         self._start()
         while self.simulation.env.peek() <= self.simulation.now:
-            self.simulation.env.step()  # the beginning of each process, up to its first wait
+            self.simulation.env.step()  # runs each process up to its first wait
         self.silent = self.restoring = False
         self.begun.clear()
         due = Counter((number, when) for kind, number, when in alarms if kind == "process")
@@ -217,11 +219,11 @@ class Processes:
         computation.arm()
 
     def _rearm_wait(self, number: int, when: float) -> None:
-        """Set the alarm for which the restored process ``number`` waits."""
+        """Set the alarm at ``when`` (s), for which the restored process ``number`` waits."""
         waiting = self.asleep.get((number, when))
         event = waiting.pop(0) if waiting else self.simulation.env.event()
         self.wait(number, when, event)
 
     def wait(self, number: int, when: float, event: simpy.Event) -> None:
-        """Fire an event of the process ``number`` at a time (s)."""
+        """Fire an event at ``when`` (s), for which the process ``number`` waits."""
         self.simulation.wake(("process", number), when, event.succeed)

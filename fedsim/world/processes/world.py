@@ -1,4 +1,4 @@
-"""The world as a process of SimPy sees it: messages, computations, effects and records."""
+"""API ``World`` for SimPy processes of users: messages, computations, effects and records."""
 
 import json
 import math
@@ -26,21 +26,21 @@ from fedsim.world.processes.activity import (
 from fedsim.world.processes.holds import Effects, Hold, Holds
 from fedsim.world.steps import Payload, Work
 
-# of every record; a process may give a device
+# columns of every record, of which a process may set only ``device``
 _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
 
 
 class DeviceFacts(NamedTuple):
-    """Properties of a device.
+    """Properties of a device, which ``World.device`` returns.
 
     Attributes:
-        speed: samples/s.
-        flops: FLOP/s; None if the scenario does not say.
+        speed: training speed (samples/s).
+        flops: FLOP/s that the device reaches; None if unknown.
         down, up: rates of the device's link (bytes/s).
         latency: latency of the device's link (s).
-        samples: training samples that it holds.
-        kind: its kind; None without kinds.
-        arrival, departure: when it joins and leaves (s).
+        samples: count of training samples that the device holds.
+        kind: name of its kind; None if devices have no kinds.
+        arrival, departure: times at which it joins and leaves (s).
         present: whether it has joined and not left.
     """
 
@@ -57,15 +57,15 @@ class DeviceFacts(NamedTuple):
 
 
 class ProcessServices(Effects, Protocol):
-    """The part of ``Processes`` that worlds use.
+    """Interface of ``Processes`` that ``World`` uses.
 
     Attributes:
         simulation: the clock.
         streams: random streams of the seed.
-        capacity: kinds of devices.
+        capacity: sampled speeds, links and kinds of the devices.
         holds: the effects of all processes.
         restoring: whether processes are restored from a checkpoint now.
-        asleep: number of a process and time (s) -> events for which it waits, during a restore.
+        asleep: during a restore, process ID and time (s) -> events for which the process waits.
         switched_on: device -> event of its next switch-on.
     """
 
@@ -80,17 +80,17 @@ class ProcessServices(Effects, Protocol):
     computed: int
 
     def wait(self, number: int, when: float, event: simpy.Event) -> None:
-        """Fire an event of the process ``number`` at a time (s)."""
+        """Fire an event at ``when`` (s), for which the process ``number`` waits."""
 
     def resumed(self, number: int, call: Call) -> Any:
-        """The activity that a restored process had begun by a call; None outside of a restore."""
+        """Return the saved activity that a process began by ``call``; None outside of a restore."""
 
     def add_computation(self, process: int, *state: *ComputationState) -> ComputeActivity:
-        """Add a computation of a process, by the arguments of ``ComputeActivity``."""
+        """Add a computation of a process; ``state`` has the arguments of ``ComputeActivity``."""
 
 
 class World:
-    """The world as a process sees it. Times are simulated seconds, rates bytes/s.
+    """World of a run, as an API for a SimPy process. Times are simulated seconds, rates bytes/s.
 
     Endpoints are ``"server"``, ``"device 7"`` (or 7), ``"edge 3"`` and the names of hosts.
 
@@ -203,15 +203,15 @@ class World:
             source, destination: endpoints, by number or by name: ``"server"``, ``"device 7"``.
             size: payload in bytes, or a text such as ``"5 MB"``.
             purpose: name of the payload in records and in the ledger.
-            waited: time that the message has waited behind another one on the same connection (s),
-                which shortens its latency.
+            waited: time that the message has waited for another message on the same connection
+                (s), which is subtracted from its latency.
 
         Returns:
-            The message, an event. Its ``outcome`` is ``lost`` if an end cannot be reached before
-            the last byte has arrived.
+            The message, an event. Its ``outcome`` is ``lost`` if the sender or receiver becomes
+            unavailable before the last byte has arrived.
 
         Raises:
-            SimulationError: there is no such endpoint or no route, or the size is no size.
+            SimulationError: an endpoint or a route does not exist, or ``size`` is not a valid size.
 
         Example:
             >>> import fedsim
@@ -243,10 +243,10 @@ class World:
         samples: float = 0.0,
         seconds: float | str = 0.0,
     ) -> Activity:
-        """Let a device compute, in addition to its task; the three amounts of work add up.
+        """Start a computation on a device, in parallel to its task; the times of all work add up.
 
-        Jitter, slow phases and ``slow`` apply to all of the work, the device's speed to samples and
-        FLOPs.
+        Samples and FLOPs take time by the device's speed. Jitter, slow phases and ``slow`` change
+        the time of all of the work, a fixed time included.
 
         Args:
             device: a device, by number or by name.
@@ -255,12 +255,12 @@ class World:
             seconds: a fixed time (s), or a text such as ``"2 min"``.
 
         Returns:
-            The computation, an event. Its ``outcome`` is ``lost`` if the device cannot be reached
-            meanwhile.
+            The computation, an event. Its ``outcome`` is ``lost`` if the device becomes unavailable
+            before its end.
 
         Raises:
-            SimulationError: there is no such device, an amount is negative or no number, or the
-                device shares the cores of a host.
+            SimulationError: the device does not exist, an amount is negative or not a number, or
+                the device shares the cores of a host.
 
         Example:
             >>> import fedsim
@@ -349,7 +349,7 @@ class World:
         )
 
     def available(self, device: int | str) -> bool:
-        """Return whether a device can be reached now.
+        """Return whether a device is available now.
 
         Args:
             device: a device, by number or by name.
@@ -357,7 +357,7 @@ class World:
         return self._processes.tasks.reachable_until(self._device(device)) > self.now
 
     def until_available(self, device: int | str) -> simpy.Event:
-        """Return an event that fires as soon as a device can be reached.
+        """Return an event that fires as soon as a device is available.
 
         Args:
             device: a device, by number or by name.
@@ -379,15 +379,15 @@ class World:
         return self.env.process(wait())
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """Return a random generator of this process, which its names and the run's seed determine.
+        """Return a random generator, a function of this process, the arguments and the run's seed.
 
         Args:
             purpose: name of the stream (``world/process/purpose``).
-            ids: further numbers that name the stream, such as the device.
+            ids: further integers that name the stream, such as the index of a device.
 
         Returns:
-            A generator at the start of its stream: each call with equal arguments gives equal
-                draws.
+            A generator at the start of its stream. Generators of calls with equal arguments give
+            equal draws.
 
         Example:
             >>> import fedsim
@@ -412,10 +412,10 @@ class World:
         return self._processes.network.built_rate(link)
 
     def cell(self, number: int) -> list[int]:
-        """Return the numbers of the devices in a cell, or at a place of ``attach``.
+        """Return the indices of the devices in a cell, or at a place of ``attach``.
 
         Args:
-            number: number of the cell or of the place, from 0.
+            number: index of the cell or of the place, from 0.
 
         Raises:
             SimulationError: there is no such cell or place.
@@ -423,7 +423,7 @@ class World:
         return self._processes.network.devices_at(number)
 
     def limit(self, link: str, rate: float = 0.0) -> Hold:
-        """Give a link another rate until the hold ends; flows get their new shares at once.
+        """Change the rate of a link until the hold ends; the link is shared again at once.
 
         Args:
             link: name of the link, as in ``rate``.
@@ -453,10 +453,10 @@ class World:
         return self._processes.holds.add("link", [link], rate)
 
     def slow(self, devices: int | Iterable[int], factor: float) -> Hold:
-        """Let devices compute at a share of their speed until the hold ends, running work included.
+        """Multiply the speed of devices by a factor until the hold ends, also for running work.
 
         Args:
-            devices: number of a device, or several.
+            devices: index of a device, or several.
             factor: factor of the speed, above 0.
 
         Returns:
@@ -487,7 +487,7 @@ class World:
         """Make devices unreachable until the hold ends; their tasks and activities are lost.
 
         Args:
-            devices: number of a device, or several.
+            devices: index of a device, or several.
 
         Returns:
             The hold: a context manager, with ``end``.
@@ -514,10 +514,10 @@ class World:
         return self._processes.holds.add("off", _numbers(devices, self.devices, "device"), 1.0)
 
     def lose(self, edges: int | Iterable[int]) -> Hold:
-        """Lose edge servers until the hold ends, with their state and their devices' tasks.
+        """Fail edge servers until the hold ends; their state and their devices' tasks are lost.
 
         Args:
-            edges: number of an edge server, or several.
+            edges: index of an edge server, or several.
 
         Returns:
             The hold: a context manager, with ``end``.
@@ -530,11 +530,11 @@ class World:
         )
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """Let each upload or download of a task hold a slot while it is under way, from now on.
+        """Make each later upload or download of a task hold a slot from its start to its end.
 
         Args:
             direction: ``up`` or ``down``.
-            slots: the resource; its capacity is the number of messages that run at once.
+            slots: the resource, whose capacity is the count of messages that run at once.
 
         Raises:
             SimulationError: ``slots`` is no ``simpy.Resource``, or a preemptive one.
@@ -587,7 +587,11 @@ class World:
 
 
 def _numbers(numbers: int | Iterable[int], count: int, thing: str) -> list[int]:
-    """One number or several as a list; ``SimulationError`` for one that is not below ``count``."""
+    """Convert one index or several to a list.
+
+    Raises:
+        SimulationError: an index is not one of 0 to ``count`` - 1; the message names the ``thing``.
+    """
     listed = [numbers] if isinstance(numbers, int) else [int(number) for number in numbers]
     for number in listed:
         if 0 <= number < count:
@@ -600,7 +604,7 @@ def _numbers(numbers: int | Iterable[int], count: int, thing: str) -> list[int]:
 
 
 def quantity(value: float | str, kind: Any, name: str) -> float:
-    """A number in the base unit, or text with a unit, as a number.
+    """Convert a number in the base unit, or text with a unit, to a number in the base unit.
 
     Args:
         value: the number, or the text such as ``"5 MB"``.
@@ -611,7 +615,7 @@ def quantity(value: float | str, kind: Any, name: str) -> float:
         The value in the base unit, 0 or more.
 
     Raises:
-        SimulationError: the value is no such quantity.
+        SimulationError: the value is not a quantity of this kind.
     """
     try:
         if isinstance(value, str):

@@ -6,7 +6,7 @@ from fedsim.world.steps.transfers import Download, Payload, TransferStep, Upload
 from fedsim.world.task import Cause, Ending, Outcome, TaskStep
 
 Computation = Train | Evaluate | Work | Pause
-"""Steps that a client half may ask of its device."""
+"""Steps that the client half of a strategy may request of its device."""
 
 __all__ = [
     "Cause",

@@ -15,11 +15,14 @@ class Plan(NamedTuple):
 
     Attributes:
         epoch_s: time of an epoch at the device's own speed (s).
-        epochs: number of epochs.
-        limit: time after which no epoch begins, and at which the step ends (s); infinity for none.
-        adaptive: whether the device begins another epoch only if a mean one fits in.
-        slack_s: overrun of ``limit`` by rounding that is forgiven (s).
-        jitter_of: number of the task, if the jitter is drawn for a task rather than an instant.
+        epochs: count of epochs.
+        limit: time after which no epoch begins, and at which the step ends (s); infinity if there
+            is no limit.
+        adaptive: whether the device begins another epoch only if an epoch of the mean length so far
+            would end before the limit.
+        slack_s: time by which the computation may exceed ``limit`` by rounding (s).
+        jitter_of: count of the device's earlier tasks, if the jitter is drawn for the task; None if
+            it is drawn for the time at which an epoch begins.
     """
 
     epoch_s: float
@@ -31,13 +34,13 @@ class Plan(NamedTuple):
 
 
 class EpochStep(TaskStep):
-    """A step of epochs, which ``Computing`` times by the step's ``plan``."""
+    """Base of steps that consist of epochs, which ``Computing`` times by the step's ``plan``."""
 
     __slots__ = ()
     power = "compute"
 
     def plan(self, task: Task, runner: StepServices) -> Plan:
-        """Return the times of this step on the task's device, without its present pace.
+        """Return the times of this step on the task's device, at the device's full pace.
 
         Args:
             task: the task.
@@ -46,7 +49,7 @@ class EpochStep(TaskStep):
         raise NotImplementedError
 
     def is_due(self, task: Task, runner: StepServices) -> bool:
-        """Whether the step ends now, but for the rounding of times; counts its last epoch then."""
+        """Whether the step is complete now, within the rounding of times; counts its last epoch."""
         hosts = runner.computing.hosts
         ends = task.epoch_ends
         if hosts is not None and hosts.is_due(task) and ends is not None:
@@ -60,11 +63,11 @@ class EpochStep(TaskStep):
 
 @dataclass(frozen=True, slots=True)
 class Train(EpochStep):
-    """The device trains on its own data, within the limit.
+    """Step in which the device trains on its own data, within a time limit.
 
     Attributes:
-        training: the ``Training``.
-        limit: the limit of its time.
+        training: the training.
+        limit: limit of the training's time.
     """
 
     training: Training
@@ -81,7 +84,8 @@ class Train(EpochStep):
         limit = math.inf
         if self.limit is not NO_LIMIT:
             limit = runner.computing.limit_of(task, self.limit)
-        slack_s = tie_s(limit) if self.limit.reserves else 0.0  # reserves are rounded up
+        # the reserve of a limit is rounded up
+        slack_s = tie_s(limit) if self.limit.reserves else 0.0
         epoch_s = runner.population.training_s(task.device, self.training, task.samples)
         return Plan(epoch_s, self.training.epochs, limit, self.limit.adaptive, slack_s)
 
@@ -110,14 +114,14 @@ class Train(EpochStep):
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(EpochStep):
-    """The device computes the loss of models on its training data.
+    """Step in which the device computes the loss of models on its training data.
 
     The task is late if the evaluation takes longer than the limit.
 
     Attributes:
-        models: the models, a tuple of refs; ``LocalResult.tested`` is the best of them.
-        limit: the limit of its time.
-        samples: number of training samples, drawn anew for each task; None: all.
+        models: the models, a tuple of refs; ``LocalResult.tested`` is the best model.
+        limit: limit of the evaluation's time.
+        samples: count of training samples, drawn anew for each task; None for all samples.
     """
 
     models: tuple[Any, ...]
@@ -149,13 +153,13 @@ class Evaluate(EpochStep):
 
 @dataclass(frozen=True, slots=True)
 class Work(EpochStep):
-    """A step in which the device computes without a model; the times of all fields add up.
+    """Step in which the device computes without a model; its time is the sum over all fields.
 
     Attributes:
-        samples: number of samples; takes the time of a training on them.
-        flops: number of FLOPs; takes the time of computing them.
+        samples: count of samples, which take the time of a training on these samples.
+        flops: count of FLOPs, which take time by the device's FLOP/s.
         seconds: a fixed time (s).
-        what: its purpose, in the records.
+        what: purpose of the work in records.
     """
 
     samples: float = 0.0
@@ -166,7 +170,7 @@ class Work(EpochStep):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The fields that are set, by name."""
+        """Return the fields that are set, for the record: name -> value."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value}
 

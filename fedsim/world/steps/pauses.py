@@ -9,7 +9,7 @@ from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
 
 @dataclass(frozen=True, slots=True)
 class Code(TaskStep):
-    """The device encodes or decodes models; takes a fixed time (s)."""
+    """Step in which the device encodes or decodes models, which takes a fixed time (s)."""
 
     name: Literal["encode", "decode"]
     seconds: float
@@ -22,10 +22,10 @@ class Code(TaskStep):
 
 @dataclass(frozen=True, slots=True)
 class Pause(TaskStep):
-    """The device takes a fixed time without computing.
+    """Step in which the device waits for a fixed time.
 
     Attributes:
-        name: ``sleep``; ``start-up`` is that of hosts.
+        name: ``sleep``, or ``start-up`` for the start of a task on a host.
         seconds: the time (s).
     """
 
@@ -38,7 +38,7 @@ class Pause(TaskStep):
 
 @dataclass(frozen=True, slots=True)
 class Queue(TaskStep):
-    """The device waits for a slot for its next message, or for a worker of its host."""
+    """Step in which the device waits for a slot for its next message, or for a host's worker."""
 
     name = "queue"
 

@@ -10,14 +10,14 @@ _DISCONNECTED = ("lost", "left", "battery")
 
 
 class Payload(NamedTuple):
-    """A part of a message, with its own purpose in the ledger, such as ``"model"``."""
+    """Part of a message, with its own purpose in the ledger, such as ``"model"``, and its bytes."""
 
     purpose: str
     bytes: float
 
 
 class TransferStep(TaskStep):
-    """A message of a task: one flow, which takes a slot beforehand if messages queue."""
+    """Step of a task that sends one message as a flow, between its device and a server."""
 
     __slots__ = ()
     payloads: tuple[Payload, ...]
@@ -31,7 +31,7 @@ class TransferStep(TaskStep):
         runner.charge.look(task)
 
     def end(self, task: Task, runner: StepServices, cause: Cause | None) -> Ending:
-        """End the message; a message that is cut after its last byte has arrived is done."""
+        """End the message, as done if its last byte has arrived before it is cut."""
         network = runner.network
         flow = task.flow
         assert flow is not None
@@ -60,7 +60,7 @@ class TransferStep(TaskStep):
         return runner.network.finish(task.flow)
 
 
-@dataclass(slots=True)  # a frozen one takes four times as long to make
+@dataclass(slots=True)  # not frozen, because the construction would take four times as long
 class Download(TransferStep):
     """The server sends payloads to the device, as one message."""
 
