@@ -68,8 +68,8 @@ def quiet_world(
 
     Args:
         strategy: the table ``[strategy]``.
-        seed: of the run.
-        rounds: after which the run ends.
+        seed: seed of the run.
+        rounds: count of rounds after which the run ends.
 
     Returns:
         The tables of the scenario. The caller may change them.
@@ -105,8 +105,8 @@ def eventful_world(
 
     Args:
         strategy: the table ``[strategy]``.
-        seed: of the run.
-        rounds: after which the run ends.
+        seed: seed of the run.
+        rounds: count of rounds after which the run ends.
 
     Returns:
         The tables of the scenario. The caller may change them.
@@ -163,8 +163,8 @@ def run(
 
     Args:
         sections: the tables of the scenario.
-        folder: of the run; None writes none.
-        executor: of the learning; by default ``Inline()``.
+        folder: the run folder to write; None to write no folder.
+        executor: executor of the learning; by default ``Inline()``.
 
     Returns:
         The summary of the run.
@@ -183,8 +183,9 @@ def run_until(sections: ScenarioTables, folder: Path, records: int, *, resume: b
 
     Args:
         sections: the tables of the scenario.
-        folder: of the run.
-        records: number of records after which the run is interrupted, from this call on.
+        folder: the run folder.
+        records: count of records, from the start of this call, after which the run is
+            interrupted.
         resume: whether to resume the run in ``folder``.
 
     Returns:
@@ -221,7 +222,7 @@ def give_other_tests(data: FederatedData) -> None:
     Device d is tested with at most 1 + d test samples, all of class d mod C, for C classes.
 
     Args:
-        data: changed in place.
+        data: data of all devices, changed in place.
     """
     tests = np.unique(np.concatenate([shard.test for shard in data.shards]))
     for device, shard in enumerate(data.shards):
@@ -255,20 +256,20 @@ _ADVICE = {
         "nothing kept outside of 'self'"
     ),
 }
-"""Advice to the author of a strategy or a part whose run fails a check of the audit."""
+"""Advice to the author of a strategy whose run fails a check of the audit, by title of check."""
 
 
 def assert_sound(folder: Path) -> RunFolder:
     """Assert that a run folder passes its audit.
 
     Args:
-        folder: of a finished run.
+        folder: folder of a finished run.
 
     Returns:
         The run folder, for reading.
 
     Raises:
-        AssertionError: with the first problems of each failed check, and what to do.
+        AssertionError: a check fails. The message has its first problems, and advice.
 
     Example:
         >>> from pathlib import Path
@@ -307,7 +308,8 @@ def assert_same_run(one: Path, other: Path) -> None:
         other: folder of the run to compare with it.
 
     Raises:
-        AssertionError: with the first of ``FIGURES`` and ``TABLES`` that differs.
+        AssertionError: an entry of ``FIGURES`` or a file of ``TABLES`` differs; the message names
+            the first.
 
     Example:
         >>> from pathlib import Path
@@ -332,9 +334,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 class StrategyContract:
-    """The checks of a strategy, as a class of tests for pytest.
-
-    A subclass sets ``strategy``.
+    """Test class for pytest that checks a strategy. A subclass sets ``strategy``.
 
     Attributes:
         strategy: the table ``[strategy]`` of a scenario.
@@ -423,7 +423,7 @@ class StrategyContract:
         assert models == other_models, advice
 
     def test_newcomers_and_leavers(self, tmp_path: Path) -> None:
-        """Early newcomers take part; a device that has departed fails at most one task."""
+        """Devices that arrive early are selected; a departed device fails at most one task."""
         sections = self.eventful(seed=7, rounds=15)
         sections["population"] |= {
             "availability": {"kind": "always"},
@@ -539,6 +539,6 @@ class StrategyContract:
                 )
 
 
-# replaces ``Evaluator.test``
+# replacement of ``Evaluator.test``
 async def _test_equally(model: object, devices: object) -> float:
     return 0.5

@@ -37,7 +37,7 @@ def is_installed(package: str) -> bool:
 
 
 def _modules_of(value: object, key: str) -> Iterator[tuple[str, str]]:
-    """Keys of the parts that entry points registered, each with its class's top-level module."""
+    """Yield each part of ``value`` whose class is not of fedsim: its key, and its package's module."""
     if isinstance(value, BaseModel):
         kind = getattr(value, "kind", None)
         module = type(value).__module__.partition(".")[0]
