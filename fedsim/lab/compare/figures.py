@@ -23,7 +23,7 @@ Take = Literal[
 
 
 def _variance_around_line(values: "pd.Series[float]") -> float:
-    """Variance of the residuals of a least-squares line, with two degrees of freedom less."""
+    """Return the variance of the residuals of a least-squares line, with n - 2 degrees of freedom."""
     squares = np.linalg.lstsq(np.vander(range(len(values)), 2), values)[1]
     return float(squares[0] / (len(values) - 2))
 
@@ -101,7 +101,7 @@ class Reading(Spec):
 
     @property
     def comparison(self) -> dict[str, Any]:
-        """The variant or place in the grid to compare with; empty if there is none."""
+        """Variant or grid values of the lines to compare with; empty if there is no comparison."""
         return self.over or self.minus
 
     def of(self, run: RunFolder, best: float = 0.0) -> float:
@@ -109,13 +109,13 @@ class Reading(Spec):
 
         Args:
             run: the folder of the run.
-            best: the mean for ``below_best``.
+            best: best mean of the table's rows, from which ``below_best`` is subtracted.
 
         Returns:
             The figure; NaN if the run has too few rounds or tests.
 
         Raises:
-            RunFolderError: the rounds of the run have no such column.
+            RunFolderError: the rounds of the run have no column ``column``.
         """
         try:
             value = self._measure(run, best - (self.below_best or 0.0))
@@ -143,7 +143,7 @@ class Reading(Spec):
         return self._measure_target(run, values, target)
 
     def _values(self, run: RunFolder) -> "pd.Series[float]":
-        """The column's scaled values by the places of their rounds, without missing values."""
+        """Return a Series of the column's scaled values by index of the round, without missing values."""
         import pandas as pd
 
         values = {}
