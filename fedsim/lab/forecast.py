@@ -25,7 +25,7 @@ from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.model_memory import model_memory_lines
 from fedsim.lab.tally import Tally, UsedTraining
-from fedsim.lab.terminal import outside_lines, share_done
+from fedsim.lab.terminal import extrapolation_lines, share_done
 from fedsim.records import folder as files
 from fedsim.records import parquet
 from fedsim.records.recorder import Recorder
@@ -77,7 +77,7 @@ def nominal_lines(run: Run) -> list[str]:
     if run.estimates:
         lines.append(f"this {run.estimates}")
     lines += run.rules
-    lines += outside_lines(run.outside_of_rules, most=20)
+    lines += extrapolation_lines(run.outside_of_rules, most=20)
     lines += _fitting_lines(run)
     if isinstance(params, RoundParams) and scenario.stop.rounds is not None:
         task_s = _tasks_s(run, params, down, epoch_s, up)

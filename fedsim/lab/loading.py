@@ -124,7 +124,7 @@ def run(
 
 
 def _run_in_thread(coroutine: "Coroutine[Any, Any, Result]") -> "Result":
-    """Run a coroutine in another thread, beside this thread's event loop; Ctrl-C cancels it."""
+    """Run a coroutine in a new event loop in another thread; Ctrl-C cancels the coroutine."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(coroutine, context=copy_context())
     with closing(loop), ThreadPoolExecutor(1) as thread:
@@ -166,7 +166,7 @@ class LoadedRun:
     """A run folder, with its tables as pandas frames. Times are in s, and sizes in bytes.
 
     Args:
-        reader: reads the folder; None for a run that wrote none.
+        reader: the run folder; None if the run wrote no folder.
         allow_code: whether ``scenario`` may import code that it names by import path.
     """
 
@@ -301,7 +301,10 @@ class LoadedRun:
             return facts_of(self.summary)
 
     def _frame(self, name: str, json_column: str = "") -> "pd.DataFrame":
-        """A table of the folder; an empty cell of the column with JSON becomes {}."""
+        """Return a table of the run folder as a DataFrame.
+
+        The column ``json_column``, if given, is parsed as JSON; an empty cell becomes {}.
+        """
         with making_sense([self.path]):
             frame = as_frame(self._folder.table(name))
             if json_column:
@@ -320,7 +323,7 @@ class Result(LoadedRun):
 
     Attributes:
         rows: one dict per round.
-        folder: of the run; None if it wrote none.
+        folder: the run folder; None if the run wrote no folder.
 
     Example:
         >>> import fedsim
@@ -368,14 +371,14 @@ class Result(LoadedRun):
 
 
 def drawing(kinds: "Mapping[str, PictureKind]", kind: str) -> "Callable[..., Figure]":
-    """The function that draws a kind of picture.
+    """Return the function that draws a kind of picture.
 
     Args:
         kinds: the kinds of pictures by name.
         kind: the name of a kind.
 
     Raises:
-        FedsimError: ``kinds`` have no such kind.
+        FedsimError: ``kind`` is not in ``kinds``.
     """
     if kind not in kinds:
         raise FedsimError(

@@ -308,7 +308,7 @@ def _print(table: ComparedTable) -> ComparedTable:
 
 
 def _is_at(line: ComparedLine, where: Mapping[str, object]) -> bool:
-    """Whether a line has these values of keys; keys may be short, and ``variant`` is a key."""
+    """Whether a line has the grid values ``where``; keys may be short, and include ``variant``."""
     point = dict(line.point)
     values = {short_key(key, point): value for key, value in point.items()}
     values.update(point)
@@ -317,7 +317,7 @@ def _is_at(line: ComparedLine, where: Mapping[str, object]) -> bool:
 
 
 class _MeasuredTable:
-    """A published table with the runs of its rows."""
+    """Published table with the figures of the study's runs for its rows."""
 
     def __init__(
         self, table: PublishedFigures, published: Published, lines: Sequence[ComparedLine]
@@ -341,7 +341,7 @@ class _MeasuredTable:
                 self._values[name] = self._compute(self._measures[name])
 
     def _common_seeds(self) -> list[int]:
-        """The seeds of which every line that the table needs has a run."""
+        """Return the seeds for which every line that the table needs has a run."""
         seeds = []
         for row in self._table.rows:
             seeds.append(set(self._runs(row.where)))
@@ -351,7 +351,7 @@ class _MeasuredTable:
         return sorted(set.intersection(*seeds))
 
     def _runs(self, where: Mapping[str, object]) -> dict[int, RunFolder]:
-        """The runs of a place in the grid, by seed."""
+        """Return the runs by seed of the one line that has the grid values ``where``."""
         where = {**self._table.at, **where}
         lines = [line for line in self._lines if _is_at(line, where)]
         if len(lines) != 1:
@@ -364,7 +364,7 @@ class _MeasuredTable:
         return {int(run.summary["seed"]): run for run in lines[0].runs}
 
     def _compute(self, reading: Reading) -> dict[str, list[float]]:
-        """The figure of each row, seed by seed, over or minus its comparison."""
+        """Return the figures by row name, one per seed, relative to the reading's comparison."""
         best = 0.0
         if reading.below_best is not None:
             peak = reading.model_copy(update={"take": "max", "below_best": None})
@@ -398,7 +398,10 @@ class _MeasuredTable:
         return [value / reference for value, reference in pairs]
 
     def table(self) -> ComparedTable:
-        """One row per row and measure of the published table; no rows without runs."""
+        """Return a table with one row per row and measure of the published table.
+
+        It has no rows if there are no runs.
+        """
         heads = ("row", "measure", "published", "ours", "difference", "tolerance", "within")
         rows: list[tuple[Cell, ...]] = []
         notes = ["Its runs have not been made."]
@@ -436,7 +439,10 @@ class _MeasuredTable:
         return (*start, tolerance, "yes" if abs(difference) <= tolerance else "no")
 
     def claims(self) -> list[tuple[Cell, ...]]:
-        """Each claim with the difference, its interval, and the verdict; none without runs."""
+        """Return for each claim: title of the table, claim, difference, interval and verdict.
+
+        Empty if there are no runs.
+        """
         rows: list[tuple[Cell, ...]] = []
         if not self._seeds:
             return rows
@@ -451,7 +457,10 @@ class _MeasuredTable:
 
 
 def _judge(above: Sequence[float], below: Sequence[float], least: float) -> tuple[Cell, ...]:
-    """The difference of two rows beyond the ``least`` one, its interval, and the verdict."""
+    """Judge whether ``above`` exceeds ``below`` by ``least``.
+
+    Returns the mean of ``above - below - least``, its 95 % interval, and the verdict.
+    """
     if not all(map(math.isfinite, (*above, *below))):
         return (None, "none", "not judged: runs without the figure")
     difference = paired_difference(above, [value + least for value in below])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Form = Literal["csv", "markdown"]
 
-_WIDE = 10_000  # without a terminal, no line is folded
+_WIDE = 10_000  # width (characters) of output that is no terminal, so that no line is wrapped
 _SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 _MOST_DIGITS = 6  # most digits of a mean
 
@@ -229,14 +229,14 @@ def _mark(cell: Cell, column: ComparedColumn) -> str:
 
 
 def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
-    """A table as renderables of rich, then its notes.
+    """Format a table as renderables of rich, followed by its notes.
 
-    Each topic is a table of at most ``width`` characters. A topic that needs more is a list of
-    heads and cells for each row.
+    Each topic is a table of at most ``width`` characters. If a topic needs more, each of its rows
+    is a list of heads and cells instead.
 
     Args:
         table: the table.
-        width: the width of the terminal (characters).
+        width: width of the terminal (characters).
     """
     parts: list[RenderableType] = []
     if table.title:
@@ -259,12 +259,18 @@ def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
 
 
 def _narrowest(cells: Sequence[str]) -> int:
-    """Characters of the longest word, which is not broken."""
+    """Return the least width (characters) of a column in which no word is broken."""
     return max(map(len, " ".join(cells).split()), default=0)
 
 
 def _draw(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]]) -> RichTable:
-    """A table of rich, with the best numbers in bold; ``texts`` has heads and cells by column."""
+    """Return a rich table of one topic, with the best numbers in bold.
+
+    Args:
+        topic: title of the table.
+        columns: columns of the table.
+        texts: head and formatted cells of each column.
+    """
     drawn = RichTable(
         title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
     )
@@ -282,7 +288,7 @@ def _draw(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]])
 
 
 def format_cell(cell: Cell, column: ComparedColumn) -> str:
-    """A cell of a column for people; empty for None.
+    """Format a cell as text for people; None becomes an empty text.
 
     Args:
         cell: the value of the cell.
@@ -313,12 +319,12 @@ def format_cell(cell: Cell, column: ComparedColumn) -> str:
 def _as_fine_as_known(
     values: Sequence[float], half: float, column: ComparedColumn
 ) -> Iterator[str]:
-    """Values with the decimals that two digits of the interval's half width have.
+    """Format values with the decimals at which the interval's half width has two digits.
 
     Args:
         values: a mean, and the ends or the half width of its interval.
         half: half the width of the interval.
-        column: of the values; bytes get the prefix of the mean.
+        column: column of the values. Bytes have the unit prefix that suits the mean.
     """
     letter = ""
     factor = 1.0
@@ -340,7 +346,7 @@ def _scale(size: float) -> tuple[str, float]:
 
 
 def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
-    """Each topic with its columns: the columns that identify a row, then all that are not empty.
+    """Yield each topic of a table with the columns that identify a row and its non-empty columns.
 
     Yields:
         The topic, which is empty for a table without topics, and its columns.

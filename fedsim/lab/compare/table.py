@@ -38,10 +38,10 @@ class ComparedColumn:
     topic: str = ""
     """the table that shows the column; empty for columns that identify a row."""
     over_seeds: bool = False
-    """whether its cells may be estimates, which take three columns in a spreadsheet."""
+    """whether cells may be estimates; a CSV has three columns for such a column."""
     unit: str = ""
     signed: bool = False
-    """whether its numbers are differences."""
+    """whether the cells are differences, shown with their sign."""
     best: measures.Preferred = None
     """whether the least or the greatest number is the best one, if there is a best one."""
 
@@ -157,7 +157,7 @@ class Comparison:
             self._aim_at_usual_target()
 
     def _from_easiest(self, targets: set[Target]) -> list[Target]:
-        """Targets by metric, each metric's from the easiest to the hardest."""
+        """Sort targets by metric, and the targets of a metric from the easiest to the hardest."""
         best: dict[str, measures.Preferred] = {}
         for metric in self._finals:
             best[metric.name.removeprefix("final ")] = metric.best
@@ -186,14 +186,17 @@ class Comparison:
                 values |= measures.costs_until(run, target)
 
     def tables(self) -> list[ComparedTable]:
-        """``side_by_side``; for studies with a baseline also ``differences``."""
+        """Return the table ``side_by_side``, and ``differences`` if a study has a baseline."""
         tables = [self.side_by_side()]
         if self.lines.baseline and not self.lines.are_runs:
             tables.append(self.differences())
         return tables
 
     def side_by_side(self) -> ComparedTable:
-        """Means over seeds, with intervals over several seeds, and cost ratios to the baseline."""
+        """Return a table of all figures, one line per row.
+
+        Cells are means over seeds with their intervals, and cost ratios to the baseline.
+        """
         columns = [*self._identity(), *map(self._column, self._measures)]
         if self.lines.baseline:
             columns += self._ratio_columns()
@@ -216,7 +219,7 @@ class Comparison:
                 yield ComparedColumn(head, cells, f"ratios to the {base}", unit="ratio")
 
     def in_short(self) -> ComparedTable:
-        """The few figures that users need most, the best lines first, world by world."""
+        """Return a short table of the most important figures: world by world, best lines first."""
         answers = self.answers()
         rows = self._short_rows(answers)
         identity = self._identity()

@@ -23,7 +23,7 @@ def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
     """Load a study's folder; an unfinished study has its finished runs.
 
     Args:
-        path: of the study's folder.
+        path: the study's folder.
         allow_code: whether the scenarios of its runs may import code that they name by import
             path.
 
@@ -34,10 +34,10 @@ def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
 
 
 class LoadedStudy:
-    """The folder of a study, finished or not.
+    """Folder of a study, finished or not, with its tables and runs.
 
     Attributes:
-        path: of the folder.
+        path: the study's folder.
         index: the variants at each point of the grid, and their runs.
     """
 
@@ -150,7 +150,7 @@ class LoadedStudy:
 
 
 def _to_frame(table: ComparedTable) -> "pd.DataFrame":
-    """A table of a comparison; a column without values has floats (NaN)."""
+    """Convert a table of a comparison to a DataFrame; an empty column becomes float NaN."""
     import pandas as pd
 
     frame = pd.DataFrame({column.head: list(column.cells) for column in in_full(table)})
