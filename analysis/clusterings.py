@@ -382,7 +382,7 @@ def _embedding_legend(selection: list[Clustering]) -> list[Artist]:
 
 
 def _source(clustering: Clustering) -> str:
-    """Name of the values from which the points of a clustering are made."""
+    """Return the name of the values from which the points of a clustering are made."""
     if clustering.features is not None:
         return "features"
     return "similarities" if clustering.alike else "distances"

@@ -23,7 +23,7 @@ _OUTLIER: style.Look = {"marker": "v", "color": style.BLACK, "linestyle": "", "m
 
 @dataclass(frozen=True)
 class ReportedGrouping:
-    """A ``cluster`` or ``tiers`` record, with the sizes that devices had reported by then.
+    """Grouping of a ``cluster`` or ``tiers`` record, with the sizes that devices had reported.
 
     Attributes:
         word: ``cluster`` or ``tier``.
@@ -91,7 +91,7 @@ def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
 
 
 def _read_grouping(data: RecordData, number: int, sizes: Ints) -> ReportedGrouping:
-    """The grouping of a record with this data; clusters have ``bounds``, tiers have ``bins``."""
+    """Return the grouping of a record. ``data`` has ``bounds`` for clusters, ``bins`` for tiers."""
     members = tuple(int(count) for count in data["members"])
     if "bounds" in data:
         word = "cluster"

@@ -191,7 +191,7 @@ def _draw_level(panel: Axes, times: Floats, percent: Floats, steps: Floats) -> N
 
 
 def _choose_devices(history: History, levels: Iterable[int]) -> list[int]:
-    """Choose a few devices with levels: those that ran flat most often, then with most tasks.
+    """Choose a few devices with levels, by how often they ran flat, then by their tasks.
 
     Returns:
         The devices, ascending.

@@ -20,7 +20,7 @@ from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
 from fedsim.records.reading import RunFolder
 
 _BINS = 625  # count of time bins over the width of a timeline; two pixels each
-_FAR_MORE = 10  # times as many devices as work would flatten those that work
+_FAR_MORE = 10  # greatest ratio of present to active devices at which unreachable devices are drawn
 _FAR_ABOVE = 1.3  # greatest ratio of a drawn capacity to the largest load
 _RATES = (
     (125e6, 125e6, "Gbit/s"),

@@ -77,7 +77,8 @@ OUTCOMES = {
 }
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 FORMATS = ("png", "svg")
-# No phase has any of these; the first five stay apart for every eye (CIE76 distances above 25).
+# Colours that no phase has. The first five are distinct for the colour-blind too (CIE76 distance
+# above 25).
 GROUPS = (
     "#542788",
     "#B35806",

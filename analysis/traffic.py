@@ -268,7 +268,7 @@ def draw_purposes_compared(
 
 
 def _choose_purpose_colours(means: pd.DataFrame) -> dict[str, str]:
-    """Return the colour of each purpose: models and updates first, then the others by size."""
+    """Return the colour of each purpose: models and updates first, then further purposes by size."""
     sums = means.sum().sort_values(ascending=False, kind="stable")
     further = [str(purpose) for purpose in sums.index if purpose not in _FIXED]
     colours = _FIXED | dict(zip(further, cycle(_OTHERS), strict=False))

@@ -68,7 +68,7 @@ class View:
         self.end = end
         self.span = end - start
         self.order = order
-        # what ends at the very beginning of the run belongs to it
+        # a span from time 0 includes steps that end at time 0
         self._since = start if start > 0 else -np.inf
 
         steps = [

@@ -145,7 +145,7 @@ def _digest(text: str) -> str:
 
 
 def _header(subject: Subject, several: bool) -> Markup:
-    findings = _findings_of_several(subject) if several else _findings_of_run(subject.runs[0])
+    findings = _find_in_comparison(subject) if several else _find_in_run(subject.runs[0])
     entries = []
     for text, anchor in findings[:_MOST]:
         entries.append(el("li", el("a", text, href=f"#{anchor}")))
@@ -200,7 +200,7 @@ _LONG = 1.2  # ratio to the median duration above which a round is a finding
 _Finding = tuple[str, str]  # sentence, anchor
 
 
-def _findings_of_several(subject: Subject) -> list[_Finding]:
+def _find_in_comparison(subject: Subject) -> list[_Finding]:
     findings = []
     for sentence in _ranking_sentences(subject)[: _MOST - 1]:
         findings.append((plain(sentence, 160), "summary"))
@@ -237,7 +237,7 @@ def _wasted_share(run: RunFolder) -> float | None:
     return sizes["wasted"] / total if total else None
 
 
-def _findings_of_run(run: RunFolder) -> list[_Finding]:
+def _find_in_run(run: RunFolder) -> list[_Finding]:
     sentences = (
         (_final_figures(run), "summary"),
         (_wasted_bytes(run), "summary"),

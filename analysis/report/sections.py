@@ -159,20 +159,20 @@ def answer(subject: Subject) -> Markup:
 
 def comparison(subject: Subject) -> Iterator[Markup]:
     """Yield sections on several runs: pictures, the scenario and its differences, and tables."""
-    yield _pictures_of_several(subject)
-    yield _scenarios_of_several(subject)
+    yield _draw_compared_runs(subject)
+    yield _compare_scenarios(subject)
     parts: list[Markup] = []
     for table in subject.comparison.tables():
         parts += tables.comparison(table, subject.order)
     yield el("section", el("h2", "Tables", id="tables"), *parts)
 
 
-def _pictures_of_several(subject: Subject) -> Markup:
+def _draw_compared_runs(subject: Subject) -> Markup:
     few = min(len(subject.detailed), MOST_DRAWN)
     every = len(subject.runs)
     parts = [el("h2", "Pictures", id="pictures")]
     parts += chart(subject.series)
-    parts += _draw_all(subject.alone(few), subject.series)
+    parts += _draw_series(subject.alone(few), subject.series)
     if few < every:
         hint = (
             f"Where single runs are drawn, they are {few} of {every}: the first of the best. Means "
@@ -182,7 +182,7 @@ def _pictures_of_several(subject: Subject) -> Markup:
     return el("section", *parts)
 
 
-def _scenarios_of_several(subject: Subject) -> Markup:
+def _compare_scenarios(subject: Subject) -> Markup:
     """Return a section with the scenario of the first line, and the keys in which lines differ."""
     first_runs = {id(entry.line): entry for entry in reversed(subject.detailed)}
     firsts = [first_runs[id(line)] for line in subject.lines if id(line) in first_runs]
@@ -301,7 +301,7 @@ def details(place: int, entry: DetailedRun, several: bool) -> Markup:
     if several:
         parts.append(_headline_figures(run))
     if place < MOST_DRAWN:
-        parts += _pictures_of_one(entry, several)
+        parts += _draw_run(entry, several)
         parts.append(waiting(run))
     else:
         text = "It has no pictures here: fedsim report, called with its folder, draws them."
@@ -319,7 +319,7 @@ def details(place: int, entry: DetailedRun, several: bool) -> Markup:
     return el("section", el("h2", name, id=f"run-{place}"), *parts, data_run=place)
 
 
-def _pictures_of_one(entry: DetailedRun, several: bool) -> Iterator[Markup]:
+def _draw_run(entry: DetailedRun, several: bool) -> Iterator[Markup]:
     """Yield the pictures of a run that no other part of the page shows."""
     run = entry.run
     key_picture = _key_picture(run)
@@ -331,7 +331,7 @@ def _pictures_of_one(entry: DetailedRun, several: bool) -> Iterator[Markup]:
             yield from _draw(name, run)
     if not several:
         series = [Series(entry.name, (run,))]
-        yield from _draw_all(series, series, omitted=key_picture)
+        yield from _draw_series(series, series, omitted=key_picture)
 
 
 def waiting(run: RunFolder) -> Markup | None:
@@ -353,9 +353,9 @@ def waiting(run: RunFolder) -> Markup | None:
     usual = median(path.seconds for path in paths.rounds)
     longest = max(paths.rounds, key=lambda path: path.seconds)
     middle = min(paths.rounds, key=lambda path: abs(path.seconds - usual))
-    rounds = [_path_of_round(paths, longest.number, "the longest")]
+    rounds = [_describe_round_path(paths, longest.number, "the longest")]
     if middle.number != longest.number:
-        rounds.append(_path_of_round(paths, middle.number, "a usual one"))
+        rounds.append(_describe_round_path(paths, middle.number, "a usual one"))
     return join(
         el("h3", "Where the simulated time went"),
         el("p", " ".join(run_in_words(paths))),
@@ -364,7 +364,7 @@ def waiting(run: RunFolder) -> Markup | None:
     )
 
 
-def _path_of_round(paths: CriticalPaths, number: int, description: str) -> Markup:
+def _describe_round_path(paths: CriticalPaths, number: int, description: str) -> Markup:
     columns = path_table(paths.round(number)).columns
     summary = el("summary", f"Round {number}, {description}: what it waited for")
     text = el("p", " ".join(round_in_words(paths, number)))
@@ -385,15 +385,15 @@ def _key_picture(run: RunFolder) -> str:
     return "traffic" if all(row["loss"] is None for row in run.rounds) else "accuracy"
 
 
-def _draw_all(
+def _draw_series(
     alone: Sequence[Series], series: Sequence[Series], omitted: str = ""
 ) -> Iterator[Markup]:
     """Yield pictures of several runs: of the runs in ``alone``, or of the means of ``series``.
 
     The picture ``omitted`` is left out.
     """
-    runs = _runs_of(series)
-    single_runs = _runs_of(alone)
+    runs = _list_runs(series)
+    single_runs = _list_runs(alone)
     several = len(runs) > 1
     for name in OF_SEVERAL if several else OF_ANY:
         is_in_chart = several and name in _IN_CHART
@@ -405,7 +405,7 @@ def _draw_all(
             yield from _draw(name, single_runs, alone)
 
 
-def _runs_of(series: Sequence[Series]) -> list[RunFolder]:
+def _list_runs(series: Sequence[Series]) -> list[RunFolder]:
     runs: list[RunFolder] = []
     for line in series:
         runs += line.runs
@@ -424,7 +424,7 @@ def _draw(name: str, source: object, *series: object) -> Iterator[Markup]:
         return
     picture = Image.fromarray(style.pixels(figure, _DPI)).convert("RGB")
     reduced = picture.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-    # or it shows against the page
+    # almost white becomes white, so that the picture has the background of the page
     palette = reduced.getpalette() or []
     reduced.putpalette([255 if part > _ALMOST_WHITE else part for part in palette])
     content = io.BytesIO()

@@ -27,7 +27,7 @@ from fedsim.records.reading import RunFolder
 
 OUTCOMES = tuple(style.OUTCOMES)
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
-_TICK_S = 1e-4  # as fine as anybody reads a time off a screen
+_TICK_S = 1e-4  # usual length of a tick (s), as precise as a time on the screen
 _LEAST_TICKS = 2**20
 _MOST_TICKS = 2**31
 _POINTS = 16384  # most points of a curve: far more than pixels, so that readers can zoom in
@@ -221,7 +221,7 @@ class _ColumnsOfLanes:
 
     def _critical_path(self) -> Columns:
         steps = critical_steps(self.run)
-        # -1 if the device has no lane, or no device was at work
+        # -1 if the device has no lane, or if the step has no device
         lanes = [-1 if step.device is None else self.lanes.get(step.device, -1) for step in steps]
         return {
             "path_lane": np.array(lanes, dtype=np.int32),

@@ -54,7 +54,7 @@ def main() -> None:
             click.get_current_context().call_on_close(partial(signal.signal, number, previous))
     threshold = gc.get_threshold()
     click.get_current_context().call_on_close(lambda: gc.set_threshold(*threshold))
-    # loading libraries makes many objects, and none of them is garbage
+    # loading libraries makes many objects that are no garbage, so collect less often
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)  # no garbage collection of all objects at exit
 

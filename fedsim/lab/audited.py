@@ -20,7 +20,7 @@ VALID = "the scenario is one that fedsim takes"
 
 
 class Audited(NamedTuple):
-    """The result of an audit."""
+    """Result of an audit: problems by check, and parts that no check covers."""
 
     findings: dict[str, list[str]]  # title of a check: problems found
     unchecked: list[str]  # sentences on parts of the user that no check covers

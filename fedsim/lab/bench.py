@@ -59,13 +59,13 @@ _COMPARED_S = 60.0  # simulated time (s) of availability in digests, as runs dif
 
 @dataclass(frozen=True)
 class BoardLine:
-    """A strategy in a world, with means over its seeds.
+    """Line of a board: a strategy in a world, with means over seeds.
 
     Attributes:
         strategy: name of a variant of the study ``bench``.
-        world: name of a part of that study.
-        seeds: number of seeds.
-        reached: number of seeds that reached the target.
+        world: name of a part of the study ``bench``.
+        seeds: count of seeds.
+        reached: count of seeds that reached the target.
         time_s: simulated time (s) to the target; like all costs to the target, None unless all
             seeds reached it.
         time_low, time_high: ends of the 95 % interval of ``time_s`` over seeds (s; Student's t).
@@ -227,12 +227,12 @@ def tables_of(out: Path) -> WorldDigests:
             for name, table in tables.items():
                 text = table.to_csv(index=False, float_format=_DIGITS)
                 digests[world, seed, name] = _digest(text.encode())
-            digests[world, seed, "data"] = _digest_of_data(world, seed)
+            digests[world, seed, "data"] = _digest_data(world, seed)
     return digests
 
 
 @cache
-def _digest_of_data(world: str, seed: int) -> str:
+def _digest_data(world: str, seed: int) -> str:
     scenario = load(shipped()[f"worlds/{world}"])
     data = scenario.data.build(scenario.population.devices, Streams(seed))
     parts: list[AnyArray] = []

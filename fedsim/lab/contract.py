@@ -61,7 +61,7 @@ _STAR = {
 def quiet_world(
     strategy: Mapping[str, object], *, seed: int = 3, rounds: int = 5
 ) -> ScenarioTables:
-    """A small scenario in which no device disconnects.
+    """Return a small scenario in which no device disconnects.
 
     It has 24 devices of unequal speed that are always online. Their data are digits in four
     rotations.
@@ -98,7 +98,7 @@ def quiet_world(
 def eventful_world(
     strategy: Mapping[str, object], *, seed: int = 3, rounds: int = 8
 ) -> ScenarioTables:
-    """A small scenario with every kind of event.
+    """Return a small scenario with every kind of event.
 
     It is ``quiet_world`` with devices that disconnect, arrive and leave, with data that drift, and
     with checkpoints.
@@ -130,12 +130,12 @@ def eventful_world(
 
 
 class Delayed(Threads):
-    """An executor of threads that start each function after a random real delay.
+    """Executor of threads that starts each function after a random real delay.
 
     The delay is at most 3 ms and no seed determines it, because no run may depend on it.
 
     Args:
-        workers: number of threads.
+        workers: count of threads.
     """
 
     def submit(self, function: Any, *args: Any) -> "Future[Any]":
@@ -143,7 +143,7 @@ class Delayed(Threads):
 
         Args:
             function: the function.
-            args: its arguments.
+            args: arguments of the function.
 
         Returns:
             The future of the result.
@@ -207,7 +207,7 @@ def go_on(sections: ScenarioTables, folder: Path) -> dict[str, Any]:
 
     Args:
         sections: the tables of the scenario.
-        folder: of the interrupted run.
+        folder: folder of the interrupted run.
 
     Returns:
         The summary of the whole run.

@@ -50,9 +50,9 @@ async def run_async(
         scenario: the scenario, the path of its file, or the name of a shipped scenario.
         out: the run folder to make; None writes nothing.
         executor: ``inline``, ``threads`` or ``ray``, which computes the learning.
-        workers: number of threads or processes; by default one per core.
-        address: of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on this
-            machine.
+        workers: count of threads or processes; by default one per core.
+        address: address of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on
+            this machine.
         resume: continue the run in ``out`` from its newest checkpoint.
 
     Returns:
@@ -90,9 +90,9 @@ def run(
         out: the run folder to make; None writes nothing.
         executor: ``inline``, ``threads`` or ``ray``, which computes the learning. The executor
             does not influence the result.
-        workers: number of threads or processes; by default one per core.
-        address: of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on this
-            machine.
+        workers: count of threads or processes; by default one per core.
+        address: address of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on
+            this machine.
         resume: continue the run in ``out`` from its newest checkpoint. The result equals the
             result of an uninterrupted run.
 
@@ -140,7 +140,7 @@ def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":
     """Load a run folder.
 
     Args:
-        path: of the run folder.
+        path: the run folder.
         allow_code: whether ``scenario`` may import code that it names by import path.
 
     Returns:
@@ -163,7 +163,7 @@ def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":
 
 
 class LoadedRun:
-    """A run folder, with its tables as pandas frames. Times are in s, and sizes in bytes.
+    """Run folder with its tables as pandas frames. Times are in s, and sizes in bytes.
 
     Args:
         reader: the run folder; None if the run wrote no folder.
@@ -257,11 +257,11 @@ class LoadedRun:
         return self._frame(files.TRANSFERS, json_column="payloads")
 
     def models(self) -> "dict[str, dict[str, NDArray[np.float32]]]":
-        """All saved models: tensors by name, by the name of the file without its ending."""
+        """Return all saved models by file name without ending; each model is its tensors by name."""
         return self._folder.models()
 
     def costs_to(self, accuracy: float | str) -> dict[str, float]:
-        """Costs until a test first reached a target.
+        """Return the costs until a test first reached a target.
 
         Args:
             accuracy: the target: an accuracy (0..1), or another metric as ``"perplexity=8"``.
@@ -276,11 +276,11 @@ class LoadedRun:
         """Draw a picture of the run.
 
         Args:
-            kind: of the picture, such as ``timeline``.
-            options: of the picture, see ``fedsim.analysis``.
+            kind: kind of the picture, such as ``timeline``.
+            options: options of the picture, see ``fedsim.analysis``.
 
         Raises:
-            FedsimError: there is no such picture.
+            FedsimError: there is no picture of this kind.
         """
         from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
 

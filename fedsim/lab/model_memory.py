@@ -33,7 +33,7 @@ def model_memory_lines(run: Run, together: Together, workers: int) -> list[str]:
     # models in memory: start, sum (twice the size), its result, and results of the workers
     models = 4 + WAITING * workers + int(ROOM / size)
     reason = "sums take a client's model at a time"
-    needed = _reason_for_all(run)
+    needed = _explain_need(run)
     if needed or together.models >= cohort:
         models = max(cohort, together.models) + 1
         reason = needed or f"{together.function} takes {together.models} models together"
@@ -46,7 +46,7 @@ def model_memory_lines(run: Run, together: Together, workers: int) -> list[str]:
     return [line]
 
 
-def _reason_for_all(run: Run) -> str:
+def _explain_need(run: Run) -> str:
     """Return the reason why the server needs all updates at once; empty if no part gives one."""
     params = run.scenario.strategy
     parts = (getattr(params, "aggregation", None), getattr(params, "selection", None), params)

@@ -12,7 +12,7 @@ from fedsim.common.units import Bytes, BytesPerSecond, PositiveSeconds, read_qua
 from fedsim.world.device_kinds import LINKS, figures
 
 _HERE = Path(__file__).parents[1] / "running" / "scenarios" / "new"
-# training samples of scikit-learn's digits, and their shape
+# scikit-learn's digits: count of training samples, features and classes
 _DIGITS = 1437
 _FEATURES = 64
 _CLASSES = 10

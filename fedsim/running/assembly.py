@@ -49,7 +49,7 @@ _MOST_CHANGES = 200_000  # recorded changes of availability; a figure shows fewe
 
 
 class Run:
-    """The components of one run of a scenario.
+    """Components of one run of a scenario, built in the constructor.
 
     Args:
         scenario: the scenario.
@@ -86,7 +86,7 @@ class Run:
         self._connect()
         self._check()
 
-    # The stages of building, in order.
+    # Stages of building, in the order of the constructor.
 
     def _choose_malicious(self) -> None:
         scenario = self.scenario
@@ -107,11 +107,11 @@ class Run:
         self.population = self._world.population
         self.population.batching = scenario.training.batching
         if not scenario.strategy.brings_learning:
-            self.population.share_of = cache(self._share_of)
-        # the realised availability, for the run folder
+            self.population.share_of = cache(self._relative_cost)
+        # availability so far, for the run folder
         self._past: Spans = self._world.availability.spans
 
-    def _share_of(self, by: CutBy, size: float) -> float:
+    def _relative_cost(self, by: CutBy, size: float) -> float:
         """Return the FLOPs of a sample in a reduced model, as a fraction of those in the whole model."""
         smaller = self.scenario.model.cut(by, size)
         return smaller.flops(*self._shape_and_classes) / self.learner.flops_per_sample

@@ -50,7 +50,7 @@ def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..
             except KeyboardInterrupt:
                 status = INTERRUPTED
             except BrokenPipeError:  # the reader has ended (``| head``)
-                # so that Python does not flush the rest
+                # Python must not flush the remaining output
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             except Exception as error:
                 message = _message(error, options.get("out"))

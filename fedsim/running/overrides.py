@@ -25,12 +25,12 @@ Tables = dict[str, Any]
 
 @dataclass(frozen=True)
 class SetChange:
-    """A change given by ``--set``.
+    """Change of a scenario given by ``--set``.
 
     Attributes:
         text: the argument of ``--set``.
-        keys: the path of the key.
-        value: the new value; None removes the key.
+        keys: parts of the dotted key.
+        value: the new value; None to remove the key.
     """
 
     text: str
@@ -133,7 +133,7 @@ def apply_changes(
             if change.keys[-1] == "kind":
                 _drop_strangers(sections, change.keys[:-1], root, changed_keys, tell)
     for change in parsed:
-        # a table may be removed and given anew
+        # one change may remove a table of which another change sets a key
         is_renewed = change.value is None and _is_given_within(change.keys, changed_keys)
         if is_renewed:
             continue

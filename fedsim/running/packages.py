@@ -15,7 +15,7 @@ def packages_of(scenario: BaseModel) -> dict[str, str]:
     Returns:
         Name and version of the package by the key of the part, ``{"strategy.kind": "acme 1.2"}``.
     """
-    modules = dict(_modules_of(scenario, ""))
+    modules = dict(_find_modules(scenario, ""))
     if not modules:
         return {}
     distributions = packages_distributions()
@@ -36,7 +36,7 @@ def is_installed(package: str) -> bool:
         return False
 
 
-def _modules_of(value: object, key: str) -> Iterator[tuple[str, str]]:
+def _find_modules(value: object, key: str) -> Iterator[tuple[str, str]]:
     """Yield each part of ``value`` whose class is not of fedsim: its key, and its package's module."""
     if isinstance(value, BaseModel):
         kind = getattr(value, "kind", None)
@@ -44,10 +44,10 @@ def _modules_of(value: object, key: str) -> Iterator[tuple[str, str]]:
         if isinstance(kind, str) and ":" not in kind and module != __name__.partition(".")[0]:
             yield f"{key}kind", module
         for name in type(value).model_fields:
-            yield from _modules_of(getattr(value, name), f"{key}{name}.")
+            yield from _find_modules(getattr(value, name), f"{key}{name}.")
     elif isinstance(value, Mapping):
         for name, entry in value.items():
-            yield from _modules_of(entry, f"{key}{name}.")
+            yield from _find_modules(entry, f"{key}{name}.")
     elif isinstance(value, (list, tuple)):
         for number, entry in enumerate(value):
-            yield from _modules_of(entry, f"{key}{number}.")
+            yield from _find_modules(entry, f"{key}{number}.")

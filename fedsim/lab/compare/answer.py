@@ -35,13 +35,12 @@ class Answer:
         world: point of the grid, or study; empty if there is only one world.
         target: the accuracy, or a metric's value, at which costs are compared. None if no line
             was evaluated, or reached a target.
-        rankings: by the goal, then by time, bytes, joules and money to the target if they were
+        rankings: rankings by the goal, then by time, bytes, joules and money to the target if they were
             counted, then by accuracy.
-        missed: lines that did not reach the target in all their runs: name, number of runs that
-            did, number of runs.
-        cells: the variant and the keys of each cell, by place.
-        bill: costs of the best line by the goal, first the goal itself, and their means over its
-            runs.
+        missed: lines that did not reach the target in all their runs: name, count of runs that
+            reached it, count of runs.
+        cells: variant and key values of each cell, by place.
+        bill: costs of the goal's best line, each with its mean over the runs; the goal is first.
         unreached: targets that no line reached in any of its runs. Targets that only a study
             declares are listed if all of them are unreached.
         unranked: the goal, if no run has a figure for it.
@@ -177,7 +176,7 @@ def _answer(
     unreached = []
     if is_requested or target is None:
         ranked = _ranked(lines, places)
-        unreached = [aim for aim in targets if not _reached_by(figures, ranked, aim, any)]
+        unreached = [aim for aim in targets if not _is_reached(figures, ranked, aim, any)]
     return Answer(
         world,
         target,
@@ -256,7 +255,7 @@ def _target(
     ranked = _ranked(lines, places)
     for quantifier in (all, any):
         for target in reversed(targets):
-            if _reached_by(figures, ranked, target, quantifier):
+            if _is_reached(figures, ranked, target, quantifier):
                 return target
     return None
 
@@ -265,7 +264,7 @@ def _ranked(lines: Lines, places: Sequence[int]) -> list[int]:
     return [place for place in places if not lines.lines[place].reference]
 
 
-def _reached_by(
+def _is_reached(
     figures: LineFigures,
     places: Sequence[int],
     target: Aim,

@@ -37,12 +37,12 @@ def worlds_of(lines: Lines) -> list[list[int]]:
     for point, places in points.items():
         compared = [lines.lines[place] for place in places]
         ranked = [line for line in compared if not line.reference]
-        world = frozenset(_world_of(line.runs[0].scenario) for line in ranked or compared)
+        world = frozenset(_describe_world(line.runs[0].scenario) for line in ranked or compared)
         worlds.setdefault((point[0], world), []).extend(places)
     return [sorted(places) for places in worlds.values()]
 
 
-def _world_of(scenario: Mapping[str, object]) -> str:
+def _describe_world(scenario: Mapping[str, object]) -> str:
     """Return the sections of a scenario that define its world, as JSON."""
     world = {name: section for name, section in scenario.items() if name not in _CHOSEN}
     return json.dumps(world, sort_keys=True, default=str)

@@ -164,7 +164,7 @@ class CriticalPaths:
         self.end: float = 0.0
         self._ends: defaultdict[float, list[_WaitedFor]] = defaultdict(list)
         self._of_round: defaultdict[int, list[_WaitedFor]] = defaultdict(list)
-        # of each finished round: its number, its end, and the tasks that it used
+        # finished rounds: index, end (s), and IDs of the tasks that the round used
         self._finished: list[tuple[int, float, set[int]]] = []
         self._begun: dict[int, RecordData] = {}
         tasks: dict[int, _WaitedFor] = {}

@@ -40,31 +40,33 @@ _OF_VALUES: "dict[str, Callable[[pd.Series[float]], float]]" = {
 
 
 class Reading(Spec):
-    """A figure of a run.
+    """Figure of a run, and how it is computed.
 
     Attributes:
         title: the figure's name, with its unit.
-        take: how the figure is computed. Of the values of the column: ``max``, ``mean``,
-            ``median``, ``variance``, ``last``, the share of ``zeros``, the value ``after`` a
-            number of ``rounds``, or the ``variance around a line``, which suits values that still
-            climb. Of a target: the ``rounds to`` it, the ``time to`` it (s), or whether it was
-            ``missed`` (1 or 0); all rounds and all time of the run if it was missed. Of an event:
-            its ``count``, the number of whole ``rounds before`` it (all rounds if it is missing),
-            or the column's last value ``before`` the first such event.
-        column: of ``rounds.parquet``.
+        take: how the figure is computed. From the values of ``column``: ``max``, ``mean``,
+            ``median``, ``variance``, ``last``, the share of ``zeros``, the value ``after``
+            ``rounds`` rounds, or the ``variance around a line``, which suits values that still
+            climb. From ``target``: the ``rounds to`` it, the ``time to`` it (s), or whether it was
+            ``missed`` (1 or 0); if it was missed, all rounds or the whole time of the run. From
+            events of the kind ``event``: their ``count``, the count of whole ``rounds before`` an
+            event (all rounds if there is none), or the last value of ``column`` ``before`` the
+            first event.
+        column: column of ``rounds.parquet``.
         scale: factor of the values, such as 100 for %.
-        first, last: number of first or last values to use; ``last`` uses at most half of all
+        first, last: count of first or last values to use; ``last`` uses at most half of all
             values.
-        rounds: from 1, for ``after``.
-        target: in the column's scaled unit.
-        below_best: sets the target to the best mean ``max`` of the table's rows minus this.
-        event: kind of an event.
-        number: which of the events ``rounds before`` counts to, from 1.
-        figure: a measure of ``fedsim.lab.compare.measures``, instead of all the above.
-        ledger: the bytes that count in ``figure``.
-        over, minus: a ``variant`` or place in the grid. The figure is divided by, or reduced by,
-            the figure of that place, seed by seed.
-        tolerance: greatest difference of the mean to the published figure; None: not judged.
+        rounds: count of rounds for ``after``, from 1.
+        target: target value, in the scaled unit of the column.
+        below_best: if given, the target is the best mean ``max`` of the table's rows minus this.
+        event: kind of the event.
+        number: index of the event for ``rounds before``, from 1.
+        figure: name of a measure of ``fedsim.lab.compare.measures``, which replaces ``take``.
+        ledger: ledger by which ``figure`` counts bytes.
+        over, minus: ``variant`` or grid values of another line. The figure is divided by, or
+            reduced by, the figure of this line, seed by seed.
+        tolerance: greatest difference of the mean from the published figure; None if the figure
+            is not judged.
     """
 
     title: str

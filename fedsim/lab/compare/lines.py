@@ -23,7 +23,7 @@ _MOST_NAMES = 12
 
 @dataclass(frozen=True)
 class ComparedLine:
-    """One line of a comparison: a single run, or a variant of a study at a point of its grid.
+    """Line of a comparison: a single run, or a variant of a study at a point of its grid.
 
     Attributes:
         name: name of the folder of a single run, or name of the variant.
@@ -55,7 +55,7 @@ class ComparedLine:
 
 @dataclass(frozen=True)
 class Lines:
-    """All lines of a comparison, with the goal and the targets of the studies.
+    """Lines of a comparison, with the goal and the targets of the studies.
 
     Attributes:
         lines: the lines, in the order of the folders, and of each study's variants.
@@ -136,7 +136,7 @@ def read_lines(
         paths: the folders.
         baseline: name of a run or a variant. By default the first baseline that a study declares,
             or the first run.
-        goal: by default the first goal that a study declares, or ``"time"``.
+        goal: the goal; by default the first that a study declares, or ``"time"``.
         budget: limits by cost; by default the first budget that a study declares.
 
     Raises:
@@ -175,7 +175,7 @@ def read_lines(
     return Lines(
         tuple(lines),
         tuple(dict.fromkeys(targets)),
-        tuple(_baseline_of(line, lines, name) for line in lines),
+        tuple(_find_baseline(line, lines, name) for line in lines),
         name or "",
         False,
         goal,
@@ -207,7 +207,7 @@ def title_of(path: Path) -> str:
     return path.resolve().name if name == UNNAMED else name
 
 
-def _baseline_of(
+def _find_baseline(
     compared: ComparedLine, lines: Sequence[ComparedLine], name: str | None
 ) -> int | None:
     """Return the place of the line that is the baseline of ``compared``; None if there is none.

@@ -157,8 +157,8 @@ class Budget(Spec):
     Attributes:
         time: simulated time (s).
         bytes: sent and received.
-        joules: of the devices, if energy is counted.
-        cost: in the currency of [costs].
+        joules: energy of the devices (J), if energy is counted.
+        cost: money in the currency of [costs].
     """
 
     time: PositiveSeconds | None = None
@@ -293,7 +293,7 @@ def measure(
         RunFolderError: the folder is damaged.
     """
     try:
-        values = _figures_of_run(run, ledger)
+        values = _compute_figures(run, ledger)
         for target in targets:
             values |= costs_until(run, target)
         if budget:
@@ -312,7 +312,7 @@ def measure(
     return values
 
 
-def _figures_of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
+def _compute_figures(run: RunFolder, ledger: LedgerPreset) -> Values:
     summary = run.summary
     traffic = summary["bytes"]
     energy = summary.get("energy", {})

@@ -12,7 +12,7 @@ from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pair
 
 @dataclass(frozen=True)
 class RankedLine:
-    """A line in a ranking, with one figure per seed.
+    """Line in a ranking, with one figure per seed.
 
     Attributes:
         place: place of the line in the comparison.

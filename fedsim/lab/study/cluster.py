@@ -101,7 +101,7 @@ def _carry_out(board: Any, home: str, place: int, scenario: str, folder: Path) -
 
     worker = Worker(say)
     say()
-    # a file server may keep the lock of a lost node for a while
+    # wait, since a file server may keep the lock of a lost node for some time
     worker.carry_out({"scenario": scenario, "folder": str(folder), "waits": True})
     node = node_beside(home)
     if node and "error" in ending:

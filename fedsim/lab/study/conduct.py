@@ -51,14 +51,14 @@ def run_study(
         out: folder of the study, new or of an earlier call.
         changes: ``key.path=value`` texts that override the base.
         executor: ``processes`` of this machine, or ``ray``.
-        workers: number of parallel runs; by default one per core.
-        address: of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
+        workers: count of parallel runs; by default one per core.
+        address: Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
         size: name of a size of the study; by default the first.
-        seeds: number of seeds, from 1, which replace the study's seeds.
+        seeds: count of seeds, starting at seed 1; by default the seeds of the study.
         only: texts ``VARIANT`` or ``KEY=VALUE``; other runs are not done.
         shard: text ``NUMBER/COUNT``, such as ``3/16``: runs of other shares are not done. Several
             processes may work in one folder.
-        allow_code: whether code may be imported that the study names by import path.
+        allow_code: whether to import code that the study names by import path.
 
     Returns:
         The study, with all its runs.
@@ -87,10 +87,10 @@ class Conductor:
     Args:
         study: the planned study.
         out: folder of the study.
-        workers: number of parallel runs; by default one per core.
+        workers: count of parallel runs; by default one per core.
         executor: ``processes`` of this machine, or ``ray``, whose nodes all see the study's
             folder. The executor does not influence results.
-        address: of the Ray cluster: ``HOST:PORT`` or ``auto``; by default Ray is started locally.
+        address: Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
         only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; other runs are not done.
         shard: share of the selected runs to carry out; by default all.
         tried: whether to build a run of each variant first, with its data, to reject invalid

@@ -82,7 +82,7 @@ class LoadedStudy:
 
         Args:
             variant: one of ``variants``.
-            seed: of the run; by default the study's first seed.
+            seed: seed of the run; by default the first seed of the study.
 
         Raises:
             RunFolderError: the study has no such variant or seed, or the run is missing.
@@ -110,10 +110,10 @@ class LoadedStudy:
 
         Args:
             kind: ``costs``, ``accuracy``, ``fairness``, ``energy`` or ``traffic-purposes``.
-            options: of the picture, see ``fedsim.analysis``.
+            options: options of the picture, see ``fedsim.analysis``.
 
         Raises:
-            FedsimError: there is no such picture.
+            FedsimError: there is no picture of this kind.
         """
         from fedsim.analysis.pictures import OF_SEVERAL
 

@@ -298,7 +298,7 @@ def _extend(name: str, parts: Mapping[str, object], above: Sequence[str] = ()) -
     """Return the tables of a part, merged into the part that it extends.
 
     Args:
-        name: of the part.
+        name: name of the part.
         parts: the tables of all parts.
         above: names of the parts that extend this one.
     """
@@ -319,7 +319,7 @@ def _extend(name: str, parts: Mapping[str, object], above: Sequence[str] = ()) -
 
 def plan(spec: StudySpec) -> Study:
     """Plan the runs of a study. Trials of a search are planned by ``fedsim.lab.study.trials``."""
-    variants = variants_of(spec)
+    variants = expand_variants(spec)
     if spec.published is not None:  # check that each row of published tables is a variant
         lines = [ComparedLine(variant.name, (), 0, variant.point) for variant in variants]
         beside_published(lines, Published(**spec.published))
@@ -329,7 +329,7 @@ def plan(spec: StudySpec) -> Study:
     return study
 
 
-def variants_of(spec: StudySpec) -> list[Variant]:
+def expand_variants(spec: StudySpec) -> list[Variant]:
     """Return the variants of each part at each point of its grid."""
     variants = []
     size = spec.chosen_size
@@ -362,7 +362,7 @@ def searched(spec: StudySpec) -> list[Variant]:
         ScenarioError: a run of a variant is invalid, or does not measure the search's metric.
     """
     assert spec.search is not None
-    variants = [variant for variant in variants_of(spec) if variant.name not in spec.references]
+    variants = [variant for variant in expand_variants(spec) if variant.name not in spec.references]
     for variant in variants:
         for key, values in spec.search.space_of(variant.name).items():
             for value in values.extremes:
@@ -417,7 +417,7 @@ def _refuse_ineffective(spec: StudySpec, changes: Sequence[SetChange]) -> None:
     Keys of the base are rejected only if the base's own strategy does not take them either.
     """
     is_reached: dict[tuple[str, str], bool] = {}
-    for variant in variants_of(spec):
+    for variant in expand_variants(spec):
         if spec.search is not None and variant.name in spec.variants:
             space = spec.search.space_of(variant.name)
             variant = variant.at({key: values.extremes[0] for key, values in space.items()})

@@ -251,7 +251,7 @@ Space = Annotated[
 
 
 class Search(Spec):
-    """A search for the values with the best metric."""
+    """Search for the values with the best metric."""
 
     kind: str
     trials: int = Field(default=40, ge=1, le=10_000)

@@ -283,7 +283,7 @@ class Trials:
 
         If several variants have one, the best of all comes first.
         """
-        texts = list(map(self._text_of, self.lines))
+        texts = list(map(self._describe_best, self.lines))
         ranked = []
         for line in self.lines:
             best = self.best(line)
@@ -294,9 +294,9 @@ class Trials:
         _, first = min(ranked, key=lambda pair: pair[0])
         _, to, target = self._metric.name.partition("to target")
         reaches = " that reaches" if to else ""
-        return [f"the best of all{reaches}{target}: {self._text_of(first)}", *texts]
+        return [f"the best of all{reaches}{target}: {self._describe_best(first)}", *texts]
 
-    def _text_of(self, line: SearchedVariant) -> str:
+    def _describe_best(self, line: SearchedVariant) -> str:
         states = [trial.state for trial in line.trials]
         counts = f"{len(states)} trials"
         for state in ("pruned", "failed", "refused"):

@@ -97,13 +97,13 @@ class Worker:
                 with claimed(folder):
                     state = state_of(folder, text)
                     if state == "done":
-                        return outcome_of(RunFolder(folder).summary)
-                    return outcome_of(self._run(text, folder, state))
+                        return describe_outcome(RunFolder(folder).summary)
+                    return describe_outcome(self._run(text, folder, state))
             except FolderInUseError:
                 if not waits:
                     return {"status": "elsewhere"}
                 time.sleep(_LOOK_EVERY_S)
-        return outcome_of(None)
+        return describe_outcome(None)
 
     def _run(self, text: str, folder: Path, state: str) -> RecordData | None:
         if self._stopping:
@@ -153,7 +153,7 @@ def failure(error: Exception, folder: Path | None = None) -> str:
     return str(error) if isinstance(error, FedsimError) else told(error, folder)
 
 
-def outcome_of(summary: RecordData | None) -> RecordData:
+def describe_outcome(summary: RecordData | None) -> RecordData:
     """Return the outcome of a run as a message; ``summary`` is None if the run was not begun."""
     if summary is None:
         return {"status": "interrupted"}
@@ -168,7 +168,7 @@ def main() -> None:
     """Carry out the orders from standard input."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # output of a user's strategy must not mix with messages
-    # a broken pipe: the parent is gone, and standard input ends too
+    # broken pipe: the parent has ended, so standard input ends too
     with suppress(BrokenPipeError), out:
 
         def say(**news: object) -> None:

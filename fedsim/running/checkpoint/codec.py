@@ -59,7 +59,7 @@ class Encoder:
             instance = self._waiting.popleft()
             name = self._names[type(instance)]
             content = {}
-            for field in fields_of(instance):
+            for field in list_saved_fields(instance):
                 if f"{name}.{field}" not in self._left_out:
                     content[field] = self._plain(getattr(instance, field))
             objects.append([name, content])
@@ -123,7 +123,9 @@ def decode(
     try:
         shells = [object.__new__(classes[name]) for name, _ in tables["objects"]]
         for shell, (name, content) in zip(shells, tables["objects"], strict=True):
-            expected = {field for field in fields_of(shell) if f"{name}.{field}" not in left_out}
+            expected = {
+                field for field in list_saved_fields(shell) if f"{name}.{field}" not in left_out
+            }
             if expected and set(content) != expected:
                 raise CheckpointError(
                     f"a {name} has the fields {sorted(content)}; expected are {sorted(expected)}"
@@ -174,7 +176,7 @@ def _value(
     return shells[content]
 
 
-def fields_of(value: object) -> list[str]:
+def list_saved_fields(value: object) -> list[str]:
     """Return the names of the fields of an object that are saved.
 
     The fields are the first of the following that exists: ``__saved__`` of the class, the keys of

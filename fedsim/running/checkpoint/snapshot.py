@@ -91,7 +91,7 @@ class Origins:
         data = self._run.data
         if data is not None:
             return {"data": _hash_data(data), **self._file_hashes}
-        # no samples, but their shape and classes
+        # no data are read: the sizes of the model stand for the data
         sizes = f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"
         return {"data": sizes, **self._file_hashes}
 
@@ -224,7 +224,7 @@ def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Check
 
 
 class _SavedPart(Protocol):
-    """A part of a run that saves and restores its state."""
+    """Part of a run that saves and restores its state."""
 
     def snapshot(self) -> Any: ...
     def restore(self, state: Any) -> None: ...

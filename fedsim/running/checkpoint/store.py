@@ -23,14 +23,14 @@ _FORMAT = 17
 
 
 class Checkpoint(NamedTuple):
-    """The content of a checkpoint."""
+    """Content of a checkpoint."""
 
     events: int
     """count of events before the checkpoint."""
     tree: Any
-    """the state as JSON-able tables."""
+    """state of the run as JSON-compatible tables."""
     arrays: Arrays
-    """the arrays that the tables name."""
+    """arrays by the names to which the tables refer."""
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
