@@ -211,7 +211,7 @@ def _draw_over_time(part: SubFigure, cosines: list[RecordData], splits: Ints) ->
 
 
 def _draw_matrices(part: SubFigure, selection: list[Clustering]) -> None:
-    """Draw the matrices on one scale, which is safe for the colour-blind.
+    """Draw the matrices of clusterings on one colour scale, safe for the colour-blind.
 
     The scale of similarities has white at 0, and the scale of distances begins at 0.
     """
@@ -252,7 +252,7 @@ def _ordered_matrix(clustering: Clustering, order: Ints) -> Floats:
 
 
 def _mark_groups(panel: Axes, groups: Ints) -> None:
-    """Draw the groups' borders, and their colours and names beside the matrix."""
+    """Draw borders between groups, and colours and names of groups beside the matrix."""
     n = len(groups)
     borders = np.flatnonzero(np.diff(groups)) + 0.5
     panel.hlines(borders, -0.5, n - 0.5, color=style.BLACK, linewidth=0.8)
@@ -358,7 +358,7 @@ def draw_embedding(run: RunFolder) -> Figure:
 def _turn(
     points: Floats, clustering: Clustering, previous_points: Floats, previous: Clustering
 ) -> Floats:
-    """Rotate or mirror points [n, 2] so that devices come nearest to their previous points.
+    """Rotate or mirror points [n, 2] to be as close as possible to the devices' previous points.
 
     Source: P. H. Schoenemann, "A generalized solution of the orthogonal Procrustes problem",
     Psychometrika 31 (1966).

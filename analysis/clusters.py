@@ -105,7 +105,7 @@ def _read_grouping(data: RecordData, number: int, sizes: Ints) -> ReportedGroupi
 
 @style.styled
 def draw_clusters(run: RunFolder) -> Figure:
-    """Draw the groups that the server made of devices by the sizes of their data, first and last.
+    """Draw the first and the last grouping of devices by the sizes of their data.
 
     Histograms have the sizes that devices reported, with the groups' borders, members and
     outliers. TiFL's tiers are drawn in the same way.
@@ -150,7 +150,14 @@ def _describe(grouping: ReportedGrouping) -> str:
 
 
 def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: float) -> None:
-    """Draw bars stacked by group, borders and outliers; the axis ends at ``top``."""
+    """Draw a histogram of sizes, stacked by group, with borders and outliers.
+
+    Args:
+        panel: the panel.
+        grouping: the grouping.
+        bars: edges of the histogram's bars (samples).
+        top: upper end of the vertical axis (devices).
+    """
     members = [grouping.sizes[grouping.groups == group] for group in range(len(grouping.members))]
     colours = [_PALETTE[group % len(_PALETTE)] for group in range(len(members))]
     tops, *_ = panel.hist(members, bars.tolist(), stacked=True, color=colours)

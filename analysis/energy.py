@@ -43,7 +43,7 @@ _FLAT: style.Look = {
 
 @style.styled
 def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Draw the energy that devices and the server's side drew, by phase, and the wasted share.
+    """Draw the energy of devices and of the server's side by phase, with the wasted share.
 
     A bar is the mean over the runs of a series, with a line over their range. Runs without
     energy are left out.

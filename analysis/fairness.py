@@ -134,7 +134,7 @@ def selections_of_groups(run: RunFolder) -> pd.DataFrame:
 
 
 def _draw_groups(panel: Axes, by_group: Sequence[pd.DataFrame], colours: Sequence[str]) -> None:
-    """Draw a bar for each group and run; selections that were not valid are hatched on top."""
+    """Draw counts of selections as a bar per group and run; failed ones are hatched on top."""
     all_groups: set[int] = set()
     for table in by_group:
         all_groups.update(table.index)

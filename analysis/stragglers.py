@@ -330,7 +330,7 @@ def _draw_epochs(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> N
 
 
 def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
-    """Draw the download, an unfinished epoch, the queue and the upload."""
+    """Draw the download, an unfinished epoch, the queue and the upload of each lane as bars."""
     rows = rows.assign(opened=0.0, queued=rows["sends"].where(rows["answered"].notna()))
     unfinished = {
         "facecolor": style.lighten(colour, 0.75),

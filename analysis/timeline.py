@@ -94,7 +94,7 @@ def draw_timeline(
 
 
 def _number_rounds(lanes: Axes, view: View) -> None:
-    """Write each round's number above the middle of the round."""
+    """Write the index of each round above the middle of the round."""
     if not view.rounds:
         return
     numbers = np.array([entry.number for entry in view.rounds])

@@ -77,7 +77,7 @@ class Subject:
 
 
 def gather(paths: Sequence[str | Path]) -> Subject:
-    """Find the runs of a report.
+    """Read the runs of a report, and compare them.
 
     Args:
         paths: folders of runs and studies.

@@ -355,7 +355,7 @@ class StrategyContract:
     goes_by_tests: bool = False
 
     def quiet(self, **options: Any) -> ScenarioTables:
-        """Return ``quiet_world`` of this strategy, with ``sections``.
+        """Return the tables of ``quiet_world`` with this strategy, overridden by ``sections``.
 
         Args:
             options: ``seed`` and ``rounds`` of ``quiet_world``.
@@ -363,7 +363,7 @@ class StrategyContract:
         return quiet_world(self.strategy, **options) | copy.deepcopy(dict(self.sections))
 
     def eventful(self, **options: Any) -> ScenarioTables:
-        """Return ``eventful_world`` of this strategy, with ``sections``.
+        """Return the tables of ``eventful_world`` with this strategy, overridden by ``sections``.
 
         Args:
             options: ``seed`` and ``rounds`` of ``eventful_world``.
@@ -371,7 +371,7 @@ class StrategyContract:
         return eventful_world(self.strategy, **options) | copy.deepcopy(dict(self.sections))
 
     def test_workers_executors_and_real_delays_change_nothing(self) -> None:
-        """Events and models are bitwise equal, however the learning is computed."""
+        """Events and models are bitwise equal for all executors, worker counts and real delays."""
         sections = self.quiet()
         reference = run(sections)
         assert reference["status"] == "done", (
@@ -401,7 +401,7 @@ class StrategyContract:
         assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
     def test_no_test_sample_steers_it(self, tmp_path: Path) -> None:
-        """Other and fewer test samples change no message, no time and no model."""
+        """Replacing the test samples of devices changes no message, no time and no model."""
         outcomes = []
         for name in ("as-they-are", "others"):
             job = Job(fedsim.Scenario(**self.eventful(seed=9, rounds=5)), tmp_path / name, Inline())
@@ -490,7 +490,7 @@ class StrategyContract:
         )
 
     def test_everybody_leaves(self, tmp_path: Path) -> None:
-        """A run ends early once all devices have departed, and its summary has the reason."""
+        """A run ends before its time limit once all devices have departed."""
         sections = self.quiet(rounds=100_000)
         sections["population"]["departures"] = {"kind": "exponential", "mean_stay": "5 s"}
         summary = _sound_run(sections, tmp_path / "run").summary

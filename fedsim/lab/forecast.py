@@ -315,16 +315,17 @@ class Beginning:
         return training.sgd_steps(samples, self.run.scenario.training.batching)
 
     async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
-        """Measure the learning: train the devices between two tests, then test twice.
+        """Measure the real time of SGD steps and of tests.
 
-        The two tests are in the middle of the trial.
+        The devices whose training was between two tests in the middle of the trial are trained.
+        Then the models are tested twice.
 
         Args:
             core: the learning engine.
             patience_s: real time (s) that the trainings may take; further devices are skipped.
 
         Returns:
-            Real times (s) of a step of SGD of one device, and of a test of the models.
+            Real time (s) of one SGD step of one device, and of one test of the models.
         """
         tests = max(1, self.tally.tests)
         together = max(1, round(len(self.tally.trainings) / tests))

@@ -184,22 +184,22 @@ class LoadedRun:
 
     @property
     def path(self) -> Path:
-        """The run folder."""
+        """Path of the run folder."""
         return self._folder.path
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``."""
+        """Content of ``summary.json`` as a dict."""
         return self._folder.summary
 
     @property
     def sections(self) -> dict[str, Any]:
-        """The scenario as the plain tables of ``scenario.toml``."""
+        """Scenario of the run as plain tables (dict), from ``scenario.toml``."""
         return self._folder.scenario
 
     @cached_property
     def scenario(self) -> Scenario:
-        """The scenario; running it repeats the run.
+        """Scenario of the run, validated. Running it repeats the run.
 
         Raises:
             RunFolderError: the scenario is invalid in this version, or names code by import path.
@@ -215,7 +215,7 @@ class LoadedRun:
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """One row per aggregation.
+        """DataFrame with one row per aggregation.
 
         Columns include accuracy and loss on test data, selected and completed clients, and bytes.
         """
@@ -223,7 +223,7 @@ class LoadedRun:
 
     @cached_property
     def devices(self) -> "pd.DataFrame":
-        """One row per device.
+        """DataFrame with one row per device.
 
         Columns include speed, links, samples, arrival and departure, group, number of selections
         and accuracy.
@@ -232,7 +232,7 @@ class LoadedRun:
 
     @cached_property
     def availability(self) -> "pd.DataFrame":
-        """One row per change of a device's availability: ``device``, ``time`` and ``on``.
+        """DataFrame with one row per change of availability: ``device``, ``time`` (s), ``on``.
 
         Runs of older versions do not have this table.
         """
@@ -240,7 +240,7 @@ class LoadedRun:
 
     @cached_property
     def energy(self) -> "pd.DataFrame":
-        """One row per device: power and energy by phase, battery and carbon.
+        """DataFrame with one row per device: power and energy by phase, battery and carbon.
 
         Only runs that count energy have this table.
         """
@@ -248,12 +248,15 @@ class LoadedRun:
 
     @cached_property
     def events(self) -> "pd.DataFrame":
-        """One row per record; ``data`` is a dict of its fields that have no column."""
+        """DataFrame with one row per record.
+
+        ``data`` is a dict of the fields of the record that have no column.
+        """
         return self._frame(files.EVENTS, json_column="data")
 
     @cached_property
     def transfers(self) -> "pd.DataFrame":
-        """One row per message; ``payloads`` lists its parts as [purpose, bytes]."""
+        """DataFrame with one row per message; ``payloads`` lists its parts as [purpose, bytes]."""
         return self._frame(files.TRANSFERS, json_column="payloads")
 
     def models(self) -> "dict[str, dict[str, NDArray[np.float32]]]":

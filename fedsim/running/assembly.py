@@ -226,7 +226,7 @@ class Run:
         self.dispatch.connect(self.tasks, self.messages, self.strategy, self._client, begin_round)
 
     def _check(self) -> None:
-        """Raise ``ScenarioError`` for parameters of the strategy that do not fit this world."""
+        """Raise ``ScenarioError`` if parameters of the strategy do not fit data or network."""
         self.scenario.strategy.check_samples(int(self.samples.max()))
         self.scenario.strategy.check_deadline(self._fastest_download_s())
 
@@ -239,7 +239,10 @@ class Run:
         self._shape_and_classes = learning.shape_and_classes
 
     def _rooflines(self, capacity: Capacity) -> Rooflines | None:
-        """Roofline model of the model's training times; None without kinds of devices."""
+        """Return the roofline model of training times.
+
+        None if devices have no kinds, or if the strategy brings its own learning.
+        """
         if capacity.which is None or self.scenario.strategy.brings_learning:
             return None
         model = self.scenario.model

@@ -155,7 +155,7 @@ def _is_given_within(table: tuple[str, ...], changed_keys: Collection[tuple[str,
 
 
 def _remove_key(scenarios: Sequence[Tables], change: SetChange) -> None:
-    """Remove a key from all scenarios; ``ScenarioError`` if none has it."""
+    """Remove the key of ``change`` from all scenarios; ``ScenarioError`` if none has the key."""
     removals = [_unset(sections, change.keys) for sections in scenarios]
     if any(removals):
         return

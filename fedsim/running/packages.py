@@ -28,7 +28,7 @@ def packages_of(scenario: BaseModel) -> dict[str, str]:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package of this name and version, ``acme 1.2``, is installed."""
+    """Whether the package with name and version ``package``, such as ``acme 1.2``, is installed."""
     name, _, its_version = package.rpartition(" ")
     try:
         return version(name) == its_version

@@ -45,7 +45,7 @@ FAILED = "failed"  # status of a run that ended with an error
 
 
 class EndedRun(NamedTuple):
-    """Result of a run."""
+    """Result of a run that has ended: summary, rows of rounds, and folder."""
 
     summary: dict[str, Any]
     """content of ``summary.json``."""
@@ -147,13 +147,13 @@ class Job:
             self.simulation.listen(live_results.watch, kinds=("task-end",))
 
     def interrupt(self) -> None:
-        """End the run after the current instant. A run with a folder is saved, to be resumed."""
+        """End the run after the current instant. If it has a folder, it is saved for a resume."""
         if self.checkpointer is not None:
             self.checkpointer.request()
         self.simulation.interrupt()
 
     async def execute(self) -> EndedRun:
-        """Run to the end. After an error the run folder is closed, too.
+        """Run to the end, and close the run folder, also after an error.
 
         Returns:
             The result.
@@ -314,9 +314,9 @@ def end_soon(job: Job, number: int) -> None:
 
 
 def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
-    """End the process if the event loop hangs, or training goes on for too long.
+    """End the process if the event loop hangs or training takes too long after an interrupt.
 
-    After Ctrl-C training may take any time.
+    Runs in a thread. After Ctrl-C, training may take any time.
     """
     turn = threading.Event()
     turn.set()

@@ -17,7 +17,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 def interrupted_once(
     interrupt: Callable[[int], None], again: Callable[..., object] = signal.default_int_handler
 ) -> Iterator[None]:
-    """Context in which signals (Ctrl-C, SIGTERM, SIGHUP) interrupt a command.
+    """Return a context in which signals (Ctrl-C, SIGTERM, SIGHUP) interrupt a command.
 
     Args:
         interrupt: called with the first signal.
@@ -70,7 +70,7 @@ def let_go(number: int) -> None:
 
 
 def end_at_once(*_: object) -> None:
-    """End this process at once, without waiting for its threads."""
+    """Signal handler that ends this process at once, without waiting for its threads."""
     sys.stderr.flush()
     if sys.stderr.isatty():
         os.write(sys.stderr.fileno(), _SHOW_CURSOR)  # a live display has hidden the cursor

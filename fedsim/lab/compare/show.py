@@ -35,7 +35,7 @@ _MOST_DIGITS = 6  # most digits of a mean
 
 
 def print_short(console: "Console", comparison: Comparison) -> None:
-    """Print the answers of a comparison, in sentences and tables that fit on a screen.
+    """Print the answers of a comparison as sentences and short tables.
 
     Args:
         console: the console to print to.

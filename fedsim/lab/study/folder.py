@@ -106,7 +106,7 @@ def state_of(folder: Path, scenario: str) -> RunState:
 
 
 def write_study(path: Path, study: Study) -> None:
-    """Write the study and the index of its runs.
+    """Write ``study.toml``, ``index.json`` and ``published.toml`` (if any) of a study.
 
     Args:
         path: the study's folder.

@@ -48,22 +48,25 @@ class LoadedStudy:
 
     @cached_property
     def table(self) -> "pd.DataFrame":
-        """The variants side by side: means over seeds, with the ends of their intervals."""
+        """DataFrame with one row per variant: means over seeds, with the ends of their intervals."""
         return _to_frame(self._comparison.side_by_side())
 
     @cached_property
     def runs(self) -> "pd.DataFrame":
-        """One row per run."""
+        """DataFrame with one row per run: all its figures."""
         return _to_frame(self._comparison.one_by_one())
 
     @cached_property
     def paired(self) -> "pd.DataFrame":
-        """Each variant against the baseline, seed by seed: one row per variant and measure."""
+        """DataFrame of differences to the baseline by seed: one row per variant and measure."""
         return _to_frame(self._comparison.paired(self.index.seeds))
 
     @cached_property
     def trials(self) -> "pd.DataFrame":
-        """One row per trial of the search: values and result, the best of each variant first."""
+        """DataFrame with one row per trial of the search: values and result.
+
+        The best trial of each variant comes first.
+        """
         import pandas as pd
 
         try:
@@ -102,7 +105,7 @@ class LoadedStudy:
 
     @property
     def variants(self) -> list[str]:
-        """Names of the variants, at each point of the grid."""
+        """Labels of the variants at all points of the grid."""
         return [variant.label for variant in self.index.variants]
 
     def figure(self, kind: str = "costs", **options: Any) -> "Figure":

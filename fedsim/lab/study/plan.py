@@ -86,9 +86,9 @@ class Study:
         return tuple(self._first.values())
 
     def add(self, variants: Sequence[Variant], seeds: Sequence[int]) -> None:
-        """Add a run of each variant for each seed, seed by seed.
+        """Plan a run of each variant for each seed, seed by seed, and add the runs to the study.
 
-        Variants may be new or already in the study.
+        Variants may be new, or already in the study.
 
         Args:
             variants: the variants.

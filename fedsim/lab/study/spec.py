@@ -303,7 +303,7 @@ class StudySpec(Spec):
 
     @property
     def names(self) -> list[str]:
-        """Names of the variants and the references."""
+        """Names of the variants, then of the references."""
         return [*self.variants, *self.references]
 
     @property

@@ -165,7 +165,7 @@ def describe_outcome(summary: RecordData | None) -> RecordData:
 
 
 def main() -> None:
-    """Carry out the orders from standard input."""
+    """Entry point of the worker process: carry out orders from standard input until it ends."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # output of a user's strategy must not mix with messages
     # broken pipe: the parent has ended, so standard input ends too

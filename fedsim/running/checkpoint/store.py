@@ -102,7 +102,7 @@ def latest(folder: Path) -> Path:
 
 
 def read(place: Path) -> Checkpoint:
-    """Read a checkpoint.
+    """Read a checkpoint, and verify its files against the manifest.
 
     Args:
         place: the checkpoint's folder.
