@@ -20,7 +20,7 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
-_CUT = 0.02  # an axis that begins higher says so
+_CUT = 0.02  # greatest start of an accuracy axis that needs no remark
 _TICK: style.Look = {"linestyle": "", "markersize": 5}
 _MARKS: dict[str, style.Look] = {
     "deadline": {

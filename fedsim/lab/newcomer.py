@@ -129,7 +129,7 @@ def _deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
 
 
 def hidden_for(parameters: int) -> list[int]:
-    """Return widths of hidden layers for a perceptron on digits with ``parameters`` weights.
+    """Return hidden widths of a perceptron for digits with about ``parameters`` weights.
 
     There is one layer, or two if one layer would be wider than 2048.
     """

@@ -43,7 +43,7 @@ def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
 
     Args:
         sources: folders of the study, as ``fedsim study STUDY --shard K/N --out DIR`` wrote them.
-        out: the merged folder, new or of an earlier merge; it may be one of the sources.
+        out: the merged folder. It may be new, of an earlier merge, or one of the sources.
 
     Returns:
         The folders of the runs, by their origin.
