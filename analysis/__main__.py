@@ -70,12 +70,12 @@ def main(runs: tuple[Path, ...], out: Path | None, only: str | None, formats: st
 
 
 class _Picture(NamedTuple):
-    """A picture to draw.
+    """Picture to draw.
 
     Attributes:
         kind: one of ``KINDS``.
-        name: name of its files, without an ending.
-        draw: draws it; raises ``NothingToDrawError`` if it does not apply.
+        name: file name of the picture, without an ending.
+        draw: draws the picture; raises ``NothingToDrawError`` if the picture does not apply.
     """
 
     kind: str
@@ -84,7 +84,7 @@ class _Picture(NamedTuple):
 
 
 def _pictures(runs: Sequence[RunFolder]) -> Iterator[_Picture]:
-    """All pictures of each run, then all pictures of the runs together."""
+    """Yield all pictures of each run, then all pictures of the runs together."""
     for run, suffix in zip(runs, _suffixes(runs), strict=True):
         for kind, picture in OF_ONE.items():
             yield _Picture(kind, f"{kind}{suffix}", partial(picture.draw, run))
@@ -97,7 +97,7 @@ def _pictures(runs: Sequence[RunFolder]) -> Iterator[_Picture]:
 
 
 def _suffixes(runs: Sequence[RunFolder]) -> list[str]:
-    """Endings of the names of each run's pictures; empty for a single run."""
+    """Return a suffix for the names of each run's pictures; empty for a single run."""
     if len(runs) == 1:
         return [""]
     suffixes = []
@@ -107,10 +107,10 @@ def _suffixes(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def _split_option(option: str, text: str, allowed: Sequence[str]) -> list[str]:
-    """Split an option's text at its commas.
+    """Split the text of an option at its commas, and check each word.
 
     Raises:
-        PictureError: a word is not allowed.
+        PictureError: a word is not in ``allowed``.
     """
     words = [word.strip().lower() for word in text.split(",")]
     for word in words:

@@ -20,7 +20,7 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
-_CUT = 0.02  # an axis that begins higher says so
+_CUT = 0.02  # greatest start of an accuracy axis that needs no remark
 _TICK: style.Look = {"linestyle": "", "markersize": 5}
 _MARKS: dict[str, style.Look] = {
     "deadline": {
@@ -45,24 +45,24 @@ _MARKS: dict[str, style.Look] = {
     },
 }
 _EPSILON: style.Look = {"color": style.PURPLE, "linestyle": "--", "linewidth": 1.3}
-_MARKED = 30  # with more evaluations than this the points run into a line
+_MARKED = 30  # most evaluations that are drawn as points
 _MOST_APART = (
     4  # series whose axes end further apart than this factor do not fit on one linear axis
 )
-_TOGETHER = 8  # series that have a colour over seeds; the eye tells no more apart
+_TOGETHER = 8  # most series with a colour of their own
 _OTHER_SERIES: style.Look = {"color": "#D0D0D0", "linewidth": 0.7}
-_POINTS = 400  # of a band: more than pixels are of no use
-_BAND = 0.2  # opacity
-_WIDTH = 1.7  # of a line, in points
+_POINTS = 400  # most points of a band
+_BAND = 0.2  # opacity of a band
+_WIDTH = 1.7  # width of a line (points)
 
 
 class CurveAxis(NamedTuple):
-    """A column of the curves as an axis.
+    """Horizontal axis of curves.
 
     Attributes:
-        column: the column.
-        unit: the length of a unit of the axis.
-        label: the axis' label.
+        column: column of the curves that the axis shows.
+        unit: size of the axis' unit, in the unit of the column.
+        label: label of the axis.
     """
 
     column: str
@@ -110,7 +110,7 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
 
 
 def _label(name: str) -> str:
-    """The label of a test figure's axis."""
+    """Return the axis label of a test figure."""
     return "test accuracy (0 to 1)" if name == "accuracy" else f"test {name}"
 
 
@@ -159,7 +159,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 
 
 def figures_of(runs: Iterable[RunFolder]) -> list[str]:
-    """At most three test figures that the runs have: accuracy and metrics, or else the loss."""
+    """Return the names of at most three test figures: accuracy and metrics, otherwise the loss."""
     candidates = {"accuracy": None}
     rows: list[RecordData] = []
     for run in runs:
@@ -170,14 +170,14 @@ def figures_of(runs: Iterable[RunFolder]) -> list[str]:
 
 
 def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
-    """The curves of a test figure, of each series' evaluated runs.
+    """Return the curves of a test figure for each series, one per evaluated run.
 
     Args:
         series: the series.
         name: ``accuracy``, ``loss``, or a metric.
 
     Returns:
-        Of each series, a curve per run. A curve has a row per evaluated round, with the columns
+        A list of curves per series. A curve has a row per evaluated round, with the columns
         ``rounds`` (aggregated so far), ``time`` (s), ``bytes``, ``value`` and ``epsilon``.
 
     Raises:
@@ -195,7 +195,7 @@ def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
 
 
 def _curve(run: RunFolder, name: str) -> pd.DataFrame:
-    """A test figure after each round, as in ``curves_of``; NaN if the round was not evaluated."""
+    """Return the curve of a test figure with all rounds; NaN if a round was not evaluated."""
     table = run.table(ROUNDS).to_pandas()
     sizes = table.filter(["bytes_down", "bytes_up", "bytes_peer"]).sum(axis=1)
     columns = {
@@ -224,7 +224,7 @@ def _draw_epsilon(
 
 
 def axes_of(curves: Sequence[Sequence[pd.DataFrame]]) -> list[CurveAxis]:
-    """The axes of curves with units that suit them: rounds, time and bytes."""
+    """Return the axes of curves (rounds, time and bytes), with units that suit the values."""
     every: list[pd.DataFrame] = []
     for line_curves in curves:
         every += line_curves
@@ -239,11 +239,11 @@ def axes_of(curves: Sequence[Sequence[pd.DataFrame]]) -> list[CurveAxis]:
 
 
 def band(curves: Sequence[pd.DataFrame], column: str) -> pd.DataFrame:
-    """The mean and the range of several curves in the range that all of them cover.
+    """Return mean, lowest and highest value of several curves, where all curves have values.
 
     Args:
         curves: curves as in ``curves_of``.
-        column: the column along which they are compared, ascending.
+        column: the column along which curves are compared, ascending.
 
     Returns:
         Columns ``at``, ``mean``, ``low`` and ``high``, at most 400 rows.
@@ -330,7 +330,7 @@ def _handles(
 
 
 def _mark(panels: Sequence[Axes], run: RunFolder, axes: Sequence[CurveAxis]) -> list[Line2D]:
-    """Draw ticks below the line at data shifts, arrivals, departures and reached deadlines.
+    """Draw ticks below the curve at data shifts, arrivals, departures and reached deadlines.
 
     Returns:
         The legend's entries.

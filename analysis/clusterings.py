@@ -20,9 +20,9 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
 
-_MOST = 6  # clusterings in one picture
-_NAMED = 40  # with more devices, rows are too thin to be named
-_STRIP = 0.035  # the groups' colours beside the matrix, in its width
+_MOST = 6  # most clusterings in one picture
+_NAMED = 40  # most devices whose rows have names
+_STRIP = 0.035  # width of the groups' colours beside the matrix, as a share of its width
 _OVER_TIME_IN = 4.0
 _PAIRS = {
     "alike": (style.BLUE, "in one group, data alike"),
@@ -51,16 +51,16 @@ _MEAN: style.Look = {
 
 @dataclass(frozen=True)
 class Clustering:
-    """One ``clustering`` record.
+    """Content of one ``clustering`` record.
 
     Attributes:
-        title: when it was, of how many devices, and in how many groups.
-        measure: the strategy's measure of similarity or distance.
-        devices: the clustered devices, int64 [n].
-        groups: their groups, int64 [n].
-        matrix: the measure of each two devices, float64 [n, n]; None if not recorded.
-        alike: whether the matrix has similarities rather than distances.
-        features: the clustered features, float64 [n, m]; None if not recorded.
+        title: text with the time of the clustering, and the counts of devices and groups.
+        measure: name of the strategy's measure of similarity or distance.
+        devices: IDs of the clustered devices, int64 [n].
+        groups: group of each device, int64 [n].
+        matrix: measure of each pair of devices, float64 [n, n]; None if not recorded.
+        alike: whether the matrix has similarities instead of distances.
+        features: features of the devices, float64 [n, m]; None if not recorded.
     """
 
     title: str
@@ -73,7 +73,7 @@ class Clustering:
 
 
 def read_clusterings(history: History) -> list[Clustering]:
-    """Every clustering of a run, in order.
+    """Read every clustering of a run, in order of time.
 
     Raises:
         RunFolderError: the arrays of a record do not fit together.
@@ -112,7 +112,7 @@ def _read_clustering(row: RecordData) -> Clustering:
 
 
 def _is_consistent(clustering: Clustering) -> bool:
-    """Whether the arrays have the same number of devices."""
+    """Whether the arrays of a clustering have the same count of devices."""
     n = len(clustering.devices)
     if len(clustering.groups) != n:
         return False
@@ -123,7 +123,10 @@ def _is_consistent(clustering: Clustering) -> bool:
 
 
 def _choose(clusterings: list[Clustering]) -> tuple[list[Clustering], str]:
-    """Choose clusterings, evenly spread, and word how many of all they are; no words for all."""
+    """Choose at most ``_MOST`` clusterings, evenly spread.
+
+    Returns the clusterings, and a text on how many of all they are; empty if they are all.
+    """
     if not clusterings:
         return [], ""
     selection = [clusterings[place] for place in style.evenly(len(clusterings), _MOST)]
@@ -153,7 +156,7 @@ def draw_similarity(run: RunFolder) -> Figure:
     them, as in CFL's Fig. 3.
 
     Raises:
-        NothingToDrawError: the run has recorded neither.
+        NothingToDrawError: the run has recorded neither similarities nor cosines.
     """
     history = History(run)
     clusterings = [
@@ -172,7 +175,7 @@ def draw_similarity(run: RunFolder) -> Figure:
     width = {1: 8.6, 2: 12.0}.get(columns, style.WIDTH_IN)
     heights = []
     if selection:
-        # beside the matrices there are a colour bar and labels
+        # room for a colour bar and labels beside the matrices
         side = (width - 1.7) / columns - 0.25
         heights.append(math.ceil(len(selection) / 3) * (side + 1.0) + 0.4)
     if cosines:
@@ -187,7 +190,7 @@ def draw_similarity(run: RunFolder) -> Figure:
 
 
 def _draw_over_time(part: SubFigure, cosines: list[RecordData], splits: Ints) -> None:
-    """Draw the cosines of each kind of pairs: the mean, in a band from the least to the largest."""
+    """Draw the cosines of each kind of pairs by round: the mean, and a band from low to high."""
     panel = part.subplots()
     rounds = [row["round"] for row in cosines]
     unknown = [np.nan] * 3
@@ -208,7 +211,7 @@ def _draw_over_time(part: SubFigure, cosines: list[RecordData], splits: Ints) ->
 
 
 def _draw_matrices(part: SubFigure, selection: list[Clustering]) -> None:
-    """Draw the matrices on one scale, which is safe for the colour-blind.
+    """Draw the matrices of clusterings on one colour scale, safe for the colour-blind.
 
     The scale of similarities has white at 0, and the scale of distances begins at 0.
     """
@@ -219,7 +222,7 @@ def _draw_matrices(part: SubFigure, selection: list[Clustering]) -> None:
         matrices.append(_ordered_matrix(clustering, order))
     values = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
     alike = selection[0].alike
-    # bad is the diagonal
+    # the diagonal is NaN, drawn in the colour "bad"
     colours = matplotlib.colormaps["RdBu_r" if alike else "cividis"].with_extremes(bad="#BBBBBB")
     most = float(np.abs(values).max(initial=0.0))
     if not most:
@@ -241,7 +244,7 @@ def _draw_matrices(part: SubFigure, selection: list[Clustering]) -> None:
 
 
 def _ordered_matrix(clustering: Clustering, order: Ints) -> Floats:
-    """The matrix with rows and columns in this order; the diagonal is NaN."""
+    """Return the matrix with rows and columns reordered by ``order``; its diagonal is NaN."""
     assert clustering.matrix is not None
     matrix = clustering.matrix[np.ix_(order, order)]
     np.fill_diagonal(matrix, np.nan)
@@ -249,7 +252,7 @@ def _ordered_matrix(clustering: Clustering, order: Ints) -> Floats:
 
 
 def _mark_groups(panel: Axes, groups: Ints) -> None:
-    """Draw the groups' borders, and their colours and names beside the matrix."""
+    """Draw borders between groups, and colours and names of groups beside the matrix."""
     n = len(groups)
     borders = np.flatnonzero(np.diff(groups)) + 0.5
     panel.hlines(borders, -0.5, n - 0.5, color=style.BLACK, linewidth=0.8)
@@ -279,7 +282,7 @@ def _mark_groups(panel: Axes, groups: Ints) -> None:
 
 
 def _means_in_words(groups: Ints, matrix: Floats) -> str:
-    """The means of the matrix within and across groups."""
+    """Return a text with the means of the matrix within and across groups."""
     is_within = groups[:, None] == groups[None]
     is_finite = np.isfinite(matrix)
     parts = (("within", matrix[is_within & is_finite]), ("across", matrix[~is_within & is_finite]))
@@ -288,7 +291,7 @@ def _means_in_words(groups: Ints, matrix: Floats) -> str:
 
 
 def _name_devices(panel: Axes, devices: Ints) -> None:
-    """Name few devices; number the places of many."""
+    """Label the rows and columns by device ID; by position if there are many devices."""
     n = len(devices)
     if n <= _NAMED:
         names = [str(device) for device in devices]
@@ -355,7 +358,7 @@ def draw_embedding(run: RunFolder) -> Figure:
 def _turn(
     points: Floats, clustering: Clustering, previous_points: Floats, previous: Clustering
 ) -> Floats:
-    """Rotate or mirror points [n, 2] so that devices come nearest to their previous points.
+    """Rotate or mirror points [n, 2] to be as close as possible to the devices' previous points.
 
     Source: P. H. Schoenemann, "A generalized solution of the orthogonal Procrustes problem",
     Psychometrika 31 (1966).
@@ -379,16 +382,17 @@ def _embedding_legend(selection: list[Clustering]) -> list[Artist]:
 
 
 def _source(clustering: Clustering) -> str:
-    """Name of the values from which the points of a clustering are made."""
+    """Return the name of the values from which the points of a clustering are made."""
     if clustering.features is not None:
         return "features"
     return "similarities" if clustering.alike else "distances"
 
 
 def _coordinates(clustering: Clustering) -> Floats:
-    """Points [n, m] at the distances that the server saw, or near them.
+    """Return points of the devices, float64 [n, m]: features, or points made from the matrix.
 
-    They are [n, 0] if neither features nor a matrix was recorded.
+    The distances of points are those of the matrix, or close to them. If neither features nor a
+    matrix was recorded, the result is [n, 0].
     """
     if clustering.features is not None:
         return clustering.features
@@ -397,7 +401,7 @@ def _coordinates(clustering: Clustering) -> Floats:
         return np.empty((n, 0))
     products = clustering.matrix if clustering.alike else -(clustering.matrix**2) / 2
     products = np.where(np.isfinite(products), products, products.T)
-    # pairs without a value lie far apart
+    # a pair without a value counts as far apart
     is_finite = np.isfinite(products)
     products = np.where(is_finite, products, products[is_finite].min(initial=0.0))
     centre = np.eye(n) - 1 / n
@@ -407,10 +411,10 @@ def _coordinates(clustering: Clustering) -> Floats:
 
 
 def principal_components(features: Floats) -> tuple[Floats, float]:
-    """The centred features along their first two principal axes.
+    """Project centred features onto their first two principal axes.
 
     Args:
-        features: [n, m].
+        features: float64 [n, m].
 
     Returns:
         Points [n, 2], and the share of the variance along the two axes (0..1). The largest entry

@@ -15,23 +15,23 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_list
 
-_BARS = 80  # of the histogram
-_PALETTE = style.SERIES[:6]  # without black, which is for the borders
+_BARS = 80  # count of bars in the histogram
+_PALETTE = style.SERIES[:6]  # without black, the colour of borders
 _BORDER: style.Look = {"color": style.BLACK, "linewidth": 1.1}
 _OUTLIER: style.Look = {"marker": "v", "color": style.BLACK, "linestyle": "", "markersize": 5}
 
 
 @dataclass(frozen=True)
 class ReportedGrouping:
-    """A ``cluster`` or ``tiers`` record, with the sizes that devices had reported by then.
+    """Grouping of a ``cluster`` or ``tiers`` record, with the sizes that devices had reported.
 
     Attributes:
         word: ``cluster`` or ``tier``.
-        round: the round for which it was made.
-        low: the least size without outliers (samples).
-        high: the largest size without outliers (samples); groups have equal widths in between.
-        members: the number of devices in each group, as recorded.
-        sizes: the size that each connected device reported (samples), int64 [n].
+        round: index of the round for which the grouping was made.
+        low: least size that is no outlier (samples).
+        high: largest size that is no outlier (samples). Groups have equal widths between both.
+        members: count of devices in each group, as recorded.
+        sizes: data size that each connected device reported (samples), int64 [n].
     """
 
     word: str
@@ -43,16 +43,16 @@ class ReportedGrouping:
 
     @property
     def edges(self) -> Floats:
-        """The groups' borders from ``low`` to ``high`` (samples), float64 [groups + 1]."""
+        """Borders of the groups, from ``low`` to ``high`` (samples), float64 [groups + 1]."""
         count = len(self.members)
-        # whole borders are exact
+        # this order of operations gives exact borders if they are whole numbers
         return self.low + np.arange(count + 1) * (self.high - self.low) / count
 
     @property
     def groups(self) -> Ints:
-        """The group of each size, int64 [n].
+        """Group of each size, int64 [n].
 
-        Outliers are in the first or the last group; a size on a border is in the upper one.
+        Outliers are in the first or the last group. A size on a border is in the upper group.
         """
         if self.low == self.high:
             return np.full(len(self.sizes), len(self.members) - 1)
@@ -60,15 +60,15 @@ class ReportedGrouping:
 
     @property
     def outliers(self) -> Flags:
-        """Whether each size is outside of ``low`` to ``high``, bool [n]."""
+        """Mask of sizes that are below ``low`` or above ``high``, bool [n]."""
         return (self.sizes < self.low) | (self.sizes > self.high)
 
 
 def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
-    """Every grouping of the run by data size, in order; tiers by latency are left out.
+    """Read every grouping of the run by data size, in order. Tiers by latency are left out.
 
-    A device reports all its samples by a task outside of any round, its largest part by a split,
-    and nothing once it is lost.
+    A device reports its count of samples by a task outside of rounds, and the size of its largest
+    part by a split. The report of a lost device is removed.
     """
     by_latency = run.scenario.get("strategy", {}).get("tiers_from") == "latency"
     table = run.table(DEVICES).select(["device", "samples"])
@@ -91,7 +91,7 @@ def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
 
 
 def _read_grouping(data: RecordData, number: int, sizes: Ints) -> ReportedGrouping:
-    """The grouping of a record with this data; clusters have ``bounds``, tiers have ``bins``."""
+    """Return the grouping of a record. ``data`` has ``bounds`` for clusters, ``bins`` for tiers."""
     members = tuple(int(count) for count in data["members"])
     if "bounds" in data:
         word = "cluster"
@@ -105,7 +105,7 @@ def _read_grouping(data: RecordData, number: int, sizes: Ints) -> ReportedGroupi
 
 @style.styled
 def draw_clusters(run: RunFolder) -> Figure:
-    """Draw the groups that the server made of devices by the sizes of their data, first and last.
+    """Draw the first and the last grouping of devices by the sizes of their data.
 
     Histograms have the sizes that devices reported, with the groups' borders, members and
     outliers. TiFL's tiers are drawn in the same way.
@@ -142,7 +142,7 @@ def draw_clusters(run: RunFolder) -> Figure:
 
 
 def _describe(grouping: ReportedGrouping) -> str:
-    """The number of devices, groups and outliers."""
+    """Return a text with the counts of devices, groups and outliers."""
     devices = style.counted(len(grouping.sizes), "device")
     groups = style.counted(len(grouping.members), grouping.word)
     outliers = style.counted(int(grouping.outliers.sum()), "outlier")
@@ -150,7 +150,14 @@ def _describe(grouping: ReportedGrouping) -> str:
 
 
 def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: float) -> None:
-    """Draw bars stacked by group, borders and outliers; the axis ends at ``top``."""
+    """Draw a histogram of sizes, stacked by group, with borders and outliers.
+
+    Args:
+        panel: the panel.
+        grouping: the grouping.
+        bars: edges of the histogram's bars (samples).
+        top: upper end of the vertical axis (devices).
+    """
     members = [grouping.sizes[grouping.groups == group] for group in range(len(grouping.members))]
     colours = [_PALETTE[group % len(_PALETTE)] for group in range(len(members))]
     tops, *_ = panel.hist(members, bars.tolist(), stacked=True, color=colours)
@@ -168,7 +175,10 @@ def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: floa
 
 
 def _name_groups(panel: Axes, grouping: ReportedGrouping) -> None:
-    """Write number and members over each group; over the last only if all sizes are equal."""
+    """Write index and count of members above each group.
+
+    If all sizes are equal, only the last group has the text.
+    """
     middles = (grouping.edges[:-1] + grouping.edges[1:]) / 2
     groups = range(len(middles))
     if grouping.high <= grouping.low:

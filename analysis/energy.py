@@ -30,7 +30,7 @@ _COLOURS = {
     "edge": "#AA8866",
 }
 _LOOKS = {phase: {"color": colour} for phase, colour in _COLOURS.items()}
-# as ``show_joules`` counts
+# units of ``show_joules``
 _JOULES = ((3.6e9, 3.6e9, "MWh"), (1e6, 3.6e6, "kWh"), (1e3, 1e3, "kJ"), (0.0, 1.0, "J"))
 _MOST_BATTERIES = 6
 _FLAT: style.Look = {
@@ -43,7 +43,7 @@ _FLAT: style.Look = {
 
 @style.styled
 def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Draw the energy that devices and the server's side drew, by phase, and the wasted share.
+    """Draw the energy of devices and of the server's side by phase, with the wasted share.
 
     A bar is the mean over the runs of a series, with a line over their range. Runs without
     energy are left out.
@@ -58,7 +58,9 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     if series is None:
         series = group_by_scenario(runs)
     names = []
-    books: list[list[RecordData]] = []  # of each series with energy, one per run
+    books: list[
+        list[RecordData]
+    ] = []  # summaries of energy: a list per series, one summary per run
     for line in series:
         summaries = [run.summary["energy"] for run in line.runs if "energy" in run.summary]
         if summaries:
@@ -86,7 +88,9 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
             if panel is panels[-1]:
                 text += _carbon_in_words(summaries)
             draw_mean_bar(panel, place, table[[*phases]] / unit.size, _LOOKS, text)
-        room = 1.6 if phases == PHASES else 1.45  # for what is written beside the bars
+        room = (
+            1.6 if phases == PHASES else 1.45
+        )  # factor of the axis that leaves room for text beside the bars
         panel.set_xlim(0, max(most / unit.size, 1e-9) * room)
         panel.set_xlabel(f"{label} ({unit.name})")
         panel.xaxis.set_major_formatter("{x:,g}")
@@ -99,7 +103,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
 
 
 def _wasted_in_words(books: Sequence[RecordData]) -> str:
-    """The mean share of the devices' energy that was wasted; empty if none was."""
+    """Return a text on the mean share of devices' energy that was wasted; empty if none was."""
     shares = []
     for book in books:
         total = sum(book["by_phase"][phase] for phase in PHASES)
@@ -111,7 +115,7 @@ def _wasted_in_words(books: Sequence[RecordData]) -> str:
 
 
 def _carbon_in_words(books: Sequence[RecordData]) -> str:
-    """The mean carbon; empty if it was not counted."""
+    """Return a text on the mean carbon emissions; empty if they were not counted."""
     if "grams" not in books[0]:
         return ""
     grams = float(np.mean([book["grams"] for book in books]))
@@ -124,11 +128,11 @@ def _carbon_in_words(books: Sequence[RecordData]) -> str:
 def draw_batteries(run: RunFolder) -> Figure:
     """Draw battery levels of a few devices over time, and when they worked and ran flat.
 
-    Each battery is on its own range. Drawn are the devices that ran flat most often, then the
-    devices that worked most.
+    Each battery has an axis of its own range. The devices that ran flat most often are drawn
+    first, then the devices with the most tasks.
 
     Raises:
-        NothingToDrawError: the records have no battery.
+        NothingToDrawError: the run has no records of batteries.
     """
     history = History(run)
     levels = read_levels(history) if "energy" in run.summary else {}
@@ -167,7 +171,14 @@ def draw_batteries(run: RunFolder) -> Figure:
 
 
 def _draw_level(panel: Axes, times: Floats, percent: Floats, steps: Floats) -> None:
-    """Draw the level of a battery, and below it the steps of its device, [start, end] each."""
+    """Draw the level of a battery over time, and below it the steps of its device.
+
+    Args:
+        panel: the panel.
+        times: times of the levels, in units of the axis.
+        percent: levels (%).
+        steps: start and end of each step, float64 [n, 2].
+    """
     panel.plot(times, percent, color=style.BLUE, linewidth=1.3)
     least = float(percent.min())
     most = float(percent.max())
@@ -180,7 +191,7 @@ def _draw_level(panel: Axes, times: Floats, percent: Floats, steps: Floats) -> N
 
 
 def _choose_devices(history: History, levels: Iterable[int]) -> list[int]:
-    """Choose a few devices with levels: first by how often they ran flat, then by their work.
+    """Choose a few devices with levels, by how often they ran flat, then by their tasks.
 
     Returns:
         The devices, ascending.
@@ -193,10 +204,10 @@ def _choose_devices(history: History, levels: Iterable[int]) -> list[int]:
 
 
 def read_levels(history: History) -> dict[int, list[list[float]]]:
-    """The level of each recorded battery over time.
+    """Read the level of each recorded battery over time.
 
     Returns:
-        By device, breakpoints [time (s), level (J)], ascending.
+        Breakpoints [time (s), level (J)] by device, in order of time.
     """
     levels: dict[int, list[list[float]]] = {}
     for row in history.data("battery"):

@@ -21,13 +21,12 @@ from fedsim.records.reading import RunFolder
 
 Clock = Literal["round", "time"]
 
-_MOST = 800  # points of a line: more than pixels are of no use
-# runs whose numbers of rounds differ by more than this factor are compared on the clock of
-# simulated time
+_MOST = 800  # most points of a line
+# ratio of round counts above which runs are compared by simulated time
 _MOST_APART = 3
 _AGE: style.Look = {"color": style.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
-_WIDTH = 1.6  # of a line, in points
-_GROUPS = 12  # more clusters than this do not get a bar each
+_WIDTH = 1.6  # width of a line (points)
+_GROUPS = 12  # most groups with a bar
 _FAILED = "not valid: slow, late, lost or cut off"
 
 
@@ -76,10 +75,10 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
 
 
 def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
-    """Waiting times of devices at the ends of at most 800 rounds, evenly spread.
+    """Return waiting times of devices at the ends of at most 800 rounds, evenly spread.
 
-    The waiting time of a present device is the time since its last selection (0 rounds if this
-    round selected it), or else since its arrival.
+    The waiting time of a present device counts from its last selection (0 rounds if it was
+    selected in this round); from its arrival if it was never selected.
 
     Args:
         run: the run.
@@ -117,13 +116,13 @@ def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
 
 
 def selections_of_devices(run: RunFolder) -> Ints:
-    """Selections of each device, the most often selected first, int64 [n]."""
+    """Return the counts of selections of all devices, in descending order, int64 [n]."""
     counts = selections(run)["device"].value_counts().to_numpy(np.int64)
     return np.append(counts, np.zeros(run.size(DEVICES) - len(counts), dtype=np.int64))
 
 
 def selections_of_groups(run: RunFolder) -> pd.DataFrame:
-    """Selections by the device's cluster or tier at that time (-1 for none).
+    """Return counts of selections by the cluster or tier of the selected device (-1 for none).
 
     Returns:
         Columns ``valid`` and ``failed``.
@@ -135,7 +134,7 @@ def selections_of_groups(run: RunFolder) -> pd.DataFrame:
 
 
 def _draw_groups(panel: Axes, by_group: Sequence[pd.DataFrame], colours: Sequence[str]) -> None:
-    """Draw a bar for each group and run; selections that were not valid are hatched on top."""
+    """Draw counts of selections as a bar per group and run; failed ones are hatched on top."""
     all_groups: set[int] = set()
     for table in by_group:
         all_groups.update(table.index)
@@ -196,9 +195,9 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
 
 
 def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[style.Look]) -> None:
-    """Draw selections of each device over the share of devices, the most often selected first."""
+    """Draw counts of selections over the share of devices, the most often selected first."""
     for count, look in zip(counts, looks, strict=True):
-        # one step per value: there are few values in any population
+        # one step per distinct count, of which there are few
         begins = np.concatenate([[0], np.flatnonzero(np.diff(count)) + 1])
         edges = np.append(begins, len(count)) * (100 / len(count))
         panel.stairs(count[begins], edges, baseline=None, **look)

@@ -14,7 +14,7 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.lab.reading.activities import Mark
 from fedsim.lab.reading.history import MARKS
 
-_MOST_NUMBERS = 24  # more round numbers run into one another
+_MOST_NUMBERS = 24  # most round numbers above a panel
 _SHAPES: Mapping[str, str | int] = {
     "arrival": 9,
     "departure": 8,
@@ -31,19 +31,19 @@ _LABELS = {
     "noticed": "it notices the shift",
     "move": "moves to another group",
 }
-_SCALES = {"|": 1.4, "o": 0.84}  # of shapes that look smaller or larger than others
+_SCALES = {"|": 1.4, "o": 0.84}  # size factors of shapes that look too small or too large
 _OUTLINED = ("move", "lost", "left", "battery")
 
 
 def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: float = 0) -> None:
-    """Write round numbers above a panel; of many rounds some, none too close together.
+    """Write the numbers of some rounds above a panel, so that they do not overlap.
 
     Args:
         panel: the panel, whose limits are set.
-        numbers: int64 [n].
-        places: their places on the time axis, ascending, float64 [n].
-        label: label of the numbers' axis.
-        tick: length of its ticks (points).
+        numbers: indices of the rounds, int64 [n].
+        places: position of each number on the time axis, ascending, float64 [n].
+        label: label of the axis with the numbers.
+        tick: length of the ticks (points).
     """
     start, end = panel.get_xlim()
     least = (end - start) / 40
@@ -64,13 +64,13 @@ def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: 
 def mark_rows(
     panel: Axes, marks: Sequence[Mark], rows: Mapping[int, float], unit: float
 ) -> list[Artist]:
-    """Draw the marks of the kinds ``MARKS`` within the panel's limits, in their devices' rows.
+    """Draw marks of the kinds ``MARKS`` within the panel's limits, in the rows of their devices.
 
     Args:
         panel: the panel, whose limits are set.
-        marks: marks of a run; marks of further kinds and devices are skipped.
+        marks: marks of a run; marks of other kinds, or of devices without a row, are skipped.
         rows: the row of each device.
-        unit: the length of a unit of the panel's time axis (s).
+        unit: unit of the panel's time axis (s).
 
     Returns:
         The legend's entries.
@@ -96,13 +96,14 @@ def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) 
 
     Args:
         panel: the panel.
-        x: places on the time axis [n].
-        y: rows [n].
+        x: positions on the time axis [n].
+        y: rows of the marks [n].
         kind: one of ``MARKS``, or the outcome of a task.
         size: size of the marks (points).
 
     Returns:
-        The legend's entry, whose size does not depend on ``size``; none if there are no marks.
+        List with the legend's entry, whose size does not depend on ``size``; empty if there are no
+        marks.
     """
     count = np.size(x)
     if not count:

@@ -24,16 +24,16 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import EVENTS, ROUNDS
 from fedsim.records.reading import RunFolder
 
-# height of the rows: so much per device, within these limits
+# height per row, and least and greatest height of all rows (inches)
 _ROW_IN = 0.13
 _LEAST_IN = 2.4
 _MOST_IN = 7.4
 _SIZES_IN = 1.6
 _AGREEMENT_IN = 1.3
 _FRAME_IN = 1.9
-_NAMED_ROWS = 60  # with more, rows are too thin to be named
+_NAMED_ROWS = 60  # most rows with device IDs
 _GAPPED_ROWS = 150
-_MOST_NAMED = 20  # more groups are not named in the legend
+_MOST_NAMED = 20  # most groups that are named in the legend
 _SPLIT: style.Look = {"color": style.BLACK, "linewidth": 1.1, "linestyle": (0, (5, 3))}
 _AGREEMENT: dict[str, style.Look] = {
     "purity": {"label": "purity", "color": style.BLACK, "linestyle": "-"},
@@ -44,7 +44,7 @@ _AGREEMENT: dict[str, style.Look] = {
 
 @style.styled
 def draw_membership(run: RunFolder) -> Figure:
-    """Draw which group each device was in over time.
+    """Draw the group of each device over time.
 
     A row per device has the colours of its groups, and marks of moves, shifts of data, arrivals
     and departures. Rows are ordered by last group, then first assignment; at most 1,500 are
@@ -76,7 +76,7 @@ def draw_membership(run: RunFolder) -> Figure:
         [[name] for name in heights], sharex=True, height_ratios=list(heights.values())
     )
     rows = panels["rows"]
-    rows.set_xlim(0, history.end / unit.size)  # of all panels
+    rows.set_xlim(0, history.end / unit.size)  # all panels share this axis
     handles = _draw_rows(rows, history, devices, unit.size)
     if len(splits):
         handles.append(Line2D([], [], label="a group splits", **_SPLIT))
@@ -94,7 +94,7 @@ def draw_membership(run: RunFolder) -> Figure:
 
 
 def _describe(history: History, count: int, total: int) -> str:
-    """The number of devices drawn, of groups, and of moves between groups."""
+    """Return a text with the counts of drawn devices, groups, and moves between groups."""
     text = f"{total:,} devices"
     if count < total:
         text = f"{count:,} of {text}"
@@ -104,7 +104,7 @@ def _describe(history: History, count: int, total: int) -> str:
 
 
 def _draw_agreement(panel: Axes, agreement: pd.DataFrame, unit: float) -> list[Artist]:
-    """Draw how well the groups agree with the true ones; returns the legend's entries."""
+    """Draw the agreement of groups with the true groups; return the legend's entries."""
     handles: list[Artist] = []
     for name, look in _AGREEMENT.items():
         x = agreement["time"] / unit
@@ -117,7 +117,7 @@ def _draw_agreement(panel: Axes, agreement: pd.DataFrame, unit: float) -> list[A
 
 
 def _draw_rows(panel: Axes, history: History, devices: Ints, unit: float) -> list[Artist]:
-    """Draw each device's stays in groups as bars, and its marks; returns the legend's entries."""
+    """Draw each device's stays in groups as bars, and its marks; return the legend's entries."""
     row = pd.Series(np.arange(len(devices), dtype=float), index=devices)
     half = 0.42 if len(devices) <= _GAPPED_ROWS else 0.5
     all_stays = history.stays[history.stays["device"].isin(devices)]
@@ -151,11 +151,11 @@ def _colour(group: int) -> str:
 
 
 def _name_rows(panel: Axes, history: History, devices: Ints, height: float) -> None:
-    """Name few devices on the left, and on the right the last groups with their sizes."""
+    """Label few devices on the left, and the final groups with their sizes on the right."""
     count = len(devices)
     if count <= _NAMED_ROWS:
         panel.set_yticks(range(count), [str(device) for device in devices], fontsize=7)
-        panel.tick_params(axis="y", length=0, pad=6)  # room for marks at the very beginning
+        panel.tick_params(axis="y", length=0, pad=6)  # room for marks at time 0
     else:
         style.whole_ticks(panel.yaxis, 6)
     panel.set_ylabel("device, by last group\nand first assignment")
@@ -180,7 +180,7 @@ def _name_rows(panel: Axes, history: History, devices: Ints, height: float) -> N
 
 
 def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
-    """Draw the sizes of the groups, stacked."""
+    """Draw the sizes of the groups over time, stacked."""
     sizes = {group: history.sizes(group) for group in [*history.groups, NO_GROUP]}
     changes = [changed_at for changed_at, _ in sizes.values()]
     times = np.unique(np.concatenate([[history.end], *changes]))
@@ -206,27 +206,27 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
 
 # The tree of clusters.
 
-# height of the tree: so much per leaf, within these limits
+# height per leaf, and least and greatest height of the tree (inches)
 _LEAF_IN = 0.85
 _LEAST_TREE_IN = 2.6
 _MOST_TREE_IN = 9.0
 _TREE_FRAME_IN = 1.6
-_CROWDED = 12  # with more leaves there is no room for words about each split
+_CROWDED = 12  # most leaves with texts about each split
 _OUTLINE = [patheffects.withStroke(linewidth=3.0, foreground="white")]
 
 
 @dataclass
 class TreeCluster:
-    """A cluster from its creation to its split or the run's end.
+    """Cluster of a split tree, from its creation to its split or the end of the run.
 
     Attributes:
-        group: its number; a child may keep its parent's.
-        born: the number of rounds that had ended at its creation.
-        members: the number of members at its creation, a root's at its split.
-        split_round: the number of rounds that had ended at its split, the round of the split
-            included; None if it was not split.
-        description: round, time and norms of its split.
-        children: the clusters into which it was split.
+        group: index of the cluster's group; a child may have the group of its parent.
+        born: count of rounds that had ended at the creation of the cluster.
+        members: count of members at its creation; of a root, at its split.
+        split_round: count of rounds that had ended at its split, including the round of the
+            split; None if it was not split.
+        description: text with round, time and norms of its split.
+        children: clusters into which it was split.
     """
 
     group: int
@@ -237,7 +237,7 @@ class TreeCluster:
     children: list["TreeCluster"] = field(default_factory=list)
 
     def below(self) -> list["TreeCluster"]:
-        """This cluster and its descendants, depth first."""
+        """Return this cluster and its descendants, depth first."""
         clusters = [self]
         for child in self.children:
             clusters += child.below()
@@ -245,7 +245,7 @@ class TreeCluster:
 
 
 def read_splits(history: History) -> list[TreeCluster]:
-    """The clusters from which the splits begin; none if no cluster was split.
+    """Read the split trees of a run; return their roots, none if no cluster was split.
 
     Raises:
         RunFolderError: a cluster is split twice.
@@ -275,7 +275,7 @@ def read_splits(history: History) -> list[TreeCluster]:
 
 
 def _describe_split(row: RecordData) -> str:
-    """Round, time and deciding norms of a split."""
+    """Return a text with round, time and the deciding norms of a split."""
     words = [f"round {int(row['round'])} ({show_seconds(row['time'])})"]
     for name, key in (("mean norm", "mean_norm"), ("largest", "max_norm")):
         norm = row["data"].get(key)
@@ -326,7 +326,7 @@ def draw_split_tree(run: RunFolder) -> Figure:
 
 
 def _number_splits(tree: Axes, splits: list[TreeCluster], rows: dict[int, float]) -> list[Artist]:
-    """Write a number on each split; returns the legend's entries."""
+    """Write a number on each split; return the legend's entries, which explain the numbers."""
     look: style.Look = {
         "ha": "center",
         "va": "center_baseline",
@@ -346,11 +346,11 @@ def _number_splits(tree: Axes, splits: list[TreeCluster], rows: dict[int, float]
 def _draw_tree(
     panel: Axes, clusters: list[TreeCluster], leaves: list[TreeCluster], rounds: int
 ) -> dict[int, float]:
-    """Draw clusters as lines, leaves one below the other; returns the row of each by its id."""
+    """Draw clusters as lines, one leaf per row; return the row of each cluster by its id()."""
     most = max(cluster.members for cluster in clusters)
     crowded = len(leaves) > _CROWDED
     rows = {id(leaf): float(row) for row, leaf in enumerate(leaves)}
-    for cluster in reversed(clusters):  # children before their parents
+    for cluster in reversed(clusters):  # children come before their parents
         width = _line_width(cluster, most)
         end = float(cluster.split_round or rounds)
         colour = style.group_colour(cluster.group)
@@ -393,7 +393,7 @@ def _draw_split(
     rows: dict[int, float],
     size: float,
 ) -> None:
-    """Join a cluster with its children, and add its row, in their middle, to ``rows``."""
+    """Connect a cluster with its children, and add the row in their middle to ``rows``."""
     child_rows = [rows[id(child)] for child in cluster.children]
     row = sum(child_rows) / 2
     rows[id(cluster)] = row
@@ -412,7 +412,7 @@ def _draw_split(
 def _name_leaves(
     panel: Axes, leaves: list[TreeCluster], population: pd.DataFrame, height: float
 ) -> None:
-    """Write number, size and accuracy beside each leaf."""
+    """Write group, size and accuracy beside each leaf."""
     panel.set_ylim(len(leaves) - 0.4, -0.75)
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)

@@ -17,12 +17,13 @@ from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic
 
 
 class PictureKind(NamedTuple):
-    """A kind of picture.
+    """Kind of picture: the function that draws it, and its texts.
 
     Attributes:
-        draw: its function, which raises ``NothingToDrawError`` if the picture does not apply.
-        title: its heading.
-        caption: its caption.
+        draw: function that draws the picture. It raises ``NothingToDrawError`` if the picture does
+            not apply.
+        title: heading of the picture in a report.
+        caption: caption of the picture in a report.
     """
 
     draw: Callable[..., Figure]

@@ -16,12 +16,12 @@ _APART = ("seed", "name")  # keys in which runs of one series may differ
 
 @dataclass(frozen=True)
 class Series:
-    """Runs whose scenarios differ only in the seed.
+    """Series of runs whose scenarios differ only in the seed.
 
     Attributes:
-        name: the name.
-        runs: the runs.
-        number: place among the series, which sets the look (``line_of``) in all pictures.
+        name: name of the series.
+        runs: folders of the runs.
+        number: index of the series, which determines its look (``line_of``) in all pictures.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Series:
 
     @property
     def label(self) -> str:
-        """The name, with the number of seeds if there are several."""
+        """Name of the series, with the count of seeds if there are several."""
         return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
 
 
 def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
-    """The series in the order of their first runs.
+    """Group runs into series of one scenario each, in the order of their first runs.
 
     A second run of the same scenario and seed begins another series. Series are named after
     their strategies. Series that share a strategy have their first run's folder in the name.
@@ -48,15 +48,15 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
         world = (scenario, run.summary["seed"])
         groups.setdefault((scenario, repetitions[world]), []).append(run)
         repetitions[world] += 1
-    names = _names_of_series([group[0] for group in groups.values()])
+    names = _name_series([group[0] for group in groups.values()])
     series = []
     for number, (name, group) in enumerate(zip(names, groups.values(), strict=True)):
         series.append(Series(name, tuple(group), number))
     return series
 
 
-def _names_of_series(firsts: Sequence[RunFolder]) -> list[str]:
-    """Names of the series with these first runs."""
+def _name_series(firsts: Sequence[RunFolder]) -> list[str]:
+    """Return the names of series, from the first run of each."""
     strategies = [short(str(run.summary["strategy"])) for run in firsts]
     names = []
     for strategy, folder, run in zip(strategies, run_names(firsts), firsts, strict=True):
@@ -66,7 +66,7 @@ def _names_of_series(firsts: Sequence[RunFolder]) -> list[str]:
 
 
 def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
-    """One series per run, named after its folder and strategy."""
+    """Return one series per run, named after the run's folder and strategy."""
     series = []
     for number, (name, run) in enumerate(zip(run_names(runs), runs, strict=True)):
         series.append(Series(with_strategy(name, run), (run,), number))
@@ -76,12 +76,12 @@ def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
 def draw_mean_bar(
     panel: Axes, place: int, seeds: pd.DataFrame, looks: Mapping[str, Look], words: str
 ) -> None:
-    """Draw a stacked bar of means, a line over the range of totals, and words.
+    """Draw a stacked bar of means, a line over the range of totals, and a text.
 
     Args:
         panel: the panel.
-        place: height of the bar.
-        seeds: the parts of each run, [runs, parts], in units of the axis.
+        place: vertical position of the bar.
+        seeds: DataFrame of the parts (columns) of each run (row), in units of the axis.
         looks: options of each part's bar.
         words: text beside the bar.
     """
@@ -110,11 +110,11 @@ def draw_mean_bar(
 
 
 def name_bars(panel: Axes, names: Sequence[str]) -> None:
-    """Name the rows of bars, the first on top.
+    """Label the rows of bars, the first row on top.
 
     Args:
         panel: the panel.
-        names: the names.
+        names: name of each row.
     """
     panel.set_yticks(range(len(names)), names)
     panel.set_ylim(len(names) - 0.5, -0.5)

@@ -1,7 +1,7 @@
 """The straggler timeline: each selected device's epochs against its deadline.
 
-Time counts from the start of the round. CATA-Fed's T, which counts from the end of a device's
-own download, differs by lane.
+Time counts from the start of the round. The deadline T of CATA-Fed counts from the end of a
+device's download, so that it differs by lane.
 """
 
 import math
@@ -23,7 +23,7 @@ from fedsim.lab.reading.history import History
 from fedsim.lab.reading.record_data import RecordData, parse_data
 from fedsim.records.reading import RunFolder
 
-OUTCOMES = {  # colour and meaning of each
+OUTCOMES = {  # outcome: colour and meaning
     "valid": (style.GREEN, "valid"),
     "slow": (style.ORANGE, "slow: answered untrained"),
     "late": (style.VERMILLION, "late: ended, nothing arrived"),
@@ -41,11 +41,11 @@ _OF_TASK = {
 _TIMES = ("train_end", "sends", "answered", "cut", "limit", "deadline", "ended")
 MOST_PANELS = 8
 MOST_LANES = 60
-_WORST = 3  # rounds, if no rounds are named
+_WORST = 3  # count of worst rounds drawn by default
 _COLUMNS = 4
-_LANE_IN = 0.13  # height of a lane
-_FEW_LANES = 16  # up to here texts and marks are large
-_LEAST_EPOCH = 1 / 60  # of the axis: shorter epochs run into one bar
+_LANE_IN = 0.13  # height of a lane (inches)
+_FEW_LANES = 16  # most lanes with large texts and marks
+_LEAST_EPOCH = 1 / 60  # share of the axis below which epochs are drawn as one bar
 _ENDS: dict[str, style.Look] = {
     "limit": {"label": "T, the deadline of training", "color": style.BLUE, "linewidth": 1.6},
     "deadline": {
@@ -118,7 +118,7 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) ->
 
 
 def _title(number: int, reason: str, attempts: pd.DataFrame) -> str:
-    """The round, its group, the reason to draw it, and the number of devices by outcome."""
+    """Return the title of a panel: round, group, reason to draw it, and devices by outcome."""
     heads = [f"round {number}"]
     groups = attempts["group"].dropna().unique()
     if len(groups) == 1:
@@ -136,7 +136,8 @@ def _choose_rounds(
     """Choose the rounds to draw.
 
     Returns:
-        The rounds in order, each with the reason of an automatic choice, and words for the title.
+        The reason to draw a round by the round's index, in order (empty if the user chose it),
+        and a text for the title.
     """
     if not trained:
         raise style.NothingToDrawError(
@@ -156,7 +157,11 @@ def _choose_rounds(
 
 
 def _worst_rounds(history: History, trained: list[int]) -> dict[int, str]:
-    """The rounds with the most failed tasks, the longer first, and the median one, in order."""
+    """Choose the rounds with the most failed tasks, and the median round.
+
+    Of rounds with equally many failed tasks, the longest comes first. Returns the reason to draw
+    a round by its index, in order.
+    """
     ends = history.of("task-end")
     failed = ends.loc[ends["outcome"] != "done", "round"].dropna().astype(int).value_counts()
     durations = history.rounds.set_index("round")["end"].diff()
@@ -169,7 +174,7 @@ def _worst_rounds(history: History, trained: list[int]) -> dict[int, str]:
 
 
 def trained_rounds(history: History) -> list[int]:
-    """The rounds that the server opened and in which a device trained, in order."""
+    """Return the indices of rounds that the server opened and in which a device trained."""
     steps = history.steps
     trained = set(steps.loc[steps["step"] == "train", "round"].dropna().astype(int))
     opened = history.of("round-start")["round"].astype(int)
@@ -177,13 +182,14 @@ def trained_rounds(history: History) -> list[int]:
 
 
 def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
-    """One row per selected device of these rounds, in the order of tasks.
+    """Return a DataFrame of the tasks of rounds, one row per selected device.
 
-    Times are in seconds since the round's start, and NaN if the device did not get so far.
+    Times are in seconds since the round's start. The time of a step that the device did not reach
+    is NaN.
 
     Args:
         history: the run's records.
-        rounds: the numbers of the rounds.
+        rounds: indices of the rounds.
 
     Returns:
         Columns:
@@ -230,12 +236,12 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
 
 
 def _course(records: pd.DataFrame, start: float, limits: RecordData) -> RecordData:
-    """The columns of one task, from its records.
+    """Return the columns of ``read_attempts`` for one task, from its records.
 
     Args:
         records: the records of the task.
-        start: start of its round (s).
-        limits: data of the round's start.
+        start: start of the task's round (s).
+        limits: data of the record ``round-start``, with the deadline.
     """
     course: RecordData = dict.fromkeys(_TIMES, math.nan)
     course |= {"outcome": "stopped", "part": 0, "epoch_ends": [], "epochs": 0, "begun": 0.0}
@@ -300,7 +306,7 @@ def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float) -> None:
 
 
 def _draw_epochs(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
-    """Draw a bar per finished epoch, or one for all if they are short."""
+    """Draw a bar per finished epoch; one bar for all epochs of a device if they are short."""
     least = panel.get_xlim()[1] * unit * _LEAST_EPOCH
     spans: list[tuple[float, float, int]] = []
     for lane, begun, epoch_ends in zip(rows.index, rows["begun"], rows["epoch_ends"], strict=True):
@@ -324,7 +330,7 @@ def _draw_epochs(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> N
 
 
 def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
-    """Draw the download, an unfinished epoch, the queue and the upload."""
+    """Draw the download, an unfinished epoch, the queue and the upload of each lane as bars."""
     rows = rows.assign(opened=0.0, queued=rows["sends"].where(rows["answered"].notna()))
     unfinished = {
         "facecolor": style.lighten(colour, 0.75),
@@ -349,7 +355,7 @@ def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> N
 
 
 def _name_lanes(panel: Axes, lanes: pd.DataFrame) -> None:
-    """Write device and samples left of each lane, and the number of its epochs on the right."""
+    """Write device and samples left of each lane, and the count of epochs right of it."""
     size = 8 if len(lanes) <= _FEW_LANES else 6
     panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0, pad=6, labelsize=size)
@@ -367,7 +373,7 @@ def _name_lanes(panel: Axes, lanes: pd.DataFrame) -> None:
 
 
 def _handles(attempts: pd.DataFrame) -> list[Artist]:
-    """The legend's entries of what these attempts have."""
+    """Return the legend's entries for outcomes and phases that occur in ``attempts``."""
     no_download = {**_NO_DOWNLOAD, "markeredgecolor": style.BLACK}
     entries: list[tuple[pd.Series[bool], Artist]] = []
     for outcome, (colour, label) in OUTCOMES.items():

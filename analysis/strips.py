@@ -1,4 +1,4 @@
-"""The strips below a timeline: devices at work, and the load of the server's link."""
+"""Strips below a timeline: count of active devices, and load of the server's link."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,9 +19,9 @@ from fedsim.lab.reading.activities import TimeSpan
 from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
 from fedsim.records.reading import RunFolder
 
-_BINS = 625  # over a timeline's width: two pixels each
-_FAR_MORE = 10  # times as many devices as work would flatten those that work
-_FAR_ABOVE = 1.3  # times the largest load: a capacity above that would flatten the load
+_BINS = 625  # count of time bins over the width of a timeline; two pixels each
+_FAR_MORE = 10  # greatest ratio of present to active devices at which unreachable devices are drawn
+_FAR_ABOVE = 1.3  # greatest ratio of a drawn capacity to the largest load
 _RATES = (
     (125e6, 125e6, "Gbit/s"),
     (125e3, 125e3, "Mbit/s"),
@@ -37,12 +37,12 @@ _COLOURS = {"down": style.STEPS["download"], "up": style.STEPS["upload"]}
 
 
 def capacity(run: RunFolder) -> dict[str, float | None]:
-    """Capacity of the server's link, ``down`` and ``up`` (bytes/s); None if there is no limit."""
+    """Return the capacity of the server's link, ``down`` and ``up`` (bytes/s); None if unlimited."""
     server = run.scenario.get("network", {}).get("server", {})
     limits: dict[str, float | None] = {}
     for direction in _DIRECTIONS:
         limits[direction] = None
-        # no such limit, or a server that is no table
+        # KeyError: no limit; TypeError: the server is no table
         with suppress(KeyError, TypeError, FedsimError):
             rate = read_quantity(direction, server[direction], BytesPerSecond)
             if np.isfinite(rate):
@@ -51,16 +51,16 @@ def capacity(run: RunFolder) -> dict[str, float | None]:
 
 
 def concurrency(spans: Sequence[TimeSpan]) -> Curve:
-    """The number of these spans that are under way at a time."""
+    """Return a curve over time of the count of spans that have started and not ended."""
     starts = [span.start for span in spans]
     ends = [span.end for span in spans]
     return summed(np.array(starts + ends), np.repeat([1.0, -1.0], len(spans)))
 
 
 def draw_work(axes: Axes, view: View) -> None:
-    """Draw the number of devices at work, stacked by the outcomes of their tasks.
+    """Draw the count of active devices over time, stacked by the outcomes of their tasks.
 
-    Unreachable devices are on top, if availability is known of all devices.
+    Unreachable devices are stacked on top, if the availability of all devices is known.
 
     Args:
         axes: the panel.
@@ -88,12 +88,12 @@ def draw_work(axes: Axes, view: View) -> None:
 
 
 def _edges(view: View) -> Floats:
-    """The edges of the strips' bins (s), float64 [_BINS + 1]."""
+    """Return the edges of the strips' bins: simulated times (s), float64 [_BINS + 1]."""
     return np.linspace(view.start, view.end, _BINS + 1)
 
 
 def _draw_area(axes: Axes, view: View, top: Floats, base: Floats, gid: str, colour: str) -> None:
-    """Fill between two heights, float64 [_BINS] each."""
+    """Fill the area between ``base`` and ``top``, float64 [_BINS] each."""
     edges = _edges(view) / view.unit.size
     axes.stairs(top, edges, baseline=base, fill=True, color=colour, linewidth=0, gid=gid)
 

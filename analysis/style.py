@@ -1,7 +1,7 @@
-"""Parts that all pictures share: palette, units, bars, marks, legends, series, names, saving.
+"""Shared parts of pictures: palette, units, bars, marks, legends, names, and saving.
 
 The palette is by Okabe and Ito (2008), whose colours stay apart for the colour-blind. Work that
-counts has cool colours; wasted work has warm and dark ones.
+counts has cool colours, and wasted work has warm and dark colours.
 """
 
 import math
@@ -45,7 +45,11 @@ PURPLE = "#CC79A7"
 GREY = "#767676"
 PALE = "#EFEFEF"
 AWAY = "#BFBFBF"
-HATCHED: Look = {"facecolor": PALE, "edgecolor": GREY, "hatch": "//////"}  # in legends
+HATCHED: Look = {
+    "facecolor": PALE,
+    "edgecolor": GREY,
+    "hatch": "//////",
+}  # look of hatched entries in legends
 
 STEPS = {
     "download": SKY,
@@ -53,14 +57,14 @@ STEPS = {
     "evaluate": YELLOW,
     "upload": BLUE,
     "queue": ORANGE,
-    # Tol's
+    # colours of Paul Tol
     "decode": "#88CCEE",
     "encode": "#332288",
     "compute": "#117733",
     "start-up": "#DDCC77",
     "sleep": "#8C8CB8",
 }
-# of the kinds of steps that users add
+# colours of kinds of steps that users add
 _ADDED_STEPS = ("#EE3377", "#999933", "#44BB99", "#AA3377", "#EE8866", "#6666CC")
 OUTCOMES = {
     "done": "#A9BFCC",
@@ -73,7 +77,8 @@ OUTCOMES = {
 }
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 FORMATS = ("png", "svg")
-# No phase has any of these; the first five stay apart for every eye (CIE76 distances above 25).
+# Colours that no phase has. The first five are distinct for the colour-blind too (CIE76 distance
+# above 25).
 GROUPS = (
     "#542788",
     "#B35806",
@@ -98,9 +103,9 @@ BYTES = ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (1e3, 1e3, "kB"
 
 WIDTH_IN = 13.0
 DPI = 120
-MANY_BARS = 4000  # as vectors they would make the SVG large and slow
-_LONGEST_LINE = 120  # characters that fit beside each other at this width
-_FONT = "DejaVu Sans"  # ships with matplotlib: the same picture everywhere
+MANY_BARS = 4000  # most bars drawn as vectors; more would make the SVG large and slow
+_LONGEST_LINE = 120  # characters that fit into a line of the title
+_FONT = "DejaVu Sans"  # ships with matplotlib, so that pictures are the same everywhere
 _RC: dict[Any, object] = {
     "font.family": _FONT,
     "font.size": 11,
@@ -116,7 +121,7 @@ _RC: dict[Any, object] = {
     "figure.dpi": DPI,
     "savefig.dpi": DPI,
     "hatch.linewidth": 0.8,
-    "text.parse_math": False,  # a name may hold dollar signs
+    "text.parse_math": False,  # names may have dollar signs
     "text.usetex": False,
     "svg.hashsalt": "fedsim",
 }
@@ -126,22 +131,22 @@ styled = matplotlib.rc_context(_RC)
 
 
 class PictureError(FedsimError):
-    """A picture cannot be drawn with these options."""
+    """Error: a picture cannot be drawn with the given options."""
 
     exit_status = 2
 
 
 class NothingToDrawError(PictureError):
-    """A run has nothing that this picture could show."""
+    """Error: a run has no data that the picture could show."""
 
 
 class AxisUnit(NamedTuple):
-    """The unit of an axis that reaches ``least``.
+    """Unit of an axis.
 
     Attributes:
-        least: the shortest axis for which the unit is used.
-        size: the length of the unit.
-        name: its name.
+        least: least end of an axis for which the unit is used.
+        size: size of the unit.
+        name: name of the unit.
     """
 
     least: float
@@ -150,10 +155,10 @@ class AxisUnit(NamedTuple):
 
 
 def unit_for(most: float, units: Sequence[tuple[float, float, str]]) -> AxisUnit:
-    """The unit for an axis.
+    """Return the unit that suits an axis.
 
     Args:
-        most: the value that the axis reaches.
+        most: end of the axis.
         units: ``AxisUnit`` values as tuples; units for the longest axes first.
     """
     for unit in units:
@@ -164,21 +169,21 @@ def unit_for(most: float, units: Sequence[tuple[float, float, str]]) -> AxisUnit
 
 @styled
 def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write a figure to files; the same figure gives the same bytes.
+    """Write a figure to files. Equal figures give equal bytes.
 
     Args:
         figure: the figure.
         stem: path of the files, without their endings.
-        formats: the endings, such as ``png``.
+        formats: endings of the files, such as ``png``.
 
     Returns:
-        The files.
+        Paths of the files.
     """
     paths = []
     for kind in formats:
         path = stem.with_name(f"{stem.name}.{kind}")
         metadata = {"Date": None} if kind == "svg" else {}
-        with writing(path) as beside:  # no link is followed
+        with writing(path) as beside:  # writes a new file, so that no link is followed
             figure.savefig(beside, format=kind, metadata=metadata, dpi=DPI)
         paths.append(path)
     return paths
@@ -186,16 +191,16 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[P
 
 @styled
 def pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:
-    """The figure as pixels: red, green, blue and opacity, uint8 [height, width, 4].
+    """Render a figure as pixels: red, green, blue and opacity, uint8 [height, width, 4].
 
-    The figure is drawn once, while a file takes two passes.
+    The figure is drawn once, whereas saving it to a file draws it twice.
 
     Args:
         figure: the figure.
         dpi: pixels per inch.
     """
     figure.set_dpi(dpi)
-    canvas: Any = FigureCanvasAgg(figure)  # its methods have no types
+    canvas: Any = FigureCanvasAgg(figure)  # methods of the canvas have no types
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())
 
@@ -203,14 +208,14 @@ def pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:
 def rectangles(
     panel: Axes, x0: ArrayLike, x1: ArrayLike, y0: ArrayLike, y1: ArrayLike, **look: Any
 ) -> None:
-    """Draw rectangles as one collection, without a change of the panel's limits.
+    """Draw n rectangles as one collection, without changing the panel's limits.
 
     Args:
         panel: the panel.
-        x0: one side of each, [n] or one number for all; so are the other sides.
-        x1: the opposite side.
-        y0: the third side.
-        y1: the side opposite to that.
+        x0: left sides, [n] or one value for all rectangles.
+        x1: right sides, [n] or one value.
+        y0: lower sides, [n] or one value.
+        y1: upper sides, [n] or one value.
         look: options of the collection.
     """
     x0, x1, y0, y1 = np.broadcast_arrays(np.atleast_1d(x0), x1, y0, y1)
@@ -226,10 +231,10 @@ def bars(
 
     Args:
         panel: the panel.
-        start: their beginnings [n].
-        end: their ends [n].
-        row: the heights of their middles [n].
-        half: half of the height of a bar.
+        start: starts of the bars on the horizontal axis [n].
+        end: ends of the bars on the horizontal axis [n].
+        row: vertical positions of the bars' middles [n].
+        half: half the height of a bar.
         look: options of the collection.
     """
     middle = np.asarray(row)
@@ -237,24 +242,24 @@ def bars(
 
 
 def marks_at(panel: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
-    """Draw marks at places, arrays [n] each, which the panel's edge does not cut.
+    """Draw n marks, which are not cut at the panel's edge.
 
     Args:
         panel: the panel.
-        x: places on the horizontal axis; [n].
-        y: places on the vertical axis; [n].
+        x: positions on the horizontal axis [n].
+        y: positions on the vertical axis [n].
         look: options of the line.
     """
-    if np.size(x):  # the layout fails at a line without points
+    if np.size(x):  # the layout fails if a line has no points
         panel.plot(x, y, clip_on=False, zorder=4, **look)
 
 
 def across(panels: Iterable[Axes], times: ArrayLike, **look: Any) -> None:
-    """Draw vertical lines through whole panels.
+    """Draw vertical lines over the whole height of panels.
 
     Args:
         panels: the panels.
-        times: places on the horizontal axis; [n].
+        times: positions on the horizontal axis [n].
         look: options of the lines.
     """
     for panel in panels:
@@ -262,26 +267,26 @@ def across(panels: Iterable[Axes], times: ArrayLike, **look: Any) -> None:
 
 
 def whole_ticks(axis: Axis, most: int) -> None:
-    """Put at most ``most`` ticks on an axis, at whole numbers.
+    """Set at most ``most`` ticks on an axis, at whole numbers.
 
     Args:
         axis: the axis.
-        most: the largest number of ticks.
+        most: greatest count of ticks.
     """
     axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
 
 
 def lighten(colour: str, share: float) -> tuple[float, float, float]:
-    """The colour mixed with a share (0..1) of white."""
+    """Mix a colour with the share ``share`` (0..1) of white; return red, green and blue (0..1)."""
     red, green, blue = (part + (1 - part) * share for part in to_rgb(colour))
     return red, green, blue
 
 
 def line_of(number: int, width: float) -> Look:
-    """The look of a line; neighbours differ in colour and dash, to stay apart in grey.
+    """Return the look of a line. Successive lines differ in colour and dash.
 
     Args:
-        number: place of the run or series, from 0.
+        number: index of the run or series, from 0.
         width: width of the line (points).
     """
     turn, colour = divmod(number, len(SERIES))
@@ -290,27 +295,27 @@ def line_of(number: int, width: float) -> Look:
 
 
 def evenly(count: int, most: int) -> NDArray[np.int64]:
-    """At most ``most`` places out of ``count``, evenly spread, with the first and the last.
+    """Choose at most ``most`` of ``count`` indices, evenly spread, with the first and the last.
 
     Args:
-        count: the number of places to choose from.
-        most: the largest number of places.
+        count: count of indices to choose from.
+        most: greatest count of indices to return.
 
     Returns:
-        The places, ascending, int64 [n].
+        The indices, ascending, int64 [n].
     """
     return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
 
 
 def step_colours(kinds: Iterable[str]) -> dict[str, str]:
-    """Colours of kinds of steps.
+    """Assign colours to kinds of steps.
 
     Args:
-        kinds: the kinds of steps, of fedsim and of users.
+        kinds: kinds of steps, of fedsim and of users.
 
     Returns:
-        The colour of each kind: first fedsim's kinds in the order of ``STEPS``, then the added
-        ones by name. From the seventh added kind on the colours come again, paler.
+        Colours by kind: kinds of fedsim in the order of ``STEPS``, then kinds of users by name.
+        After six kinds of users, the colours repeat in paler shades.
     """
     present = set(kinds)
     colours = {kind: colour for kind, colour in STEPS.items() if kind in present}
@@ -321,30 +326,30 @@ def step_colours(kinds: Iterable[str]) -> dict[str, str]:
 
 
 def group_colour(group: int) -> str:
-    """The colour of a group of devices, the same in all pictures.
+    """Return the colour of a group of devices, the same in all pictures.
 
-    From the eleventh group on the colours come again, paler.
+    After ten groups, the colours repeat in paler shades.
     """
     turn, place = divmod(group, len(GROUPS))
     return to_hex(lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2)))
 
 
 def group_tint(group: int) -> str:
-    """The colour of a group of devices as a background: pale."""
+    """Return the pale background colour of a group of devices."""
     return to_hex(lighten(group_colour(group), 0.72))
 
 
 def group_name(group: int) -> str:
-    """``"group 3"``; ``"no group"`` for a negative number."""
+    """Return the name of a group, such as ``"group 3"``; ``"no group"`` if it is negative."""
     return f"group {group}" if group >= 0 else "no group"
 
 
 def write_beside(panel: Axes, y: float, text: str, apart: float, **look: Any) -> None:
-    """Write a text right of a panel.
+    """Write a text to the right of a panel.
 
     Args:
         panel: the panel.
-        y: height of the text, on the panel's axis.
+        y: vertical position of the text, on the panel's axis.
         text: the text.
         apart: distance from the panel (points).
         look: options of the text.
@@ -361,11 +366,14 @@ def write_beside(panel: Axes, y: float, text: str, apart: float, **look: Any) ->
 
 
 def spread(values: Sequence[float] | Floats, apart: float) -> Floats:
-    """The values, moved up until neighbours are at least ``apart``, so that labels do not touch.
+    """Move positions up until neighbours are at least ``apart``, so that labels do not overlap.
 
     Args:
-        values: the values; [n].
-        apart: the least distance.
+        values: positions of the labels, [n].
+        apart: least distance of neighbours.
+
+    Returns:
+        The new positions, float64 [n].
     """
     placed = np.array(values, dtype=float)
     below = -np.inf
@@ -376,13 +384,13 @@ def spread(values: Sequence[float] | Floats, apart: float) -> Floats:
 
 
 def short(name: str, most: int = 40) -> str:
-    """A name fit to be drawn: one line of at most ``most`` characters that the font has.
+    """Shorten a name for drawing: one line of at most ``most`` characters that the font has.
 
     The middle of a longer name is left out.
 
     Args:
         name: the name.
-        most: the largest number of characters.
+        most: greatest count of characters.
     """
     font = get_font(findfont(FontProperties(family=_FONT)))
     drawn = "".join(c if font.get_char_index(ord(c)) else "□" for c in clean(name, most))
@@ -393,17 +401,17 @@ def short(name: str, most: int = 40) -> str:
 
 
 def as_file_name(name: str) -> str:
-    """A name with letters, digits and ``-_.`` alone."""
+    """Convert a name to a file name of letters, digits and ``-_.`` only."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
 
 
 def run_names(runs: Iterable[RunFolder]) -> list[str]:
-    """Names of runs side by side: their folders' names, with parent folders if these are equal."""
+    """Return a distinct name per run: its folder's name, with parent folders if names are equal."""
     return [short(name) for name in names_apart([run.path for run in runs])]
 
 
 def with_strategy(name: str, run: RunFolder) -> str:
-    """A name fit to be drawn, with the run's strategy unless the name contains it.
+    """Shorten a name for drawing, and append the run's strategy unless the name contains it.
 
     Args:
         name: the name.
@@ -417,11 +425,11 @@ def with_strategy(name: str, run: RunFolder) -> str:
 
 
 def counted(count: int, word: str) -> str:
-    """``"1 group"``, ``"2 groups"``, ``"no groups"``.
+    """Format a count with its noun: ``"1 group"``, ``"2 groups"``, ``"no groups"``.
 
     Args:
-        count: the number.
-        word: the noun in the singular.
+        count: the count.
+        word: noun in the singular.
     """
     if count == 1:
         return f"1 {word}"
@@ -430,11 +438,11 @@ def counted(count: int, word: str) -> str:
 
 
 def step_for(count: int, most: int) -> int:
-    """The step n of 1, 2, 5, 10, 20, 50 ... such that every n-th of ``count`` is at most ``most``.
+    """Return the least step n of 1, 2, 5, 10, 20, 50 ... for which every n-th entry is enough.
 
     Args:
-        count: the number of entries.
-        most: the largest number of entries to keep.
+        count: count of entries.
+        most: greatest count of entries to keep; ``count / n`` is at most this.
     """
     least = max(count / most, 1.0)
     power = 10 ** math.floor(math.log10(least))
@@ -442,7 +450,7 @@ def step_for(count: int, most: int) -> int:
 
 
 def headline(runs: Sequence[RunFolder]) -> str:
-    """Headline of a picture: the scenario, and for a single run the strategy and the seed."""
+    """Return the headline of a picture: scenario, and strategy and seed or the count of runs."""
     name, *further = dict.fromkeys(short(str(run.summary["name"]), 70) for run in runs)
     if len(runs) == 1:
         summary = runs[0].summary
@@ -459,8 +467,8 @@ def finished(
 
     Args:
         figure: the figure.
-        runs: its runs, for the headline.
-        handles: labelled entries of the legend, which is under all panels.
+        runs: runs of the figure, named in the headline.
+        handles: labelled entries of the legend, which is below all panels.
         words: text below the headline.
 
     Returns:
@@ -475,10 +483,10 @@ def finished(
 
 
 def _legend_columns(handles: Sequence[Artist], room: float) -> int:
-    """The largest number of columns whose widths fit into ``room`` (characters)."""
+    """Return the greatest count of legend columns that fit into ``room`` (characters)."""
     lengths = [len(str(handle.get_label())) + 7 for handle in handles]
     for columns in range(len(handles), 1, -1):
-        # matplotlib fills columns one by one, the first ones with one entry more
+        # matplotlib fills columns one by one; the first columns may have one entry more
         width = sum(map(max, np.array_split(lengths, columns)))
         if width <= room:
             return columns

@@ -23,23 +23,23 @@ from fedsim.lab.reading.activities import StepSpan, TimeSpan
 from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
 
-_LEAST_LANES = 5  # fewer lanes leave room, rather than to grow fat
-_MANY_LANES = 60  # with more, lanes are too thin for hatches and a label each
-_MANY_ROUNDS = 60  # with more, bars are too short for hatches
-_MOST_LINES = 45  # more vertical lines hide the lanes
-_PIXELS = 1250  # about what the time axis has: a step, however short, is drawn one pixel wide
-# height of the lanes: so much per device, within these limits
+_LEAST_LANES = 5  # least count of lanes for which the height has room
+_MANY_LANES = 60  # most lanes with hatches and a label each
+_MANY_ROUNDS = 60  # most rounds with hatched bars
+_MOST_LINES = 45  # most vertical lines over the lanes
+_PIXELS = 1250  # pixels of the time axis, about; the shortest step is one pixel wide
+# height per lane, and least and greatest height of all lanes (inches)
 _LANE_IN = 0.24
 _LEAST_IN = 2.2
 _MOST_IN = 8.6
 _STRIPS_IN = (0.8, 1.0)
-_FRAME_IN = 2.3  # title, axis labels and legend together
+_FRAME_IN = 2.3  # height of title, axis labels and legend (inches)
 
 _DEADLINE: style.Look = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 _ACT: style.Look = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
 _ROUND_END: style.Look = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
 _PATH: style.Look = {"color": style.BLACK, "linewidth": 1.4, "linestyle": "-"}
-_EDGE: style.Look = {"edgecolor": style.GREY, "linewidth": 0.4}  # of pale legend entries
+_EDGE: style.Look = {"edgecolor": style.GREY, "linewidth": 0.4}  # outline of pale legend entries
 _MARKED_OUTCOMES = ("late", "lost", "left", "battery")
 MEANING = {
     "late": "late: ended by the server",
@@ -60,7 +60,7 @@ def draw_timeline(
     devices: int = MOST_LANES,
     order: str = "speed",
 ) -> Figure:
-    """Draw what each device did when, and which work was wasted and why.
+    """Draw the steps of each device over time, and wasted work with its reason.
 
     Args:
         run: the run.
@@ -94,7 +94,7 @@ def draw_timeline(
 
 
 def _number_rounds(lanes: Axes, view: View) -> None:
-    """Write each round's number above the middle of the round."""
+    """Write the index of each round above the middle of the round."""
     if not view.rounds:
         return
     numbers = np.array([entry.number for entry in view.rounds])
@@ -105,7 +105,7 @@ def _number_rounds(lanes: Axes, view: View) -> None:
 
 
 def _describe(view: View) -> str:
-    """The span shown, and how many devices worked in it."""
+    """Return a text on the shown span of time and the count of devices that worked in it."""
     text = f"{show_seconds(view.span)} of simulated time"
     if view.start:
         text += f" from {show_seconds(view.start)} on"
@@ -118,11 +118,11 @@ def _describe(view: View) -> str:
     return text + f"the {view.at_work:,} devices that worked, out of {population:,}"
 
 
-# Lanes: every step, over it what was wasted, and marks.
+# Lanes: steps, wasted steps over them, and marks.
 
 
 def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
-    """Draw the lanes, name them and set the limits; returns the legend's entries."""
+    """Draw the lanes with labels, and set the limits; return the legend's entries."""
     coarse = len(view.devices) <= _MANY_LANES and len(view.rounds) <= _MANY_ROUNDS
     axes.set_ylim(max(len(view.devices), _LEAST_LANES) - 0.5, -0.5)
     axes.set_xlim(view.start / view.unit.size, view.end / view.unit.size)
@@ -162,10 +162,10 @@ def _draw_absences(axes: Axes, view: View) -> list[Artist]:
 
 
 def _draw_wasted_steps(axes: Axes, view: View, colours: Mapping[str, str] | None) -> list[Artist]:
-    """Draw the steps of tasks that failed.
+    """Draw the steps of failed tasks; return the legend's entries.
 
-    With ``colours`` of the kinds of steps, bars are hatched over a pale shade of them; without,
-    all bars of an outcome have the outcome's colour.
+    If ``colours`` (by kind of step) is given, bars are hatched over a pale shade of the kind's
+    colour. Otherwise bars have the colour of the task's outcome.
     """
     handles: list[Artist] = []
     for outcome, meaning in MEANING.items():
@@ -188,9 +188,9 @@ def _draw_wasted_steps(axes: Axes, view: View, colours: Mapping[str, str] | None
 
 
 def _mark_task_ends(axes: Axes, view: View, coarse: bool) -> list[Artist]:
-    """Mark tasks that failed.
+    """Draw marks at the ends of failed tasks; return the legend's entries.
 
-    If not ``coarse``, late tasks have no mark, as the ends of their bars are plain enough.
+    If not ``coarse``, late tasks have no mark.
     """
     most = min(320 / len(view.devices), 1200 / max(1, len(view.rounds)))
     size = float(np.clip(most, 3.0, 8.0))
@@ -216,7 +216,7 @@ def _draw_steps(axes: Axes, view: View, steps: Sequence[StepSpan], **look: Any) 
 def _draw_bars(
     axes: Axes, view: View, spans: Sequence[TimeSpan], *, least: float = 0.0, **look: Any
 ) -> None:
-    """Draw spans as bars in their lanes, of a length of at least ``least`` (s)."""
+    """Draw spans of time as bars in the lanes of their devices, at least ``least`` (s) long."""
     starts = np.array([span.start for span in spans], dtype=float)
     ends = np.array([span.end for span in spans], dtype=float)
     ends = np.maximum(ends, starts + least)
@@ -226,7 +226,7 @@ def _draw_bars(
 
 
 def _name_lanes(axes: Axes, view: View) -> None:
-    """Name the lanes by device and speed: all of few, some of many."""
+    """Label lanes with device and speed: all lanes if there are few, otherwise some."""
     count = len(view.devices)
     few = count <= _MANY_LANES
     speeds = view.history.population["speed"]
@@ -245,7 +245,7 @@ def _name_lanes(axes: Axes, view: View) -> None:
 
 
 def _tint_groups(axes: Axes, view: View) -> list[Artist]:
-    """Tint each lane with the colour of its device's group, under the steps."""
+    """Draw the colour of the device's group as the lane's background; return legend entries."""
     stays = []
     for stay in view.in_lanes(view.activities.stays):
         if stay.end > view.start and stay.start < view.end:
@@ -263,7 +263,7 @@ def _tint_groups(axes: Axes, view: View) -> list[Artist]:
 
 
 def critical_steps(run: RunFolder) -> list[PathStep]:
-    """The steps that the rounds waited for, in order of time."""
+    """Return the steps of the critical paths of all rounds, in order of time."""
     steps: list[PathStep] = []
     for path in CriticalPaths(run).rounds:
         steps += path.steps
@@ -271,9 +271,9 @@ def critical_steps(run: RunFolder) -> list[PathStep]:
 
 
 def _draw_path(axes: Axes, view: View) -> list[Artist]:
-    """Draw a line through the steps that each round waited for.
+    """Draw a line along the critical path of each round; return the legend's entries.
 
-    The line goes on from lane to lane, unless there are too many rounds.
+    The line connects lanes, unless there are too many rounds.
     """
     times = []
     lanes = []
@@ -290,7 +290,7 @@ def _draw_path(axes: Axes, view: View) -> list[Artist]:
     goes_on = np.append(x[1:, 0] == x[:-1, 1], False)
     if len(view.rounds) > _MOST_LINES:
         goes_on[:] = False
-    y[~goes_on, 2] = np.nan  # a gap
+    y[~goes_on, 2] = np.nan  # gap in the line
     outline = [patheffects.withStroke(linewidth=3, foreground="w")]
     axes.plot(
         x.ravel(),
@@ -309,9 +309,10 @@ def _draw_path(axes: Axes, view: View) -> list[Artist]:
 
 
 def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
-    """Draw round ends, deadlines and acts of processes; of many some.
+    """Draw vertical lines at round ends, deadlines and acts of processes; return legend entries.
 
-    A deadline after its round's end has no line, as it would be in the next round.
+    If there are many, only some are drawn. A deadline after the end of its round has no line, as
+    it would be in the next round.
     """
     every = style.step_for(len(view.rounds), _MOST_LINES)
     ends = []

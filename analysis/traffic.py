@@ -79,7 +79,7 @@ def draw_traffic(run: RunFolder) -> Figure:
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
-    """The parts of all messages, one row each.
+    """Return a DataFrame of the parts of all messages, one part per row.
 
     Returns:
         Columns ``end`` (s), ``direction`` (down, up, peer or server), ``purpose``, ``bytes`` and
@@ -108,7 +108,11 @@ def read_parts(run: RunFolder) -> pd.DataFrame:
 
 
 def _useful_tasks(history: History) -> set[int]:
-    """The tasks that are done, trained an epoch if any, and whose update reached the server."""
+    """Return the IDs of useful tasks, whose bytes are not wasted.
+
+    A task is useful if it is done, its training (if any) finished an epoch, and its update was not
+    lost on the way to the server.
+    """
     trained = history.steps.query("step == 'train' and data.notna()")
     idle = set()
     for task, data in zip(trained["task"], trained["data"], strict=True):
@@ -122,7 +126,7 @@ def _useful_tasks(history: History) -> set[int]:
 
 
 def _colours(parts: pd.DataFrame) -> dict[_Kind, str]:
-    """The colour of each kind of traffic: by direction, the largest first."""
+    """Return the colour of each kind of traffic, (direction, purpose), in order of bytes."""
     sums = parts.groupby(["direction", "purpose"])["bytes"].sum()
     sums = sums.sort_values(ascending=False, kind="stable")
     colours = {}
@@ -139,7 +143,7 @@ def _label(kind: _Kind) -> str:
 
 
 def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:
-    """Draw stacked areas: the useful bytes of each kind, and the wasted ones on top."""
+    """Draw stacked areas of bytes over time: the useful bytes of each kind, then wasted bytes."""
     end = float(parts["end"].max())
     time = style.unit_for(end, style.TIMES)
     size = style.unit_for(float(parts["bytes"].sum()), style.BYTES)
@@ -190,16 +194,16 @@ def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) ->
 
 
 def _amount(total: float, wasted: float) -> str:
-    """Total and the share that was wasted: ``"1.14 MB, 2.0% wasted"``."""
+    """Format bytes and their wasted share: ``"1.14 MB, 2.0% wasted"``."""
     text = show_bytes(total)
     if wasted:
         text += f", {wasted / total:.1%} wasted"
     return text
 
 
-# Purposes, of several runs: as bytes really moved, and as the papers count them.
+# Purposes of several runs, by all bytes moved and by the bytes that papers count.
 
-# what nearly every strategy sends looks the same in every picture
+# colours of purposes that nearly every strategy has, the same in every picture
 _FIXED = {"model": style.SKY, "update": style.BLUE}
 _OTHERS = (
     style.GREEN,
@@ -240,7 +244,7 @@ def draw_purposes_compared(
         raise style.NothingToDrawError(
             "none of these runs moved any bytes, so there is no traffic to draw"
         )
-    colours = _colours_of_purposes(pd.DataFrame([seeds.mean() for seeds in tables]))
+    colours = _choose_purpose_colours(pd.DataFrame([seeds.mean() for seeds in tables]))
     unit = style.unit_for(most, style.BYTES)
     figure = Figure(figsize=(style.WIDTH_IN, 2.6 + 0.5 * len(series)))
     strict, paper = figure.subplots(1, 2, sharey=True, sharex=True)
@@ -256,15 +260,15 @@ def draw_purposes_compared(
         panel.set_xlabel(f"moved in total, down and up ({unit.name})")
         panel.xaxis.set_major_locator(MaxNLocator(nbins=7))
     name_bars(strict, [line.label for line in series])
-    strict.set_xlim(0, most / unit.size * 1.22)  # room for what is written beside the bars
+    strict.set_xlim(0, most / unit.size * 1.22)  # room for text beside the bars
     handles = []
     for purpose, colour in colours.items():
         handles.append(Patch(facecolor=colour, label=style.short(purpose, 24)))
     return style.finished(figure, runs, handles)
 
 
-def _colours_of_purposes(means: pd.DataFrame) -> dict[str, str]:
-    """The colour of each purpose: first models and updates, then further purposes by size."""
+def _choose_purpose_colours(means: pd.DataFrame) -> dict[str, str]:
+    """Return the colour of each purpose: models and updates first, then further purposes by size."""
     sums = means.sum().sort_values(ascending=False, kind="stable")
     further = [str(purpose) for purpose in sums.index if purpose not in _FIXED]
     colours = _FIXED | dict(zip(further, cycle(_OTHERS), strict=False))

@@ -15,14 +15,14 @@ from fedsim.lab.reading.history import History
 ORDERS = {"speed": "fastest on top", "first": "first at work on top", "number": "by number"}
 Interval = tuple[float, float]
 
-MOST_LANES = 1500  # more would be thinner than a pixel
+MOST_LANES = 1500  # most lanes; more would be thinner than a pixel
 _GAPPED_LANES = 150
 
 DeviceSpan = TypeVar("DeviceSpan", bound=TimeSpan)
 
 
 class View:
-    """The part of a run within a span of time, with lanes for the devices that worked in it.
+    """Part of a run within a span of time, with a lane for each device that worked in it.
 
     If availability is known of some devices only, further devices have no lane. Records at the span's
     start belong to the time before it.
@@ -34,14 +34,15 @@ class View:
         order: ``speed``, ``first`` or ``number``, as in ``draw_timeline``.
 
     Attributes:
-        activities: everything that happened in the run, within the span or not.
+        activities: activities of the whole run, within the span or not.
         devices: the devices shown, from the top lane down.
-        lanes: the lane of each device shown, 0 at the top.
-        at_work: the number of devices that worked within the span, shown or not.
-        steps: steps of these devices that overlap the span.
-        task_ends: marks of the tasks of these devices that ended within the span.
-        presence: stretches in which these devices were present.
-        absences: stretches in which they could not be reached; None if availability is unknown.
+        lanes: index of the lane by shown device, 0 at the top.
+        at_work: count of devices that worked within the span, shown or not.
+        steps: steps of the shown devices that overlap the span.
+        task_ends: marks of tasks of the shown devices that ended within the span.
+        presence: spans of time in which the shown devices were present.
+        absences: spans of time in which the shown devices could not be reached; None if
+            availability is unknown.
         rounds: rounds that ended within the span.
         act_times: times within the span at which processes of the world acted (s).
 
@@ -67,7 +68,7 @@ class View:
         self.end = end
         self.span = end - start
         self.order = order
-        # what ends at the very beginning of the run belongs to it
+        # a span from time 0 includes steps that end at time 0
         self._since = start if start > 0 else -np.inf
 
         steps = [
@@ -98,7 +99,7 @@ class View:
         self.act_times = [time for time in self.activities.act_times if self._includes(time)]
 
     def in_lanes(self, spans: Sequence[DeviceSpan]) -> list[DeviceSpan]:
-        """The spans of the devices shown."""
+        """Return the spans that belong to a shown device."""
         return [span for span in spans if span.device in self.lanes]
 
     def _includes(self, time: float) -> bool:
@@ -128,7 +129,7 @@ def _check_options(start: float, end: float, most: int, order: str) -> None:
 
 
 def _order_devices(steps: Sequence[StepSpan], history: History, order: str) -> Ints:
-    """The devices of these steps, int64 [n], from the top lane down."""
+    """Return the devices of ``steps`` in the given order, from the top lane down, int64 [n]."""
     first_starts: dict[int, float] = {}
     for step in steps:
         first_starts[step.device] = min(step.start, first_starts.get(step.device, np.inf))
@@ -143,15 +144,15 @@ def _order_devices(steps: Sequence[StepSpan], history: History, order: str) -> I
 
 
 def span_of_rounds(history: History, first: int, stop: int) -> Interval:
-    """The simulated time of rounds ``first`` to ``stop - 1``, numbered from 0 (s).
+    """Return start and end (simulated s) of the rounds ``first`` to ``stop - 1``.
 
     Args:
         history: the run's records.
-        first: the first round.
-        stop: the round after the last one.
+        first: index of the first round, from 0.
+        stop: index of the round after the last round.
 
     Raises:
-        PictureError: the run has none of these rounds.
+        PictureError: no round of the run is within ``first`` and ``stop - 1``.
     """
     numbers = history.rounds["round"]
     ends = history.rounds["end"]

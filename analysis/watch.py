@@ -27,10 +27,10 @@ from fedsim.records.folder import SUMMARY
 from fedsim.records.live import LIVE
 
 HOST = "127.0.0.1"
-_LOOK_S = 1.0  # between two looks at the folders
-_LAST_S = 5.0  # open pages ask every two seconds
-_SILENT_S = 10.0  # after which a connection that sends nothing is closed
-_MOST_CONNECTIONS = 32  # at a time; another one ends the oldest
+_LOOK_S = 1.0  # time between two checks of the folders (s)
+_LAST_S = 5.0  # time of the last report (s); open pages poll every two seconds
+_SILENT_S = 10.0  # time after which a silent connection is closed (s)
+_MOST_CONNECTIONS = 32  # most open connections; one more ends the oldest
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -48,7 +48,7 @@ _HEADERS = {
 
 
 class PageState(TypedDict):
-    """Facts for the page around a growing report; ``says`` is a line to show."""
+    """State of a growing report for the surrounding page; ``says`` is a line of text to show."""
 
     version: int
     says: str
@@ -56,11 +56,12 @@ class PageState(TypedDict):
 
 
 class Growing:
-    """The newest report of folders of runs or studies, which may not exist yet.
+    """Report of growing runs or studies, rebuilt when they change. Folders need not exist yet.
 
     Attributes:
-        page: the report as HTML, empty at first.
-        state: for the surrounding page: ``version``, ``title``, and ``says``, a line to show.
+        page: the newest report as HTML, empty at first.
+        state: state for the surrounding page: ``version``, ``title``, and ``says``, a line of text
+            to show.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -73,7 +74,7 @@ class Growing:
         }
 
     def look(self) -> bool:
-        """Rebuild the report if a run has changed; returns whether the report is new."""
+        """Rebuild the report if a run has changed; return whether it was rebuilt."""
         stamps = self._stamps()
         if not stamps or stamps == self._last_stamps:
             return False
@@ -81,7 +82,7 @@ class Growing:
             subject = gather(self._paths)
             self.page = build(subject, live=True)
         except (FedsimError, OSError) as error:
-            # a run was just replacing or removing a file: the next look tries again
+            # a run was replacing or removing a file; the next call tries again
             self.state = {**self.state, "says": str(error)}
             return False
         self._last_stamps = stamps
@@ -98,19 +99,19 @@ class Growing:
         return True
 
     def _stamps(self) -> list[tuple[str, int]]:
-        """The time of each run's last summary."""
+        """Return the path and modification time (ns) of each run's newest summary."""
         patterns = (SUMMARY, f"{LIVE}/{SUMMARY}", f"runs/*/seed-*/{SUMMARY}")
         stamps = []
         for path in self._paths:
             for pattern in patterns:
                 for summary in sorted(path.glob(pattern)):
-                    with suppress(OSError):  # it was removed meanwhile
+                    with suppress(OSError):  # the file has been removed
                         stamps.append((str(summary), summary.stat().st_mtime_ns))
         return stamps
 
 
 class _BoundedServer(ThreadingHTTPServer):
-    """A server with a limited number of open connections; a further one ends the oldest."""
+    """HTTP server with a limit of open connections; a connection beyond it ends the oldest."""
 
     def __init__(self, *args: Any) -> None:
         self._connections: deque[Any] = deque()
@@ -119,48 +120,48 @@ class _BoundedServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         self._connections.append(request)
         if len(self._connections) > _MOST_CONNECTIONS:
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # the connection has just ended
                 self._connections.popleft().shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def close_request(self, request: Any) -> None:
-        with suppress(ValueError):  # a newer connection has ended it
+        with suppress(ValueError):  # a newer connection has ended this one
             self._connections.remove(request)
         super().close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore the error: a browser may leave in the middle of an answer."""
+        """Ignore the error, since a browser may disconnect in the middle of a response."""
 
 
 def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the growing report on the loopback address.
+    """Return an HTTP server of the growing report on the loopback address.
 
-    At most 32 connections are open at a time; a further one ends the oldest. A connection that is
-    silent for 10 s is closed.
+    At most 32 connections are open; a connection beyond them ends the oldest. A connection that
+    sends nothing for 10 s is closed.
 
     Args:
         growing: the report.
-        port: the port; 0 for any free one.
+        port: port to serve at; 0 for any free port.
 
     Raises:
         FedsimError: the port cannot be used.
     """
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers with the page around the report, the report, and its state."""
+        """Request handler that sends the surrounding page, the report, and the report's state."""
 
         timeout = _SILENT_S
         server_version = "fedsim"
         sys_version = ""
 
         def end_headers(self) -> None:
-            """Forbid other pages to frame or read an answer, errors included."""
+            """Add headers that forbid other sites to frame or read a response, including errors."""
             for name, value in _HEADERS.items():
                 self.send_header(name, value)
             super().end_headers()
 
         def do_GET(self) -> None:
-            """Answer requests for this machine's own names only, against DNS rebinding."""
+            """Answer only requests to a loopback host name, as a protection against DNS rebinding."""
             answers = {
                 "/": ("text/html; charset=utf-8", asset("watch.html")),
                 "/report": ("text/html; charset=utf-8", growing.page),
@@ -194,13 +195,13 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
 def watch(
     paths: Sequence[Path], announce: Callable[[str], None], over: threading.Event, port: int = 0
 ) -> None:
-    """Serve the growing report of folders, and the last report for a few seconds more.
+    """Serve the growing report of folders until ``over`` is set, and then for a few seconds more.
 
     Args:
-        paths: the folders.
-        announce: called with the address.
-        over: ends the watch when it is set.
-        port: the port; 0 for any free one.
+        paths: folders of runs or studies.
+        announce: called with the address of the report.
+        over: event that ends the server.
+        port: port to serve at; 0 for any free port.
 
     Raises:
         FedsimError: the port cannot be used.
@@ -218,13 +219,13 @@ def watch(
 
 @contextmanager
 def watching(path: Path, port: int = 0) -> Iterator[None]:
-    """Serve the report of this process's run from another process, which ends with this one.
+    """Serve the report of this process's run from a child process, which ends with this process.
 
     Args:
         path: the run's folder.
-        port: the port to serve at; 0 for any that is free.
+        port: port to serve at; 0 for any free port.
     """
-    # leaving it closes the pipe
+    # the end of the context closes the pipe, which ends the child process
     with start("fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE):
         yield
 

@@ -1,7 +1,7 @@
-"""The answer of a comparison: sentences and pictures in HTML alone, which fit any width.
+"""The answer of a comparison as HTML: sentences and drawings that fit any width.
 
-A ranking is a table with a drawn column of dots and intervals, a heat map a table with shaded
-cells, a Pareto front a numbered drawing with names below. All can be read aloud.
+A ranking is a table with a drawn column of dots and intervals. A heat map is a table with shaded
+cells. A Pareto front is a numbered drawing with names below. Screen readers can read all of them.
 """
 
 import math
@@ -18,16 +18,16 @@ from fedsim.lab.compare.measures import Measure
 from fedsim.lab.compare.ranking import RankedLine, Ranking
 
 _MOST_WORLDS = 6
-_MOST_APART = 12  # values further apart than this factor do not fit on one linear axis
-_DOTS_WIDTH = 1000  # of the drawn column
+_MOST_APART = 12  # ratio of values above which an axis is logarithmic
+_DOTS_WIDTH = 1000  # width of the drawn column (units of the drawing)
 
 
 def answers(worlds: Sequence[WorldAnswer], colours: dict[int, str]) -> Iterator[Markup]:
-    """Text and plots of each world's answer.
+    """Yield text and drawings of the answer for each world.
 
     Args:
-        worlds: the answers; those after the sixth are only counted.
-        colours: the colour of each line, by its place.
+        worlds: the answers, of which the first six are shown. Further answers are only counted.
+        colours: colour of each line by its place.
     """
     for answer in worlds[:_MOST_WORLDS]:
         yield from _answer(answer, colours)
@@ -64,7 +64,7 @@ def _answer(answer: WorldAnswer, colours: dict[int, str]) -> Iterator[Markup]:
 
 
 def _sentences(answer: WorldAnswer, goal: Ranking) -> Markup:
-    """The sentences on the goal; the first is strong if it is sure."""
+    """Return a paragraph on the goal; its first sentence is strong if the lead is certain."""
     first, *rest = goal.sentences
     best: str = answer.to(goal) + first
     if goal.is_sure:
@@ -77,7 +77,7 @@ def _side_by_side(plots: Sequence[Markup]) -> Markup:
 
 
 def _best_figures(answer: WorldAnswer, goal: Ranking) -> Markup:
-    """The best line by the goal, and its other costs."""
+    """Return headline figures: the best line by the goal, and its costs."""
     best = goal.whole[0]
     remark = ""
     if goal.alike:
@@ -95,7 +95,10 @@ def _best_figures(answer: WorldAnswer, goal: Ranking) -> Markup:
 
 
 def _cheapest(answer: WorldAnswer, goal: Ranking, measure: Measure) -> RankedLine | None:
-    """The best line by a measure other than the goal's; None if no line is ranked by it."""
+    """Return the best line by ``measure``.
+
+    None if ``measure`` is the goal, or if no line is ranked by it.
+    """
     if measure == goal.measure:
         return None
     for ranking in answer.rankings:
@@ -105,10 +108,10 @@ def _cheapest(answer: WorldAnswer, goal: Ranking, measure: Measure) -> RankedLin
 
 
 def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
-    """Headline figures.
+    """Return a list of headline figures as HTML.
 
     Args:
-        figures: name, figure and remark of each.
+        figures: name, formatted value and remark of each figure.
     """
     entries = []
     for name, figure, remark in figures:
@@ -154,7 +157,7 @@ def _ranking_row(line: RankedLine, ranking: Ranking, axis: Axis, colour: str) ->
 
 
 def _choose_axis(lines: Sequence[RankedLine], ranking: Ranking) -> Axis:
-    """An axis for the values of all runs: logarithmic for costs that are far apart."""
+    """Return an axis for the values of all runs. It is logarithmic if costs are far apart."""
     values: list[float] = []
     for line in lines:
         values += line.values.values()
@@ -171,7 +174,7 @@ def _choose_axis(lines: Sequence[RankedLine], ranking: Ranking) -> Axis:
 
 
 def _draw_dots(line: RankedLine, axis: Axis, most: float, colour: str) -> Markup:
-    """A dot at the mean, a small tick per seed, and a line for the interval.
+    """Draw a dot at the mean, a small tick per seed, and a line for the interval.
 
     The interval ends at ``most``, with an arrow if it exceeds the axis.
     """

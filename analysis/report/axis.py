@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from ``low`` to ``high``; both are positive if the axis is logarithmic."""
+    """Axis from ``low`` to ``high``, which are both positive if the axis is logarithmic."""
 
     low: float
     high: float
     is_log: bool
 
     def share(self, value: float) -> float:
-        """The place of a value, 0 at the low end and 1 at the high one; 0.5 if both are equal."""
+        """Return the position of a value: 0 at ``low``, 1 at ``high``; 0.5 if both are equal."""
         low, high = self.low, self.high
         if self.is_log:
             value, low, high = math.log(value), math.log(low), math.log(high)
@@ -22,5 +22,5 @@ class Axis:
         return (value - low) / (high - low)
 
     def clipped_share(self, value: float) -> float:
-        """The place of a value; values beyond the axis are at its ends."""
+        """Return the position of a value (0..1); values beyond an end are at that end."""
         return self.share(min(max(value, self.low), self.high))

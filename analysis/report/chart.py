@@ -1,9 +1,9 @@
-"""Accuracy against time, bytes and rounds as lines that a reader can hide and zoom.
+"""Interactive chart of accuracy against time, bytes and rounds. Readers hide lines and zoom.
 
 ``chart.js`` draws the lines.
 
-uPlot (MIT, 51 kB) is in the page: of the libraries it is the smallest that has bands, dashes and
-a cursor, and loads nothing.
+The page contains uPlot (MIT, 51 kB), the smallest library that has bands, dashes and a cursor and
+that loads nothing.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from fedsim.analysis.series import Series
 from fedsim.common.arrays import AnyArray
 from fedsim.records.reading import RunFolder
 
-AT_ONCE = 8  # lines; the others are a click away
-_POINTS = 120  # of a line in the chart
-_TABLE_POINTS = 5  # of a line in the table
+AT_ONCE = 8  # most lines that are visible at first
+_POINTS = 120  # points per line in the chart
+_TABLE_POINTS = 5  # values per line in the table
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}
 _HINT = (
     "Lines are means over seeds, bands go from the lowest to the highest of them; a line ends "
@@ -33,7 +33,7 @@ _HINT = (
 
 
 class _ChartLine(TypedDict):
-    """The name of a line and its look, for ``chart.js``."""
+    """Name and look of a line, for ``chart.js``."""
 
     name: str
     colour: str
@@ -41,10 +41,10 @@ class _ChartLine(TypedDict):
 
 
 def chart(series: Sequence[Series]) -> list[Markup]:
-    """The chart of all series, and its table; only the first eight lines are visible at first.
+    """Return the chart of all series with its table. At first, eight lines are visible.
 
     Returns:
-        Heading, figure and table; nothing if nothing was evaluated.
+        Heading, figure and table; empty if no round was evaluated.
     """
     runs: list[RunFolder] = []
     for line in series:
@@ -71,15 +71,19 @@ def chart(series: Sequence[Series]) -> list[Markup]:
 def _columns(
     place: int, axis: CurveAxis, curves: Sequence[Sequence[pd.DataFrame]]
 ) -> dict[str, AnyArray]:
-    """The points of all lines against one axis, float32 [_POINTS], line by line."""
+    """Return the points of all lines against one axis, for ``chart.js``.
+
+    The array of horizontal positions is float32 [_POINTS]. The arrays of mean, low and high are
+    float32 [lines * _POINTS], line by line.
+    """
     bands = [band(curve, axis.column) for curve in curves]
     end = max(float(line["at"].max()) for line in bands if len(line))
     grid = np.linspace(0.0, end, _POINTS)
     columns: dict[str, AnyArray] = {f"x{place}": (grid / axis.unit).astype(np.float32)}
-    # one point of NaN for a line without points
+    # a line without points gets one NaN point
     lines = [line if len(line) else line.reindex([0]) for line in bands]
     for part in ("mean", "low", "high"):
-        # NaN outside of the line's range
+        # values outside of the line's range are NaN
         values = [
             np.interp(grid, line["at"], line[part], left=np.nan, right=np.nan) for line in lines
         ]
@@ -93,7 +97,7 @@ def _figure(
     axes: Sequence[CurveAxis],
     columns: dict[str, AnyArray],
 ) -> Markup:
-    """Controls, key and stage of the chart, and its data."""
+    """Return the chart: controls, legend, drawing area and data."""
     lines: list[_ChartLine] = []
     for line in series:
         look = style.line_of(line.number, 2.0)
@@ -126,7 +130,7 @@ def _figure(
 def _table(
     name: str, series: Sequence[Series], time: CurveAxis, columns: dict[str, AnyArray]
 ) -> Markup:
-    """The mean of each line at some times."""
+    """Return a table of the mean of each line at some times."""
     points = np.linspace(0, _POINTS - 1, _TABLE_POINTS + 1, dtype=int)[1:]
     means = columns["mean0"].reshape(-1, _POINTS)[:, points]
     rows = []
@@ -139,7 +143,7 @@ def _table(
 
 
 def _button(place: int, line: _ChartLine) -> Markup:
-    """The button that hides or shows a line, with the line's look."""
+    """Return a button that hides or shows a line, drawn in the look of the line."""
     dash = " ".join(map(str, line["dash"])) or None
     swatch = el(
         "line",

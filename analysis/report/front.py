@@ -1,4 +1,4 @@
-"""A Pareto front as a numbered drawing, with the names of its cells below."""
+"""Drawing of a Pareto front with numbered cells, and the names of the cells below."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from fedsim.lab.compare.explore import CostPoint, ParetoFront
 _WIDTH = 400
 _HEIGHT = 240
 _EDGE = 10
-_ROOM = 22  # above and below the drawing, for words
+_ROOM = 22  # height above and below the drawing for texts
 _BOTTOM = _HEIGHT - _ROOM
-_MIDDLE_OF_NUMBER = (3, -4)  # from the corner at which a number's text starts
-# corners for a number, from the middle of its dot
+_MIDDLE_OF_NUMBER = (3, -4)  # offset of a number's middle from the start of its text
+# offsets of a number's text from the middle of its dot, one per corner
 _CORNERS = ((7, -5), (7, 12), (-13, -5), (-13, 12), (-3, -9), (-3, 18))
 _LONGEST_NAME = 160
 
@@ -21,11 +21,11 @@ _Corner = tuple[float, float]
 
 
 def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
-    """Draw cells by two costs: the front joined and numbered, the runners-up numbered.
+    """Draw cells by two costs; cells of the front and runners-up have numbers.
 
     Args:
-        front: the cells.
-        colours: the colour of each line, by its place.
+        front: the Pareto front with all cells.
+        colours: colour of each line by its place.
     """
     x_axis = _axis([point.first for point in front.points])
     y_axis = _axis([point.second for point in front.points])
@@ -73,14 +73,14 @@ def _axis(costs: Sequence[float]) -> Axis:
 
 
 def _steps(places: Sequence[_Corner]) -> Markup:
-    """A line of steps through the cells of the front."""
+    """Return a line of steps through the cells of the front."""
     x, y = places[0]
     steps = " ".join(f"H{x} V{y}" for x, y in places[1:])
     return el("path", d=f"M{x} {y} {steps}", class_="step")
 
 
 def _numbers(places: Sequence[_Corner], dots: Sequence[_Corner]) -> list[Markup]:
-    """Numbers beside their dots, each at the corner with the most room."""
+    """Return the number of each dot as a text, at the corner of the dot with the most room."""
     occupied = [*dots]
     numbers = []
     for number, (x, y) in enumerate(places, start=1):
@@ -97,7 +97,7 @@ def _middle(corner: _Corner) -> _Corner:
 
 
 def _room_at(corner: _Corner, occupied: Sequence[_Corner]) -> float:
-    """Distance of a number at this corner from the nearest thing, at most 5."""
+    """Return the distance of a number at ``corner`` from the nearest dot or number, at most 5."""
     middle = _middle(corner)
     return min(5.0, *(math.dist(middle, place) - 6 for place in occupied))
 

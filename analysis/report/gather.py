@@ -1,4 +1,4 @@
-"""The runs and studies of a report, and which of many runs are shown in detail."""
+"""Gathering of the runs and studies of a report, and the choice of runs to show in detail."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from fedsim.lab.compare.table import Comparison
 from fedsim.lab.reading.study_folder import is_study, read_index
 from fedsim.records.reading import RunFolder
 
-MOST_SHOWN = 6  # each has a timeline, and tables of its rounds and devices, and can be chosen
-MOST_DRAWN = 2  # each has several pictures as well, which take a second or two
+MOST_SHOWN = 6  # most runs with a timeline, and tables of rounds and devices
+MOST_DRAWN = 2  # most runs with pictures, which take a second or two each
 
 
 class DetailedRun(NamedTuple):
-    """A run that is shown in detail, with its name for the page and its line of the comparison."""
+    """Run that is shown in detail, with its name on the page and its line of the comparison."""
 
     run: RunFolder
     name: str
@@ -30,17 +30,17 @@ class DetailedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of a report: the runs, and their comparison.
+    """Subject of a report: the runs, and their comparison.
 
     Attributes:
-        comparison: the comparison of the lines.
-        names: the names of the lines.
-        order: the places of the lines, the best first; in their own order if nothing ranks them.
-        runs: the runs of all lines.
-        detailed: the runs to choose from on the page: the first of each line, the best line first,
-            then the second of each, and so on.
-        title: the name of the whole.
-        about: the studies' descriptions.
+        comparison: comparison of the lines.
+        names: names of the lines.
+        order: places of the lines, the best first; unranked lines keep their order.
+        runs: runs of all lines.
+        detailed: runs that the page shows in detail: the first run of each line, the best line
+            first, then the second run of each line, and so on.
+        title: title of the report.
+        about: descriptions of the studies.
     """
 
     comparison: Comparison
@@ -53,12 +53,12 @@ class Subject:
 
     @property
     def lines(self) -> tuple[ComparedLine, ...]:
-        """The compared lines, with all runs."""
+        """Lines of the comparison, with all their runs."""
         return self.comparison.lines.lines
 
     @property
     def series(self) -> list[Series]:
-        """The lines with runs, as series of all seeds, the best first with the clearest looks."""
+        """Lines that have runs as series over seeds, the best first, with the clearest looks."""
         series = []
         for rank, place in enumerate(self.order):
             runs = self.lines[place].runs
@@ -67,7 +67,7 @@ class Subject:
         return series
 
     def alone(self, most: int) -> list[Series]:
-        """The first ``most`` shown runs, one series each, with the looks of their lines."""
+        """Return a series for each of the first ``most`` detailed runs, with the look of its line."""
         ranks = {id(self.lines[place]): rank for rank, place in enumerate(self.order)}
         series = []
         for entry in self.detailed[:most]:
@@ -77,7 +77,7 @@ class Subject:
 
 
 def gather(paths: Sequence[str | Path]) -> Subject:
-    """Find the runs of a report.
+    """Read the runs of a report, and compare them.
 
     Args:
         paths: folders of runs and studies.
@@ -106,7 +106,7 @@ def gather(paths: Sequence[str | Path]) -> Subject:
 
 
 def _order_lines(comparison: Comparison) -> tuple[int, ...]:
-    """The places of all lines: ranked lines first, with the best on top, then unranked lines."""
+    """Return the places of all lines: ranked lines, the best first, then unranked lines."""
     lines = comparison.lines
     order: list[int] = []
     if not lines.are_runs:
@@ -119,7 +119,7 @@ def _order_lines(comparison: Comparison) -> tuple[int, ...]:
 def _choose_runs(
     lines: Sequence[ComparedLine], names: Sequence[str], order: Sequence[int]
 ) -> tuple[DetailedRun, ...]:
-    """The first run of each line in this order, then the second of each, and so on."""
+    """Choose runs to show: the first run of each line in ``order``, then the second, and so on."""
     selection = []
     for runs in zip_longest(*(lines[place].runs for place in order)):
         for run, place in zip(runs, order, strict=True):
@@ -134,7 +134,7 @@ def _choose_runs(
 
 
 def _title(studies: Sequence[Path], runs: Sequence[RunFolder]) -> str:
-    """The name of the first study or, without studies, of the first scenario."""
+    """Return the title of a report: the name of the first study, or of the first scenario."""
     titles = [plain(title_of(path), 80) for path in studies]
     if not titles:
         titles = [*dict.fromkeys(plain(run.summary["name"], 80) for run in runs)]

@@ -1,4 +1,4 @@
-"""HTML: every text is escaped unless it is ``Markup``."""
+"""Building of HTML. Every text is escaped unless it is ``Markup``."""
 
 import base64
 import html
@@ -12,29 +12,29 @@ import numpy as np
 from fedsim.common.arrays import AnyArray
 from fedsim.common.harmless import clean, harmless
 
-_LONGEST = 200  # of a name or another text from a scenario; the middle of longer ones is left out
+_LONGEST = 200  # most characters of a text from a scenario; the middle of longer texts is left out
 
 
 class Markup(str):
-    """HTML, which is not escaped again."""
+    """HTML text, which is not escaped again."""
 
     __slots__ = ()
 
 
 def asset(name: str) -> Markup:
-    """The text of a file in ``assets``."""
+    """Return the text of a file in the folder ``assets``, without escaping."""
     packaged = resources.files("fedsim.analysis.report").joinpath("assets", name)
     return Markup(packaged.read_text(encoding="utf-8").rstrip("\n"))
 
 
 def el(tag: str, *children: str | None, **attributes: object) -> Markup:
-    """An element.
+    """Return an HTML element.
 
     Args:
-        tag: its tag.
-        children: its content; texts are escaped, None is left out.
-        attributes: its attributes. Names lose a closing underscore and have hyphens for the
-            others (``class_``, ``aria_label``). True gives an attribute without a value; None
+        tag: tag of the element.
+        children: content of the element. Texts are escaped, and None is left out.
+        attributes: attributes of the element. A trailing underscore of a name is removed, and
+            other underscores become hyphens (``class_``, ``aria_label``). True gives an attribute without a value; None
             and False leave the attribute out.
     """
     opening = f"<{tag}"
@@ -51,7 +51,7 @@ def el(tag: str, *children: str | None, **attributes: object) -> Markup:
 
 
 def join(*children: str | None) -> Markup:
-    """Children one after the other; texts are escaped, None is left out."""
+    """Concatenate children. Texts are escaped, and None is left out."""
     texts = []
     for child in children:
         if child is not None:
@@ -60,12 +60,12 @@ def join(*children: str | None) -> Markup:
 
 
 def _escape(text: str) -> str:
-    """A text for HTML, in which no character changes the order or the looks of others."""
+    """Escape a text for HTML, and replace characters that change the order or look of others."""
     return html.escape(harmless(text))
 
 
 def plain(text: object, most: int = _LONGEST) -> str:
-    """A text from a scenario as one line of at most ``most`` printable characters.
+    """Convert a value of a scenario to one line of at most ``most`` printable characters.
 
     The middle of a longer text is left out.
 
@@ -77,11 +77,11 @@ def plain(text: object, most: int = _LONGEST) -> str:
 
 
 def data_block(name: str, value: object) -> Markup:
-    """A value for the page's scripts, as JSON that no text in it can end early.
+    """Return a ``script`` element with a value as JSON, for the page's scripts.
 
     Args:
-        name: the id of the block's element.
-        value: a value that JSON can hold.
+        name: id of the element.
+        value: value that JSON can represent; no text in it can end the element early.
     """
     text = json.dumps(harmless(value), separators=(",", ":"), allow_nan=False)
     text = text.replace("<", "\\u003c")
@@ -89,9 +89,9 @@ def data_block(name: str, value: object) -> Markup:
 
 
 def pack(columns: Mapping[str, AnyArray]) -> dict[str, object]:
-    """Arrays as a value for JSON, which ``columns.js`` unpacks.
+    """Pack arrays into a JSON value, which ``columns.js`` unpacks.
 
-    A column of n numbers of k bytes is written as n first bytes, n second bytes and so on.
+    A column of n values of k bytes is written as n first bytes, n second bytes and so on.
 
     Args:
         columns: arrays of one dimension, by name.
@@ -111,5 +111,5 @@ def pack(columns: Mapping[str, AnyArray]) -> dict[str, object]:
 
 
 def deflated(content: bytes) -> str:
-    """Bytes deflated, in base64 (``columns.js`` inflates them)."""
+    """Compress bytes by deflate, and encode them in base64; ``columns.js`` inflates them."""
     return base64.b64encode(zlib.compress(content, 9)).decode("ascii")

@@ -1,4 +1,4 @@
-"""The report as one self-contained page: findings, parts in their order, and the HTML frame."""
+"""The report as one self-contained HTML page: findings, parts, and the frame of the page."""
 
 import base64
 import hashlib
@@ -23,7 +23,7 @@ from fedsim.version import __version__
 from fedsim.world.meters.energy import PHASES
 
 ENDINGS = (".html", ".htm")
-_LONGEST = 100  # of the part of a file name that comes from a folder's
+_LONGEST = 100  # greatest length of the folder's name in the report's file name
 SCRIPTS = (
     "clock",
     "columns",
@@ -62,7 +62,7 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
             f"--out is {str(target)!r}; allowed is a file whose name ends in {' or '.join(ENDINGS)}"
         )
     refuse_within_run(target)
-    if target.is_dir():  # before the work of drawing
+    if target.is_dir():  # checked before the pictures are drawn
         raise RunFolderError(f"--out {str(target)!r} is a folder; give a file")
     text = build(gather(folders))
     with writing(target) as beside:
@@ -71,7 +71,7 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
 
 
 def default_out(folder: Path) -> Path:
-    """The default file: beside a folder, named after it by letters, digits and ``-_.`` alone."""
+    """Return the default path of a report: beside a folder, with a name made from the folder's."""
     path = folder.resolve()
     name = style.as_file_name(path.name)[:_LONGEST].lstrip("-.")
     if not name:
@@ -80,11 +80,11 @@ def default_out(folder: Path) -> Path:
 
 
 def build(subject: Subject, *, live: bool = False) -> str:
-    """The page as HTML.
+    """Build the page as HTML.
 
     Args:
         subject: the runs of the report.
-        live: mark the title, for runs that may go on.
+        live: whether runs may still go on; the title then says so.
     """
     several = len(subject.runs) > 1
     parts: list[Markup] = []
@@ -107,7 +107,10 @@ def build(subject: Subject, *, live: bool = False) -> str:
 
 
 def _frame(title: str, body: Markup) -> str:
-    """The whole page: scripts, style sheets, and a policy that lets the page load nothing."""
+    """Return the whole page with scripts and style sheets.
+
+    Its content security policy forbids it to load anything.
+    """
     script_names = [*SCRIPTS]
     sheet_names = ["report.css"]
     if 'class="chart"' in body:
@@ -137,17 +140,17 @@ def _frame(title: str, body: Markup) -> str:
 
 
 def _digest(text: str) -> str:
-    """The SHA-256 digest of a text, in base64."""
+    """Return the SHA-256 digest of a text, in base64."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _header(subject: Subject, several: bool) -> Markup:
-    findings = _findings_of_several(subject) if several else _findings_of_run(subject.runs[0])
+    findings = _find_in_comparison(subject) if several else _find_in_run(subject.runs[0])
     entries = []
     for text, anchor in findings[:_MOST]:
         entries.append(el("li", el("a", text, href=f"#{anchor}")))
     links = []
-    for anchor, text in _parts_of_page(subject, several):
+    for anchor, text in _list_parts(subject, several):
         links.append(el("li", el("a", text, href=f"#{anchor}")))
     heading = el("h1", subject.title)
     return join(
@@ -158,11 +161,11 @@ def _header(subject: Subject, several: bool) -> Markup:
 
 
 def _about(subject: Subject, several: bool) -> str:
-    """The strategies and the number of runs, or the seed of the only one."""
+    """Return a text with the strategies, and the count of runs or the seed of a single run."""
     names = []
     for kind in dict.fromkeys(str(run.summary["strategy"]) for run in subject.runs):
         name = strategy_name(kind)
-        if not name:  # the user's own, by its class
+        if not name:  # a strategy of the user has the name of its class
             name = plain(kind.rpartition(":")[2], 60)
         names.append(name)
     strategies = ", ".join(names)
@@ -175,8 +178,8 @@ def _about(subject: Subject, several: bool) -> str:
     return f"{number}: {strategies}"
 
 
-def _parts_of_page(subject: Subject, several: bool) -> list[tuple[str, str]]:
-    """Anchor and name of each part."""
+def _list_parts(subject: Subject, several: bool) -> list[tuple[str, str]]:
+    """Return anchor and name of each part of the page."""
     parts = [("summary", "In short")]
     if several:
         parts += [("pictures", "Pictures"), ("scenario", "Scenario"), ("tables", "Tables")]
@@ -188,16 +191,16 @@ def _parts_of_page(subject: Subject, several: bool) -> list[tuple[str, str]]:
     return parts
 
 
-# Findings: one sentence each, with the anchor of the part of the page that shows it. They are its
+# Findings: sentences with the anchor of the part of the page that shows it. They are the page's
 # table of contents.
 
 _MOST = 6
-_LONG = 1.2  # times the median: a round that stands out
+_LONG = 1.2  # ratio to the median duration above which a round is a finding
 
 _Finding = tuple[str, str]  # sentence, anchor
 
 
-def _findings_of_several(subject: Subject) -> list[_Finding]:
+def _find_in_comparison(subject: Subject) -> list[_Finding]:
     findings = []
     for sentence in _ranking_sentences(subject)[: _MOST - 1]:
         findings.append((plain(sentence, 160), "summary"))
@@ -216,7 +219,7 @@ def _findings_of_several(subject: Subject) -> list[_Finding]:
 
 
 def _ranking_sentences(subject: Subject) -> list[str]:
-    """The first sentence of each ranking; of several worlds, of the goal only."""
+    """Return the first sentence of each ranking; if there are several worlds, of the goal only."""
     answers = subject.comparison.answers()
     sentences = []
     for answer in answers:
@@ -228,13 +231,13 @@ def _ranking_sentences(subject: Subject) -> list[str]:
 
 
 def _wasted_share(run: RunFolder) -> float | None:
-    """The share of bytes that were wasted (0..1); None if no bytes moved."""
+    """Return the share of bytes that were wasted (0..1); None if no bytes moved."""
     sizes = run.summary["bytes"]
     total = sizes["down"] + sizes["up"]
     return sizes["wasted"] / total if total else None
 
 
-def _findings_of_run(run: RunFolder) -> list[_Finding]:
+def _find_in_run(run: RunFolder) -> list[_Finding]:
     sentences = (
         (_final_figures(run), "summary"),
         (_wasted_bytes(run), "summary"),
@@ -266,7 +269,7 @@ def _wasted_bytes(run: RunFolder) -> str | None:
 
 
 def _longest_round(run: RunFolder) -> str | None:
-    """A sentence on the longest round, if that stands out."""
+    """Return a sentence on the longest round; None unless it is much longer than the median."""
     ends = [0.0, *(row["time"] for row in run.rounds)]
     durations = [end - start for start, end in pairwise(ends)]
     if not durations:
@@ -291,7 +294,10 @@ def _lost_updates(run: RunFolder) -> str | None:
 
 
 def _energy(run: RunFolder) -> str | None:
-    """A sentence on the devices' energy and the phase that took most of it."""
+    """Return a sentence on the energy of devices and the phase that used most.
+
+    None if energy was not counted, or is 0.
+    """
     if "energy" not in run.summary:
         return None
     joules = run.summary["energy"]["by_phase"]

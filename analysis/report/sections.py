@@ -25,17 +25,17 @@ from fedsim.lab.compare.measures import measure
 from fedsim.records.reading import RunFolder
 from fedsim.running.overrides import Tables
 
-# of all timelines of a page, like the next one: what keeps it small, and fluid in a browser
+# limits of lanes and steps over all timelines of a page, which keep it small and fast
 _MOST_LANES = 3000
 _MOST_STEPS = 1_000_000
-AT_ONCE = 2  # timelines, of more runs
+AT_ONCE = 2  # most timelines that are visible at a time
 _HINT = (
     "A dot is the mean of the seeds, its line the 95 % interval (Student's t), a small tick a "
     "seed. Two are compared seed by "
     "seed in the same worlds; each comparison stands alone: the best of many looks a little "
     "better than it is."
 )
-_LONGEST = 3000  # characters of a scenario in short; only hostile ones are longer
+_LONGEST = 3000  # most characters of a scenario in short
 _IMPORTANT_KEYS = (
     *("seed", "learning", "population.devices", "population.host.", "strategy.clients_per_round"),
     *("strategy.local_epochs", "strategy.deadline", "stop."),
@@ -43,11 +43,11 @@ _IMPORTANT_KEYS = (
 
 
 def in_short(entry: DetailedRun) -> Markup:
-    """One run: its headline numbers, its key figure, and its scenario."""
+    """Return the first section of a report on one run: figures, main picture and scenario."""
     run = entry.run
     name = _key_picture(run)
     source = run if name in OF_ONE else [run]
-    figure = list(_draw(name, source))[1:]  # without its heading
+    figure = list(_draw(name, source))[1:]  # without the heading of the figure
     heading = el("h2", "In short", id="summary")
     return el("section", heading, _headline_figures(run), *figure, *_scenario(run))
 
@@ -87,7 +87,7 @@ def _headline_figures(run: RunFolder) -> Markup:
 
 
 def _ending(run: RunFolder) -> str:
-    """Why a run ended, or its status."""
+    """Return the reason why a run ended, or its status if it is not done."""
     status = run.summary.get("status")
     condition = run.summary.get("stopped")
     if status == "done" and condition:
@@ -107,7 +107,7 @@ def _byte_figures(run: RunFolder) -> list[tuple[str, str, str]]:
 
 
 def _scenario(run: RunFolder) -> Iterator[Markup]:
-    """The scenario in short, remarks on the run's rules, and the whole scenario."""
+    """Yield the scenario in short, remarks on rules that the run used, and the whole scenario."""
     scenario = tables.without_places(run.scenario)
     yield el("p", plain(_scenario_in_short(scenario), _LONGEST))
     if "estimates" in run.summary:
@@ -123,7 +123,7 @@ def _scenario(run: RunFolder) -> Iterator[Markup]:
 
 
 def _scenario_in_short(scenario: Tables) -> str:
-    """The kinds of parts in a scenario, and its most important numbers."""
+    """Return a text with the kinds in a scenario, and its most important values."""
     values = {}
     for name, value in flat(scenario).items():
         is_important = name.endswith(".kind") or name.startswith(_IMPORTANT_KEYS)
@@ -137,7 +137,7 @@ def _scenario_in_short(scenario: Tables) -> str:
 
 
 def answer(subject: Subject) -> Markup:
-    """Several runs: the best by each measure, by how much, and how certain."""
+    """Return the first section of a report on several runs: the best lines, and their leads."""
     lines = subject.lines
     colours = {
         place: str(style.line_of(rank, 1.0)["color"]) for rank, place in enumerate(subject.order)
@@ -158,21 +158,21 @@ def answer(subject: Subject) -> Markup:
 
 
 def comparison(subject: Subject) -> Iterator[Markup]:
-    """Several runs: pictures of all, the scenario and its differences, and tables."""
-    yield _pictures_of_several(subject)
-    yield _scenarios_of_several(subject)
+    """Yield sections on several runs: pictures, the scenario and its differences, and tables."""
+    yield _draw_compared_runs(subject)
+    yield _compare_scenarios(subject)
     parts: list[Markup] = []
     for table in subject.comparison.tables():
         parts += tables.comparison(table, subject.order)
     yield el("section", el("h2", "Tables", id="tables"), *parts)
 
 
-def _pictures_of_several(subject: Subject) -> Markup:
+def _draw_compared_runs(subject: Subject) -> Markup:
     few = min(len(subject.detailed), MOST_DRAWN)
     every = len(subject.runs)
     parts = [el("h2", "Pictures", id="pictures")]
     parts += chart(subject.series)
-    parts += _draw_all(subject.alone(few), subject.series)
+    parts += _draw_series(subject.alone(few), subject.series)
     if few < every:
         hint = (
             f"Where single runs are drawn, they are {few} of {every}: the first of the best. Means "
@@ -182,8 +182,8 @@ def _pictures_of_several(subject: Subject) -> Markup:
     return el("section", *parts)
 
 
-def _scenarios_of_several(subject: Subject) -> Markup:
-    """The scenario of the first line, and the keys in which the lines differ."""
+def _compare_scenarios(subject: Subject) -> Markup:
+    """Return a section with the scenario of the first line, and the keys in which lines differ."""
     first_runs = {id(entry.line): entry for entry in reversed(subject.detailed)}
     firsts = [first_runs[id(line)] for line in subject.lines if id(line) in first_runs]
     runs = [entry.run for entry in firsts]
@@ -196,11 +196,11 @@ def _scenarios_of_several(subject: Subject) -> Markup:
 
 
 def timelines(entries: tuple[DetailedRun, ...], total: int) -> Markup:
-    """The timelines of runs: the work of each device over time.
+    """Return a section with the timelines of runs: the work of each device over time.
 
     Args:
         entries: the runs.
-        total: the number of runs of the report, shown or not.
+        total: count of runs of the report, shown or not.
     """
     at_once = min(len(entries), AT_ONCE)
     most_lanes = _MOST_LANES // at_once
@@ -230,7 +230,15 @@ def _timeline(
     timeline: TimelineData,
     colours: Mapping[str, str],
 ) -> Markup:
-    """One run's timeline; ``colours`` of all kinds of steps on the page."""
+    """Return the timeline of one run.
+
+    Args:
+        place: index of the run on the page.
+        name: name of the run.
+        head: heading above the timeline, if any.
+        timeline: data of the timeline.
+        colours: colours of all kinds of steps on the page.
+    """
     steps = [{"name": kind, "colour": colours[kind]} for kind in timeline.kinds]
     header = {**timeline.header, "steps": steps}
     lanes = len(timeline.columns["device"])
@@ -249,7 +257,10 @@ def _timeline(
 
 
 def _chooser(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
-    """Two lists to choose runs from: first the best run, and beside it one of another line."""
+    """Yield two lists from which the reader chooses two runs to show.
+
+    At first the best run is chosen, and a run of another line.
+    """
     second = 1
     for place, entry in enumerate(entries):
         if entry.line is not entries[0].line:
@@ -268,7 +279,7 @@ def _chooser(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
 
 
 def _run_list(name: str, entries: tuple[DetailedRun, ...], selected: int) -> Markup:
-    """A list of runs; the second list has an entry for none."""
+    """Return a drop-down list of runs; the list "second-run" also has an entry "none"."""
     options = []
     if name == "second-run":
         options.append(el("option", "none", value=""))
@@ -278,10 +289,10 @@ def _run_list(name: str, entries: tuple[DetailedRun, ...], selected: int) -> Mar
 
 
 def details(place: int, entry: DetailedRun, several: bool) -> Markup:
-    """One run's pictures, and the tables of its devices and rounds.
+    """Return the details of one run: pictures, and tables of devices and rounds.
 
     Args:
-        place: place of the run on the page, from 0.
+        place: index of the run on the page, from 0.
         entry: the run.
         several: whether the report has several runs.
     """
@@ -290,7 +301,7 @@ def details(place: int, entry: DetailedRun, several: bool) -> Markup:
     if several:
         parts.append(_headline_figures(run))
     if place < MOST_DRAWN:
-        parts += _pictures_of_one(entry, several)
+        parts += _draw_run(entry, several)
         parts.append(waiting(run))
     else:
         text = "It has no pictures here: fedsim report, called with its folder, draws them."
@@ -301,15 +312,15 @@ def details(place: int, entry: DetailedRun, several: bool) -> Markup:
             continue
         summary, table = part
         content = table
-        if several:  # put into the page when it is opened
+        if several:  # the page inserts the details when the reader opens them
             content = el("div", data_html=deflated(table.encode()))
         parts.append(el("details", el("summary", summary), content))
     name = entry.name if several else "Pictures and tables"
     return el("section", el("h2", name, id=f"run-{place}"), *parts, data_run=place)
 
 
-def _pictures_of_one(entry: DetailedRun, several: bool) -> Iterator[Markup]:
-    """The pictures of a run that the page does not have elsewhere."""
+def _draw_run(entry: DetailedRun, several: bool) -> Iterator[Markup]:
+    """Yield the pictures of a run that no other part of the page shows."""
     run = entry.run
     key_picture = _key_picture(run)
     elsewhere = {"timeline"}
@@ -320,11 +331,11 @@ def _pictures_of_one(entry: DetailedRun, several: bool) -> Iterator[Markup]:
             yield from _draw(name, run)
     if not several:
         series = [Series(entry.name, (run,))]
-        yield from _draw_all(series, series, omitted=key_picture)
+        yield from _draw_series(series, series, omitted=key_picture)
 
 
 def waiting(run: RunFolder) -> Markup | None:
-    """The critical path of a run in short, with its longest and a usual round.
+    """Return a part of the page on the critical path of a run, with two of its rounds.
 
     Returns:
         The part of the page; None if the run has no rounds or took no time.
@@ -342,9 +353,9 @@ def waiting(run: RunFolder) -> Markup | None:
     usual = median(path.seconds for path in paths.rounds)
     longest = max(paths.rounds, key=lambda path: path.seconds)
     middle = min(paths.rounds, key=lambda path: abs(path.seconds - usual))
-    rounds = [_path_of_round(paths, longest.number, "the longest")]
+    rounds = [_describe_round_path(paths, longest.number, "the longest")]
     if middle.number != longest.number:
-        rounds.append(_path_of_round(paths, middle.number, "a usual one"))
+        rounds.append(_describe_round_path(paths, middle.number, "a usual one"))
     return join(
         el("h3", "Where the simulated time went"),
         el("p", " ".join(run_in_words(paths))),
@@ -353,7 +364,7 @@ def waiting(run: RunFolder) -> Markup | None:
     )
 
 
-def _path_of_round(paths: CriticalPaths, number: int, description: str) -> Markup:
+def _describe_round_path(paths: CriticalPaths, number: int, description: str) -> Markup:
     columns = path_table(paths.round(number)).columns
     summary = el("summary", f"Round {number}, {description}: what it waited for")
     text = el("p", " ".join(round_in_words(paths, number)))
@@ -361,25 +372,28 @@ def _path_of_round(paths: CriticalPaths, number: int, description: str) -> Marku
     return el("details", summary, text, table)
 
 
-# Pictures, each with words that say what it shows.
+# Pictures with their captions.
 
 _ALMOST_WHITE = 250
-_DPI = 110  # 13 inches are 1,430 pixels, and are shown on 1,300 at most
+_DPI = 110  # 13 inches are 1,430 pixels, shown at a width of at most 1,300
 _OVER_SEEDS = ("energy", "traffic-purposes")
-_IN_CHART = ("costs", "accuracy")  # of several runs
+_IN_CHART = ("costs", "accuracy")  # pictures of several runs that the chart replaces
 
 
 def _key_picture(run: RunFolder) -> str:
-    """The first picture of a run's page: traffic if nothing was learned, else accuracy or loss."""
+    """Return the main picture of a run: ``accuracy``, or ``traffic`` if nothing was learned."""
     return "traffic" if all(row["loss"] is None for row in run.rounds) else "accuracy"
 
 
-def _draw_all(
+def _draw_series(
     alone: Sequence[Series], series: Sequence[Series], omitted: str = ""
 ) -> Iterator[Markup]:
-    """Pictures of the single runs in ``alone``, and of the means over seeds of ``series``."""
-    runs = _runs_of(series)
-    single_runs = _runs_of(alone)
+    """Yield pictures of several runs: of the runs in ``alone``, or of the means of ``series``.
+
+    The picture ``omitted`` is left out.
+    """
+    runs = _list_runs(series)
+    single_runs = _list_runs(alone)
     several = len(runs) > 1
     for name in OF_SEVERAL if several else OF_ANY:
         is_in_chart = several and name in _IN_CHART
@@ -391,7 +405,7 @@ def _draw_all(
             yield from _draw(name, single_runs, alone)
 
 
-def _runs_of(series: Sequence[Series]) -> list[RunFolder]:
+def _list_runs(series: Sequence[Series]) -> list[RunFolder]:
     runs: list[RunFolder] = []
     for line in series:
         runs += line.runs
@@ -399,9 +413,9 @@ def _runs_of(series: Sequence[Series]) -> list[RunFolder]:
 
 
 def _draw(name: str, source: object, *series: object) -> Iterator[Markup]:
-    """A picture as a heading and a figure; nothing if it does not apply.
+    """Yield a picture as a heading and a figure; nothing if the picture does not apply.
 
-    A PNG with 128 colours has a quarter of the size.
+    The picture is a PNG of 128 colours, which has a quarter of the size of a full PNG.
     """
     kind: PictureKind = (OF_ONE | OF_SEVERAL)[name]
     try:
@@ -410,7 +424,7 @@ def _draw(name: str, source: object, *series: object) -> Iterator[Markup]:
         return
     picture = Image.fromarray(style.pixels(figure, _DPI)).convert("RGB")
     reduced = picture.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-    # or it shows against the page
+    # almost white becomes white, so that the picture has the background of the page
     palette = reduced.getpalette() or []
     reduced.putpalette([255 if part > _ALMOST_WHITE else part for part in palette])
     content = io.BytesIO()
@@ -419,7 +433,7 @@ def _draw(name: str, source: object, *series: object) -> Iterator[Markup]:
     text = f"{kind.title}. {kind.caption}"
     image = el("img", src=data, alt=text, width=reduced.width, height=reduced.height)
     yield el("h3", kind.title)
-    # A wide picture keeps a readable size on a narrow screen, and is scrolled there.
+    # A wide picture keeps a readable size on a narrow screen, where it can be scrolled.
     yield el(
         "figure", el("div", image, class_="wide", tabindex="0"), el("figcaption", kind.caption)
     )

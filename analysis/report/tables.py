@@ -1,4 +1,4 @@
-"""The tables of a report: comparisons, devices, rounds, and what differs between scenarios."""
+"""Tables of a report: comparisons, devices, rounds, and differences between scenarios."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,13 +17,13 @@ from fedsim.records.reading import RunFolder
 
 _NOTHING = "\N{EN DASH}"
 _MOST_DEVICES = 200
-_MOST_ROUNDS = 60  # rows; of more rounds every so many-th, the best and the last
+_MOST_ROUNDS = 60  # most rows; more rounds are thinned, with the best and the last kept
 _FEW_DIFFERENCES = 8
 _MOST_DIFFERENCES = 60
 
 
 class TableCell(NamedTuple):
-    """A cell of a table: its text, its sort key, and whether it is the best of its column."""
+    """Cell of a table: text, sort key, and whether it is the best of its column."""
 
     text: str
     value: float | None = None
@@ -36,13 +36,13 @@ def grid(
     is_text: Sequence[bool],
     caption: str | None = None,
 ) -> Markup:
-    """A table that the reader can sort.
+    """Return an HTML table that the reader can sort.
 
     Args:
-        heads: the heads of the columns.
-        rows: the cells of each row; the first cell heads the row.
-        is_text: whether each column has texts rather than numbers.
-        caption: the caption, if any.
+        heads: heads of the columns.
+        rows: cells of each row; the first cell is the head of the row.
+        is_text: whether a column has texts instead of numbers, for each column.
+        caption: caption of the table; None for no caption.
     """
     looks = ["text" if text else None for text in is_text]
     head_cells = []
@@ -75,11 +75,11 @@ def _draw_cell(cell: str | TableCell, look: str | None, *, heads_row: bool) -> M
 
 
 def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
-    """A comparison as one table per topic, and its notes.
+    """Yield a table of a comparison as one HTML table per topic, and its notes.
 
     Args:
-        table: the comparison.
-        order: the order of the rows; ignored unless it has all of them.
+        table: the table.
+        order: indices of the rows in the order to show; ignored unless it has all rows.
     """
     count = len(table.columns[0].cells)
     if len(order) != count:
@@ -93,11 +93,11 @@ def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
 
 
 def of_columns(columns: Sequence[ComparedColumn], order: Sequence[int]) -> Markup:
-    """Columns of a comparison as a table, its rows in an ``order``.
+    """Return columns of a comparison as an HTML table.
 
     Args:
         columns: the columns.
-        order: the rows to show, from the top down.
+        order: indices of the rows to show, from the top down.
     """
     rows = [[_compared_cell(column, row) for column in columns] for row in order]
     return grid([column.head for column in columns], rows, [column.is_text for column in columns])
@@ -118,7 +118,7 @@ _ENDINGS = {
     "memory": "no room",
     "stopped": "cut off",
 }
-# head, key of the rows, and how a value is written
+# head, key in the rows, and function that formats a value
 _TableColumn = tuple[str, str, Callable[[Any], str]]
 _OF_DEVICES: tuple[_TableColumn, ...] = (
     ("last group", "group", "{:.0f}".format),
@@ -129,11 +129,12 @@ _OF_DEVICES: tuple[_TableColumn, ...] = (
 
 
 def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
-    """The work and waste of each active device, most waste first.
+    """Return a table of the work and waste of each device that worked, most waste first.
 
     Args:
         run: the run.
-        timeline: the data block of its timeline, in which the table's buttons show a device.
+        timeline: id of the data block of the run's timeline, in which buttons of the table show a
+            device.
 
     Returns:
         Summary and table; None if no device worked.
@@ -173,15 +174,15 @@ def _with_buttons(
     caption: str,
     best: object = None,
 ) -> Markup:
-    """A table whose first column has buttons that show a device or round in the timeline.
+    """Return a table whose first column has buttons that show a device or round in the timeline.
 
     Args:
-        noun: ``device`` or ``round``, also the key of its number in a row.
-        timeline: the data block of the timeline.
-        rows: the rows, by key.
+        noun: ``device`` or ``round``; also the key of the device or round in a row.
+        timeline: id of the data block of the timeline.
+        rows: values of each row by key.
         columns: the columns after the first.
-        caption: the caption.
-        best: the row whose accuracy is bold, if any.
+        caption: caption of the table.
+        best: the row whose accuracy is bold; None for none.
     """
     body = []
     for row in rows:
@@ -202,7 +203,7 @@ def _with_buttons(
 
 
 def read_devices(run: RunFolder) -> pd.DataFrame:
-    """One row per active device, most waste first.
+    """Return a DataFrame with one row per device that worked, most waste first.
 
     Returns:
         Columns of the devices' table; ``tasks``, and their count by outcome; ``worked_s`` and
@@ -242,11 +243,12 @@ _OF_ROUNDS = {
 
 
 def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
-    """The events and results of each round; of many rounds some.
+    """Return a table of the events and results of each round; of some rounds if there are many.
 
     Args:
         run: the run.
-        timeline: the data block of its timeline, in which the table's buttons show a round.
+        timeline: id of the data block of the run's timeline, in which buttons of the table show a
+            round.
 
     Returns:
         Summary and table; None if the run has no rounds.
@@ -280,7 +282,7 @@ def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
 
 
 def _round_columns(run: RunFolder) -> list[_TableColumn]:
-    """All columns that a table of rounds can have."""
+    """Return all columns that a table of rounds can have."""
     columns: list[_TableColumn] = [
         ("ended at", "time", show_seconds),
         ("lasted", "lasted", show_seconds),
@@ -299,7 +301,7 @@ def _round_columns(run: RunFolder) -> list[_TableColumn]:
 
 
 def without_places(value: Any) -> Any:
-    """A scenario without the folders of its machine."""
+    """Return a scenario without paths of folders on the machine of its run."""
     if isinstance(value, dict):
         return {key: without_places(item) for key, item in value.items() if key != "root"}
     if isinstance(value, list):
@@ -310,11 +312,11 @@ def without_places(value: Any) -> Any:
 
 
 def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
-    """The keys in which scenarios differ, one column per run.
+    """Return a table of the keys in which scenarios differ, one column per run.
 
     Args:
         runs: the runs.
-        names: their names.
+        names: names of the runs.
 
     Returns:
         The table; None if the scenarios are the same.
@@ -337,7 +339,7 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
 
 
 def _differing_keys(scenarios: Sequence[Mapping[str, object]]) -> list[str]:
-    """The keys of flat scenarios whose values differ, except for the name."""
+    """Return the keys of flat scenarios whose values differ, without ``name``."""
     keys = set()
     for scenario in scenarios:
         for key, value in scenario.items():

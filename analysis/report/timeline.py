@@ -1,7 +1,7 @@
-"""The interactive timeline of the page: arrays for ``lanes.js``, controls, and the key.
+"""The interactive timeline of the page: arrays for ``lanes.js``, controls, and the legend.
 
-Each lane is a device. Its steps are in order of time, in whole ticks, each as its gap to the step
-before and its length: small numbers, which compress well.
+Each lane is a device, with its steps in order of time. A step is its gap to the step before and its
+length, in whole ticks. These are small integers, which compress well.
 """
 
 import html
@@ -27,11 +27,11 @@ from fedsim.records.reading import RunFolder
 
 OUTCOMES = tuple(style.OUTCOMES)
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
-_TICK_S = 1e-4  # as fine as anybody reads a time off a screen
+_TICK_S = 1e-4  # usual length of a tick (s), as precise as a time on the screen
 _LEAST_TICKS = 2**20
 _MOST_TICKS = 2**31
-_POINTS = 16384  # of a curve: far more than pixels, so that it can be looked at closely
-# fields of a step's data that count its work: the amount done, and the whole amount
+_POINTS = 16384  # most points of a curve: far more than pixels, so that readers can zoom in
+# kind of step: fields of its data with the work done and the whole work
 _AMOUNTS = {
     "train": ("epochs", "asked"),
     "evaluate": ("models", "models"),
@@ -47,14 +47,14 @@ class TimelineHeader(TypedDict):
     """Facts about a run's timeline.
 
     Attributes:
-        tick: the length of a tick (s).
-        end: the run's end (ticks).
-        population: the number of devices.
-        worked: the number of devices that worked.
-        groups: the colour of each group's tint, by its number.
-        knows_away: whether the run recorded when devices could not be reached.
-        capacity: of the server's link, ``down`` and ``up`` (bytes/s), None for no limit.
-        evaluated: whether a round has an accuracy.
+        tick: length of a tick (s).
+        end: end of the run (ticks).
+        population: count of devices.
+        worked: count of devices that worked.
+        groups: background colour of each group, by the group's index as text.
+        knows_away: whether the run recorded the times at which devices were unreachable.
+        capacity: capacity of the server's link, ``down`` and ``up`` (bytes/s); None if unlimited.
+        evaluated: whether any round has an accuracy.
     """
 
     tick: float
@@ -68,12 +68,12 @@ class TimelineHeader(TypedDict):
 
 
 class TimelineData(NamedTuple):
-    """A run for the page.
+    """Data of a run's timeline on the page.
 
     Attributes:
         header: facts about the run, for JSON.
-        columns: arrays for ``markup.pack``.
-        kinds: the kinds of the run's steps, in the order of their numbers in the column ``step``.
+        columns: arrays for ``markup.pack``, by name.
+        kinds: kinds of the run's steps. The column ``step`` has indices of this list.
     """
 
     header: TimelineHeader
@@ -82,16 +82,16 @@ class TimelineData(NamedTuple):
 
 
 def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineData:
-    """Read a run's timeline.
+    """Read the timeline of a run.
 
     Args:
         run: the run.
-        most_lanes: the largest number of lanes.
-        most_steps: the largest number of steps, about.
+        most_lanes: greatest count of lanes.
+        most_steps: greatest count of steps, approximately.
 
     Returns:
-        The timeline of all devices or, beyond a limit, of some devices that worked, evenly spread
-        by number.
+        The timeline of all devices. If a limit is exceeded, it has some of the devices that worked,
+        evenly spread by ID.
     """
     columns = _ColumnsOfLanes(run, most_lanes, most_steps)
     arrays = columns.arrays()
@@ -109,13 +109,13 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
 
 
 class _ColumnsOfLanes:
-    """The arrays of a run's timeline.
+    """Builder of the arrays of a run's timeline.
 
     Attributes:
-        tick: the length of a tick (s).
-        kinds: the kinds of the run's steps, in the order in which they are drawn.
-        devices: the device of each lane, int64 [lanes].
-        lanes: the lane of each device that has one.
+        tick: length of a tick (s).
+        kinds: kinds of the run's steps, in the order in which they are drawn.
+        devices: device of each lane, int64 [lanes].
+        lanes: index of the lane by device, for devices with a lane.
     """
 
     def __init__(self, run: RunFolder, most_lanes: int, most_steps: int) -> None:
@@ -143,7 +143,7 @@ class _ColumnsOfLanes:
         return workers[style.evenly(len(workers), room)]
 
     def arrays(self) -> Columns:
-        """All arrays, by the names that ``lanes.js`` reads."""
+        """Return all arrays by the names that ``lanes.js`` reads."""
         return {
             **self._devices(),
             **self._steps(),
@@ -173,7 +173,7 @@ class _ColumnsOfLanes:
         first = self._first_positions(steps)
 
         def previous(values: AnyArray) -> Ints:
-            """The value of the step before each step in its lane, 0 before the first."""
+            """Return for each step the value of the previous step in its lane; 0 for the first step."""
             shifted = np.zeros(len(values), dtype=np.int64)
             shifted[1:] = values[:-1]
             shifted[first[first < len(values)]] = 0
@@ -216,12 +216,12 @@ class _ColumnsOfLanes:
             "round_number": np.array([entry.number for entry in rounds], dtype=np.uint32),
             "round_end": self._ticks([entry.end for entry in rounds]),
             "round_deadline": self._ticks(deadlines),
-            "round_accuracy": np.array(accuracy, dtype=np.float32),  # NaN for None
+            "round_accuracy": np.array(accuracy, dtype=np.float32),  # None becomes NaN
         }
 
     def _critical_path(self) -> Columns:
         steps = critical_steps(self.run)
-        # -1 if the device has no lane, or no device was at work
+        # -1 if the device has no lane, or if the step has no device
         lanes = [-1 if step.device is None else self.lanes.get(step.device, -1) for step in steps]
         return {
             "path_lane": np.array(lanes, dtype=np.int32),
@@ -262,7 +262,7 @@ class _ColumnsOfLanes:
         }
 
     def _curves(self) -> Columns:
-        """Devices at work, and the load of the server's link (bytes/s)."""
+        """Return curves of the count of active devices and the load of the server's link (bytes/s)."""
         steps = self.activities.steps
         curves = {
             "useful": concurrency([step for step in steps if step.task_outcome == "done"]),
@@ -276,7 +276,7 @@ class _ColumnsOfLanes:
         return {**times, **values}
 
     def _ticks(self, times: ArrayLike) -> NDArray[np.uint32]:
-        """Times (s) in ticks; times after the run's end are at the end."""
+        """Convert times (s) to ticks; times after the end of the run become the end."""
         clipped = np.clip(np.asarray(times, dtype=float), 0.0, self.history.end)
         return np.asarray(np.rint(clipped / self.tick), dtype=np.uint32)
 
@@ -287,21 +287,21 @@ class _ColumnsOfLanes:
         return self.lanes[span.device], span.start
 
     def _first_positions(self, spans: Sequence[TimeSpan]) -> Ints:
-        """Position of each lane's first span in the sorted ``spans``: int64 [lanes + 1].
+        """Return the index of each lane's first span in ``spans``, int64 [lanes + 1].
 
-        The last entry is the number of spans.
+        ``spans`` are sorted by lane. The last entry is the count of spans.
         """
         lanes = np.array([self.lanes[span.device] for span in spans], dtype=np.int64)
         return np.searchsorted(lanes, np.arange(len(self.lanes) + 1)).astype(np.int64)
 
 
 def _numbers(values: Iterable[int | None]) -> Ints:
-    """The numbers, -1 for None, int64 [n]."""
+    """Return the values as int64 [n], with -1 instead of None."""
     return np.array([-1 if value is None else value for value in values], dtype=np.int64)
 
 
 def _amounts(step: StepSpan) -> tuple[float, float]:
-    """The work done and the whole work of a step, such as epochs or bytes; NaN if unknown."""
+    """Return the work done and the whole work of a step, in epochs or bytes; NaN if unknown."""
     fields = _AMOUNTS.get(step.kind)
     if fields is None:
         return math.nan, math.nan
@@ -322,15 +322,15 @@ _SIGNS = {
     "noticed": (_CIRCLE, "it notices the shift"),
     "move": ("M10 1 V12", "moves to another group"),
 }
-# edge and fill of the signs that are not black
+# edge and fill colour of signs that are not black
 _SIGN_COLOURS = {"left": (style.PURPLE, style.PURPLE), "shift": ("#000000", "#ffffff")}
 
 
 def stage(place: int, name: str, grouped: bool) -> Markup:
-    """The controls of a run's timeline, and the element in which ``lanes.js`` draws it.
+    """Return the controls of a run's timeline, and the element in which ``lanes.js`` draws it.
 
     Args:
-        place: place of the run on the page, from 0.
+        place: index of the run on the page, from 0.
         name: name of the run.
         grouped: whether the run has groups of devices.
     """
@@ -350,12 +350,12 @@ def stage(place: int, name: str, grouped: bool) -> Markup:
 
 
 def step_colours(timelines: Sequence[TimelineData]) -> dict[str, str]:
-    """The colour of each kind of step of these timelines."""
+    """Return the colour of each kind of step that occurs in the timelines."""
     return style.step_colours(kind for data in timelines for kind in data.kinds)
 
 
 def key(timelines: Sequence[TimelineData]) -> Markup:
-    """The legend of the colours and signs of these timelines, and the help on the controls."""
+    """Return the legend of colours and signs in the timelines, and the help on the controls."""
     entries = [
         *_step_entries(timelines),
         *_presence_entries(timelines),

@@ -1,6 +1,6 @@
-"""The command line: each verb parses its options, calls the library, and prints.
+"""The command line: each command parses its options, calls the library, and prints.
 
-No other room imports the command line. The exit status is 0 for success, 1 for a failure, 2 for a
+No other package of fedsim imports ``cli``. The exit status is 0 for success, 1 for a failure, 2 for a
 mistake in the scenario or on the command line, and 130 for an interrupted command, whose results
 until then are kept.
 """
@@ -28,11 +28,11 @@ from fedsim.running.mistakes import INTERRUPTED
 from fedsim.running.signals import end_at_once, interrupted_once, let_go, signals
 from fedsim.version import __version__
 
-_WATCHED_S = 2.0  # real time between two pictures of a watched run
+_WATCHED_S = 2.0  # real time (s) between two updates of a watched run
 
 
 class _Group(click.Group):
-    """Verbs with sanitised messages for mistakes on the command line."""
+    """Group of commands whose usage errors have sanitised messages."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -47,16 +47,16 @@ def main() -> None:
     """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on
     real devices?
     """
-    # SIGTERM and SIGHUP end a command as Ctrl-C does
+    # SIGTERM and SIGHUP end a command like Ctrl-C
     if threading.current_thread() is threading.main_thread():
         for number in signals()[1:]:
             previous = signal.signal(number, _end)
             click.get_current_context().call_on_close(partial(signal.signal, number, previous))
     threshold = gc.get_threshold()
     click.get_current_context().call_on_close(lambda: gc.set_threshold(*threshold))
-    # loading libraries makes many objects, and none of them is garbage
+    # loading libraries makes many objects that are no garbage, so collect less often
     gc.set_threshold(100_000)
-    atexit.register(gc.freeze)  # spares a search through all objects when the process ends
+    atexit.register(gc.freeze)  # no garbage collection of all objects at exit
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -49,10 +49,10 @@ WORKERS = click.option(
 def out(
     text: str, *, required: bool = False, kind: click.Path = FOLDER
 ) -> Callable[[Command], Command]:
-    """The option ``--out``.
+    """Return a decorator that adds the option ``--out``.
 
     Args:
-        text: text of its help.
+        text: help text of the option.
         required: whether the option must be given.
         kind: type of the path.
     """
@@ -60,10 +60,10 @@ def out(
 
 
 def changes(text: str, *, required: bool = False) -> Callable[[Command], Command]:
-    """The option ``--set``.
+    """Return a decorator that adds the option ``--set``.
 
     Args:
-        text: text of its help.
+        text: help text of the option.
         required: whether the option must be given.
     """
     return click.option(
@@ -77,10 +77,10 @@ def changes(text: str, *, required: bool = False) -> Callable[[Command], Command
 
 
 def port_of(watch: bool, port: int | None) -> int:
-    """The port to serve at; 0 for any free port.
+    """Return the port at which to serve the report; 0 for any free port.
 
     Raises:
-        ScenarioError: there is a port, but no ``--watch``.
+        ScenarioError: ``port`` is given without ``watch``.
     """
     if port is not None and not watch:
         raise ScenarioError(f"--port is {port}, but nothing is served without --watch")
@@ -91,7 +91,7 @@ CHANGES = changes("Override a key, or without VALUE take it away")
 
 
 def tell_dropped(quiet: bool = False) -> Callable[[str], object]:
-    """A function that prints a note about a key that ``--set`` drops; silent if ``quiet``."""
+    """Return a function that prints a note about a dropped key; it does nothing if ``quiet``."""
 
     def tell(line: str) -> None:
         if not quiet:

@@ -85,7 +85,7 @@ def study_command(words: tuple[str, ...], out: Path, quiet: bool, **settings: An
 
 
 def _merge(sources: Sequence[str], out: Path, settings: Mapping[str, Any], *, quiet: bool) -> int:
-    """Carry out ``fedsim study merge``; the exit status is 1 if runs are missing."""
+    """Carry out ``fedsim study merge``; return the exit status, 1 if runs are missing."""
     from fedsim.lab.study.merging import merge
 
     given = [name for name, value in settings.items() if _is_given(name, value)]

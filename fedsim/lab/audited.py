@@ -20,23 +20,23 @@ VALID = "the scenario is one that fedsim takes"
 
 
 class Audited(NamedTuple):
-    """The result of an audit."""
+    """Result of an audit: problems by check, and parts that no check covers."""
 
-    findings: dict[str, list[str]]  # problems by the title of their check
-    unchecked: list[str]  # a sentence for each of the user's own parts that no check covers
+    findings: dict[str, list[str]]  # title of a check: problems found
+    unchecked: list[str]  # sentences on parts of the user that no check covers
 
 
 def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
     """Audit a run folder, and validate its scenario.
 
-    The scenario is valid if this version of fedsim takes it. A scenario that another version
-    wrote, whose code is not allowed, or that names kinds of a package that is not installed, is
-    listed as unchecked instead.
+    The scenario is valid if this version of fedsim accepts it. It is listed as unchecked instead if
+    another version wrote it, if its code may not be imported, or if it needs a package that is not
+    installed.
 
     Args:
         path: the run folder.
-        allow_code: whether to import code that its scenario names by import path, to count and
-            check again.
+        allow_code: whether to import the code that the scenario names by import path. Figures of
+            this code can be checked only if it is imported.
 
     Raises:
         RunFolderError: there is no run folder.
@@ -58,7 +58,7 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
 
 
 def _missing_packages(run: RunFolder) -> list[str]:
-    """A sentence for each part of the scenario whose package is not installed here."""
+    """Return a sentence (str) for each part of the scenario whose package is not installed."""
     packages = run.summary.get("packages", {})
     if not isinstance(packages, dict):
         return [f"{files.SUMMARY}: packages is no table"]
@@ -70,9 +70,9 @@ def _missing_packages(run: RunFolder) -> list[str]:
 
 
 def _refusal(run: RunFolder, allow_code: bool) -> str | None:
-    """The reason why fedsim refuses a run's scenario; None if it takes the scenario.
+    """Return the reason why fedsim refuses a run's scenario; None if it accepts the scenario.
 
-    Nor does a missing file of the user's count as a refusal.
+    A missing data file is no refusal.
     """
     try:
         load(run.path / files.SCENARIO, allow_code=allow_code)

@@ -33,12 +33,12 @@ from fedsim.running.shipped import shipped
 from fedsim.version import __version__
 
 WorldDigests = dict[tuple[str, int, str], str]
-"""Digests by world, seed and name of a table."""
+"""Digests (hexadecimal) of tables, by world, seed and name of the table."""
 
 BOARD = Path(__file__).parents[1] / "running" / "scenarios" / "worlds" / "board.csv"
 ALL = "all"
 _STUDY = "bench"
-_TABLES = "tables.csv"  # beside a board
+_TABLES = "tables.csv"  # file name of the digests, in the folder of the board
 _DRAWN = (
     "device",
     "speed",
@@ -50,30 +50,30 @@ _DRAWN = (
     "arrival",
     "departure",
 )
-# without ``data``, which has losses
+# columns of events in digests; ``data`` is left out, as it has losses
 _EVENT_COLUMNS = ("time", "kind", "device", "round", "group", "task", "step", "outcome")
 _DIGITS = "%.12g"  # logarithms differ in the last bits between processors
 _MOST_NAMED = 6
-_COMPARED_S = 60.0  # of availability, since runs differ in length
+_COMPARED_S = 60.0  # simulated time (s) of availability in digests, as runs differ in length
 
 
 @dataclass(frozen=True)
 class BoardLine:
-    """A strategy in a world, with means over its seeds.
+    """Line of a board: a strategy in a world, with means over seeds.
 
     Attributes:
         strategy: name of a variant of the study ``bench``.
-        world: name of a part of that study.
-        seeds: number of seeds.
-        reached: number of seeds that reached the target.
+        world: name of a part of the study ``bench``.
+        seeds: count of seeds.
+        reached: count of seeds that reached the target.
         time_s: simulated time (s) to the target; like all costs to the target, None unless all
             seeds reached it.
-        time_low, time_high: ends of its 95 % interval over seeds (Student's t).
-        bytes: sent and received until the target.
-        joules: until the target.
-        accuracy: at the end, 0..1.
+        time_low, time_high: ends of the 95 % interval of ``time_s`` over seeds (s; Student's t).
+        bytes: traffic until the target, sent and received.
+        joules: energy until the target (J).
+        accuracy: test accuracy at the end, 0..1.
         file: digest of the world's file.
-        version: of fedsim, with the commit if it runs from a checkout.
+        version: version of fedsim, with the commit if fedsim runs from a checkout.
     """
 
     strategy: str
@@ -99,15 +99,16 @@ def bench(
     workers: int | None = None,
     allow_code: bool = False,
 ) -> list[BoardLine]:
-    """Run strategies in all worlds, or resume this in the same folder.
+    """Run strategies in all worlds of the bench; resume the runs that the folder already has.
 
     Args:
-        strategies: names of the board, kinds, import paths, or ``all`` for the board's.
-        out: folder of the runs.
+        strategies: strategies of the board by name, kinds, import paths, or ``all`` for every
+            strategy of the board.
+        out: folder of the study that holds the runs.
         changes: ``key.path=value`` texts for the strategies that are not on the board.
-        seeds: number of seeds, from 1; by default the study's.
+        seeds: count of seeds, starting at seed 1; by default the count of the study ``bench``.
         workers: number of parallel runs; by default one per core.
-        allow_code: whether code may be imported that is named by import path.
+        allow_code: whether to import code that is named by import path.
 
     Returns:
         One line per strategy and world.
@@ -140,7 +141,7 @@ def bench(
 
 
 def lines_of(out: Path, target: float) -> list[BoardLine]:
-    """The lines of a study ``bench`` that was run in ``out``, with costs to a target accuracy.
+    """Return the board lines of a study ``bench`` that was run in ``out``.
 
     Args:
         out: the study's folder.
@@ -198,16 +199,19 @@ def _version() -> str:
 
 
 def digest_of(world: str) -> str:
-    """The first 12 digits of the SHA-256 of a world's file."""
+    """Return the first 12 digits of the SHA-256 of a world's scenario file."""
     return _digest(read_bytes(shipped()[f"worlds/{world}"]))
 
 
 def tables_of(out: Path) -> WorldDigests:
-    """Digests of the worlds of a study ``bench`` in ``out``, and of each strategy's events.
+    """Return digests of the drawn tables of each world, and of each strategy's events.
 
     The tables of a world are the devices and links as drawn, the availability in the first
-    minute, and each device's data. Events are compared without figures of models, and numbers
-    without their last digits, so that digests are the same on every processor.
+    minute, and each device's data. Figures of models and the last digits of floats are left out,
+    so that digests are the same on every processor.
+
+    Args:
+        out: folder of a study ``bench`` that was run.
     """
     digests: WorldDigests = {}
     for line in read_lines([out]).lines:
@@ -223,12 +227,12 @@ def tables_of(out: Path) -> WorldDigests:
             for name, table in tables.items():
                 text = table.to_csv(index=False, float_format=_DIGITS)
                 digests[world, seed, name] = _digest(text.encode())
-            digests[world, seed, "data"] = _digest_of_data(world, seed)
+            digests[world, seed, "data"] = _digest_data(world, seed)
     return digests
 
 
 @cache
-def _digest_of_data(world: str, seed: int) -> str:
+def _digest_data(world: str, seed: int) -> str:
     scenario = load(shipped()[f"worlds/{world}"])
     data = scenario.data.build(scenario.population.devices, Streams(seed))
     parts: list[AnyArray] = []
@@ -243,13 +247,13 @@ def _digest(content: bytes) -> str:
 
 
 def changed_tables(digests: Mapping[tuple[str, int, str], str], board: Path = BOARD) -> list[str]:
-    """Names of the tables whose digests differ from the digests beside a board.
+    """Return the names of tables whose digests differ from the recorded digests of a board.
 
-    A table without a digest there does not differ.
+    A table without a recorded digest is not returned.
 
     Args:
         digests: digests of tables by world, seed and table.
-        board: the file of the board.
+        board: path of the board's CSV; the recorded digests are in the same folder.
     """
     recorded = _read_digests(board)
     names = []
@@ -271,7 +275,9 @@ def _read_digests(board: Path) -> WorldDigests:
 
 
 def read_board(path: Path = BOARD) -> list[BoardLine]:
-    """The lines of a board whose worlds have not changed since; none without a file.
+    """Read the lines of a board whose worlds have not changed since the line was written.
+
+    Returns no lines if the file does not exist.
 
     Raises:
         DataError: the file is no board.
@@ -297,15 +303,15 @@ def _is_current(line: BoardLine) -> bool:
 def keep(
     lines: Sequence[BoardLine], path: Path, tables: Mapping[tuple[str, int, str], str]
 ) -> None:
-    """Update the board file with lines, and the file beside it with digests of their worlds.
+    """Write lines into the board's file, and digests of their worlds into the file beside it.
 
     Args:
-        lines: replace the board's lines of the same strategy and world.
-        path: of the board, which may be new.
-        tables: digests, see ``tables_of``.
+        lines: the new lines, which replace lines of the same strategy and world.
+        path: path of the board's CSV, which need not exist.
+        tables: digests of tables from ``tables_of``.
 
     Raises:
-        DataError: a digest differs from the digest beside the board.
+        DataError: a digest differs from the recorded digest of the board.
     """
     changed = changed_tables(tables, path)
     if changed:
@@ -325,10 +331,10 @@ def keep(
 
 
 def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
-    """The place (from 1) of each strategy in each world, by its time to the target.
+    """Rank the strategies in each world by their time to the target.
 
     Returns:
-        Places by strategy and world, without the lines that missed the target.
+        Ranks (from 1) by strategy and world. Lines that missed the target have no rank.
     """
     times = pd.Series({(line.strategy, line.world): line.time_s for line in lines}, dtype=float)
     ranks = times.groupby(level=1).rank(method="first").dropna()
@@ -341,11 +347,11 @@ def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
 
 
 def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> ComparedTable:
-    """A table of lines, with their places among the board's lines and their own.
+    """Return a table of lines for people, with the rank of each line on the board.
 
     Args:
         lines: the lines to show.
-        board: the lines with which places are computed.
+        board: the board's lines. Ranks are computed among ``board`` and ``lines`` together.
     """
     by_name = {(line.strategy, line.world): line for line in (*board, *lines)}
     ranked = places([*by_name.values()])
@@ -379,7 +385,7 @@ def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> Compared
 
 
 def interval_of(line: BoardLine) -> str | None:
-    """Time to the target with its interval, in words; None if a seed missed the target."""
+    """Return the time to the target with its interval as text; None if a seed missed the target."""
     if line.time_s is None:
         return None
     if line.time_low is None or line.time_high is None:

@@ -24,14 +24,14 @@ TitledNames = list[tuple[str, str]]
 
 
 class Key(NamedTuple):
-    """A key of a table.
+    """Description of a key in a table of a scenario or study.
 
     Attributes:
-        name: of the key.
-        default: as TOML; empty without one.
+        name: name of the key.
+        default: default value as TOML; empty if there is no default.
         required: whether a table needs the key.
-        allowed: type, unit and bounds in words.
-        meaning: in words.
+        allowed: allowed type, unit and bounds, as text for people.
+        meaning: meaning of the key, as text for people.
     """
 
     name: str
@@ -81,7 +81,7 @@ _NAMES_FOR = {
     "network.device": "links",
     "network.of": "regions of clouds",
 }
-"""Keys whose values are names under a title of the catalogue, or are copied from there."""
+"""Titles of the catalogue by dotted key, for keys whose values are listed under that title."""
 _FIGURES: dict[str, Callable[[str], Mapping[str, Figure]]] = {
     "kinds of devices": lambda kind: figures(kind, "name"),
     "energy presets": preset_figures,
@@ -93,7 +93,7 @@ _MOST_MENTIONS = 30
 
 @cache
 def catalogue() -> dict[str, TitledNames]:
-    """Names of everything with a ``kind``, and a line about each, by title."""
+    """Return all names that scenarios and studies take, each with one line about it, by title."""
     titled = {}
     for title, registry in _REGISTRIES.items():
         if registry:
@@ -112,7 +112,7 @@ def catalogue() -> dict[str, TitledNames]:
 
 
 def specs_titled(title: str) -> dict[str, type[Spec]]:
-    """The tables under a title of the catalogue, by kind; empty if its names have no tables."""
+    """Return the specs under a title of the catalogue, by kind; empty if its names have no specs."""
     return {kind: _REGISTRIES[title].spec(kind) for kind in _REGISTRIES.get(title, ())}
 
 
@@ -129,7 +129,7 @@ def about(name: str) -> list[str]:
         figures with sources.
 
     Raises:
-        ScenarioError: there is no such name, and the words occur nowhere.
+        ScenarioError: ``name`` is unknown, and its words occur in no name or meaning.
     """
     lines = []
     if name in catalogue():
@@ -151,7 +151,7 @@ def about(name: str) -> list[str]:
 
 
 def _kind_lines(name: str, title: str) -> list[str]:
-    """The line about a name under a title, then its keys, or its figures with their sources."""
+    """Return text lines about a name: its description, then its keys, or its figures with sources."""
     lines = [f"{name}, one of the {title}: {dict(catalogue()[title])[name]}"]
     specs = specs_titled(title)
     if name in specs:
@@ -164,12 +164,15 @@ def _kind_lines(name: str, title: str) -> list[str]:
 
 
 def _path_lines(name: str) -> list[str]:
-    """The tables and keys at a path, or at all paths that end so if there are none."""
+    """Return text lines about the tables and keys at a dotted path.
+
+    If nothing has exactly this path, all paths that end with it are described.
+    """
     matches = [entry for entry in _every_path() if entry[0] == name]
     if not matches:
         matches = [entry for entry in _every_path() if entry[0].endswith(f".{name}")]
     tables = {file: spec for file, spec in _FILES.items() if file == name}
-    # kinds of the owners of a key, by its path and what there is to say about it
+    # (path of a key, lines about it): kinds that have this key
     keys: dict[tuple[str, ...], list[str]] = {}
     for path, owner, key in matches:
         specs = specs_of(owner.model_fields[key])
@@ -193,7 +196,7 @@ def _path_lines(name: str) -> list[str]:
 
 
 def _search(words: list[str]) -> list[str]:
-    """Kinds and keys with all of these words in their name or meaning."""
+    """Return text lines about the kinds and keys whose name or meaning has all of the words."""
     meanings = {}
     for title, entries in catalogue().items():
         for name, line in entries:
@@ -216,11 +219,11 @@ def _search(words: list[str]) -> list[str]:
 
 
 def entry_lines(title: str, entries: TitledNames) -> list[str]:
-    """A title, then its names with a line about each, for people.
+    """Return text lines: the title, then each name with its description.
 
     Args:
-        title: the title.
-        entries: name and line of each entry.
+        title: a title of the catalogue.
+        entries: name and description of each entry.
     """
     width = max(len(name) for name, _ in entries)
     return [f"{title}:", *(f"  {name:<{width}}  {line}" for name, line in entries)]
@@ -232,7 +235,7 @@ def _every_path() -> list[tuple[str, type[Spec], str]]:
 
 
 def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec], str]]:
-    """Every key under a spec: the dotted path, the owning spec, and its key."""
+    """Yield for each key under a spec: its dotted path, the spec that has it, and its name."""
     for key in spec.model_fields:
         if key in spec.takes():
             yield above + key, spec, key
@@ -242,7 +245,7 @@ def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec],
 
 @cache
 def keys_of(spec: type[Spec]) -> list[Key]:
-    """The keys that a table takes, including its ``kind``."""
+    """Return descriptions of all keys that a spec takes, including its ``kind``."""
     schema = _resolve(spec.model_json_schema())
     required = schema.get("required", ())
     keys = []
@@ -254,7 +257,7 @@ def keys_of(spec: type[Spec]) -> list[Key]:
 
 
 def _resolve(schema: JsonSchemaValue, tables: JsonSchemaValue | None = None) -> JsonSchemaValue:
-    """A schema with the definition that it refers to, in ``tables`` or in its ``$defs``."""
+    """Return a JSON schema with its ``$ref`` replaced by the definition in ``tables`` or ``$defs``."""
     if "$ref" not in schema:
         return schema
     if tables is None:
@@ -264,7 +267,12 @@ def _resolve(schema: JsonSchemaValue, tables: JsonSchemaValue | None = None) -> 
 
 
 def _key_lines(spec: type[Spec], only: str = "") -> list[str]:
-    """Two lines per key: default and allowed values, and the meaning."""
+    """Return two text lines per key: default and allowed values, then the meaning.
+
+    Args:
+        spec: the spec that takes the keys.
+        only: describe only this key; empty for all keys but ``kind``.
+    """
     lines = []
     for key in keys_of(spec):
         if key.name == only or (not only and key.name != "kind"):
@@ -281,7 +289,7 @@ def _describe_default(key: Key) -> str:
 
 
 def _describe_values(described: JsonSchemaValue, tables: JsonSchemaValue) -> str:
-    """The values that a key allows, by its schema."""
+    """Return a text on the values that a key allows, from its JSON schema."""
     alternatives = described.get("anyOf", [described])
     kinds: list[str] = []
     for schema in alternatives:
@@ -336,7 +344,7 @@ _TYPES: dict[str | None, str] = {
 
 
 def as_toml(value: object) -> str:
-    """A value as TOML on one line; a table that has only a ``kind`` is the name of the kind."""
+    """Format a value as TOML on one line; a table with only a ``kind`` becomes the kind's name."""
     if isinstance(value, Mapping):
         if [*value] == ["kind"]:
             return as_toml(value["kind"])
@@ -348,10 +356,10 @@ def as_toml(value: object) -> str:
 
 
 def schema(file: Literal["scenario", "study"]) -> JsonSchemaValue:
-    """The JSON schema of a file.
+    """Return the JSON schema of a scenario or study file.
 
-    Keys of a study may have dots, and only its base is required. A file with ``extends`` is not
-    checked.
+    In a study, keys may have dots, and only ``base`` is required. A file with ``extends`` always
+    fits the schema.
     """
     whole = _FILES[file].model_json_schema()
     if file == "study":
@@ -371,7 +379,10 @@ def schema(file: Literal["scenario", "study"]) -> JsonSchemaValue:
 
 
 def _loosen(schema: Any) -> Any:
-    """A schema in which no key is required, keys may have dots, and kinds may be mixed."""
+    """Return a JSON schema changed so that no key is required and keys may have dots.
+
+    A table may also mix keys of several kinds.
+    """
     if isinstance(schema, list):
         return [_loosen(item) for item in schema]
     if not isinstance(schema, dict):

@@ -61,15 +61,15 @@ _STAR = {
 def quiet_world(
     strategy: Mapping[str, object], *, seed: int = 3, rounds: int = 5
 ) -> ScenarioTables:
-    """A small scenario in which no device disconnects.
+    """Return a small scenario in which no device disconnects.
 
     It has 24 devices of unequal speed that are always online. Their data are digits in four
     rotations.
 
     Args:
         strategy: the table ``[strategy]``.
-        seed: of the run.
-        rounds: after which the run ends.
+        seed: seed of the run.
+        rounds: count of rounds after which the run ends.
 
     Returns:
         The tables of the scenario. The caller may change them.
@@ -98,15 +98,15 @@ def quiet_world(
 def eventful_world(
     strategy: Mapping[str, object], *, seed: int = 3, rounds: int = 8
 ) -> ScenarioTables:
-    """A small scenario with every kind of event.
+    """Return a small scenario with every kind of event.
 
     It is ``quiet_world`` with devices that disconnect, arrive and leave, with data that drift, and
     with checkpoints.
 
     Args:
         strategy: the table ``[strategy]``.
-        seed: of the run.
-        rounds: after which the run ends.
+        seed: seed of the run.
+        rounds: count of rounds after which the run ends.
 
     Returns:
         The tables of the scenario. The caller may change them.
@@ -130,12 +130,12 @@ def eventful_world(
 
 
 class Delayed(Threads):
-    """An executor of threads that start each function after a random real delay.
+    """Executor of threads that starts each function after a random real delay.
 
     The delay is at most 3 ms and no seed determines it, because no run may depend on it.
 
     Args:
-        workers: number of threads.
+        workers: count of threads.
     """
 
     def submit(self, function: Any, *args: Any) -> "Future[Any]":
@@ -143,7 +143,7 @@ class Delayed(Threads):
 
         Args:
             function: the function.
-            args: its arguments.
+            args: arguments of the function.
 
         Returns:
             The future of the result.
@@ -163,8 +163,8 @@ def run(
 
     Args:
         sections: the tables of the scenario.
-        folder: of the run; None writes none.
-        executor: of the learning; by default ``Inline()``.
+        folder: the run folder to write; None to write no folder.
+        executor: executor of the learning; by default ``Inline()``.
 
     Returns:
         The summary of the run.
@@ -183,8 +183,9 @@ def run_until(sections: ScenarioTables, folder: Path, records: int, *, resume: b
 
     Args:
         sections: the tables of the scenario.
-        folder: of the run.
-        records: number of records after which the run is interrupted, from this call on.
+        folder: the run folder.
+        records: count of records, from the start of this call, after which the run is
+            interrupted.
         resume: whether to resume the run in ``folder``.
 
     Returns:
@@ -206,7 +207,7 @@ def go_on(sections: ScenarioTables, folder: Path) -> dict[str, Any]:
 
     Args:
         sections: the tables of the scenario.
-        folder: of the interrupted run.
+        folder: folder of the interrupted run.
 
     Returns:
         The summary of the whole run.
@@ -221,7 +222,7 @@ def give_other_tests(data: FederatedData) -> None:
     Device d is tested with at most 1 + d test samples, all of class d mod C, for C classes.
 
     Args:
-        data: changed in place.
+        data: data of all devices, changed in place.
     """
     tests = np.unique(np.concatenate([shard.test for shard in data.shards]))
     for device, shard in enumerate(data.shards):
@@ -255,20 +256,20 @@ _ADVICE = {
         "nothing kept outside of 'self'"
     ),
 }
-"""Advice to the author of a strategy or a part whose run fails a check of the audit."""
+"""Advice to the author of a strategy whose run fails a check of the audit, by title of check."""
 
 
 def assert_sound(folder: Path) -> RunFolder:
     """Assert that a run folder passes its audit.
 
     Args:
-        folder: of a finished run.
+        folder: folder of a finished run.
 
     Returns:
         The run folder, for reading.
 
     Raises:
-        AssertionError: with the first problems of each failed check, and what to do.
+        AssertionError: a check fails. The message has its first problems, and advice.
 
     Example:
         >>> from pathlib import Path
@@ -307,7 +308,8 @@ def assert_same_run(one: Path, other: Path) -> None:
         other: folder of the run to compare with it.
 
     Raises:
-        AssertionError: with the first of ``FIGURES`` and ``TABLES`` that differs.
+        AssertionError: an entry of ``FIGURES`` or a file of ``TABLES`` differs; the message names
+            the first.
 
     Example:
         >>> from pathlib import Path
@@ -332,9 +334,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 class StrategyContract:
-    """The checks of a strategy, as a class of tests for pytest.
-
-    A subclass sets ``strategy``.
+    """Test class for pytest that checks a strategy. A subclass sets ``strategy``.
 
     Attributes:
         strategy: the table ``[strategy]`` of a scenario.
@@ -355,7 +355,7 @@ class StrategyContract:
     goes_by_tests: bool = False
 
     def quiet(self, **options: Any) -> ScenarioTables:
-        """Return ``quiet_world`` of this strategy, with ``sections``.
+        """Return the tables of ``quiet_world`` with this strategy, overridden by ``sections``.
 
         Args:
             options: ``seed`` and ``rounds`` of ``quiet_world``.
@@ -363,7 +363,7 @@ class StrategyContract:
         return quiet_world(self.strategy, **options) | copy.deepcopy(dict(self.sections))
 
     def eventful(self, **options: Any) -> ScenarioTables:
-        """Return ``eventful_world`` of this strategy, with ``sections``.
+        """Return the tables of ``eventful_world`` with this strategy, overridden by ``sections``.
 
         Args:
             options: ``seed`` and ``rounds`` of ``eventful_world``.
@@ -371,7 +371,7 @@ class StrategyContract:
         return eventful_world(self.strategy, **options) | copy.deepcopy(dict(self.sections))
 
     def test_workers_executors_and_real_delays_change_nothing(self) -> None:
-        """Events and models are bitwise equal, however the learning is computed."""
+        """Events and models are bitwise equal for all executors, worker counts and real delays."""
         sections = self.quiet()
         reference = run(sections)
         assert reference["status"] == "done", (
@@ -401,7 +401,7 @@ class StrategyContract:
         assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
     def test_no_test_sample_steers_it(self, tmp_path: Path) -> None:
-        """Other and fewer test samples change no message, no time and no model."""
+        """Replacing the test samples of devices changes no message, no time and no model."""
         outcomes = []
         for name in ("as-they-are", "others"):
             job = Job(fedsim.Scenario(**self.eventful(seed=9, rounds=5)), tmp_path / name, Inline())
@@ -423,7 +423,7 @@ class StrategyContract:
         assert models == other_models, advice
 
     def test_newcomers_and_leavers(self, tmp_path: Path) -> None:
-        """Early newcomers take part; a device that has departed fails at most one task."""
+        """Devices that arrive early are selected; a departed device fails at most one task."""
         sections = self.eventful(seed=7, rounds=15)
         sections["population"] |= {
             "availability": {"kind": "always"},
@@ -490,7 +490,7 @@ class StrategyContract:
         )
 
     def test_everybody_leaves(self, tmp_path: Path) -> None:
-        """A run ends early once all devices have departed, and its summary has the reason."""
+        """A run ends before its time limit once all devices have departed."""
         sections = self.quiet(rounds=100_000)
         sections["population"]["departures"] = {"kind": "exponential", "mean_stay": "5 s"}
         summary = _sound_run(sections, tmp_path / "run").summary
@@ -539,6 +539,6 @@ class StrategyContract:
                 )
 
 
-# replaces ``Evaluator.test``
+# replacement of ``Evaluator.test``
 async def _test_equally(model: object, devices: object) -> float:
     return 0.5

@@ -1,8 +1,8 @@
 """Forecasts of the cost of a scenario, in the simulated world and on this machine.
 
-Sizes, and the times of a device alone on its link, need no simulation (``nominal_lines``). The
-cost on this machine is extrapolated from a trial: the beginning of a run without learning, then a
-part of its training.
+``nominal_lines`` computes sizes, and times of a device that shares its link with no other device,
+without a simulation. The cost on this machine is extrapolated from a trial: the beginning of a run
+without learning, then a part of its training.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.model_memory import model_memory_lines
 from fedsim.lab.tally import Tally, UsedTraining
-from fedsim.lab.terminal import outside_lines, share_done
+from fedsim.lab.terminal import extrapolation_lines, share_done
 from fedsim.records import folder as files
 from fedsim.records import parquet
 from fedsim.records.recorder import Recorder
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0
 _PILOT_STEPS = 3
-_SAMPLED = 100_000  # greatest sample of devices for estimates of large populations
+_SAMPLED = 100_000  # count of devices sampled for estimates of larger populations
 
 
 def nominal_lines(run: Run) -> list[str]:
-    """Describe a run that has been built and not begun, with estimates of its times."""
+    """Return text lines on a run that has not begun: its sizes, and estimates of its times."""
     dispatch = run.dispatch
     learner = run.learner
     scenario = run.scenario
@@ -77,7 +77,7 @@ def nominal_lines(run: Run) -> list[str]:
     if run.estimates:
         lines.append(f"this {run.estimates}")
     lines += run.rules
-    lines += outside_lines(run.outside_of_rules, most=20)
+    lines += extrapolation_lines(run.outside_of_rules, most=20)
     lines += _fitting_lines(run)
     if isinstance(params, RoundParams) and scenario.stop.rounds is not None:
         task_s = _tasks_s(run, params, down, epoch_s, up)
@@ -86,14 +86,14 @@ def nominal_lines(run: Run) -> list[str]:
 
 
 def _transfers_s(run: Run, devices: range, direction: Literal["down", "up"], size: float) -> Floats:
-    """Time (s) that each device needs alone on its link to transfer ``size`` bytes."""
+    """Return the time (s) in which each device transfers ``size`` bytes without other traffic."""
     near = run.scenario.strategy.at_edges
     times = [run.network.nominal_s(device, direction, size, near=near) for device in devices]
     return np.array(times)
 
 
 def _fitting_lines(run: Run) -> list[str]:
-    """A warning if the links were fitted to a log with another number of clients at a time."""
+    """Return a warning line if the log to which links were fitted has another count of clients."""
     fitted = run.scenario.population.fitted_at_once
     if fitted is None or fitted == run.at_once:
         return []
@@ -107,7 +107,7 @@ def _fitting_lines(run: Run) -> list[str]:
 
 
 def _tasks_s(run: Run, params: RoundParams, down: Floats, epoch_s: Floats, up: Floats) -> Floats:
-    """Time (s) of a task of each device, up to the deadline of a round."""
+    """Return the time (s) of a task of each device, at most the deadline; float64 [devices]."""
     limit = params.deadline_s(run.strategy.setting.mean_epoch_s)
     training_s = params.local_epochs * epoch_s
     if limit is not None and params.bounds_training:
@@ -119,7 +119,7 @@ def _tasks_s(run: Run, params: RoundParams, down: Floats, epoch_s: Floats, up: F
 
 
 def data_lines(run: Run) -> list[str]:
-    """Describe the samples as fedsim reads them; no lines if the run reads no data."""
+    """Return a text line on the samples that the run reads; no line if it reads no data."""
     if run.data is None:
         return []
     pool = run.data.pool
@@ -151,7 +151,15 @@ def data_lines(run: Run) -> list[str]:
 def _round_lines(
     run: Run, params: RoundParams, rounds: int, task_s: Floats, samples: Ints
 ) -> list[str]:
-    """Estimates of the cost of a round and of all rounds; ``task_s`` has each device's task (s)."""
+    """Return two text lines with estimates of the cost of a round, and of all rounds.
+
+    Args:
+        run: the run.
+        params: parameters of its strategy.
+        rounds: count of planned rounds.
+        task_s: time of a task of each device (s).
+        samples: training samples of each device.
+    """
     scenario = run.scenario
     learner = run.learner
     dispatch = run.dispatch
@@ -183,13 +191,13 @@ def _round_lines(
 
 
 def expected_maximum(values: Floats, drawn: int) -> float:
-    """The expected maximum of a uniform sample without replacement.
+    """Return the expected maximum of a sample drawn uniformly without replacement.
 
     All drawn values are among the i smallest of n values with probability
     C(i, drawn) / C(n, drawn).
 
     Args:
-        values: float64 [n].
+        values: the values to draw from, float64 [n].
         drawn: size of the sample, 1 to n.
     """
     from scipy.special import gammaln
@@ -209,23 +217,24 @@ def _range(seconds: Floats) -> str:
 
 
 class Beginning:
-    """The beginning of a run, and its measured cost.
+    """Trial of the beginning of a run, and its measured cost.
 
     Args:
-        scenario: of the run.
-        executor: which computes the learning.
+        scenario: scenario of the run.
+        executor: executor that computes the learning.
 
     Attributes:
-        run: of the scenario, without learning.
-        tally: the learner of the run, which counts trainings and tests.
-        core: the learning engine; None without learning.
-        workers: workers of the executor.
+        run: the run, built without learning.
+        tally: learner of the run, which counts trainings and tests.
+        core: the learning engine; None if ``learning = "off"``.
+        workers: count of workers of the executor.
         build_s: real time (s) until the run could begin.
         real_s: real time (s) of the simulation and its records.
         share: part of the run that was tried, 0..1.
         simulated_s, rounds: simulated time (s) and rounds that the trial reached.
-        events: number of records.
-        growing_bytes, fixed_bytes: size on disk that grows with the run, and the other size.
+        events: count of records.
+        growing_bytes: size on disk (bytes) of files that grow with the run.
+        fixed_bytes: size on disk (bytes) of files that do not grow with the run.
         stopped: the reason why the trial ended.
     """
 
@@ -264,11 +273,14 @@ class Beginning:
 
     @property
     def futile(self) -> str | None:
-        """The reason why the run ends, if it ends within the trial and without a round."""
+        """Reason why the run ended, if it ended within the trial without a round; otherwise None."""
         return self.stopped if self.share == 1.0 and not self.rounds else None
 
     def go(self, patience_s: float) -> None:
-        """Run for ``patience_s`` real seconds or to the end, into a temporary run folder."""
+        """Run for ``patience_s`` real seconds or to the end, and measure costs.
+
+        The run folder is temporary.
+        """
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
             path = Path(name)
             simulation = self.run.simulation
@@ -297,22 +309,23 @@ class Beginning:
             self.share = share_done(self.run.scenario.stop, self.rounds, self.simulated_s)
 
     def steps_of(self, used: UsedTraining) -> int:
-        """Number of SGD steps of a training."""
+        """Return the count of SGD steps of a device's training."""
         device, training = used
         samples = int(self.run.samples[device])
         return training.sgd_steps(samples, self.run.scenario.training.batching)
 
     async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
-        """Measure the learning: train the devices between two tests, then test twice.
+        """Measure the real time of SGD steps and of tests.
 
-        The two tests are in the middle of the trial.
+        The devices whose training was between two tests in the middle of the trial are trained.
+        Then the models are tested twice.
 
         Args:
             core: the learning engine.
             patience_s: real time (s) that the trainings may take; further devices are skipped.
 
         Returns:
-            Real times (s) of a step of SGD of one device, and of a test of the models.
+            Real time (s) of one SGD step of one device, and of one test of the models.
         """
         tests = max(1, self.tally.tests)
         together = max(1, round(len(self.tally.trainings) / tests))
@@ -338,7 +351,7 @@ class Beginning:
         self, core: "Learning", trainings: list[UsedTraining], patience_s: float
     ) -> float:
         first = trainings[:1]
-        await _train_s(core, first, 1)  # also does work that only the first training needs
+        await _train_s(core, first, 1)  # warm-up: the first training does extra work
         pilot = min(_PILOT_STEPS, self.steps_of(first[0]))
         guess = await _train_s(core, first, pilot) / pilot
         most = max(_PILOT_STEPS, int(patience_s / guess))
@@ -352,7 +365,10 @@ class Beginning:
 async def _train_s(
     core: "Learning", trainings: list[UsedTraining], most_steps: int | None
 ) -> float:
-    """Real time (s) of trainings from the initial model, of all or of ``most_steps`` steps each."""
+    """Measure the real time (s) of trainings from the initial model.
+
+    ``most_steps`` limits the SGD steps of each training; None for whole trainings.
+    """
     model = core.initial()
     await core.value(model)
     start = time.perf_counter()
@@ -372,8 +388,8 @@ def forecast_lines(
     """Build a scenario, try its beginning, and describe its cost.
 
     Args:
-        scenario: to forecast.
-        executor: which computes the learning of the trial.
+        scenario: the scenario.
+        executor: executor that computes the learning of the trial.
         patience_s: real time (s) for each part of the trial; 0 for no trial.
 
     Returns:
@@ -381,7 +397,7 @@ def forecast_lines(
 
     Raises:
         ScenarioError: the scenario is invalid.
-        DataError: its data cannot be read.
+        DataError: the data of the scenario cannot be read.
     """
     if scenario.strategy.brings_learning:
         Simulation(scenario, executor=executor)  # rejects invalid scenarios
@@ -430,7 +446,7 @@ def _trial_lines(trial: Beginning, patience_s: float) -> list[str]:
 
 
 def _peak_memory() -> int:
-    """The greatest memory (bytes) that this process has used."""
+    """Return the peak memory (bytes) of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts kibibytes
 
@@ -442,7 +458,7 @@ def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, floa
     clustering.
 
     Args:
-        trial: built and not begun.
+        trial: a trial that has been built and not begun.
         patience_s: real time (s) for each part of the trial.
 
     Returns:

@@ -50,9 +50,9 @@ async def run_async(
         scenario: the scenario, the path of its file, or the name of a shipped scenario.
         out: the run folder to make; None writes nothing.
         executor: ``inline``, ``threads`` or ``ray``, which computes the learning.
-        workers: number of threads or processes; by default one per core.
-        address: of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on this
-            machine.
+        workers: count of threads or processes; by default one per core.
+        address: address of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on
+            this machine.
         resume: continue the run in ``out`` from its newest checkpoint.
 
     Returns:
@@ -90,9 +90,9 @@ def run(
         out: the run folder to make; None writes nothing.
         executor: ``inline``, ``threads`` or ``ray``, which computes the learning. The executor
             does not influence the result.
-        workers: number of threads or processes; by default one per core.
-        address: of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on this
-            machine.
+        workers: count of threads or processes; by default one per core.
+        address: address of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on
+            this machine.
         resume: continue the run in ``out`` from its newest checkpoint. The result equals the
             result of an uninterrupted run.
 
@@ -124,7 +124,7 @@ def run(
 
 
 def _run_in_thread(coroutine: "Coroutine[Any, Any, Result]") -> "Result":
-    """Run a coroutine in another thread, beside this thread's event loop; Ctrl-C cancels it."""
+    """Run a coroutine in a new event loop in another thread; Ctrl-C cancels the coroutine."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(coroutine, context=copy_context())
     with closing(loop), ThreadPoolExecutor(1) as thread:
@@ -140,7 +140,7 @@ def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":
     """Load a run folder.
 
     Args:
-        path: of the run folder.
+        path: the run folder.
         allow_code: whether ``scenario`` may import code that it names by import path.
 
     Returns:
@@ -163,10 +163,10 @@ def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":
 
 
 class LoadedRun:
-    """A run folder, with its tables as pandas frames. Times are in s, and sizes in bytes.
+    """Run folder with its tables as pandas frames. Times are in s, and sizes in bytes.
 
     Args:
-        reader: reads the folder; None for a run that wrote none.
+        reader: the run folder; None if the run wrote no folder.
         allow_code: whether ``scenario`` may import code that it names by import path.
     """
 
@@ -184,22 +184,22 @@ class LoadedRun:
 
     @property
     def path(self) -> Path:
-        """The run folder."""
+        """Path of the run folder."""
         return self._folder.path
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``."""
+        """Content of ``summary.json`` as a dict."""
         return self._folder.summary
 
     @property
     def sections(self) -> dict[str, Any]:
-        """The scenario as the plain tables of ``scenario.toml``."""
+        """Scenario of the run as plain tables (dict), from ``scenario.toml``."""
         return self._folder.scenario
 
     @cached_property
     def scenario(self) -> Scenario:
-        """The scenario; running it repeats the run.
+        """Scenario of the run, validated. Running it repeats the run.
 
         Raises:
             RunFolderError: the scenario is invalid in this version, or names code by import path.
@@ -215,7 +215,7 @@ class LoadedRun:
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """One row per aggregation.
+        """DataFrame with one row per aggregation.
 
         Columns include accuracy and loss on test data, selected and completed clients, and bytes.
         """
@@ -223,7 +223,7 @@ class LoadedRun:
 
     @cached_property
     def devices(self) -> "pd.DataFrame":
-        """One row per device.
+        """DataFrame with one row per device.
 
         Columns include speed, links, samples, arrival and departure, group, number of selections
         and accuracy.
@@ -232,7 +232,7 @@ class LoadedRun:
 
     @cached_property
     def availability(self) -> "pd.DataFrame":
-        """One row per change of a device's availability: ``device``, ``time`` and ``on``.
+        """DataFrame with one row per change of availability: ``device``, ``time`` (s), ``on``.
 
         Runs of older versions do not have this table.
         """
@@ -240,7 +240,7 @@ class LoadedRun:
 
     @cached_property
     def energy(self) -> "pd.DataFrame":
-        """One row per device: power and energy by phase, battery and carbon.
+        """DataFrame with one row per device: power and energy by phase, battery and carbon.
 
         Only runs that count energy have this table.
         """
@@ -248,20 +248,23 @@ class LoadedRun:
 
     @cached_property
     def events(self) -> "pd.DataFrame":
-        """One row per record; ``data`` is a dict of its fields that have no column."""
+        """DataFrame with one row per record.
+
+        ``data`` is a dict of the fields of the record that have no column.
+        """
         return self._frame(files.EVENTS, json_column="data")
 
     @cached_property
     def transfers(self) -> "pd.DataFrame":
-        """One row per message; ``payloads`` lists its parts as [purpose, bytes]."""
+        """DataFrame with one row per message; ``payloads`` lists its parts as [purpose, bytes]."""
         return self._frame(files.TRANSFERS, json_column="payloads")
 
     def models(self) -> "dict[str, dict[str, NDArray[np.float32]]]":
-        """All saved models: tensors by name, by the name of the file without its ending."""
+        """Return all saved models by file name without ending; each model is its tensors by name."""
         return self._folder.models()
 
     def costs_to(self, accuracy: float | str) -> dict[str, float]:
-        """Costs until a test first reached a target.
+        """Return the costs until a test first reached a target.
 
         Args:
             accuracy: the target: an accuracy (0..1), or another metric as ``"perplexity=8"``.
@@ -276,11 +279,11 @@ class LoadedRun:
         """Draw a picture of the run.
 
         Args:
-            kind: of the picture, such as ``timeline``.
-            options: of the picture, see ``fedsim.analysis``.
+            kind: kind of the picture, such as ``timeline``.
+            options: options of the picture, see ``fedsim.analysis``.
 
         Raises:
-            FedsimError: there is no such picture.
+            FedsimError: there is no picture of this kind.
         """
         from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
 
@@ -301,7 +304,10 @@ class LoadedRun:
             return facts_of(self.summary)
 
     def _frame(self, name: str, json_column: str = "") -> "pd.DataFrame":
-        """A table of the folder; an empty cell of the column with JSON becomes {}."""
+        """Return a table of the run folder as a DataFrame.
+
+        The column ``json_column``, if given, is parsed as JSON; an empty cell becomes {}.
+        """
         with making_sense([self.path]):
             frame = as_frame(self._folder.table(name))
             if json_column:
@@ -320,7 +326,7 @@ class Result(LoadedRun):
 
     Attributes:
         rows: one dict per round.
-        folder: of the run; None if it wrote none.
+        folder: the run folder; None if the run wrote no folder.
 
     Example:
         >>> import fedsim
@@ -368,14 +374,14 @@ class Result(LoadedRun):
 
 
 def drawing(kinds: "Mapping[str, PictureKind]", kind: str) -> "Callable[..., Figure]":
-    """The function that draws a kind of picture.
+    """Return the function that draws a kind of picture.
 
     Args:
         kinds: the kinds of pictures by name.
         kind: the name of a kind.
 
     Raises:
-        FedsimError: ``kinds`` have no such kind.
+        FedsimError: ``kind`` is not in ``kinds``.
     """
     if kind not in kinds:
         raise FedsimError(

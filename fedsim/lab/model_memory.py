@@ -1,4 +1,4 @@
-"""Memory and disk that a round's models take, and the part of the scenario that needs most."""
+"""Memory and disk that the models of a round need, and the part of a scenario that needs most."""
 
 from typing import NamedTuple
 
@@ -9,31 +9,31 @@ from fedsim.running.assembly import Run
 
 
 class Together(NamedTuple):
-    """The most models that one function of a run takes at once."""
+    """Greatest count of models that one call of a function takes, with the function's name."""
 
     models: int = 0
     function: str = ""
 
 
 def model_memory_lines(run: Run, together: Together, workers: int) -> list[str]:
-    """Describe the models in memory and on disk in a round.
+    """Return a text line on the memory and disk that the models of a round need.
 
     Args:
         run: the run.
-        together: the most models that a function takes at once.
-        workers: number of workers.
+        together: greatest count of models that one call of a function takes.
+        workers: count of workers.
 
     Returns:
-        One line; none if all models of a round have room in memory.
+        List of one line; empty if all models of a round fit in memory.
     """
     size = run.learner.bytes
     cohort = run.at_once
     if size * cohort <= ROOM:
         return []
-    # the start, a sum of twice the size, its result, and the results of workers
+    # models in memory: start, sum (twice the size), its result, and results of the workers
     models = 4 + WAITING * workers + int(ROOM / size)
     reason = "sums take a client's model at a time"
-    needed = _reason_for_all(run)
+    needed = _explain_need(run)
     if needed or together.models >= cohort:
         models = max(cohort, together.models) + 1
         reason = needed or f"{together.function} takes {together.models} models together"
@@ -46,8 +46,8 @@ def model_memory_lines(run: Run, together: Together, workers: int) -> list[str]:
     return [line]
 
 
-def _reason_for_all(run: Run) -> str:
-    """Why the server needs all updates at once; empty if it does not say so."""
+def _explain_need(run: Run) -> str:
+    """Return the reason why the server needs all updates at once; empty if no part gives one."""
     params = run.scenario.strategy
     parts = (getattr(params, "aggregation", None), getattr(params, "selection", None), params)
     for part in parts:

@@ -12,13 +12,13 @@ from fedsim.common.units import Bytes, BytesPerSecond, PositiveSeconds, read_qua
 from fedsim.world.device_kinds import LINKS, figures
 
 _HERE = Path(__file__).parents[1] / "running" / "scenarios" / "new"
-# training samples of scikit-learn's digits, and their shape
+# scikit-learn's digits: count of training samples, features and classes
 _DIGITS = 1437
 _FEATURES = 64
 _CLASSES = 10
-_MOST_DEVICES = _DIGITS // 2  # each needs two samples
-_WIDEST = 2048  # width of a single hidden layer; a larger model has two layers
-# bytes; a larger model is replaced by a small one, and only messages have its size
+_MOST_DEVICES = _DIGITS // 2  # each device needs two samples
+_WIDEST = 2048  # greatest width of a single hidden layer; a larger model has two layers
+# size (bytes) above which a small model is trained instead; messages keep the large size
 _LARGEST = 8e6
 _STAND_IN = 6e5  # bytes of the small model
 _EPOCHS = 2
@@ -48,11 +48,11 @@ QUESTIONS = {
 def write_study(
     file: Path, devices: str, link: str, model: str, target: float, deadline: str
 ) -> str:
-    """Write a study that is made of the answers to ``QUESTIONS``.
+    """Write a study file from the answers to ``QUESTIONS``.
 
     Args:
-        file: of the study, which must be new.
-        devices, link, model, target, deadline: the answers.
+        file: path of the study, which must not exist.
+        devices, link, model, target, deadline: the answer to the question of the same name.
 
     Returns:
         A line about the study, for people.
@@ -119,7 +119,7 @@ def write_study(
 
 
 def _deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
-    """The deadlines to try (s), and a note about them."""
+    """Return the deadlines to try (s), and a note about them, from the answer on deadlines."""
     if answer.strip().lower() == "try":
         deadlines = [_round(task_s * factor) for factor in _FACTORS]
         return deadlines, f"a task takes some {task_s:.0f} s in the median"
@@ -129,7 +129,7 @@ def _deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
 
 
 def hidden_for(parameters: int) -> list[int]:
-    """Widths of the hidden layers of a perceptron for digits, with about ``parameters`` weights.
+    """Return hidden widths of a perceptron for digits with about ``parameters`` weights.
 
     There is one layer, or two if one layer would be wider than 2048.
     """
@@ -154,9 +154,9 @@ def _devices(text: str) -> tuple[int, str, dict[str, Any]]:
 
 
 def _link(text: str, size: float) -> tuple[str, str, float]:
-    """Rates and latency of a link in TOML, an energy preset, and the time (s) of a model.
+    """Return rates and latency of a link as TOML, its energy preset, and a transfer time (s).
 
-    The time is of ``size`` bytes down and as many bytes up.
+    The time is for ``size`` bytes down and ``size`` bytes up.
     """
     match = _RATE.fullmatch(text)
     if match:

@@ -1,4 +1,4 @@
-"""The learner of a trial, which computes nothing and counts."""
+"""Learner of a trial, which counts trainings and tests instead of computing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
 
 UsedTraining = tuple[int, Training]
-"""A device, and a training of it whose result the run uses."""
+"""Device ID, and a training on that device whose result the run uses."""
 
 
 class Tally(Learner):
-    """A learner that computes nothing, and counts.
+    """Learner that counts trainings and tests instead of computing.
 
     Attributes:
-        trainings: whose results the run uses.
-        tests: number of tests of models.
-        together: the most models that a function took at once.
+        trainings: device and training of each result that the run uses.
+        tests: count of tests of models.
+        together: greatest count of models that one call of a function took.
     """
 
     def __init__(self, *args: Any) -> None:

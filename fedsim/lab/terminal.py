@@ -25,14 +25,14 @@ from fedsim.records.notebook import strategy_of
 if TYPE_CHECKING:
     from fedsim.common.stop import StopSpec
 
-_TOTAL = 1000  # steps of the bar
+_TOTAL = 1000  # steps of the progress bar
 _PLAIN_EVERY_S = 5.0
 _LIVE_EVERY_S = 0.1
 _SAVED_EVERY_S = 1.0
 
 
 class Console(rich.console.Console):
-    """rich's console without markup, which replaces characters that a terminal would obey."""
+    """Console of rich without markup, which replaces control characters in text."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
@@ -40,7 +40,7 @@ class Console(rich.console.Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Replaces unprintable characters in each segment; rich's own control codes stay."""
+        """Render with unprintable characters replaced; control codes of rich are kept."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable() or segment.text == "\n":
                 yield segment
@@ -55,12 +55,12 @@ def _printable(character: str) -> str:
 
 
 class RunProgress:
-    """Shows the progress of a run: simulated time, round, accuracy and remaining real time.
+    """Display of a run's progress: simulated time, round, accuracy and remaining real time.
 
     Args:
-        stop: the end of the run.
-        console: to print to.
-        facts: facts of the strategy; new entries of its ``warnings`` are printed.
+        stop: limits at which the run ends.
+        console: console to print to.
+        facts: returns the facts of the strategy. New entries of ``warnings`` are printed.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RunProgress:
             self._live.start()
 
     def take(self, record: Record) -> None:
-        """Receive a record of the run."""
+        """Update the display from a record of the run."""
         if record.kind == "round":
             self._round = record.fields["round"] + 1
             if record.fields["accuracy"] is not None:
@@ -97,11 +97,11 @@ class RunProgress:
             self._show(record.time, now - self._began)
 
     def saved(self, rounds: int, simulated_s: float) -> None:
-        """Show that a checkpoint was saved; without a live line at most once a second.
+        """Show that a checkpoint was saved. If the console is no terminal, at most once a second.
 
         Args:
-            rounds: the number of rounds that ended.
-            simulated_s: the simulated time (s).
+            rounds: count of finished rounds.
+            simulated_s: simulated time of the checkpoint (s).
         """
         self._saved = f"saved at round {rounds} ({show_seconds(simulated_s)})"
         now = time.perf_counter()
@@ -131,22 +131,22 @@ class RunProgress:
             self._live.update(self._bar, completed=done * _TOTAL, description=text)
         elif self._round:
             remaining_s = real_s * (1 - done) / done if done else 0.0
-            if remaining_s >= 1.0:  # it is 0 while learning continues at the end of simulated time
+            if remaining_s >= 1.0:  # 0 s: the simulated time is over, but learning continues
                 text += f", about {show_seconds(remaining_s)} left"
             self._console.print(text, soft_wrap=True)
 
 
 def bar() -> tuple[ProgressColumn, ...]:
-    """The columns of a live line."""
+    """Return the columns of a live progress line."""
     return BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False)
 
 
 def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
-    """The share (0..1) of a run that is done, by its limits of rounds and simulated time.
+    """Return the share (0..1) of a run that is done, by its limits of rounds and simulated time.
 
     Args:
-        stop: the end of the run.
-        rounds: number of finished rounds.
+        stop: limits at which the run ends.
+        rounds: count of finished rounds.
         simulated_s: simulated time until now (s).
     """
     done = 0.0
@@ -157,12 +157,12 @@ def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
     return min(1.0, done)
 
 
-def outside_lines(lines: list[str], most: int = 5) -> list[str]:
-    """Warnings about values outside the domain of a rule's fit.
+def extrapolation_lines(lines: list[str], most: int = 5) -> list[str]:
+    """Return warnings about values outside of the domain in which a rule was fitted.
 
     Args:
-        lines: one per value.
-        most: number of lines to show; the other lines are counted.
+        lines: descriptions of the values, one line each.
+        most: greatest count of lines to return; further lines are only counted.
     """
     parts = lines[:most]
     if len(lines) > most:
@@ -171,7 +171,7 @@ def outside_lines(lines: list[str], most: int = 5) -> list[str]:
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """The main results of a run, as lines for people."""
+    """Return text lines with the main results of a run, from its summary."""
     traffic = summary["bytes"]
     accuracy = summary["accuracy"]
     lines = [
@@ -193,7 +193,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"of which {show_bytes(traffic['wasted'])} wasted"
     )
     lines += summary.get("notes", [])
-    lines += outside_lines(summary.get("outside_of_rules", []))
+    lines += extrapolation_lines(summary.get("outside_of_rules", []))
     if "not_finite" in summary:
         lines.append(
             "the strategy has made models whose weights are not all finite: "

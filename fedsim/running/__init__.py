@@ -1,4 +1,4 @@
-"""A scenario file becomes a run, which is saved and resumed.
+"""Reading a scenario file, building it into a run, and running, saving and resuming the run.
 
 Imports all rooms but ``lab`` and ``cli``.
 """

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 
 Models = dict[str, dict[str, AnyArray]]
-"""Named tensors by the name of their file."""
+"""Models by file name; each model is its tensors by name."""
 
-_ALL_DEVICES = 2_000  # in larger populations availability is recorded for asked devices alone
-_MOST_CHANGES = 200_000  # takes a second or two to compute, and is more than pictures show
+_ALL_DEVICES = 2_000  # larger populations: availability is recorded of asked devices only
+_MOST_CHANGES = 200_000  # recorded changes of availability; a figure shows fewer
 
 
 class Run:
-    """The components of one run of a scenario.
+    """Components of one run of a scenario, built in the constructor.
 
     Args:
         scenario: the scenario.
@@ -86,7 +86,7 @@ class Run:
         self._connect()
         self._check()
 
-    # The stages of building, in order.
+    # Stages of building, in the order of the constructor.
 
     def _choose_malicious(self) -> None:
         scenario = self.scenario
@@ -107,12 +107,12 @@ class Run:
         self.population = self._world.population
         self.population.batching = scenario.training.batching
         if not scenario.strategy.brings_learning:
-            self.population.share_of = cache(self._share_of)
-        # the realised availability, for the run folder
+            self.population.share_of = cache(self._relative_cost)
+        # availability so far, for the run folder
         self._past: Spans = self._world.availability.spans
 
-    def _share_of(self, by: CutBy, size: float) -> float:
-        """Cost of a sample of a smaller model, relative to the whole model."""
+    def _relative_cost(self, by: CutBy, size: float) -> float:
+        """Return the FLOPs of a sample in a reduced model, as a fraction of those in the whole model."""
         smaller = self.scenario.model.cut(by, size)
         return smaller.flops(*self._shape_and_classes) / self.learner.flops_per_sample
 
@@ -158,7 +158,7 @@ class Run:
         )
 
     def _build_messages(self) -> None:
-        """Build the sides of the server and of the devices, and the messages between both."""
+        """Build the server's dispatch, the client side, and the messages between them."""
         scenario = self.scenario
         down = Wire(scenario.messages.down, self.learner)
         up = Wire(scenario.messages.up, self.learner)
@@ -208,7 +208,7 @@ class Run:
         self._client = strategy.client_half(params, setting)
 
     def _build_changes(self) -> None:
-        """Build what changes the world meanwhile: turnover of devices, data shifts, processes."""
+        """Build arrivals and departures of devices, data shifts, and processes of the world."""
         scenario = self.scenario
         dispatch = self.dispatch
         self.lifetimes = self._world.build_lifetimes(partial(dispatch.notify, "newcomer"))
@@ -226,7 +226,7 @@ class Run:
         self.dispatch.connect(self.tasks, self.messages, self.strategy, self._client, begin_round)
 
     def _check(self) -> None:
-        """Raise ``ScenarioError`` for parameters of the strategy that do not fit this world."""
+        """Raise ``ScenarioError`` if parameters of the strategy do not fit data or network."""
         self.scenario.strategy.check_samples(int(self.samples.max()))
         self.scenario.strategy.check_deadline(self._fastest_download_s())
 
@@ -239,7 +239,10 @@ class Run:
         self._shape_and_classes = learning.shape_and_classes
 
     def _rooflines(self, capacity: Capacity) -> Rooflines | None:
-        """Roofline model of the model's training times; None without kinds of devices."""
+        """Return the roofline model of training times.
+
+        None if devices have no kinds, or if the strategy brings its own learning.
+        """
         if capacity.which is None or self.scenario.strategy.brings_learning:
             return None
         model = self.scenario.model
@@ -275,13 +278,13 @@ class Run:
         )
 
     def check_sizes(self, learner: Learner) -> None:
-        """Refuse a learner that cannot train on a device's samples, now or after a shift.
+        """Check that a learner can train on each device's samples, now and after each data shift.
 
         Args:
             learner: the learner.
 
         Raises:
-            ScenarioError: names such a device.
+            ScenarioError: the learner cannot train on a device's samples; the message names the device.
         """
         data = self.data
         drift = self.scenario.drift
@@ -302,31 +305,37 @@ class Run:
             learner.check_sizes(sizes)
 
     def stop_at(self, number: int, when: float) -> None:
-        """Set the alarm ``number`` that ends the run at a simulated time (s)."""
+        """Set an alarm that ends the run.
+
+        Args:
+            number: index of the alarm.
+            when: simulated time of the end (s).
+        """
         self.simulation.wake(("stop", number), when, lambda: self.simulation.stop("simulated time"))
 
     def present(self) -> NDArray[np.bool_] | None:
-        """Devices that have arrived and not left, bool [devices]; None if all are present
-        throughout.
+        """Return a mask of the devices that have arrived and not left, bool [devices].
+
+        None if all devices are present from the start to the end of the run.
         """
         if self._world.all_stay:
             return None
         return self.lifetimes.present(self.simulation.now)
 
     def truth(self) -> NDArray[np.int64] | None:
-        """The true group of each device's present data, int64 [devices]; None if unknown."""
+        """Return the true group of each device's present data, int64 [devices]; None if unknown."""
         return None if self.data is None else self.data.truth
 
     def _label_counts(self, device: int, version: int | None) -> NDArray[np.int64]:
-        if self.data is None:  # without data all samples count as one class
+        if self.data is None:  # no data: all samples count as one class
             return self.population.samples[device : device + 1]
         shard = self.data.current(device) if version is None else self.data.shard(device, version)
         return self.data.label_counts(shard)
 
     async def model_tensors(self) -> Models:
-        """Current models of the strategy, by the name of their file.
+        """Return the strategy's current models as tensors, by the name of the model's file.
 
-        Tensors of a family's models are named ``number/tensor``.
+        The models of a family share one file, in which tensors are named ``index/tensor``.
         """
         files = {name: dict(tensors) for name, tensors in self.strategy.tensors().items()}
         if not self.learner.learns:
@@ -340,7 +349,10 @@ class Run:
         return files
 
     def device_columns(self) -> dict[str, AnyArray | list[Any]]:
-        """The columns of ``devices.parquet``; of large populations only devices that were asked."""
+        """Return the columns of ``devices.parquet`` by name.
+
+        Large populations have rows only for devices that were asked.
+        """
         population = self.population
         network = self.network
         devices = self._devices_with(columns.MANY)
@@ -369,7 +381,7 @@ class Run:
 
     @property
     def estimates(self) -> str:
-        """Text on the unmeasured figures of device kinds on which times or joules depend."""
+        """Text that names the estimated (not measured) figures of device kinds that this run uses."""
         energy = self.scenario.energy
         estimates_links = not self.scenario.network.has_device_rates
         estimates_energy = energy is not None and energy.preset is None
@@ -377,7 +389,7 @@ class Run:
 
     @property
     def at_once(self) -> int:
-        """The largest number of devices that work at a time."""
+        """Largest count of devices that work at the same time."""
         params = self.scenario.strategy
         devices = self.scenario.population.devices
         if isinstance(params, RoundParams):
@@ -386,7 +398,7 @@ class Run:
 
     @property
     def rules(self) -> list[str]:
-        """Lines about the fitted rules that this run follows: the domain and the error of each."""
+        """Text lines (str) on the domain and error of each fitted rule that this run uses."""
         network = self.scenario.network
         lines = [*network.rules(), *network.protocol.rules()]
         if self.population.rooflines is not None:
@@ -395,7 +407,7 @@ class Run:
 
     @property
     def outside_of_rules(self) -> list[str]:
-        """Lines about values outside of the domain in which a rule was fitted."""
+        """Warnings (str) about values of this run outside of the domain in which a rule was fitted."""
         network = self.scenario.network
         lines = [
             *network.outside_of_rules(),
@@ -408,18 +420,23 @@ class Run:
 
     @property
     def lists_all_devices(self) -> bool:
-        """Whether ``devices.parquet`` has all devices; otherwise it has the asked ones."""
+        """Whether ``devices.parquet`` has all devices, instead of only those that were asked."""
         return self.scenario.population.devices <= columns.MANY
 
     def _devices_with(self, most: int) -> NDArray[np.int64]:
-        """All devices if there are at most ``most``, else those ever asked; int64, ascending."""
+        """Return all devices if there are at most ``most``, otherwise the devices ever asked.
+
+        The IDs are int64 and ascending.
+        """
         count = self.scenario.population.devices
         if count <= most:
             return np.arange(count)
         return np.array(sorted(self.tasks.times_asked), dtype=np.int64)
 
     def availability_columns(self, end: float) -> dict[str, AnyArray]:
-        """The columns of ``availability.parquet``; of large populations only asked devices.
+        """Return the columns of ``availability.parquet`` by name.
+
+        Large populations have rows only for devices that were asked.
 
         Args:
             end: time up to which changes are listed (s).
@@ -427,7 +444,7 @@ class Run:
         return changes(self._past, self._devices_with(_ALL_DEVICES), end, _MOST_CHANGES)
 
     def _fastest_download_s(self) -> float:
-        """The shortest time of a download of the model by a device that is alone (s)."""
+        """Return the shortest time (s) of a model download by a device with the network to itself."""
         near = self.scenario.strategy.at_edges
         size = self.dispatch.down.model_bytes + self.learner.base_bytes
         fastest_s = math.inf
@@ -440,7 +457,7 @@ class Run:
 def assemble(
     scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None
 ) -> Run:
-    """Build a scenario into a simulation, ready to run.
+    """Build a scenario into a simulation, so that the simulation can run.
 
     Args:
         scenario: the scenario.

@@ -19,11 +19,11 @@ SECTIONS_OF_LEARNING = (
     "messages",
     "evaluation",
 )
-"""Sections without meaning for a strategy that brings its own learning."""
+"""Names of the sections that a strategy with its own learning does not use."""
 
 
 def conflicts(scenario: Sections) -> Iterator[str]:
-    """The conflicts of a scenario.
+    """Find the conflicts between the sections of a scenario.
 
     Args:
         scenario: the scenario, each of whose sections is valid.
@@ -31,22 +31,22 @@ def conflicts(scenario: Sections) -> Iterator[str]:
     Yields:
         A message for the user for each conflict.
     """
-    yield from _of_learning(scenario)
-    yield from _of_edges(scenario)
+    yield from _check_learning(scenario)
+    yield from _check_edges(scenario)
     if scenario.strategy.serverless:
-        yield from _of_servers(scenario)
+        yield from _check_serverless(scenario)
     if scenario.malicious is not None:
         scenario.malicious.check(scenario.population.devices)
-    yield from _of_world(scenario)
-    yield from _of_messages(scenario)
-    yield from _of_objective(scenario)
-    yield from _of_training(scenario)
+    yield from _check_world(scenario)
+    yield from _check_messages(scenario)
+    yield from _check_objective(scenario)
+    yield from _check_training(scenario)
     if scenario.training.state == "sent":
-        yield from _of_sent_state(scenario)
+        yield from _check_sent_state(scenario)
 
 
 def _of_learning(scenario: Sections) -> Iterator[str]:
-    """Sections about learning that the strategy does not use."""
+    """Yield a message for each section about learning that the strategy does not use."""
     strategy = scenario.strategy
     if strategy.brings_learning:
         for section in SECTIONS_OF_LEARNING:
@@ -60,7 +60,7 @@ def _of_learning(scenario: Sections) -> Iterator[str]:
 
 
 def _of_edges(scenario: Sections) -> Iterator[str]:
-    """A strategy that needs edge servers, in a network without them."""
+    """Yield a message if the strategy needs edge servers and the network has none."""
     strategy = scenario.strategy
     if not strategy.at_edges:
         return
@@ -76,7 +76,7 @@ def _of_edges(scenario: Sections) -> Iterator[str]:
 
 
 def _of_servers(scenario: Sections) -> Iterator[str]:
-    """Sections that need a server, which the strategy has not."""
+    """Yield a message for each section that needs a server, for a strategy without a server."""
     up = scenario.messages.up
     problems = []
     if "down" not in up.ways or up.keeps_rest:
@@ -101,7 +101,7 @@ def _of_servers(scenario: Sections) -> Iterator[str]:
 
 
 def _of_world(scenario: Sections) -> Iterator[str]:
-    """Keys of devices, links and checkpoints that exclude each other."""
+    """Yield a message for each pair of keys that exclude each other: devices, links, checkpoints."""
     population = scenario.population
     if scenario.drift is not None and population.samples is not None:
         yield (
@@ -124,7 +124,7 @@ def _of_world(scenario: Sections) -> Iterator[str]:
 
 
 def _of_messages(scenario: Sections) -> Iterator[str]:
-    """Codecs that cannot write what the strategy sends."""
+    """Yield a message for each codec that cannot encode what the strategy sends."""
     strategy = scenario.strategy
     up = scenario.messages.up
     down = scenario.messages.down
@@ -161,7 +161,7 @@ def _of_messages(scenario: Sections) -> Iterator[str]:
 
 
 def _of_objective(scenario: Sections) -> Iterator[str]:
-    """Keys that need metrics which the objective lacks."""
+    """Yield a message for each key that needs a metric that the objective does not measure."""
     objective = scenario.objective
     metrics = ["loss", *(metric.name for metric in scenario.figures)]
     kind = f"objective.kind = {objective.kind!r}"
@@ -194,7 +194,7 @@ def _of_objective(scenario: Sections) -> Iterator[str]:
 
 
 def _of_training(scenario: Sections) -> Iterator[str]:
-    """A model or a trainer that the strategy cannot use."""
+    """Yield a message if the strategy cannot use the model or the trainer."""
     strategy = scenario.strategy
     training = scenario.training
     learns = scenario.learning == "on"
@@ -225,7 +225,7 @@ def _of_training(scenario: Sections) -> Iterator[str]:
 
 
 def _of_sent_state(scenario: Sections) -> Iterator[str]:
-    """Keys with which a trainer's state cannot be sent."""
+    """Yield a message for each setting with which ``training.state = "sent"`` is impossible."""
     for problem in _obstacles_to_state(scenario):
         yield (
             f"training.state is 'sent' and {problem}; allowed are moments (as Adam's) and 'fedavg' "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Drift:
-    """Applies a shift rule to the run's data.
+    """Schedule of data shifts, which applies a shift rule to the run's data.
 
     Draws come from the stream ``world/drift``, alike for all strategies.
     """
@@ -38,7 +38,7 @@ class Drift:
         self._arm(0)
 
     def begin_round(self, number: int) -> None:
-        """Apply the shift of round ``number``, if any, once a round."""
+        """Apply the data shift that is due at round ``number``, if any; repeated calls do nothing."""
         if number > self._begun:
             self._begun = number
             if self._spec.at.has_round(number):
@@ -75,7 +75,10 @@ class Drift:
             dispatch.on_shift(change.device)
 
     def _candidates(self) -> NDArray[np.int64]:
-        """Devices that may shift: all present devices, or the selected ones; int64, ascending."""
+        """Return the devices whose data may shift: all present devices, or those once selected.
+
+        The IDs are int64 and ascending.
+        """
         candidates = np.ones(len(self._dispatch.population.speed), dtype=np.bool_)
         present = self._present()
         if present is not None:
@@ -87,11 +90,17 @@ class Drift:
         return np.flatnonzero(candidates)
 
     def snapshot(self) -> dict[str, Any]:
-        """The candidates of each shift so far; with the seed they determine the shifted data."""
+        """Return the state to save: the last round begun, and the candidates of each past shift.
+
+        Seed and candidates determine the shifted data.
+        """
         return {"begun": self._begun, "candidates": self._candidates_before}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Repeat past shifts on the data without notifying anyone. Alarms follow."""
+        """Apply all past shifts to the data again, without records and without telling the server.
+
+        The caller sets the alarms of future shifts.
+        """
         self._begun = state["begun"]
         self._candidates_before = state["candidates"]
         for occasion, candidates in enumerate(self._candidates_before):

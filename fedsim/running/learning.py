@@ -28,9 +28,9 @@ class LearningBuilder:
         streams: random streams of the seed.
 
     Attributes:
-        data: the data of all devices; None without data.
+        data: the data of all devices; None if the run reads no data.
         samples: training samples of each device; int64 [devices].
-        shape_and_classes: shape of a sample, and number of classes or outputs.
+        shape_and_classes: shape of a sample, and count of classes or outputs.
         tensors: returns the tensors of the model; empty if the strategy brings its own learning.
 
     Raises:
@@ -86,7 +86,7 @@ class LearningBuilder:
         return self._scenario.model.tensors(*self.shape_and_classes)
 
     def learner(self, replacement: type[Learner] | None) -> Learner:
-        """Build the learner; ``replacement`` takes the place of the scenario's learning."""
+        """Build the learner of the run; ``replacement``, if given, is the learner's class."""
         scenario = self._scenario
         if scenario.strategy.brings_learning:
             # a sample costs as much as one of the reference model
@@ -120,7 +120,7 @@ class LearningBuilder:
         )
 
     def _state_bytes(self, learner: Learner) -> float:
-        """Bytes of a trainer's state on the wire, of float32 numbers."""
+        """Return the size (bytes) of a trainer's state in a message, as float32 values."""
         shapes = {tensor.name: tensor.shape for tensor in self.tensors() if not tensor.is_buffer}
         if not shapes:
             shapes = {"": (int(learner.parameters),)}

@@ -23,17 +23,17 @@ from fedsim.common.errors import (
 from fedsim.common.harmless import say
 
 INTERRUPTED = 130
-_NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # names that no file can have
+_NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # errors of file names that no file can have
 
 
 def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Decorator of a command, whose errors become one message and an exit status.
+    """Return a decorator that turns a command's errors into one message and an exit status.
 
-    The command gets the option ``--debug``, by which a traceback is shown. A command that reads
-    runs refuses an ``out`` within a run folder.
+    It adds the option ``--debug``, which shows a traceback instead of the message. A command that
+    reads runs is not allowed to write (``out``) within a run folder.
 
     Args:
-        program: the program's name, with which messages begin.
+        program: name of the program, at the beginning of each message.
 
     Returns:
         The decorator. The command returns its exit status; None is 0.
@@ -50,7 +50,7 @@ def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..
             except KeyboardInterrupt:
                 status = INTERRUPTED
             except BrokenPipeError:  # the reader has ended (``| head``)
-                # so that Python does not flush the rest
+                # Python must not flush the remaining output
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             except Exception as error:
                 message = _message(error, options.get("out"))
@@ -70,7 +70,7 @@ def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..
 
 
 def _message(error: Exception, out: object) -> str:
-    """The message of an error; ``out`` is the folder that a command writes."""
+    """Return the message (str) for an error; ``out`` is the folder that the command writes."""
     folder = out if isinstance(out, Path) else None
     if isinstance(error, SimulationError):
         return f"{error}{place_of(error)}"
@@ -94,7 +94,10 @@ def _status(error: Exception) -> int:
 
 
 def _reading(options: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """The context of a command, in which damaged run folders are reported as such."""
+    """Return the context of a command in which errors name the run folder that is damaged.
+
+    Raises if the option ``out`` is within a run folder.
+    """
     runs: Iterable[Path] = ()
     if "runs" in options:
         runs = options["runs"]

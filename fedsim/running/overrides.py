@@ -25,12 +25,12 @@ Tables = dict[str, Any]
 
 @dataclass(frozen=True)
 class SetChange:
-    """A change given by ``--set``.
+    """Change of a scenario given by ``--set``.
 
     Attributes:
         text: the argument of ``--set``.
-        keys: the path of the key.
-        value: the new value; None removes the key.
+        keys: parts of the dotted key.
+        value: the new value; None to remove the key.
     """
 
     text: str
@@ -38,19 +38,22 @@ class SetChange:
     value: Any
 
     def holds_in(self, sections: Mapping[str, Any]) -> bool:
-        """Whether tables have the new value."""
+        """Whether the tables ``sections`` have the new value at the changed key."""
         return _holds(self.value, at(sections, self.keys))
 
 
 def at(tables: Any, keys: Sequence[str]) -> Any:
-    """The value of a key in nested tables; None if it is not given."""
+    """Return the value at a path of keys in nested tables; None if the path does not exist."""
     for key in keys:
         tables = tables.get(key) if isinstance(tables, Mapping) else None
     return tables
 
 
 def _holds(change: Any, present: Any) -> bool:
-    """Whether a present value contains a change; a table contains the name of its ``kind``."""
+    """Whether a value equals a change, or is a table that contains all keys of the change.
+
+    A table also equals the name of its ``kind``.
+    """
     if isinstance(present, Mapping) and isinstance(change, Mapping):
         return all(_holds(value, present.get(key)) for key, value in change.items())
     if isinstance(present, Mapping) and isinstance(change, str):
@@ -59,7 +62,7 @@ def _holds(change: Any, present: Any) -> bool:
 
 
 def read_toml(path: str | Path, role: str, descendants: Sequence[Path] = ()) -> Tables:
-    """The tables of a TOML file, merged into the tables of the file that it ``extends``.
+    """Read a TOML file, and merge its tables into the tables of the file that it ``extends``.
 
     Args:
         path: the file.
@@ -130,7 +133,7 @@ def apply_changes(
             if change.keys[-1] == "kind":
                 _drop_strangers(sections, change.keys[:-1], root, changed_keys, tell)
     for change in parsed:
-        # a table may be removed and given anew
+        # one change may remove a table of which another change sets a key
         is_renewed = change.value is None and _is_given_within(change.keys, changed_keys)
         if is_renewed:
             continue
@@ -142,17 +145,17 @@ def apply_changes(
 
 
 def _order(change: SetChange) -> tuple[int, bool]:
-    """Sorts whole tables before keys in them, and a ``kind`` before other keys."""
+    """Sort key of changes: whole tables before keys in them, a ``kind`` before other keys."""
     return len(change.keys), change.keys[-1] != "kind"
 
 
 def _is_given_within(table: tuple[str, ...], changed_keys: Collection[tuple[str, ...]]) -> bool:
-    """Whether a key within a table is given by a change."""
+    """Whether any changed key is within the table at the path ``table``."""
     return any(keys != table and keys[: len(table)] == table for keys in changed_keys)
 
 
 def _remove_key(scenarios: Sequence[Tables], change: SetChange) -> None:
-    """Remove a key from all scenarios; ``ScenarioError`` if none has it."""
+    """Remove the key of ``change`` from all scenarios; ``ScenarioError`` if none has the key."""
     removals = [_unset(sections, change.keys) for sections in scenarios]
     if any(removals):
         return
@@ -162,7 +165,7 @@ def _remove_key(scenarios: Sequence[Tables], change: SetChange) -> None:
 
 
 def read_change(text: str) -> SetChange:
-    """The change of a text ``key.path=value``; ``ScenarioError`` for another text."""
+    """Parse a change ``key.path=value``; ``ScenarioError`` if the text has another form."""
     path, equals, value = (part.strip() for part in text.partition("="))
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
@@ -199,7 +202,7 @@ def _set(sections: Tables, change: SetChange) -> None:
 
 
 def _unset(sections: Tables, keys: Sequence[str]) -> bool:
-    """Remove a key; returns whether the tables had the key."""
+    """Remove a key from nested tables; return whether the key was there."""
     table = at(sections, keys[:-1])
     return isinstance(table, dict) and table.pop(keys[-1], None) is not None
 
@@ -211,7 +214,10 @@ def _drop_strangers(
     changed_keys: Collection[tuple[str, ...]],
     tell: Callable[[str], object],
 ) -> None:
-    """Drop the keys that a table's kind does not take, except keys given by a change."""
+    """Remove keys that the kind of the table at path ``keys`` does not take.
+
+    Keys given by a change stay. ``tell`` gets a message for each removed key.
+    """
     spec: type[Spec] | None = root
     table: Any = sections
     for depth, key in enumerate(keys):
@@ -235,7 +241,10 @@ def _drop_strangers(
 
 
 def spread_out(changes: Mapping[str, Any]) -> Tables:
-    """Changes with every dotted key expanded to tables; a key given twice is refused."""
+    """Return changes with each dotted key expanded to nested tables.
+
+    Raises ``ScenarioError`` if a key is given twice.
+    """
     tables: Tables = {}
     for key, value in changes.items():
         parts = key.split(".")
@@ -262,7 +271,7 @@ def _add(tables: Tables, more: Tables, above: str) -> None:
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tables:
-    """The base's tables with changes (spread out) merged into them; neither is altered."""
+    """Return new tables: ``base`` with ``changes`` merged into it (dotted keys expanded)."""
     tables = dict(base)
     for key, value in changes.items():
         tables[key] = _merge(base.get(key), value, key)
@@ -270,7 +279,7 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tables:
 
 
 def _merge(base: Any, change: Any, path: str) -> Any:
-    """A value with a change merged into it."""
+    """Return ``base`` with ``change`` merged into it; ``path`` is the dotted key of both."""
     if not (isinstance(base, Mapping) and isinstance(change, Mapping)):
         return change
     kind = change.get("kind")
@@ -289,7 +298,7 @@ def _merge(base: Any, change: Any, path: str) -> Any:
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first difference of two scenarios as text; empty if they are the same."""
+    """Return a text on the first key by which two scenarios differ; empty if they are equal."""
     old = flat(before)
     new = flat(now)
     for key in {**old, **new}:

@@ -15,7 +15,7 @@ def packages_of(scenario: BaseModel) -> dict[str, str]:
     Returns:
         Name and version of the package by the key of the part, ``{"strategy.kind": "acme 1.2"}``.
     """
-    modules = dict(_modules_of(scenario, ""))
+    modules = dict(_find_modules(scenario, ""))
     if not modules:
         return {}
     distributions = packages_distributions()
@@ -28,7 +28,7 @@ def packages_of(scenario: BaseModel) -> dict[str, str]:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package of this name and version, ``acme 1.2``, is installed."""
+    """Whether the package with name and version ``package``, such as ``acme 1.2``, is installed."""
     name, _, its_version = package.rpartition(" ")
     try:
         return version(name) == its_version
@@ -36,18 +36,18 @@ def is_installed(package: str) -> bool:
         return False
 
 
-def _modules_of(value: object, key: str) -> Iterator[tuple[str, str]]:
-    """Keys of the parts that entry points registered, each with its class's top-level module."""
+def _find_modules(value: object, key: str) -> Iterator[tuple[str, str]]:
+    """Yield each part of ``value`` whose class is not of fedsim: its key, and its package's module."""
     if isinstance(value, BaseModel):
         kind = getattr(value, "kind", None)
         module = type(value).__module__.partition(".")[0]
         if isinstance(kind, str) and ":" not in kind and module != __name__.partition(".")[0]:
             yield f"{key}kind", module
         for name in type(value).model_fields:
-            yield from _modules_of(getattr(value, name), f"{key}{name}.")
+            yield from _find_modules(getattr(value, name), f"{key}{name}.")
     elif isinstance(value, Mapping):
         for name, entry in value.items():
-            yield from _modules_of(entry, f"{key}{name}.")
+            yield from _find_modules(entry, f"{key}{name}.")
     elif isinstance(value, (list, tuple)):
         for number, entry in enumerate(value):
-            yield from _modules_of(entry, f"{key}{number}.")
+            yield from _find_modules(entry, f"{key}{number}.")

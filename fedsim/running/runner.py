@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from fedsim.running.scenario import Scenario
 
 
-# real time after an interrupt
-_PATIENCE_S = 1.5  # for computations of the event loop's thread, in the world or in a handler
-_TRAINING_S = 10.0  # for an instant that waits for training; after Ctrl-C the user decides
-_LOOK_S = 0.1  # between two looks at the run
+# limits in real time (s) after an interrupt; beyond them the process is ended
+_PATIENCE_S = 1.5  # limit of a computation that blocks the event loop
+_TRAINING_S = 10.0  # limit of training after SIGTERM or SIGHUP; after Ctrl-C the user decides
+_LOOK_S = 0.1  # real time between two checks of the run (s)
 
-FAILED = "failed"  # the status of a run that an error has ended
+FAILED = "failed"  # status of a run that ended with an error
 
 
 class EndedRun(NamedTuple):
-    """Result of a run."""
+    """Result of a run that has ended: summary, rows of rounds, and folder."""
 
     summary: dict[str, Any]
     """content of ``summary.json``."""
@@ -56,7 +56,7 @@ class EndedRun(NamedTuple):
 
 
 class Job:
-    """One run, from building it to the closed run folder.
+    """Execution of a run, from building it to closing its run folder.
 
     The constructor validates everything before it makes the folder, and locks the folder until the
     run is over. The job closes ``executor``.
@@ -64,9 +64,9 @@ class Job:
     Args:
         scenario: the scenario.
         out: the run folder; None for none.
-        executor: where real work runs.
-        resume: whether to go on from the newest checkpoint of the folder.
-        live_every_s: real time from one intermediate result to the next (s).
+        executor: runs the training and the tests of models.
+        resume: whether to continue from the newest checkpoint of the folder.
+        live_every_s: real time between two intermediate results (s).
 
     Attributes:
         over: whether the run has ended, and its files are closed.
@@ -110,21 +110,21 @@ class Job:
             self._lock = lock.pop_all()
 
     def _reopen(self, out: Path, lock: ExitStack) -> None:
-        """Lock the folder of a run that is resumed."""
+        """Lock the existing folder of the run that is resumed, and check that it is of this run."""
         files.refuse_other_run(out, self.scenario.to_toml())
         lock.enter_context(locked(out))
-        # another process may have ended it meanwhile
+        # another process may have ended the run before the lock
         files.refuse_other_run(out, self.scenario.to_toml())
 
     def _make_folder(self, out: Path, lock: ExitStack) -> None:
-        """Make and lock the folder of a new run."""
+        """Make and lock the folder of a new run, and write the scenario into it."""
         files.make(out)
         lock.enter_context(locked(out))
-        files.refuse_unusable(out)  # another process may have used it meanwhile
+        files.refuse_unusable(out)  # another process may have used the folder before
         files.write_text(out / files.SCENARIO, self.scenario.to_toml())
 
     def _prepare_checkpoints(self, out: Path, *, resume: bool) -> None:
-        """Restore the newest checkpoint if the run is resumed; prepare to save the run."""
+        """Restore the newest checkpoint if ``resume``, and create the checkpointer."""
         origins = snapshot.Origins(self.run)
         if resume:
             snapshot.resume(out, self.run, self.recorder, origins)
@@ -137,7 +137,7 @@ class Job:
             )
 
     def _listen(self, live_every_s: float) -> None:
-        """Let the recorder, the checkpoints and the intermediate results take records."""
+        """Subscribe recorder, checkpointer and intermediate results to the run's records."""
         self.simulation.listen(self.recorder.take)
         if self.checkpointer is not None:
             kinds = ("round",) if self.scenario.checkpoint.time is None else ()
@@ -147,13 +147,13 @@ class Job:
             self.simulation.listen(live_results.watch, kinds=("task-end",))
 
     def interrupt(self) -> None:
-        """End the run after the current instant. A run with a folder is saved, to be resumed."""
+        """End the run after the current instant. If it has a folder, it is saved for a resume."""
         if self.checkpointer is not None:
             self.checkpointer.request()
         self.simulation.interrupt()
 
     async def execute(self) -> EndedRun:
-        """Run to the end. After an error the run folder is closed, too.
+        """Run to the end, and close the run folder, also after an error.
 
         Returns:
             The result.
@@ -188,7 +188,7 @@ class Job:
                 reason = evaluator.why_no_accuracy(summary["rounds"], strategy.models())
             summary["no_accuracy"] = reason
         not_finite = [name for name, model in tensors.items() if not _is_finite(model)]
-        # caused by the strategy, as updates with such numbers never enter a model
+        # caused by the strategy, as updates that are not finite never enter a model
         if not_finite:
             summary["not_finite"] = f"{', '.join(not_finite)}{home_of(type(strategy))}"
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
@@ -209,12 +209,12 @@ class Job:
         obsolete_parts = self.recorder.parts if status == "done" else []
         fingerprints = files.fingerprints(out, but=obsolete_parts)
         files.write_summary(out, {**summary, "files_sha256": fingerprints})
-        # only now: without a summary, a killed run could still be resumed
+        # after the summary is written: without it, a killed run must stay resumable
         for part in obsolete_parts:
             part.unlink()
 
     def _metrics(self) -> dict[str, dict[str, object]]:
-        """Last and best value of each metric, and whether the best is the most or the least."""
+        """Return by metric: its final and best value, and whether the best is the most or the least."""
         entries: dict[str, dict[str, object]] = {}
         for metric in self.run.metrics:
             values = self._values(metric.name)
@@ -227,7 +227,7 @@ class Job:
         return entries
 
     def _values(self, column: str) -> list[float]:
-        """The measured values of a column of rounds."""
+        """Return the values of a column of ``rounds`` that are not None."""
         values = [row[column] for row in self.recorder.rounds]
         return [value for value in values if value is not None]
 
@@ -241,7 +241,7 @@ class Job:
         parquet.write_devices(out, self.run.device_columns(), self.run.meters)
 
     def _summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
-        """The entries of ``summary.json``, in their order."""
+        """Return the content of ``summary.json``."""
         recorder = self.recorder
         run = self.run
         accuracies = self._values("accuracy")
@@ -285,7 +285,7 @@ class Job:
         return summary
 
     def _reason(self, status: str) -> str:
-        """The entry ``stopped`` of the summary."""
+        """Return the reason why the run ended, for ``summary["stopped"]``."""
         if status == RUNNING:
             return "it goes on"
         if status == FAILED:
@@ -299,13 +299,13 @@ def _is_finite(model: Mapping[str, AnyArray]) -> bool:
 
 
 def end_soon(job: Job, number: int) -> None:
-    """End and save a run after its current instant.
+    """Interrupt a run, which is saved after its current instant.
 
-    If the run does not end, the process is ended. The last checkpoint then remains.
+    If the run does not end in time, the process is ended, and the last checkpoint remains.
 
     Args:
         job: the run.
-        number: the signal that has interrupted the run.
+        number: number of the signal that interrupted the run.
     """
     job.interrupt()
     with suppress(RuntimeError):  # no event loop runs, so there is nothing to wait for
@@ -314,9 +314,9 @@ def end_soon(job: Job, number: int) -> None:
 
 
 def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
-    """End the process if the event loop hangs, or training goes on for too long.
+    """End the process if the event loop hangs or training takes too long after an interrupt.
 
-    After Ctrl-C training may take any time.
+    Runs in a thread. After Ctrl-C, training may take any time.
     """
     turn = threading.Event()
     turn.set()

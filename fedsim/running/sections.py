@@ -83,13 +83,13 @@ class Sections(Spec):
 
     @property
     def figures(self) -> list[EvaluationMetric]:
-        """Metrics of tests, and numbers of trainers that are columns of rounds."""
+        """Metrics that are columns of ``rounds``: from tests, and reported by the trainer."""
         reported = starmap(reported_metric, self.training.reports.items())
         return [*self.objective.figures, *reported]
 
     @property
     def not_restorable(self) -> str | None:
-        """The reason why a run cannot be resumed; None if it can."""
+        """Reason why a run cannot be resumed (str); None if it can be resumed."""
         return self.world.not_restorable or self.strategy.not_restorable
 
     def meters_in(self, context: MeterContext) -> Meters:
@@ -99,7 +99,7 @@ class Sections(Spec):
             context: the run's world.
 
         Returns:
-            The meters of ``[energy]`` and ``[costs]``, and the further ones.
+            The meters of ``[energy]``, ``[costs]`` and ``meters``.
 
         Raises:
             ScenarioError, DataError: a meter cannot be built in this world.

@@ -14,12 +14,12 @@ from fedsim.common.files import read_text, read_toml
 
 _FOLDER = (Path(__file__).parent / "scenarios").resolve()
 _KEYS_OF_FILES = ("extends", "base", "published")
-_PARTS = ("published", "_base", "validation/worlds")  # parts of studies, which cannot be run alone
+_PARTS = ("published", "_base", "validation/worlds")  # files that only studies refer to
 
 
 @cache
 def shipped() -> dict[str, Path]:
-    """The path of each shipped file, by its name."""
+    """Return the paths of all shipped scenarios and studies, by name."""
     files: dict[str, Path] = {}
     for path in sorted(_FOLDER.glob("**/*.toml")):
         name = path.relative_to(_FOLDER).with_suffix("").as_posix()
@@ -29,10 +29,10 @@ def shipped() -> dict[str, Path]:
 
 
 def shipped_titles(studies: bool) -> list[tuple[str, str]]:
-    """Name and title of every shipped scenario, or of every shipped study.
+    """Return name and title of each shipped scenario, or of each shipped study.
 
     Args:
-        studies: whether to list studies.
+        studies: True to list studies, False to list scenarios.
 
     Returns:
         Pairs of name and title, which is the file's first line.
@@ -60,7 +60,7 @@ def find_file(path: str | Path) -> Path:
         The file's path. A path with a suffix need not exist.
 
     Raises:
-        ScenarioError: there is no such path, and no such name.
+        ScenarioError: ``path`` is neither an existing file nor the name of a shipped file.
     """
     file = Path(path)
     if file.suffix or file.exists():
@@ -73,11 +73,11 @@ def find_file(path: str | Path) -> Path:
 
 
 def _find_shipped(name: str, refusal: str) -> Path:
-    """The shipped file called ``name``.
+    """Return the path of the shipped file called ``name``.
 
     Args:
-        name: the name.
-        refusal: the message if there is none; a hint at similar names follows.
+        name: name of a shipped scenario or study.
+        refusal: the error message if no file has the name; similar names are appended.
     """
     files = shipped()
     if name in files:
@@ -90,7 +90,7 @@ def _find_shipped(name: str, refusal: str) -> Path:
 
 
 def copy(name: str, folder: Path) -> list[Path]:
-    """Copy a shipped file, and the files that it names.
+    """Copy a shipped scenario or study, and the files to which it refers.
 
     Args:
         name: name of the shipped file.
@@ -116,7 +116,7 @@ def copy(name: str, folder: Path) -> list[Path]:
 
 
 def _with_named_files(file: Path) -> Iterator[Path]:
-    """A file, each file that it names, and the files that these name."""
+    """Yield a TOML file and all files to which it refers, directly or through other files."""
     yield file
     tables = read_toml(file)
     for table in (tables, *tables.get("sizes", {}).values(), *tables.get("parts", {}).values()):

@@ -17,7 +17,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 def interrupted_once(
     interrupt: Callable[[int], None], again: Callable[..., object] = signal.default_int_handler
 ) -> Iterator[None]:
-    """Context in which signals (Ctrl-C, SIGTERM, SIGHUP) interrupt a command.
+    """Return a context in which signals (Ctrl-C, SIGTERM, SIGHUP) interrupt a command.
 
     Args:
         interrupt: called with the first signal.
@@ -45,9 +45,9 @@ def interrupted_once(
 
 
 def signals() -> list[signal.Signals]:
-    """Numbers of the signals that interrupt a run.
+    """Return the signals that interrupt a run: SIGINT, SIGTERM and SIGHUP.
 
-    SIGHUP is not among them if it is ignored (``nohup``).
+    SIGHUP is left out if the process ignores it (``nohup``).
     """
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -56,10 +56,10 @@ def signals() -> list[signal.Signals]:
 
 
 def let_go(number: int) -> None:
-    """After SIGHUP, discard output to the terminal, which is gone: writing to it would fail.
+    """Discard all further output to the terminal after SIGHUP, as the terminal no longer exists.
 
     Args:
-        number: the signal; nothing is done for any other than SIGHUP.
+        number: the signal received. For signals other than SIGHUP the function does nothing.
     """
     if number != signal.SIGHUP:
         return
@@ -70,8 +70,8 @@ def let_go(number: int) -> None:
 
 
 def end_at_once(*_: object) -> None:
-    """End this process at once, without waiting for its threads."""
+    """Signal handler that ends this process at once, without waiting for its threads."""
     sys.stderr.flush()
     if sys.stderr.isatty():
-        os.write(sys.stderr.fileno(), _SHOW_CURSOR)  # a live display had hidden it
+        os.write(sys.stderr.fileno(), _SHOW_CURSOR)  # a live display has hidden the cursor
     os._exit(INTERRUPTED)

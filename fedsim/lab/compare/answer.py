@@ -20,7 +20,7 @@ from fedsim.lab.reading.targets import Target
 
 Aim = float | Target
 TARGETED = ("time", "bytes", "energy", "money")
-_STEP = 0.05  # of targets that neither a study nor the user names
+_STEP = 0.05  # step between default targets (accuracy)
 _USUAL_GOAL = "time"
 
 LineFigures = Sequence[Sequence[Values]]
@@ -29,19 +29,18 @@ LineFigures = Sequence[Sequence[Values]]
 
 @dataclass(frozen=True)
 class WorldAnswer:
-    """The answer for one world.
+    """Answer of a comparison for one world: rankings, costs and missed targets.
 
     Attributes:
         world: point of the grid, or study; empty if there is only one world.
         target: the accuracy, or a metric's value, at which costs are compared. None if no line
             was evaluated, or reached a target.
-        rankings: by the goal, then by time, bytes, joules and money to the target if they were
+        rankings: rankings by the goal, then by time, bytes, joules and money to the target if they were
             counted, then by accuracy.
-        missed: lines that did not reach the target in all their runs: name, number of runs that
-            did, number of runs.
-        cells: the variant and the keys of each cell, by place.
-        bill: costs of the best line by the goal, first the goal itself, and their means over its
-            runs.
+        missed: lines that did not reach the target in all their runs: name, count of runs that
+            reached it, count of runs.
+        cells: variant and key values of each cell, by place.
+        bill: costs of the goal's best line, each with its mean over the runs; the goal is first.
         unreached: targets that no line reached in any of its runs. Targets that only a study
             declares are listed if all of them are unreached.
         unranked: the goal, if no run has a figure for it.
@@ -58,7 +57,7 @@ class WorldAnswer:
 
     @property
     def words(self) -> list[str]:
-        """The answer in sentences."""
+        """Sentences (str) that state the answer."""
         words = []
         if self.unranked:
             words.append(f"{self.where}No run has a figure to rank by {self.unranked}.")
@@ -98,7 +97,10 @@ class WorldAnswer:
         return f"{self.world}: " if self.world else ""
 
     def to(self, ranking: Ranking) -> str:
-        """The target, as the first words of a ranking by a cost to reach it; otherwise empty."""
+        """Return the words "To <target> " that begin a sentence on a ranking.
+
+        Empty if the ranking is not by a cost to the target.
+        """
         if self.target is None or not ranking.measure.name.endswith(f"to target {self.target:g}"):
             return ""
         article = "a" if isinstance(self.target, Target) else "an accuracy of"
@@ -106,7 +108,7 @@ class WorldAnswer:
 
     @property
     def missing(self) -> str:
-        """A sentence on the lines that did not reach the target in all their runs."""
+        """Sentence (str) on the lines that did not reach the target in all their runs."""
         names = []
         worlds = ""
         for name, reached, runs in self.missed:
@@ -118,7 +120,7 @@ class WorldAnswer:
 
     @property
     def order(self) -> list[int]:
-        """Places of the lines, the best first: by the first ranking, then by the last."""
+        """Places (int) of the lines that are in the first or the last ranking, the best first."""
         places: dict[int, None] = {}
         for ranking in self.rankings[:1] + self.rankings[-1:]:
             for line in ranking.entries:
@@ -130,14 +132,14 @@ class WorldAnswer:
 def answers(
     lines: Lines, figures: LineFigures, targets: Sequence[Aim], *, is_requested: bool = False
 ) -> Iterator[WorldAnswer]:
-    """The answers of a comparison, world by world.
+    """Yield the answer of a comparison for each world.
 
     Each world is compared at the hardest target that any of its lines reaches.
 
     Args:
-        lines: of the comparison.
+        lines: the lines of the comparison.
         figures: all figures of each run of each line.
-        targets: from the easiest to the hardest.
+        targets: the targets, the easiest first.
         is_requested: whether the user has named the targets. If so, each answer lists every
             target that no line reaches.
     """
@@ -188,7 +190,10 @@ def _answer(
 
 
 def _missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
-    """Lines that missed the target in a run, by the first ranking by a cost to the target."""
+    """Yield the lines that missed the target in a run, as in ``Answer.missed``.
+
+    Lines and misses are those of the first ranking by a cost to the target.
+    """
     for ranking in rankings:
         if "to target" in ranking.measure.name:
             for line in ranking.entries:
@@ -200,7 +205,10 @@ def _missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
 def _bill(
     goal: Ranking, figures: LineFigures, target: Aim | None
 ) -> Iterator[tuple[Measure, float]]:
-    """The costs of the best line that all its runs have, and their means over its runs."""
+    """Yield costs of the goal's best line, each with its mean over the line's runs.
+
+    A cost that a run lacks is left out.
+    """
     if not goal.whole:
         return
     runs = figures[goal.whole[0].place]
@@ -240,11 +248,14 @@ def _ranking(
 def _target(
     lines: Lines, figures: LineFigures, places: Sequence[int], targets: Sequence[Aim]
 ) -> Aim | None:
-    """The hardest target that a line reached in all its runs, or at least in one of them."""
+    """Return the hardest target that any line reached in all its runs.
+
+    If there is none, return the hardest target that any run reached; None if no run reached one.
+    """
     ranked = _ranked(lines, places)
     for quantifier in (all, any):
         for target in reversed(targets):
-            if _reached_by(figures, ranked, target, quantifier):
+            if _is_reached(figures, ranked, target, quantifier):
                 return target
     return None
 
@@ -253,13 +264,20 @@ def _ranked(lines: Lines, places: Sequence[int]) -> list[int]:
     return [place for place in places if not lines.lines[place].reference]
 
 
-def _reached_by(
+def _is_reached(
     figures: LineFigures,
     places: Sequence[int],
     target: Aim,
     quantifier: Callable[[Iterable[bool]], bool],
 ) -> bool:
-    """Whether a line reached a target, in ``all`` its runs or in ``any``."""
+    """Whether any line reached a target.
+
+    Args:
+        figures: the figures of each line's runs.
+        places: places of the lines.
+        target: the target.
+        quantifier: ``all`` if all runs of the line must reach it, ``any`` if one run is enough.
+    """
 
     def reaches(values: Values) -> bool:
         if isinstance(target, Target):
@@ -270,9 +288,10 @@ def _reached_by(
 
 
 def usual_target(lines: Lines, figures: LineFigures) -> float | None:
-    """The highest multiple of 0.05 that half of the lines reach in all their runs, if any.
+    """Return the default target: the highest multiple of 0.05 that half of the lines reach.
 
-    It is the target of a comparison if neither a study nor the user names one.
+    A line reaches it if all its runs do. None if there is no such accuracy. The default target is
+    used if neither a study nor the user names a target.
 
     Args:
         lines: the lines of the comparison.

@@ -7,7 +7,7 @@ from itertools import chain
 
 from fedsim.lab.compare.lines import Lines, format_value, short_key
 
-ANY = "any"  # the value of a key that changes nothing in a cell
+ANY = "any"  # value shown for a key whose values all give the same runs
 VARIANT = "variant"
 PLACES = ("size", "part")
 _CHOSEN = (
@@ -25,7 +25,7 @@ _CHOSEN = (
 
 
 def worlds_of(lines: Lines) -> list[list[int]]:
-    """Places of the lines that have runs, grouped by world."""
+    """Return the places of the lines that have runs, one list per world."""
     points: dict[tuple[object, ...], list[int]] = {}
     for place, line in enumerate(lines.lines):
         if line.runs:
@@ -37,23 +37,23 @@ def worlds_of(lines: Lines) -> list[list[int]]:
     for point, places in points.items():
         compared = [lines.lines[place] for place in places]
         ranked = [line for line in compared if not line.reference]
-        world = frozenset(_world_of(line.runs[0].scenario) for line in ranked or compared)
+        world = frozenset(_describe_world(line.runs[0].scenario) for line in ranked or compared)
         worlds.setdefault((point[0], world), []).extend(places)
     return [sorted(places) for places in worlds.values()]
 
 
-def _world_of(scenario: Mapping[str, object]) -> str:
-    """The sections of a scenario that make its world, as JSON."""
+def _describe_world(scenario: Mapping[str, object]) -> str:
+    """Return the sections of a scenario that define its world, as JSON."""
     world = {name: section for name, section in scenario.items() if name not in _CHOSEN}
     return json.dumps(world, sort_keys=True, default=str)
 
 
 def name_world(lines: Lines, places: Sequence[int], keys: Sequence[str]) -> str:
-    """A name for the world of some lines, by which it differs from other worlds.
+    """Return a name of a world, made of the study and grid values that differ between worlds.
 
     Args:
-        lines: of all worlds.
-        places: of the lines of this world.
+        lines: the lines of all worlds.
+        places: places of the lines of this world.
         keys: keys of the grid by which the lines of all worlds differ.
     """
     line = lines.lines[places[0]]
@@ -69,7 +69,7 @@ def name_world(lines: Lines, places: Sequence[int], keys: Sequence[str]) -> str:
 
 
 def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
-    """The keys of the grid by which lines differ; to lack a key is to differ by it.
+    """Return the keys of the grid by which lines differ. A line without a key differs by it.
 
     Args:
         lines: the lines of the comparison.
@@ -83,10 +83,10 @@ def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
 
 
 def cells_of(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
-    """The cells of a world by place: each cell's variant, and its values of the varying keys.
+    """Return the cells of a world by place: variant, and value by varying key.
 
-    Lines with identical runs are one cell. Its values of the keys by which these lines differ
-    are ``ANY``.
+    Lines with identical runs are one cell. A key by which these lines differ has the value
+    ``ANY``.
 
     Args:
         lines: the lines of the comparison.
@@ -110,14 +110,17 @@ def cells_of(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
 
 
 def cell_names(lines: Lines) -> list[str]:
-    """A name for each line: its variant, and the keys by which it differs from namesakes."""
+    """Return a name for each line: its variant, and its values of the keys that vary."""
     places = [place for place, line in enumerate(lines.lines) if line.runs]
     names = name_cells(cells_of(lines, places))
     return [names.get(place, line.name) for place, line in enumerate(lines.lines)]
 
 
 def name_cells(cells: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
-    """A name for each cell, by place; with its size and part only if other names are not unique."""
+    """Return a name for each cell, by place.
+
+    A name has the size and part of the study only if it would not be unique without them.
+    """
     names = {place: _name_cell(cell, PLACES) for place, cell in cells.items()}
     counts = Counter(names.values())
     for place, name in names.items():

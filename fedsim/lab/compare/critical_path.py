@@ -41,23 +41,24 @@ _CATEGORIES = {
 SHARED = "links that are shared, such as the server's"
 _QUEUE = _CATEGORIES["queue"]
 AFTER = "after the last round"
-_BAR = 40  # characters of the longest bar
+_BAR = 40  # length of the longest bar (characters)
 _MOST_DEVICES = 5
 
 
 @dataclass(frozen=True)
 class PathStep:
-    """A step of a path, or the part of a step within a round.
+    """Step of a critical path, cut to the part that lies within the round.
 
     Attributes:
         step: name of the step; ``edge-transfer`` or ``message`` outside of tasks, ``wait`` if
             nothing was under way.
         start, end: simulated time (s).
-        device, task: of the step, if it belongs to a task.
+        device, task: device and task ID of the step; None if it belongs to no task.
         outcome: ``done``, or the reason why the step was cut short.
-        shared: time of a transfer (s) beyond what its device's own link needs.
+        shared: time of a transfer (s) that exceeds its time on the device's own link without other
+            traffic.
         label: the edge server or the endpoints of a step without a device.
-        data: of the record of its end.
+        data: JSON of the record at the end of the step.
     """
 
     step: str
@@ -77,7 +78,7 @@ class PathStep:
 
 @dataclass
 class _WaitedFor:
-    """A task or a message with its steps, which a round may wait for."""
+    """Task or message, with its steps, for which a round may have waited."""
 
     start: float
     device: int | None
@@ -88,7 +89,7 @@ class _WaitedFor:
     steps: list[PathStep] = field(default_factory=list)
 
     def rank(self, now: float) -> tuple[float, ...]:
-        """Sort key of the work that a round may have waited for; the least one is on the path.
+        """Return a sort key of work that a round may have waited for; the least is on the path.
 
         Done work comes first, then lost work, then late work. Of late work, the work with the
         most steps ahead comes first.
@@ -102,18 +103,19 @@ class _WaitedFor:
 
 @dataclass(frozen=True)
 class RoundPath:
-    """A round and its critical path.
+    """Round with its critical path.
 
     Attributes:
-        number: of the round.
-        start, end: the end of the previous round and of this round (s).
-        steps: of the path, in order and without gaps.
-        selected: number of selected clients; 0 for strategies with versions instead of rounds.
-        late: devices whose tasks the round's end cut off.
+        number: index of the round.
+        start, end: simulated times (s) of the end of the previous round and of this round.
+        steps: steps of the path, in order and without gaps.
+        selected: count of selected clients; 0 for strategies with versions instead of rounds.
+        late: devices whose tasks were cut off at the end of the round.
         deadline: whether the deadline ended the round.
-        sooner: time (s) by which the round's tasks would have ended sooner without the last
-            ones; 0 for strategies without rounds.
-        half: time (s) at which half of its tasks had ended; ``end`` for strategies without rounds.
+        sooner: time (s) by which the tasks of the round would have ended sooner without the
+            last tasks; 0 for strategies without rounds.
+        half: simulated time (s) at which half of the tasks of the round had ended; ``end`` for
+            strategies without rounds.
     """
 
     number: int
@@ -132,13 +134,13 @@ class RoundPath:
 
     @property
     def device(self) -> int | None:
-        """The device that the round waited for longest."""
+        """ID of the device for which the round waited longest; None if it waited for no device."""
         times = [(step.device, step.seconds) for step in self.steps if step.device is not None]
         return next(iter(_sum(times)), None)
 
     @property
     def totals(self) -> dict[str, float]:
-        """Seconds by category, most first; they sum to the round's length."""
+        """Seconds by category of steps, most first; they sum to the length of the round."""
         times = []
         for step in self.steps:
             category = _CATEGORIES.get(step.step, "computing")
@@ -148,7 +150,7 @@ class RoundPath:
 
 
 class CriticalPaths:
-    """The critical paths of a run that ended at ``end`` (s).
+    """Critical paths of all rounds of a run, which ended at simulated time ``end`` (s).
 
     Args:
         run: the folder of the run.
@@ -162,7 +164,7 @@ class CriticalPaths:
         self.end: float = 0.0
         self._ends: defaultdict[float, list[_WaitedFor]] = defaultdict(list)
         self._of_round: defaultdict[int, list[_WaitedFor]] = defaultdict(list)
-        # of each finished round: its number, its end, and the tasks that it used
+        # finished rounds: index, end (s), and IDs of the tasks that the round used
         self._finished: list[tuple[int, float, set[int]]] = []
         self._begun: dict[int, RecordData] = {}
         tasks: dict[int, _WaitedFor] = {}
@@ -213,10 +215,10 @@ class CriticalPaths:
         return paths
 
     def round(self, number: int) -> RoundPath:
-        """The path of a round.
+        """Return the critical path of the round with index ``number``.
 
         Raises:
-            RunFolderError: the run has no such round.
+            RunFolderError: the run has no round ``number``.
         """
         by_number = {path.number: path for path in self.rounds}
         if number not in by_number:
@@ -230,9 +232,9 @@ class CriticalPaths:
 
     @cached_property
     def totals(self) -> dict[str, float]:
-        """Seconds by category over all rounds and the time after them, most first.
+        """Seconds by category of steps, over all rounds and the time after the last, most first.
 
-        They sum to the run's length.
+        The seconds sum to the length of the run.
         """
         times: list[tuple[str, float]] = []
         for path in self.rounds:
@@ -264,7 +266,7 @@ class CriticalPaths:
         )
 
     def _trace(self, start: float, number: int, end: float, used: set[int]) -> Iterator[PathStep]:
-        """The steps of a round's path, from its end to its start."""
+        """Yield the steps of the critical path of a round, from its end back to its start."""
         now = end
         while now > start:
             work = self._last(now, number, end, used)
@@ -285,7 +287,10 @@ class CriticalPaths:
                     now = max(step.start, start)
 
     def _last(self, now: float, number: int, end: float, used: set[int]) -> _WaitedFor | None:
-        """The work of a round that ended at a time; at the round's end also unfinished work."""
+        """Return the task or message of a round that ended at time ``now``; None if there is none.
+
+        At the end of the round, unfinished work counts too.
+        """
         ended = self._ends.get(now, ())
         work = [task for task in ended if task.round == number or task.task in used]
         if not work:
@@ -299,7 +304,7 @@ class CriticalPaths:
         return sorted(self._ends)
 
     def _cut(self, step: PathStep, start: float, end: float) -> PathStep:
-        """The part of a step between two times, with its share of the shared links' time."""
+        """Return the part of a step between two times (s), with a proportional part of ``shared``."""
         part = replace(step, start=start, end=end)
         direction = {"download": "link_down", "upload": "link_up"}.get(step.step)
         link = self._links.get(step.device, {})
@@ -326,7 +331,7 @@ def _label(kind: str, facts: Mapping[str, object]) -> str:
 
 
 def _sum(times: Iterable[tuple[Any, float]]) -> dict[Any, float]:
-    """Sums of seconds by key, most first, without zeros."""
+    """Return the sums of seconds by key, most first. Sums of 0 are left out."""
     totals: defaultdict[Any, float] = defaultdict(float)
     for key, seconds in times:
         totals[key] += seconds
@@ -335,7 +340,7 @@ def _sum(times: Iterable[tuple[Any, float]]) -> dict[Any, float]:
 
 
 def run_in_words(paths: CriticalPaths) -> list[str]:
-    """Sentences on what ended the rounds of a run: deadlines, and the slowest devices."""
+    """Return sentences on what ended the rounds of a run: deadlines, and the slowest devices."""
     rounds = paths.rounds
     if not rounds:
         return ["The run has no rounds, so nothing was waited for."]
@@ -365,11 +370,11 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
 
 
 def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
-    """Sentences on why a round took as long as it did, and on changes that would shorten it.
+    """Return sentences on why a round took its time, and on changes that would shorten it.
 
     Args:
         paths: the critical paths of the run.
-        number: the number of the round.
+        number: index of the round.
     """
     path = paths.round(number)
     usual = median(path.seconds for path in paths.rounds)
@@ -407,7 +412,7 @@ def _compare_length(seconds: float, usual: float) -> str:
 
 
 def _longest_in_words(path: RoundPath) -> list[str]:
-    """Sentences on the longest step of a round, and the time that a faster client would save."""
+    """Return sentences on a round's longest step, and the time that a faster client would save."""
     step = max(path.steps, key=lambda step: step.seconds)
     cause = step.label or "the server, or its timers; no device was at work"
     if step.device is not None:
@@ -428,7 +433,7 @@ def _longest_in_words(path: RoundPath) -> list[str]:
 
 
 def path_table(path: RoundPath) -> ComparedTable:
-    """The steps of a round's path; their times sum to the round's time."""
+    """Return a table of the steps of a round's path; their times sum to the length of the round."""
     rows: list[dict[str, Cell]] = []
     for step in path.steps:
         name = step.step
@@ -449,7 +454,7 @@ def path_table(path: RoundPath) -> ComparedTable:
 
 
 def totals_table(runs: Mapping[str, CriticalPaths]) -> ComparedTable:
-    """Simulated time by category of the critical paths of runs, with bars on one axis of time.
+    """Return a table of simulated time by category of the critical paths, with bars of text.
 
     Args:
         runs: the critical paths of runs, by the runs' names.

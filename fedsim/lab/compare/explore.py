@@ -15,19 +15,21 @@ from fedsim.lab.compare.table import ComparedTable
 if TYPE_CHECKING:
     import pandas as pd
 
-_RUNNERS_UP = 3  # cells next to a front that are named
-_NEAR = 1.5  # greatest factor of the costs of a runner-up
+_RUNNERS_UP = 3  # most cells close to a front that are named
+_NEAR = 1.5  # greatest ``CostPoint.factor`` of a runner-up
 _FIGURE = "figure"
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The goal's mean by two keys; the best mean if several cells share both values.
+    """Mean of the goal's figure by the values of two keys.
+
+    If several cells share both values, the best mean counts.
 
     Attributes:
         goal: the ranking by the goal.
-        figures: means by the values of two keys; NaN without a cell, infinite if the target was
-            missed.
+        figures: DataFrame of means, one key as index and one as columns; NaN if there is no such
+            cell, infinite if the target was missed.
     """
 
     goal: Ranking
@@ -48,7 +50,7 @@ class HeatMap:
         return f"{figure} *" if self.share(value) == 1 else figure
 
     def share(self, value: float) -> float:
-        """The position of a figure between the worst (0) and the best (1) of the map.
+        """Return the position of a figure between the worst (0) and the best (1) of the map.
 
         The position of a cost is computed from logarithms.
         """
@@ -74,11 +76,11 @@ class HeatMap:
 
 
 class CostPoint(NamedTuple):
-    """A cell by two costs.
+    """Cell of a comparison as a point of two costs.
 
     Attributes:
-        line: the cell.
-        first, second: its costs.
+        line: the ranked line of the cell.
+        first, second: the two costs of the cell.
         factor: the cell costs at most this many times as much as a cell on the front; 1 if the
             cell is on the front.
     """
@@ -91,7 +93,7 @@ class CostPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """The cells of a world by two costs, in order of the first cost."""
+    """Pareto front of a world by two costs; its points are in order of the first cost."""
 
     first: Ranking
     second: Ranking
@@ -99,24 +101,24 @@ class ParetoFront:
 
     @property
     def front(self) -> list[CostPoint]:
-        """The cells to which no other cell is better in both costs."""
+        """Points of the Pareto front: no other cell is better in both costs."""
         return [point for point in self.points if point.factor == 1]
 
     @property
     def runners_up(self) -> list[CostPoint]:
-        """Up to three cells next to the front, the nearest first."""
+        """Up to three points close to the Pareto front, the closest first."""
         near = [point for point in self.points if 1 < point.factor <= _NEAR]
         return sorted(near, key=lambda point: point.factor)[:_RUNNERS_UP]
 
     @property
     def names(self) -> tuple[str, str]:
-        """The names of both costs."""
+        """Names of the two costs."""
         first = self.first.measure.name.partition(" to target")[0]
         second = self.second.measure.name.partition(" to target")[0]
         return first, second
 
     def format_point(self, point: CostPoint) -> str:
-        """A cell with its costs, for people."""
+        """Format a point as text: the cell's name and costs."""
         costs = f"{self.first.show(point.first)}, {self.second.show(point.second)}"
         if point.factor > 1:
             costs += f", at most {point.factor:.2f} times either"
@@ -124,7 +126,7 @@ class ParetoFront:
 
     @property
     def words(self) -> str:
-        """A sentence on the front, and one on its runners-up."""
+        """Sentences (str) on the cells of the front and the runners-up."""
         front = "; ".join(map(self.format_point, self.front))
         text = f"No cell is better in both {' and '.join(self.names)} than: {front}."
         if self.runners_up:
@@ -133,7 +135,11 @@ class ParetoFront:
 
 
 def heat_map(answer: WorldAnswer) -> HeatMap | None:
-    """The goal by variant and the key with the most values, or by two keys; None with one key."""
+    """Return the heat map of the goal by variant and the key with the most values.
+
+    If there is one variant, the two keys with the most values are used. None if fewer than two
+    keys vary.
+    """
     frame, keys = _frame(answer)
     if len(keys) < 2 or not answer.rankings:
         return None
@@ -149,7 +155,7 @@ def heat_map(answer: WorldAnswer) -> HeatMap | None:
 
 
 def fronts(answer: WorldAnswer) -> list[ParetoFront]:
-    """The Pareto fronts of any two costs that three or more cells have.
+    """Return the Pareto fronts of each pair of costs that three or more cells have.
 
     The front of the goal and the next cost is the first.
     """
@@ -180,13 +186,13 @@ def _front(first: Ranking, second: Ranking) -> ParetoFront:
 
 
 def in_words(answer: WorldAnswer) -> list[str]:
-    """Sentences on the Pareto front of the goal and the next cost, and on the shares of keys."""
+    """Return sentences on the first Pareto front, and on the variance that each key explains."""
     words = [front.words for front in fronts(answer)[:1]]
     return [*words, *shares(answer)]
 
 
 def shares(answer: WorldAnswer) -> Iterator[str]:
-    """A sentence on how much of the goal's variance each key explains.
+    """Yield a sentence on how much of the goal's variance each key explains.
 
     The shares are first-order Sobol indices of a full factorial design: the variance of the means
     of a key's values over the variance of all cells. They are exact, as all combinations were
@@ -232,9 +238,10 @@ def shares(answer: WorldAnswer) -> Iterator[str]:
 
 
 def _frame(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
-    """The ranked cells of a world, one per row, and the keys that vary.
+    """Return a DataFrame of the ranked cells of a world, and the keys that vary.
 
-    Each row has the cell's keys and the goal's mean, which is NaN if a run lacks it.
+    A row has the keys of the cell, and the mean of the goal's figure. The mean is NaN if a run
+    lacks the figure.
     """
     import pandas as pd
 

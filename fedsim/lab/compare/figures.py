@@ -23,7 +23,7 @@ Take = Literal[
 
 
 def _variance_around_line(values: "pd.Series[float]") -> float:
-    """Variance of the residuals of a least-squares line, with two degrees of freedom less."""
+    """Return the variance of the residuals of a least-squares line, with n - 2 degrees of freedom."""
     squares = np.linalg.lstsq(np.vander(range(len(values)), 2), values)[1]
     return float(squares[0] / (len(values) - 2))
 
@@ -40,31 +40,33 @@ _OF_VALUES: "dict[str, Callable[[pd.Series[float]], float]]" = {
 
 
 class Reading(Spec):
-    """A figure of a run.
+    """Figure of a run, and how it is computed.
 
     Attributes:
         title: the figure's name, with its unit.
-        take: how the figure is computed. Of the values of the column: ``max``, ``mean``,
-            ``median``, ``variance``, ``last``, the share of ``zeros``, the value ``after`` a
-            number of ``rounds``, or the ``variance around a line``, which suits values that still
-            climb. Of a target: the ``rounds to`` it, the ``time to`` it (s), or whether it was
-            ``missed`` (1 or 0); all rounds and all time of the run if it was missed. Of an event:
-            its ``count``, the number of whole ``rounds before`` it (all rounds if it is missing),
-            or the column's last value ``before`` the first such event.
-        column: of ``rounds.parquet``.
+        take: how the figure is computed. From the values of ``column``: ``max``, ``mean``,
+            ``median``, ``variance``, ``last``, the share of ``zeros``, the value ``after``
+            ``rounds`` rounds, or the ``variance around a line``, which suits values that still
+            climb. From ``target``: the ``rounds to`` it, the ``time to`` it (s), or whether it was
+            ``missed`` (1 or 0); if it was missed, all rounds or the whole time of the run. From
+            events of the kind ``event``: their ``count``, the count of whole ``rounds before`` an
+            event (all rounds if there is none), or the last value of ``column`` ``before`` the
+            first event.
+        column: column of ``rounds.parquet``.
         scale: factor of the values, such as 100 for %.
-        first, last: number of first or last values to use; ``last`` uses at most half of all
+        first, last: count of first or last values to use; ``last`` uses at most half of all
             values.
-        rounds: from 1, for ``after``.
-        target: in the column's scaled unit.
-        below_best: sets the target to the best mean ``max`` of the table's rows minus this.
-        event: kind of an event.
-        number: which of the events ``rounds before`` counts to, from 1.
-        figure: a measure of ``fedsim.lab.compare.measures``, instead of all the above.
-        ledger: the bytes that count in ``figure``.
-        over, minus: a ``variant`` or place in the grid. The figure is divided by, or reduced by,
-            the figure of that place, seed by seed.
-        tolerance: greatest difference of the mean to the published figure; None: not judged.
+        rounds: count of rounds for ``after``, from 1.
+        target: target value, in the scaled unit of the column.
+        below_best: if given, the target is the best mean ``max`` of the table's rows minus this.
+        event: kind of the event.
+        number: index of the event for ``rounds before``, from 1.
+        figure: name of a measure of ``fedsim.lab.compare.measures``, which replaces ``take``.
+        ledger: ledger by which ``figure`` counts bytes.
+        over, minus: ``variant`` or grid values of another line. The figure is divided by, or
+            reduced by, the figure of this line, seed by seed.
+        tolerance: greatest difference of the mean from the published figure; None if the figure
+            is not judged.
     """
 
     title: str
@@ -101,7 +103,7 @@ class Reading(Spec):
 
     @property
     def comparison(self) -> dict[str, Any]:
-        """The variant or place in the grid to compare with; empty if there is none."""
+        """Variant or grid values of the lines to compare with; empty if there is no comparison."""
         return self.over or self.minus
 
     def of(self, run: RunFolder, best: float = 0.0) -> float:
@@ -109,13 +111,13 @@ class Reading(Spec):
 
         Args:
             run: the folder of the run.
-            best: the mean for ``below_best``.
+            best: best mean of the table's rows, from which ``below_best`` is subtracted.
 
         Returns:
             The figure; NaN if the run has too few rounds or tests.
 
         Raises:
-            RunFolderError: the rounds of the run have no such column.
+            RunFolderError: the rounds of the run have no column ``column``.
         """
         try:
             value = self._measure(run, best - (self.below_best or 0.0))
@@ -143,7 +145,7 @@ class Reading(Spec):
         return self._measure_target(run, values, target)
 
     def _values(self, run: RunFolder) -> "pd.Series[float]":
-        """The column's scaled values by the places of their rounds, without missing values."""
+        """Return a Series of the column's scaled values by index of the round, without missing values."""
         import pandas as pd
 
         values = {}

@@ -23,16 +23,17 @@ _MOST_NAMES = 12
 
 @dataclass(frozen=True)
 class ComparedLine:
-    """One line of a comparison: a single run, or a variant of a study at a point of its grid.
+    """Line of a comparison: a single run, or a variant of a study at a point of its grid.
 
     Attributes:
-        name: the folder's name of a single run, or the name of the variant.
-        runs: the finished runs.
-        planned: number of runs, finished or not.
-        point: keys and values of the grid.
+        name: name of the folder of a single run, or name of the variant.
+        runs: folders of the finished runs.
+        planned: count of runs, finished or not.
+        point: key and value pairs of the grid.
         study: name of the study's folder; empty for a single run.
         reference: whether the line is shown but not ranked.
-        is_begun: whether a run of it has a folder. Other lines wait, or ``--only`` excludes them.
+        is_begun: whether any run of the line has a folder. It has none before the first run
+            begins, or if ``--only`` excludes the line.
     """
 
     name: str
@@ -54,13 +55,13 @@ class ComparedLine:
 
 @dataclass(frozen=True)
 class Lines:
-    """All lines of a comparison, with the goal and the targets of the studies.
+    """Lines of a comparison, with the goal and the targets of the studies.
 
     Attributes:
-        lines: in the order of the folders, and of each study's variants.
-        targets: that the studies declare.
-        baselines: the place of each line's baseline, or None.
-        baseline: the name of the baseline; empty without one.
+        lines: the lines, in the order of the folders, and of each study's variants.
+        targets: targets that the studies declare.
+        baselines: place of each line's baseline; None if the line has no baseline.
+        baseline: name of the baseline; empty if there is none.
         is_first: whether the baseline is the first run, because no baseline was named.
         goal: one of ``fedsim.lab.compare.measures.GOALS``.
         budget: limits by cost, see ``fedsim.lab.reading.targets.within``.
@@ -81,7 +82,10 @@ class Lines:
         return not any(line.study for line in self.lines)
 
     def begun(self) -> "Lines":
-        """The lines of which a run was begun; all lines if there is no such line."""
+        """Return these lines without the lines of which no run has begun.
+
+        If no run of any line has begun, all lines are returned.
+        """
         places = [place for place, line in enumerate(self.lines) if line.is_begun]
         if not places:
             return self
@@ -99,17 +103,17 @@ class Lines:
     def by_seed(
         self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str
     ) -> dict[int, float]:
-        """One figure of the runs of a line, by seed.
+        """Return one figure of the runs of a line, by seed.
 
-        Any two single runs can be compared, so single runs have 0 for a seed.
+        The seed of a single run is set to 0, so that any two single runs can be compared.
 
         Args:
-            place: of the line.
-            figures: all figures of each run of the line.
-            name: of the figure.
+            place: place of the line.
+            figures: all figures of each run of the line, by name.
+            name: name of the figure.
 
         Returns:
-            The figure by seed, without the runs that lack it.
+            The figure by seed; runs that lack the figure are left out.
         """
         values = {}
         for run, run_figures in zip(self.lines[place].runs, figures, strict=True):
@@ -126,17 +130,17 @@ def read_lines(
     goal: str | None = None,
     budget: Mapping[str, float] | None = None,
 ) -> Lines:
-    """The lines of folders of runs and of studies.
+    """Read the lines of a comparison from folders of runs and of studies.
 
     Args:
         paths: the folders.
         baseline: name of a run or a variant. By default the first baseline that a study declares,
             or the first run.
-        goal: by default the first goal that a study declares, or ``"time"``.
-        budget: limits by cost; by default the first that a study declares.
+        goal: the goal; by default the first that a study declares, or ``"time"``.
+        budget: limits by cost; by default the first budget that a study declares.
 
     Raises:
-        ScenarioError: no line is named ``baseline``, or none of its runs was begun.
+        ScenarioError: no line is named ``baseline``, or none of the baseline's runs has begun.
     """
     lines: list[ComparedLine] = []
     targets: list[float | str] = []
@@ -171,7 +175,7 @@ def read_lines(
     return Lines(
         tuple(lines),
         tuple(dict.fromkeys(targets)),
-        tuple(_baseline_of(line, lines, name) for line in lines),
+        tuple(_find_baseline(line, lines, name) for line in lines),
         name or "",
         False,
         goal,
@@ -198,15 +202,18 @@ def _variants(path: Path, study: StudyIndex) -> list[ComparedLine]:
 
 
 def title_of(path: Path) -> str:
-    """The name of the study in a folder; the folder's name if the study has none."""
+    """Return the name of the study in a folder; the folder's name if the study has no name."""
     name = read_index(path).name
     return path.resolve().name if name == UNNAMED else name
 
 
-def _baseline_of(
+def _find_baseline(
     compared: ComparedLine, lines: Sequence[ComparedLine], name: str | None
 ) -> int | None:
-    """The place of a line's baseline: of its study and point if possible, or of no point."""
+    """Return the place of the line that is the baseline of ``compared``; None if there is none.
+
+    A line called ``name`` with the same study and point comes first, then one without a point.
+    """
     candidates = [place for place, line in enumerate(lines) if line.name == name]
     for place in candidates:
         if (lines[place].study, lines[place].point) == (compared.study, compared.point):
@@ -218,11 +225,11 @@ def _baseline_of(
 
 
 def short_key(key: str, keys: Iterable[str]) -> str:
-    """The last part of a dotted key if no other of the ``keys`` ends so; otherwise the key.
+    """Return the last part of a dotted key if it is unique among ``keys``, otherwise the whole key.
 
     Args:
         key: a dotted key.
-        keys: all keys, ``key`` among them.
+        keys: all dotted keys, including ``key``.
     """
     last = key.rpartition(".")[2]
     namesakes = [candidate for candidate in keys if candidate.rpartition(".")[2] == last]
@@ -230,7 +237,7 @@ def short_key(key: str, keys: Iterable[str]) -> str:
 
 
 def format_value(value: object) -> str:
-    """A value of a grid for people: numbers and texts as they are, tables as in TOML."""
+    """Format a value of a grid for people: numbers and texts unchanged, tables as in TOML."""
     if isinstance(value, Mapping):
         items = ", ".join(f"{key}={format_value(item)}" for key, item in value.items())
         return f"{{{items}}}"
@@ -242,7 +249,7 @@ def format_value(value: object) -> str:
 
 
 def some_names(names: Sequence[str]) -> str:
-    """Up to 12 names for people, and the number of further names."""
+    """Format up to 12 names as text, with the count of further names."""
     text = ", ".join(map(clean, names[:_MOST_NAMES]))
     if len(names) > _MOST_NAMES:
         text += f" and {len(names) - _MOST_NAMES} more"

@@ -37,7 +37,7 @@ Values = dict[str, float | int | None]
 
 
 class CostWords(NamedTuple):
-    """Words for a cost: a line "takes the least time", or "takes 1.5 times as long"."""
+    """Words of sentences on a cost, as in "takes the least time" or "takes 1.5 times as long"."""
 
     verb: str
     noun: str
@@ -59,12 +59,12 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Measure:
-    """A kind of figure.
+    """Kind of figure that a run can have, such as a cost or an accuracy.
 
     Attributes:
-        name: unique among all measures.
-        unit: empty for counts and for money.
-        topic: the table that shows the figure.
+        name: name, unique among all measures.
+        unit: unit of the figure; empty for counts and for money.
+        topic: title of the table that shows the figure.
         best: whether the least or the greatest figure is the best one, if there is a best one.
     """
 
@@ -75,12 +75,12 @@ class Measure:
 
     @property
     def is_cost(self) -> bool:
-        """Whether lines are compared by the ratio of this figure, and not by the difference."""
+        """Whether the figure is a cost; lines are compared by the ratio of a cost."""
         return self.topic in ("cost", "to target")
 
     @property
     def most(self) -> float:
-        """The greatest possible value; the least is 0."""
+        """Greatest possible value of the figure. The least is 0."""
         return 1.0 if self.unit == "0-1" else math.inf
 
     @property
@@ -157,8 +157,8 @@ class Budget(Spec):
     Attributes:
         time: simulated time (s).
         bytes: sent and received.
-        joules: of the devices, if energy is counted.
-        cost: in the currency of [costs].
+        joules: energy of the devices (J), if energy is counted.
+        cost: money in the currency of [costs].
     """
 
     time: PositiveSeconds | None = None
@@ -177,8 +177,8 @@ def read_goal(
     """Read a goal and a budget from the options of the command line.
 
     Args:
-        goal: of ``--goal``, if given.
-        limits: texts ``KEY=VALUE`` of ``--budget``.
+        goal: value of ``--goal``; None if not given.
+        limits: values of ``--budget``, as ``KEY=VALUE``.
 
     Returns:
         The goal and the limits by cost; None for each that the options do not set.
@@ -212,7 +212,7 @@ def read_goal(
 
 
 def goal_of(goal: str, target: float | Target | None) -> Measure | None:
-    """The measure of a goal; None for the goal of a cost to the target if there is no target.
+    """Return the measure of a goal; None if it is a cost to the target, and ``target`` is None.
 
     Args:
         goal: one of ``GOALS``, or a metric.
@@ -226,7 +226,7 @@ def goal_of(goal: str, target: float | Target | None) -> Measure | None:
 
 
 def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
-    """All measures in the order of their columns, with six costs for each target."""
+    """Return all measures in the order of table columns, with six costs for each target."""
     first = [measure for measure in _MEASURES.values() if measure.topic in ("accuracy", "cost")]
     last = [measure for measure in _MEASURES.values() if measure not in first]
     to_targets = []
@@ -236,7 +236,7 @@ def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
 
 
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
-    """The final and the best value of each metric that a run has."""
+    """Return the measures "final" and "best" of each metric that any of the runs has."""
     more_is_better = {}
     for run in runs:
         for name, metric in run.summary.get("metrics", {}).items():
@@ -250,21 +250,21 @@ def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
 def of_metric(
     value: str, name: str, more_is_better: Mapping[str, bool] = MORE_IS_BETTER
 ) -> Measure:
-    """The ``final`` or ``best`` value of a metric, as a measure.
+    """Return the measure of the ``final`` or ``best`` value of a metric.
 
     Args:
         value: ``final`` or ``best``.
-        name: the name of the metric.
+        name: name of the metric.
         more_is_better: whether greater values are better, by metric.
     """
     return Measure(f"{value} {name}", "", "accuracy", "most" if more_is_better[name] else "least")
 
 
 def cost_of(cost: str, target: float | Target) -> Measure:
-    """The measure of a cost to a target: its ``rounds``, ``time``, ``traffic``, ``energy``, ...
+    """Return the measure of a cost until a target is reached.
 
     Args:
-        cost: the name of the cost.
+        cost: name of the cost, such as ``rounds``, ``time``, ``traffic`` or ``energy``.
         target: an accuracy (0..1), or a target of any metric.
     """
     return Measure(f"{cost} to target {target:g}", _TO_TARGET[cost], "to target", "least")
@@ -282,7 +282,7 @@ def measure(
 
     Args:
         run: the folder of the run.
-        targets: to which costs are computed.
+        targets: targets to which costs are computed.
         ledger: ``paper`` counts traffic as papers do; costs to a target always count all bytes.
         budget: limits by cost for ``WITHIN``, see ``lab.reading.targets.within``.
 
@@ -293,12 +293,12 @@ def measure(
         RunFolderError: the folder is damaged.
     """
     try:
-        values = _figures_of_run(run, ledger)
+        values = _compute_figures(run, ledger)
         for target in targets:
             values |= costs_until(run, target)
         if budget:
             values[WITHIN.name] = within(run.rounds, budget)
-    # the summary is JSON, but not of a run
+    # the summary is valid JSON without the entries of a run
     except (AttributeError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}"
@@ -312,7 +312,7 @@ def measure(
     return values
 
 
-def _figures_of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
+def _compute_figures(run: RunFolder, ledger: LedgerPreset) -> Values:
     summary = run.summary
     traffic = summary["bytes"]
     energy = summary.get("energy", {})
@@ -346,14 +346,18 @@ def _figures_of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
 
 
 def _dropped(run: RunFolder) -> float | None:
-    """The share of selected clients without a valid update."""
+    """Return the share (0..1) of selected clients without a valid update; None if none selected."""
     selected: int = sum(row["selected"] or 0 for row in run.rounds)
     valid: int = sum(row["valid"] or 0 for row in run.rounds)
     return 1 - valid / selected if selected else None
 
 
 def _batteries(run: RunFolder) -> Values:
-    """The mean share (%) that devices with a battery drew of it, and how many ran flat."""
+    """Return the figures ``battery`` and ``flat devices`` of a run; None if it has no batteries.
+
+    They are the mean share (%) of a battery's capacity that a device drew, and the count of
+    devices whose battery ran flat.
+    """
     rows = run.rows(ENERGY) if run.has(ENERGY) else []
     shares = []
     for row in rows:
@@ -370,9 +374,9 @@ def _batteries(run: RunFolder) -> Values:
 
 
 def costs_until(run: RunFolder, target: float | Target) -> Values:
-    """Costs until a test first reached the target, by the names of their measures.
+    """Return the costs until a test first reached a target, by the names of their measures.
 
-    All of them are None if no test reached it.
+    All costs are None if no test reached the target.
 
     Args:
         run: the folder of the run.
@@ -384,17 +388,17 @@ def costs_until(run: RunFolder, target: float | Target) -> Values:
 
 
 def read_work(run: RunFolder) -> Values:
-    """Work of a run's devices, and moves between its groups.
+    """Return the compute time of a run's devices, and the count of moves between groups.
 
-    Wasted compute is all of an unfinished task, and of a finished task the time after the last
-    epoch that counted. A split of a group is no migration.
+    Wasted compute is the whole time of an unfinished task, and the time of a finished task after
+    its last epoch that counted. A split of a group is no migration.
 
     Returns:
-        ``compute`` and ``wasted compute`` (device-seconds), and ``migrations``; the last is None
-        without groups.
+        ``compute`` and ``wasted compute`` (device-seconds), and ``migrations``, which is None if
+        the run has no groups.
     """
     begun: dict[int, float] = {}
-    # of each open task: all seconds, and the seconds that count if it finishes
+    # open task: seconds of compute, and the seconds that count if the task finishes
     computed: dict[int, list[float]] = {}
     compute = 0.0
     wasted = 0.0
@@ -421,12 +425,12 @@ def read_work(run: RunFolder) -> Values:
 
 
 def _useful_seconds(time: float, seconds: float, facts: RecordData) -> float:
-    """Seconds of a step that count: until the end of the last finished epoch of a training.
+    """Return the seconds of a step that count: until the end of the last finished epoch.
 
     Args:
-        time: at the end of the step (s).
-        seconds: length of the step.
-        facts: data of its record; without epochs, all of the step counts.
+        time: simulated time at the end of the step (s).
+        seconds: length of the step (s).
+        facts: data of the step's record. If they have no epochs, the whole step counts.
     """
     if "epochs" not in facts or facts["epochs"] == facts["asked"]:
         return seconds

@@ -11,12 +11,12 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, or of paired differences, with a 95 % interval.
+    """Mean of values or of paired differences, with its 95 % interval.
 
     Attributes:
-        mean: of the values.
-        low, high: the ends of the interval; infinite for fewer than two ``pairs``.
-        pairs: number of values.
+        mean: mean of the values.
+        low, high: ends of the interval; infinite if ``pairs`` is below 2.
+        pairs: count of values or differences.
     """
 
     mean: float
@@ -26,20 +26,20 @@ class Estimate:
 
     @property
     def half(self) -> float:
-        """Half the width of the interval; 0 for an infinite interval."""
+        """Half the width of the interval; 0 if the interval is infinite."""
         width = self.high - self.low
         return width / 2 if math.isfinite(width) else 0.0
 
     @property
     def edges(self) -> tuple[float | None, float | None]:
-        """The ends of the interval, each None if infinite."""
+        """Low and high end of the interval; an infinite end is None."""
         low = self.low if math.isfinite(self.low) else None
         high = self.high if math.isfinite(self.high) else None
         return low, high
 
     @property
     def verdict(self) -> str:
-        """The verdict on the claim that the value is above 0.
+        """Verdict (str) on the claim that the mean is above 0.
 
         ``holds`` if the whole interval is above 0, ``holds in part`` if only the mean is above 0,
         and ``does not hold`` otherwise.
@@ -50,15 +50,15 @@ class Estimate:
 
 
 def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimate:
-    """The mean of paired differences, with Student's 95 % interval.
+    """Return the mean of paired differences, with Student's 95 % interval.
 
     The interval is mean +- t s / sqrt(n) for n pairs with standard deviation s.
 
     Source: Student, "The probable error of a mean", Biometrika 6 (1908).
 
     Args:
-        above: one value per world.
-        below: the values that are subtracted, one per world in the same order.
+        above: the minuends, one value per world.
+        below: the subtrahends, one value per world in the same order.
 
     Raises:
         ValueError: the sequences differ in length, are empty, or have a value that is not finite.
@@ -72,7 +72,7 @@ def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimat
     pairs = len(differences)
     if pairs < 2:
         return Estimate(mean)
-    if np.ptp(differences) == 0:  # a sum's last bit must not make an interval of nothing
+    if np.ptp(differences) == 0:  # rounding errors must not widen the interval of equal differences
         mean = float(differences[0])
         return Estimate(mean, mean, mean, pairs)
     half = _student(pairs) * float(differences.std(ddof=1)) / math.sqrt(pairs)
@@ -80,16 +80,18 @@ def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimat
 
 
 def pairs_to_tell(mean: float, half: float, pairs: int, most: int = 1000) -> int | None:
-    """The number of pairs that an interval without 0 needs, if new differences are like the old.
+    """Return the count of pairs after which the interval is expected to exclude 0.
+
+    New differences are assumed to have the same mean and standard deviation.
 
     Args:
-        mean: of the differences.
-        half: half the width of their interval.
-        pairs: number of the differences.
-        most: greatest number to try.
+        mean: mean of the differences so far.
+        half: half the width of their 95 % interval.
+        pairs: count of differences so far.
+        most: greatest count to try.
 
     Returns:
-        The least number of pairs above ``pairs``; None if ``most`` pairs are too few.
+        The least such count above ``pairs``; None if ``most`` pairs are too few.
     """
     if not mean:
         return None
@@ -107,14 +109,14 @@ def _student(pairs: int) -> float:
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of values over worlds, with Student's t interval; see ``paired_difference``."""
+    """Return the mean of one value per world, with Student's 95 % interval."""
     return paired_difference(values, [0.0] * len(values))
 
 
 def ratio_of(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
-    """The geometric mean of ``above[i] / below[i]``, with Student's t interval of the logarithms.
+    """Return the geometric mean of ``above[i] / below[i]``, with its 95 % interval.
 
-    None if a value is not positive.
+    The interval is Student's, of the logarithms. None if a value is not positive.
 
     Args:
         above: values above 0, one per seed.

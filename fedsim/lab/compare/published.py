@@ -61,18 +61,18 @@ _CLAIMS = (
 
 
 def _read_row(row: object) -> object:
-    """A row of a file, which may be its name alone."""
+    """Return a row of a file as a table; a row given as text is only a name."""
     return {"name": row} if isinstance(row, str) else row
 
 
 class PublishedRow(Spec):
-    """A row of a table.
+    """Row of a published table.
 
     Attributes:
-        name: by which the table's figures and claims refer to the row.
-        variant: of the study; by default the variant named like the row.
-        at: its place in the grid, in addition to the table's.
-        title: for people; by default the variant's.
+        name: name by which figures and claims of the table refer to the row.
+        variant: variant of the study; by default the variant named like the row.
+        at: grid values of the row, in addition to the ``at`` of its table.
+        title: title for people; by default the title of the variant.
     """
 
     name: str
@@ -82,7 +82,7 @@ class PublishedRow(Spec):
 
     @property
     def where(self) -> dict[str, Any]:
-        """The variant and the place in the grid."""
+        """Variant and grid values that select the line of the row."""
         return {"variant": self.variant or self.name, **self.at}
 
 
@@ -90,10 +90,10 @@ class Claims(Spec):
     """Claims of a paper, such as "A is more than B".
 
     Attributes:
-        says: the sentence, with ``{above}`` and ``{below}`` for the rows' titles.
-        pairs: names of two rows each, A and B.
-        measure: by default the table's first.
-        by: the least difference.
+        says: the sentence, with ``{above}`` and ``{below}`` for the titles of the rows.
+        pairs: pairs of row names, A and B.
+        measure: name of the measure; by default the first of the table.
+        by: least difference of A and B for which the claim holds.
         at: values of the tables' ``at`` for which the paper makes the claim; by default all.
     """
 
@@ -105,17 +105,17 @@ class Claims(Spec):
 
 
 class PublishedFigures(Spec):
-    """A published table, or a plot read as a table; see the module.
+    """Published table, or a plot read as a table; see the module.
 
     Attributes:
-        title: with ``{key}`` for each key of ``at`` that has a list.
-        at: place in the grid; a list makes one table for each of its values.
+        title: title of the table, with ``{key}`` for each key of ``at`` that has a list.
+        at: grid values of the table; a list makes one table for each of its values.
         measures: names of the columns.
-        rows: of the table.
+        rows: rows of the table.
         published: figures by row, or by value of ``at`` and row.
-        tolerance: of a row, instead of its measures' tolerances.
-        claims: on the rows.
-        note: for readers.
+        tolerance: tolerance by row, instead of the tolerances of the measures.
+        claims: claims of the paper on the rows.
+        note: note for readers.
     """
 
     title: str
@@ -128,9 +128,9 @@ class PublishedFigures(Spec):
     note: str = ""
 
     def apart(self) -> "list[PublishedFigures]":
-        """One table for each value that ``at`` lists.
+        """Return one table for each value that ``at`` lists.
 
-        Figures are published by value, or once for all values.
+        Figures are given for each value separately, or once for all values.
         """
         key = next((key for key, values in self.at.items() if isinstance(values, list)), None)
         if key is None:
@@ -155,11 +155,11 @@ class PublishedFigures(Spec):
         return tables
 
     def figure(self, row: str, name: str) -> float | None:
-        """The published figure of a row by a measure's name, if there is one.
+        """Return the published figure of a row and measure; None if there is none.
 
         Args:
-            row: the name of the row.
-            name: the name of the measure.
+            row: name of the row.
+            name: name of the measure.
         """
         figures = self.published.get(row, {})
         if not isinstance(figures, Mapping):
@@ -170,7 +170,7 @@ class PublishedFigures(Spec):
 
 
 class Published(Spec):
-    """A file of published figures; see the module."""
+    """Content of a file of published figures; see the module."""
 
     about: str = ""
     judged: dict[str, Any] = Field(default={})
@@ -190,7 +190,7 @@ class Published(Spec):
 
     @property
     def apart(self) -> list[PublishedFigures]:
-        """One table for each value that ``at`` of a table lists."""
+        """Tables of the file, split so that ``at`` of each table has no lists."""
         return list(chain.from_iterable(table.apart() for table in self.tables))
 
     @model_validator(mode="after")
@@ -234,14 +234,15 @@ def _refuse_unknown(
 
 
 def beside_published(lines: Sequence[ComparedLine], published: Published) -> list[ComparedTable]:
-    """The tables of a paper beside a study's figures, then one table of all claims.
+    """Return the tables of a paper beside a study's figures, then one table of all claims.
 
     Args:
-        lines: of the study. Each table uses the seeds with which all its rows were run.
-        published: the file of published figures. Tables at a place without lines are omitted.
+        lines: lines of the study. A table uses only seeds with which all its rows were run.
+        published: the file of published figures. A table whose grid values no line has is
+            omitted.
 
     Raises:
-        ScenarioError: a row is not exactly one line.
+        ScenarioError: a row matches no line of the study, or several.
         RunFolderError: a run lacks a column, or a figure would be divided by 0.
     """
     measured = []
@@ -258,9 +259,9 @@ def beside_published(lines: Sequence[ComparedLine], published: Published) -> lis
 
 
 def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
-    """Tables of ``beside_published`` as papers print them; see ``LEGEND``.
+    """Format tables of ``beside_published`` as papers print them; see ``LEGEND``.
 
-    Tables without runs are named in a last table without columns.
+    The note of a last table, which has no columns, names the tables without runs.
     """
     printed = []
     missing = []
@@ -277,7 +278,10 @@ def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
 
 
 def _print(table: ComparedTable) -> ComparedTable:
-    """A table with one column per figure; unusual tolerances are in the rows' names."""
+    """Return a table with one column per figure.
+
+    A row's name includes its tolerance if it differs from the measure's.
+    """
     cells: dict[str, dict[str, Cell]] = {}
     tolerances: dict[str, dict[str, Any]] = {}
     columns = (column.cells for column in table.columns)
@@ -304,7 +308,7 @@ def _print(table: ComparedTable) -> ComparedTable:
 
 
 def _is_at(line: ComparedLine, where: Mapping[str, object]) -> bool:
-    """Whether a line has these values of keys; keys may be short, and ``variant`` is a key."""
+    """Whether a line has the grid values ``where``; keys may be short, and include ``variant``."""
     point = dict(line.point)
     values = {short_key(key, point): value for key, value in point.items()}
     values.update(point)
@@ -313,7 +317,7 @@ def _is_at(line: ComparedLine, where: Mapping[str, object]) -> bool:
 
 
 class _MeasuredTable:
-    """A published table with the runs of its rows."""
+    """Published table with the figures of the study's runs for its rows."""
 
     def __init__(
         self, table: PublishedFigures, published: Published, lines: Sequence[ComparedLine]
@@ -337,7 +341,7 @@ class _MeasuredTable:
                 self._values[name] = self._compute(self._measures[name])
 
     def _common_seeds(self) -> list[int]:
-        """The seeds of which every line that the table needs has a run."""
+        """Return the seeds for which every line that the table needs has a run."""
         seeds = []
         for row in self._table.rows:
             seeds.append(set(self._runs(row.where)))
@@ -347,7 +351,7 @@ class _MeasuredTable:
         return sorted(set.intersection(*seeds))
 
     def _runs(self, where: Mapping[str, object]) -> dict[int, RunFolder]:
-        """The runs of a place in the grid, by seed."""
+        """Return the runs by seed of the one line that has the grid values ``where``."""
         where = {**self._table.at, **where}
         lines = [line for line in self._lines if _is_at(line, where)]
         if len(lines) != 1:
@@ -360,7 +364,7 @@ class _MeasuredTable:
         return {int(run.summary["seed"]): run for run in lines[0].runs}
 
     def _compute(self, reading: Reading) -> dict[str, list[float]]:
-        """The figure of each row, seed by seed, over or minus its comparison."""
+        """Return the figures by row name, one per seed, relative to the reading's comparison."""
         best = 0.0
         if reading.below_best is not None:
             peak = reading.model_copy(update={"take": "max", "below_best": None})
@@ -394,7 +398,10 @@ class _MeasuredTable:
         return [value / reference for value, reference in pairs]
 
     def table(self) -> ComparedTable:
-        """One row per row and measure of the published table; no rows without runs."""
+        """Return a table with one row per row and measure of the published table.
+
+        It has no rows if there are no runs.
+        """
         heads = ("row", "measure", "published", "ours", "difference", "tolerance", "within")
         rows: list[tuple[Cell, ...]] = []
         notes = ["Its runs have not been made."]
@@ -432,7 +439,10 @@ class _MeasuredTable:
         return (*start, tolerance, "yes" if abs(difference) <= tolerance else "no")
 
     def claims(self) -> list[tuple[Cell, ...]]:
-        """Each claim with the difference, its interval, and the verdict; none without runs."""
+        """Return for each claim: title of the table, claim, difference, interval and verdict.
+
+        Empty if there are no runs.
+        """
         rows: list[tuple[Cell, ...]] = []
         if not self._seeds:
             return rows
@@ -447,7 +457,10 @@ class _MeasuredTable:
 
 
 def _judge(above: Sequence[float], below: Sequence[float], least: float) -> tuple[Cell, ...]:
-    """The difference of two rows beyond the ``least`` one, its interval, and the verdict."""
+    """Judge whether ``above`` exceeds ``below`` by ``least``.
+
+    Returns the mean of ``above - below - least``, its 95 % interval, and the verdict.
+    """
     if not all(map(math.isfinite, (*above, *below))):
         return (None, "none", "not judged: runs without the figure")
     difference = paired_difference(above, [value + least for value in below])

@@ -12,14 +12,14 @@ from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pair
 
 @dataclass(frozen=True)
 class RankedLine:
-    """A line in a ranking, with one figure per seed.
+    """Line in a ranking, with one figure per seed.
 
     Attributes:
-        place: among all lines of the comparison.
-        name: of its cell.
+        place: place of the line in the comparison.
+        name: name of the line's cell.
         reference: whether the line is shown but not ranked.
-        values: the figure by seed, of the runs that have it.
-        of: number of runs, with and without the figure.
+        values: the figure by seed, of the runs that have the figure.
+        of: count of all runs, with and without the figure.
     """
 
     place: int
@@ -34,19 +34,19 @@ class RankedLine:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all its runs have the figure."""
+        """Whether all runs of the line have the figure."""
         return len(self.values) == self.of
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Lines of a world, ranked by a figure.
+    """Ranking of the lines of a world by a figure.
 
     Attributes:
         measure: the figure.
         entries: first the lines with the figure in all their runs, the best first, then lines
             with the figure in fewer runs.
-        baseline: place of the best line's baseline among all lines, if it has one.
+        baseline: place of the best line's baseline in the comparison; None if it has none.
     """
 
     measure: Measure
@@ -55,19 +55,19 @@ class Ranking:
 
     @property
     def whole(self) -> list[RankedLine]:
-        """The ranked lines: lines with the figure in all their runs, without references."""
+        """Lines that are ranked: they have the figure in all their runs, and are no references."""
         return [line for line in self.entries if line.is_complete and not line.reference]
 
     def against(self, line: RankedLine, first: RankedLine) -> Estimate | None:
-        """``line`` compared with ``first``, seed by seed.
+        """Compare ``line`` with ``first``, seed by seed.
 
         Args:
             line: a line of this ranking.
             first: the line to compare it with.
 
         Returns:
-            The ratio of a cost, or the difference of any figure that is no cost. None if the lines
-            do not have the figure in the same seeds.
+            The ratio ``line / first`` if the figure is a cost, otherwise the difference
+            ``line - first``. None if the lines do not have the figure for the same seeds.
         """
         seeds = [seed for seed in line.values if seed in first.values]
         if not seeds or len(seeds) < max(line.of, first.of):
@@ -78,7 +78,7 @@ class Ranking:
 
     @property
     def alike(self) -> list[RankedLine]:
-        """The lines whose interval against the best line includes "no difference"."""
+        """Lines that cannot be told apart from the best line: the interval includes no difference."""
         first, *rest = self.whole
         equal = float(self.measure.is_cost)
         lines = []
@@ -92,7 +92,10 @@ class Ranking:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the best line differs from the next beyond the interval, or by a single run."""
+        """Whether the lead over the second line is certain: its interval excludes no difference.
+
+        The lead is also certain if the best line has a single run.
+        """
         whole = self.whole
         if len(whole) < 2:
             return False
@@ -103,7 +106,7 @@ class Ranking:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences on the best line, the next, the baseline, and the certainty of the lead."""
+        """Sentences (str) on the best line, the second, the baseline, and the lead's certainty."""
         whole = self.whole
         contenders = [line for line in self.entries if not line.reference]
         if not whole or len(contenders) < 2:
@@ -130,7 +133,10 @@ class Ranking:
         return f"{verb} the {most} {figure}, {first.mean.mean:.3f}"
 
     def _doubt(self, first: RankedLine) -> str:
-        """A sentence on the lines like the best, and the seeds that may tell them apart."""
+        """Return a sentence on the lines ``alike`` the best line.
+
+        It has the count of further seeds that may tell them apart.
+        """
         alike = self.alike
         counts = []
         for line in alike:
@@ -148,7 +154,10 @@ class Ranking:
         return f"{doubt} Some {counts[0]}{up_to} seeds more would, if they differ as these do."
 
     def _seeds_more(self, line: RankedLine, first: RankedLine) -> int | None:
-        """Number of further seeds after which the interval excludes "no difference"."""
+        """Return the count of further seeds that should tell ``line`` apart from ``first``.
+
+        None if the count is unknown or too large.
+        """
         estimate = self.against(line, first)
         if estimate is None or estimate.pairs < 2:
             return None
@@ -162,7 +171,7 @@ class Ranking:
 
     @property
     def in_short(self) -> str:
-        """The best line and the number of lines ``alike``; empty for fewer than two lines."""
+        """Sentence on the best line and the count of lines ``alike``; empty if fewer than two lines."""
         if len(self.whole) < 2:
             return ""
         first = self.whole[0]
@@ -178,7 +187,7 @@ class Ranking:
         return self.measure.show(value)
 
     def _compare(self, line: RankedLine, first: RankedLine) -> str:
-        """The end of a sentence that compares ``line`` with the best line."""
+        """Return the predicate of a sentence that compares ``line`` with the best line."""
         estimate = self.against(line, first)
         measure = self.measure
         if estimate is None:

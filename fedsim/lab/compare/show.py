@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 Form = Literal["csv", "markdown"]
 
-_WIDE = 10_000  # without a terminal, no line is folded
+_WIDE = 10_000  # width (characters) of output that is no terminal, so that no line is wrapped
 _SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
-_MOST_DIGITS = 6  # of a mean, however narrow its interval
+_MOST_DIGITS = 6  # most digits of a mean
 
 
 def print_short(console: "Console", comparison: Comparison) -> None:
-    """Print the answers of a comparison, in sentences and tables that fit on a screen.
+    """Print the answers of a comparison as sentences and short tables.
 
     Args:
         console: the console to print to.
@@ -50,11 +50,11 @@ def print_short(console: "Console", comparison: Comparison) -> None:
 
 
 def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTable]:
-    """The tables of a file of published figures beside a study's figures.
+    """Return tables of published figures beside the figures of a study.
 
     Args:
         path: folder of the study.
-        figures: path of the file.
+        figures: path of the file of published figures.
 
     Raises:
         ScenarioError: the file is wrong, or does not fit the study.
@@ -63,7 +63,7 @@ def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTab
 
 
 def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
-    """Print tables for people; without a terminal, at full width.
+    """Print tables for people. If the console is no terminal, lines are not wrapped.
 
     Args:
         console: the console to print to.
@@ -76,7 +76,7 @@ def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
 
 
 def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
-    """Tables as CSV or Markdown.
+    """Format tables as CSV or Markdown.
 
     CSV has only the first table of a comparison, and of published tables all but the claims.
     Markdown has published tables as papers print them.
@@ -90,7 +90,10 @@ def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
 
 
 def _join(tables: Sequence[ComparedTable]) -> ComparedTable:
-    """One table of all tables with the columns of the first; its first column has their titles."""
+    """Return one table with the rows of all tables that have the columns of the first table.
+
+    Its first column has the title of each row's table.
+    """
     heads = [column.head for column in tables[0].columns]
     titles: list[Cell] = []
     cells: list[list[Cell]] = [[] for _ in heads]
@@ -131,9 +134,9 @@ def write_tables(path: Path) -> None:
 
 
 def to_csv(table: ComparedTable) -> str:
-    """A table as CSV in full precision, with three columns for estimates.
+    """Format a table as CSV in full precision. An estimate has columns for mean, low and high.
 
-    A spreadsheet reads no cell as a formula.
+    Cells are escaped so that no spreadsheet reads one as a formula.
     """
     file = io.StringIO()
     rows = zip(*((column.head, *column.cells) for column in in_full(table)), strict=True)
@@ -152,7 +155,7 @@ def _plain(cell: Cell) -> str:
 
 
 def in_full(table: ComparedTable) -> list[ComparedColumn]:
-    """All columns of a table; columns of estimates become three: mean, low and high."""
+    """Return the columns of a table, with estimates split into columns of mean, low and high."""
     columns = []
     for column in table.columns:
         means: list[Cell] = []
@@ -176,11 +179,11 @@ def in_full(table: ComparedTable) -> list[ComparedColumn]:
 
 
 def to_markdown(table: ComparedTable, title: str = "") -> str:
-    """A Markdown table for each topic, without empty columns, below the ``title`` of the page.
+    """Format a table as Markdown, split into one table per topic, without empty columns.
 
     Args:
         table: the table.
-        title: the title of the page.
+        title: title of the page, above the tables; empty for no title.
     """
     lines = []
     if title:
@@ -208,7 +211,10 @@ def _escape(text: str) -> str:
 
 
 def _mark(cell: Cell, column: ComparedColumn) -> str:
-    """A cell in Markdown; with the published figure, and bold if it differs too much from it."""
+    """Format a cell in Markdown.
+
+    A cell with a published figure shows it too, and is bold if the figures differ too much.
+    """
     if not isinstance(cell, Beside):
         return _escape(format_cell(cell, column))
     text = format_cell(cell.ours.mean, column)
@@ -223,14 +229,14 @@ def _mark(cell: Cell, column: ComparedColumn) -> str:
 
 
 def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
-    """A table as renderables of rich, then its notes.
+    """Format a table as renderables of rich, followed by its notes.
 
-    Each topic is a table of at most ``width`` characters. A topic that needs more is a list of
-    heads and cells for each row.
+    Each topic is a table of at most ``width`` characters. If a topic needs more, each of its rows
+    is a list of heads and cells instead.
 
     Args:
         table: the table.
-        width: the width of the terminal (characters).
+        width: width of the terminal (characters).
     """
     parts: list[RenderableType] = []
     if table.title:
@@ -253,12 +259,18 @@ def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
 
 
 def _narrowest(cells: Sequence[str]) -> int:
-    """Characters of the longest word, which is not broken."""
+    """Return the least width (characters) of a column in which no word is broken."""
     return max(map(len, " ".join(cells).split()), default=0)
 
 
 def _draw(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]]) -> RichTable:
-    """A table of rich, with the best numbers in bold; ``texts`` has heads and cells by column."""
+    """Return a rich table of one topic, with the best numbers in bold.
+
+    Args:
+        topic: title of the table.
+        columns: columns of the table.
+        texts: head and formatted cells of each column.
+    """
     drawn = RichTable(
         title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
     )
@@ -276,7 +288,7 @@ def _draw(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]])
 
 
 def format_cell(cell: Cell, column: ComparedColumn) -> str:
-    """A cell of a column for people; empty for None.
+    """Format a cell as text for people; None becomes an empty text.
 
     Args:
         cell: the value of the cell.
@@ -307,12 +319,12 @@ def format_cell(cell: Cell, column: ComparedColumn) -> str:
 def _as_fine_as_known(
     values: Sequence[float], half: float, column: ComparedColumn
 ) -> Iterator[str]:
-    """Values with the decimals that two digits of the interval's half width have.
+    """Format values with the decimals at which the interval's half width has two digits.
 
     Args:
         values: a mean, and the ends or the half width of its interval.
         half: half the width of the interval.
-        column: of the values; bytes get the prefix of the mean.
+        column: column of the values. Bytes have the unit prefix that suits the mean.
     """
     letter = ""
     factor = 1.0
@@ -334,7 +346,7 @@ def _scale(size: float) -> tuple[str, float]:
 
 
 def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
-    """Each topic with its columns: the columns that identify a row, then all that are not empty.
+    """Yield each topic of a table with the columns that identify a row and its non-empty columns.
 
     Yields:
         The topic, which is empty for a table without topics, and its columns.

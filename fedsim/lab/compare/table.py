@@ -17,7 +17,7 @@ from fedsim.records.ledger import LedgerPreset
 
 @dataclass(frozen=True)
 class Beside:
-    """A figure of a study, with the published figure of the same quantity."""
+    """Cell with a figure of a study and the published figure of the same quantity."""
 
     ours: Estimate
     published: float | None = None
@@ -31,17 +31,17 @@ Cell = str | float | int | Estimate | Beside | None
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """A column of a table, with one cell per row; an empty cell is None."""
+    """Column of a table, with one cell per row. An empty cell is None."""
 
     head: str
     cells: tuple[Cell, ...]
     topic: str = ""
     """the table that shows the column; empty for columns that identify a row."""
     over_seeds: bool = False
-    """whether its cells may be estimates, which take three columns in a spreadsheet."""
+    """whether cells may be estimates; a CSV has three columns for such a column."""
     unit: str = ""
     signed: bool = False
-    """whether its numbers are differences."""
+    """whether the cells are differences, shown with their sign."""
     best: measures.Preferred = None
     """whether the least or the greatest number is the best one, if there is a best one."""
 
@@ -51,7 +51,10 @@ class ComparedColumn:
 
     @property
     def best_cells(self) -> set[int]:
-        """Rows of the best number; empty if all are equal, or if its interval holds another."""
+        """Row indices of the best mean of the column.
+
+        Empty if all means are equal, or if the interval of the best includes another mean.
+        """
         means = self._means()
         if self.best is None or len(set(means.values())) < 2:
             return set()
@@ -65,7 +68,7 @@ class ComparedColumn:
         return best
 
     def _means(self) -> dict[int, float]:
-        """Numbers of the column by row, and the means of its estimates."""
+        """Return the numeric value of each cell by row index; of an estimate, its mean."""
         means: dict[int, float] = {}
         for row, cell in enumerate(self.cells):
             if isinstance(cell, Estimate):
@@ -77,7 +80,7 @@ class ComparedColumn:
 
 @dataclass(frozen=True)
 class ComparedTable:
-    """Columns of equal length, first the ones that identify a row; with notes and a title."""
+    """Table of columns of equal length, with notes and a title. Columns that name a row are first."""
 
     columns: tuple[ComparedColumn, ...]
     notes: tuple[str, ...] = ()
@@ -85,11 +88,12 @@ class ComparedTable:
 
     @classmethod
     def of(cls, heads: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> "ComparedTable":
-        """A table from rows by head; a row without a head has an empty cell in that column.
+        """Make a table from rows.
 
         Args:
-            heads: the columns of the table, in order.
-            rows: cells by head; heads that are not in ``heads`` are ignored.
+            heads: heads of the columns, in order.
+            rows: cells by head for each row. A missing cell is empty; a head that is not in
+                ``heads`` is ignored.
         """
         columns = []
         for head in heads:
@@ -97,7 +101,7 @@ class ComparedTable:
         return cls(tuple(columns))
 
 
-_NOISE = 1e-12  # relative; sums of floats differ by less
+_NOISE = 1e-12  # relative difference of sums of floats that counts as equal
 _KEYS = ("variant", "baseline")
 _PAIRED = ("measure", "unit", "pairs", "mean difference", "low", "high", "ratio")
 _RESERVED = (*_KEYS, *_PAIRED, "study", "strategy", "runs", "rounds", "seed")
@@ -109,12 +113,12 @@ Pairs = dict[int, tuple[float, float]]
 
 
 class Comparison:
-    """Figures of the runs of several lines, as tables and as answers.
+    """Comparison of the runs of several lines, as tables and as answers.
 
     Args:
         lines: the lines to compare.
         targets: accuracies (0..1), or other metrics as ``"perplexity=8"``. Targets that studies
-            declare get columns too. They are answered for only if ``targets`` is empty.
+            declare get columns too, but answers use them only if ``targets`` is empty.
         ledger: the bytes that count as traffic, see ``measure``.
 
     Raises:
@@ -153,7 +157,7 @@ class Comparison:
             self._aim_at_usual_target()
 
     def _from_easiest(self, targets: set[Target]) -> list[Target]:
-        """Targets by metric, each metric's from the easiest to the hardest."""
+        """Sort targets by metric, and the targets of a metric from the easiest to the hardest."""
         best: dict[str, measures.Preferred] = {}
         for metric in self._finals:
             best[metric.name.removeprefix("final ")] = metric.best
@@ -182,14 +186,17 @@ class Comparison:
                 values |= measures.costs_until(run, target)
 
     def tables(self) -> list[ComparedTable]:
-        """``side_by_side``; for studies with a baseline also ``differences``."""
+        """Return the table ``side_by_side``, and ``differences`` if a study has a baseline."""
         tables = [self.side_by_side()]
         if self.lines.baseline and not self.lines.are_runs:
             tables.append(self.differences())
         return tables
 
     def side_by_side(self) -> ComparedTable:
-        """Means over seeds, with intervals over several seeds, and cost ratios to the baseline."""
+        """Return a table of all figures, one line per row.
+
+        Cells are means over seeds with their intervals, and cost ratios to the baseline.
+        """
         columns = [*self._identity(), *map(self._column, self._measures)]
         if self.lines.baseline:
             columns += self._ratio_columns()
@@ -212,7 +219,7 @@ class Comparison:
                 yield ComparedColumn(head, cells, f"ratios to the {base}", unit="ratio")
 
     def in_short(self) -> ComparedTable:
-        """The few figures that users need most, the best lines first, world by world."""
+        """Return a short table of the most important figures: world by world, best lines first."""
         answers = self.answers()
         rows = self._short_rows(answers)
         identity = self._identity()
@@ -235,7 +242,7 @@ class Comparison:
         return ComparedTable(tuple(columns), tuple(notes))
 
     def _short_rows(self, answers: Sequence[WorldAnswer]) -> list[int]:
-        """Places of each world's best lines and of the baselines, then of unranked lines."""
+        """Return places of the best lines of each world and the baselines, then of unranked lines."""
         baselines = set(self.lines.baselines)
         per_world = max(3, _MOST_ROWS // max(1, len(answers)))
         rows: list[int] = []
@@ -269,12 +276,15 @@ class Comparison:
         return [measure for measure in selection if measure is not None]
 
     def answers(self) -> list[WorldAnswer]:
-        """The answer of each world; without any target, to one that half of the lines reach."""
+        """Return the answer for each world.
+
+        If no target is declared or requested, the target is one that half of the lines reach.
+        """
         is_requested = bool(self._requested)
         return list(answers(self.lines, self._figures, self._aims, is_requested=is_requested))
 
     def one_by_one(self) -> ComparedTable:
-        """All figures of each run, one run per row."""
+        """Return a table of all figures of each run, one run per row."""
         rows: list[dict[str, Cell]] = []
         for line, figures in zip(self.lines.lines, self._figures, strict=True):
             for run, values in zip(line.runs, figures, strict=True):
@@ -289,7 +299,7 @@ class Comparison:
         return ComparedTable.of(heads, rows)
 
     def paired(self, seeds: Sequence[int]) -> ComparedTable:
-        """Each line's differences to its baseline, seed by seed, with their mean and interval.
+        """Return each line's differences to its baseline, seed by seed, with mean and interval.
 
         The mean is empty unless both lines have the figure in every seed. A mean of fewer seeds
         would flatter lines that often fail.
@@ -320,7 +330,7 @@ class Comparison:
         return ComparedTable.of(heads, rows)
 
     def differences(self) -> ComparedTable:
-        """The mean differences of ``paired``, with one row per line and one column per measure."""
+        """Return the mean differences to the baseline: one row per line, one column per measure."""
         compared = list(self._compared())
         points = [self._paired_point(place, base) for place, base in compared]
         columns = [*ComparedTable.of([*_KEYS, *self._heads.values()], points).columns]
@@ -344,7 +354,7 @@ class Comparison:
 
     @cached_property
     def _heads(self) -> dict[str, str]:
-        """Heads of the columns of the grid's keys: short names, if no other column has them."""
+        """Column heads by key of the grid: the key's short name, unless another column has it."""
         keys: dict[str, None] = {}
         for line in self.lines.lines:
             keys.update(dict.fromkeys(key for key, _ in line.point))
@@ -366,7 +376,7 @@ class Comparison:
         return point
 
     def _identity(self) -> list[ComparedColumn]:
-        """The columns that identify a line."""
+        """Return the columns that identify a line: run or variant, strategy, grid values, seed."""
         rows: list[dict[str, Cell]] = []
         for line in self.lines.lines:
             row = self._point(line)
@@ -399,7 +409,7 @@ class Comparison:
         )
 
     def _compared(self) -> Iterator[tuple[int, int]]:
-        """Places of each line that has a baseline, and of that baseline."""
+        """Yield the place of each line that has a baseline, with the place of the baseline."""
         for place, base in enumerate(self.lines.baselines):
             if base is not None and base != place:
                 yield place, base
@@ -414,13 +424,16 @@ class Comparison:
         }
 
     def _all_pairs(self, place: int, base: int, measure: measures.Measure) -> Pairs:
-        """The pairs of two lines if they hold every run of both; otherwise empty."""
+        """Return the pairs of figures of two lines by seed; empty unless every run is in a pair."""
         pairs = self._pairs(place, base, measure)
         runs = max(len(self._figures[place]), len(self._figures[base]))
         return pairs if len(pairs) == runs else {}
 
     def _ratio(self, measure: measures.Measure, place: int) -> float | None:
-        """Cost of a line over its baseline's; None if a seed lacks one, or for no cost."""
+        """Return the ratio of a line's cost to its baseline's cost.
+
+        None if the measure is no cost, or if a run lacks the figure.
+        """
         base = self.lines.baselines[place]
         if base is None or not measure.is_cost:
             return None
@@ -449,7 +462,7 @@ def _mean_difference(pairs: Pairs) -> Estimate:
 
 
 def _mean(values: Sequence[float | int | None], most: float) -> Cell:
-    """A single value as it is, or the mean of several values; None if one of them is None.
+    """Return a single value unchanged, or the mean of several; None if any value is None.
 
     The interval of a mean is clipped to the possible values, 0 to ``most``.
     """
@@ -463,7 +476,7 @@ def _mean(values: Sequence[float | int | None], most: float) -> Cell:
 
 
 def _undone(lines: Lines) -> Iterator[str]:
-    """Notes on the lines with runs that are missing or were not run to their end."""
+    """Yield notes on lines with runs that are missing or did not end regularly."""
     for line in lines.lines:
         if len(line.runs) < line.planned:
             yield f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done."

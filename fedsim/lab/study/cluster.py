@@ -20,7 +20,7 @@ _LISTEN_EVERY_S = 0.25
 
 
 class RayWorkers:
-    """Workers on Ray that carry out orders; see ``fedsim.lab.study.pool.WorkerPool``."""
+    """Workers of a Ray cluster, with the methods of ``fedsim.lab.study.pool.WorkerPool``."""
 
     def __init__(self, executor: Ray, progress: StudyProgress) -> None:
         import ray
@@ -61,11 +61,11 @@ class RayWorkers:
         return [ended[place] for place in range(len(orders))]
 
     def close(self) -> None:
-        """Does nothing, because the executor ends the workers."""
+        """Do nothing, because the executor ends the workers."""
 
 
 class _Board:
-    """An actor that collects the workers' news, and answers whether they are to stop."""
+    """Ray actor that collects messages from workers, and tells them whether to stop."""
 
     def __init__(self) -> None:
         self._news: list[tuple[int, News]] = []
@@ -77,7 +77,7 @@ class _Board:
         return self._stop
 
     def collect(self, stop: bool) -> list[tuple[int, News]]:
-        """All news since the last call; ``stop`` asks the workers to stop from now on."""
+        """Return all messages since the last call; ``stop`` tells the workers to stop."""
         self._stop = stop
         news = self._news
         self._news = []
@@ -85,7 +85,10 @@ class _Board:
 
 
 def _carry_out(board: Any, home: str, place: int, scenario: str, folder: Path) -> News:
-    """Do one run on a worker of the cluster, from its newest checkpoint; returns its ending."""
+    """Carry out a run on a worker of the cluster, and return its outcome.
+
+    The run is resumed if it has a checkpoint.
+    """
     import ray
 
     ending: RecordData = {}
@@ -98,7 +101,7 @@ def _carry_out(board: Any, home: str, place: int, scenario: str, folder: Path) -
 
     worker = Worker(say)
     say()
-    # a file server may keep the lock of a lost node for a while
+    # wait, since a file server may keep the lock of a lost node for some time
     worker.carry_out({"scenario": scenario, "folder": str(folder), "waits": True})
     node = node_beside(home)
     if node and "error" in ending:

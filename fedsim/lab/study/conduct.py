@@ -1,4 +1,4 @@
-"""Runs of a study: reject invalid runs, do the missing runs, and write the tables."""
+"""Running a study: validate its runs, carry out the missing runs, and write the tables."""
 
 import os
 import signal
@@ -51,14 +51,14 @@ def run_study(
         out: folder of the study, new or of an earlier call.
         changes: ``key.path=value`` texts that override the base.
         executor: ``processes`` of this machine, or ``ray``.
-        workers: number of parallel runs; by default one per core.
-        address: of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
+        workers: count of parallel runs; by default one per core.
+        address: Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
         size: name of a size of the study; by default the first.
-        seeds: number of seeds, from 1, which replace the study's seeds.
+        seeds: count of seeds, starting at seed 1; by default the seeds of the study.
         only: texts ``VARIANT`` or ``KEY=VALUE``; other runs are not done.
         shard: text ``NUMBER/COUNT``, such as ``3/16``: runs of other shares are not done. Several
             processes may work in one folder.
-        allow_code: whether code may be imported that the study names by import path.
+        allow_code: whether to import code that the study names by import path.
 
     Returns:
         The study, with all its runs.
@@ -82,25 +82,25 @@ def run_study(
 
 
 class Conductor:
-    """Does the missing runs of a study.
+    """Conductor that carries out the missing runs of a study.
 
     Args:
         study: the planned study.
         out: folder of the study.
-        workers: number of parallel runs; by default one per core.
+        workers: count of parallel runs; by default one per core.
         executor: ``processes`` of this machine, or ``ray``, whose nodes all see the study's
             folder. The executor does not influence results.
-        address: of the Ray cluster: ``HOST:PORT`` or ``auto``; by default Ray is started locally.
+        address: Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
         only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; other runs are not done.
-        shard: share of these runs that is done; by default all.
+        shard: share of the selected runs to carry out; by default all.
         tried: whether to build a run of each variant first, with its data, to reject invalid
             variants.
 
     Attributes:
-        trials: of a search, else None.
-        ended: the endings of all runs that were done.
-        states: of all planned runs, in their order.
-        notes: for the user.
+        trials: trials of the search; None if the study has no search.
+        ended: outcomes of all runs that were carried out.
+        states: states of all planned runs, in their order.
+        notes: notes for the user.
 
     Raises:
         ScenarioError, DataError, RunFolderError: the study is invalid; nothing was written.
@@ -149,7 +149,7 @@ class Conductor:
         self._stopped: int | None = None
 
     def _try_variants(self) -> None:
-        """Build the first missing run of each variant."""
+        """Build the first missing run of each variant, to reject invalid variants."""
         firsts: dict[str, PlannedRun] = {}
         for run, state in self.selected_runs:
             if state != "done" and TRIAL not in dict(run.variant.point):
@@ -159,7 +159,7 @@ class Conductor:
 
     @property
     def selected_runs(self) -> list[tuple[PlannedRun, RunState]]:
-        """The runs that ``only`` selects, with their states."""
+        """Runs that ``only`` and the shard select, each with its state."""
         runs = zip(self.study.runs, self.states, strict=True)
         return [(run, state) for run, state in runs if run.folder in self._selection]
 
@@ -173,7 +173,7 @@ class Conductor:
 
     @property
     def complete(self) -> bool:
-        """Whether no run failed, or a search is over and each variant has a best trial."""
+        """Whether no run failed; of a search, whether it is over and each variant has a best trial."""
         if self.trials is None:
             return not self.failed
         if not self.trials.is_over:
@@ -181,7 +181,7 @@ class Conductor:
         return all(self.trials.best(line) is not None for line in self.trials.lines)
 
     def _update(self) -> None:
-        """Read the states of all runs, after planning the next trials of a search."""
+        """Plan the next trials of a search, if any, and read the states of all runs."""
         if self.trials is not None:
             with from_file(self.study.allow_code):
                 self.trials.grow(self.out, try_to_build)
@@ -189,7 +189,7 @@ class Conductor:
         self.states: list[RunState] = files.states(self.out, self.study)
 
     def _select(self) -> frozenset[Path]:
-        """Folders of the runs that ``only`` and the shard choose."""
+        """Return the folders of the runs that ``only`` and the shard select."""
         selection = self.study.only(self._only)
         if self._shard is None:
             return selection
@@ -197,24 +197,24 @@ class Conductor:
         return folders_of(self._shard, runs)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
-        """Interrupt the active runs, which save themselves, and begin no further run.
+        """Interrupt the active runs, which are saved, and begin no further run.
 
         Safe in a signal handler.
 
         Args:
-            number: of the signal.
+            number: the signal to send to workers.
         """
         self._stopped = number
         if self._pool is not None:
             self._pool.interrupt(number)
 
     def run(self, progress: StudyProgress) -> None:
-        """Do the missing runs, then write the tables of all finished runs."""
+        """Carry out the missing runs, then write the tables of all finished runs."""
         with ExitStack() as stack:
             pool = self._pool = self._start_pool(stack, progress)
             if self._stopped is not None:
                 pool.interrupt(self._stopped)
-            self._update()  # the workers of a killed study may have ended meanwhile
+            self._update()  # workers of a killed study may have ended runs since the last update
             planned = -1
             while planned != len(self.study.runs):
                 planned = len(self.study.runs)
@@ -226,7 +226,7 @@ class Conductor:
             self._write(tables=True)
 
     def _carry_out(self, pool: "WorkerPool | RayWorkers", progress: StudyProgress) -> None:
-        """Do the missing runs, first of all those that no other process carries out."""
+        """Carry out the missing runs, last the runs that another process carries out now."""
         orders = self._orders()
         progress.begin(orders, len(self.selected_runs) - len(orders))
         elsewhere = []
@@ -240,9 +240,9 @@ class Conductor:
             self.ended += pool.run(elsewhere)
 
     def _write(self, *, tables: bool) -> None:
-        """Write the study's files, and the tables of all finished runs, while nobody else does."""
+        """Write the study's files under a lock, and if ``tables`` the tables of all finished runs."""
         with ExitStack() as stack:
-            if self.trials is None:  # a search has the lock for its whole time
+            if self.trials is None:  # a search already holds the lock
                 stack.enter_context(files.locked(self.out))
             files.write_study(self.out, self.study)
             if tables:
@@ -253,7 +253,7 @@ class Conductor:
     def _start_pool(self, stack: ExitStack, progress: StudyProgress) -> "WorkerPool | RayWorkers":
         """Start the workers, and lock the folder of a search, until the ``stack`` is closed.
 
-        The trials of a search follow from all its runs, so that one process carries it out. A Ray
+        The trials of a search follow from all its runs, so only one process may carry it out. A Ray
         cluster is joined before the lock is taken, and left after the lock is released.
         """
         if self._executor == "ray":
@@ -297,10 +297,10 @@ def _refuse_part_of_search(only: Sequence[str], shard: StudyShard | None) -> Non
 
 
 def try_to_build(run: PlannedRun) -> None:
-    """Build a run's world, data and strategy, without learning, to find out whether it is valid.
+    """Check that a run is valid by building its world, data and strategy, without learning.
 
     Raises:
-        FedsimError: as building the run; the message names the variant.
+        FedsimError: the run cannot be built; the message names the variant.
     """
     try:
         Simulation(run.scenario.model_copy(update={"learning": "off"}))

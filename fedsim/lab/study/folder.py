@@ -33,14 +33,15 @@ from fedsim.running.overrides import first_difference, spread_out
 RunState = Literal["done", "resume", "anew", "new"]
 """``resume`` has a checkpoint, ``anew`` has an unfinished folder, and ``new`` has no folder."""
 
-_LOCK_WAIT_S = 15.0  # workers whose parent was killed have ended by then
+_LOCK_WAIT_S = 15.0  # time (s) after which workers of a killed parent have ended
 
 
 def refuse_unusable(path: Path) -> None:
-    """Reject a path that has other files than a study's, is no folder, or cannot be written.
+    """Check that a study can be written at ``path``, without changing anything.
 
     Raises:
-        RunFolderError: the path is unusable. Nothing is changed in any case.
+        RunFolderError: the path has files that are not of a study, is no folder, or cannot be
+            written.
     """
     if not (path / STUDY).is_file():
         files.refuse_unusable(path)
@@ -49,18 +50,18 @@ def refuse_unusable(path: Path) -> None:
 
 
 def states(path: Path, study: Study) -> list[RunState]:
-    """The state of each run of a study.
+    """Return the state of each run of a study, in the order of its runs.
 
     Args:
         path: the study's folder.
-        study: whose runs may be in the folder.
+        study: the planned study.
 
     Raises:
         RunFolderError: the folder has runs of another study, or of other scenarios.
     """
     planned = {path / run.folder for run in study.runs}
     for folder in sorted((path / RUNS).glob("*/seed-*")):
-        # pictures and traces may be beside a run
+        # other files, such as pictures and traces, may be beside a run
         is_run = folder.name.removeprefix("seed-").isdecimal()
         if is_run and folder not in planned:
             strange = str(folder.relative_to(path))
@@ -71,11 +72,11 @@ def states(path: Path, study: Study) -> list[RunState]:
 
 
 def state_of(folder: Path, scenario: str) -> RunState:
-    """The state of a run.
+    """Return the state of a run.
 
     Args:
-        folder: of the run.
-        scenario: of the run, as TOML.
+        folder: the run folder, which need not exist.
+        scenario: scenario of the run, as TOML.
 
     Raises:
         RunFolderError: the folder has other files, or a run of another scenario.
@@ -105,7 +106,7 @@ def state_of(folder: Path, scenario: str) -> RunState:
 
 
 def write_study(path: Path, study: Study) -> None:
-    """Write the study and the index of its runs.
+    """Write ``study.toml``, ``index.json`` and ``published.toml`` (if any) of a study.
 
     Args:
         path: the study's folder.
@@ -118,7 +119,7 @@ def write_study(path: Path, study: Study) -> None:
 
 
 def index_of(study: Study) -> StudyIndex:
-    """The index of a study's runs."""
+    """Return the index of a study's variants and runs."""
     spec = study.spec
     variants = []
     for variant in study.variants:
@@ -149,7 +150,7 @@ def index_of(study: Study) -> StudyIndex:
 
 
 def _plain(value: object) -> Any:
-    """A value of TOML as JSON has it, with dates, infinities and NaN as texts."""
+    """Convert a TOML value to a JSON value, with dates, infinities and NaN as text."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda name: str(float(name)))
 
 
@@ -157,7 +158,7 @@ def claimed(folder: Path) -> AbstractContextManager[list[int]]:
     """Claim a run of the study for this process, by a lock beside its folder.
 
     Args:
-        folder: of the run, which need not exist.
+        folder: the run folder, which need not exist.
 
     Raises:
         FolderInUseError: another process has claimed the run.
@@ -167,6 +168,6 @@ def claimed(folder: Path) -> AbstractContextManager[list[int]]:
 
 
 def locked(path: Path) -> AbstractContextManager[list[int]]:
-    """Make a folder, and lock it against other processes, see ``fedsim.records.lock``."""
+    """Make a folder, and return a context that locks it against other processes."""
     files.make(path)
     return lock.locked(path, _LOCK_WAIT_S)

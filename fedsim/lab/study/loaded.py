@@ -23,7 +23,7 @@ def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
     """Load a study's folder; an unfinished study has its finished runs.
 
     Args:
-        path: of the study's folder.
+        path: the study's folder.
         allow_code: whether the scenarios of its runs may import code that they name by import
             path.
 
@@ -34,10 +34,10 @@ def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
 
 
 class LoadedStudy:
-    """The folder of a study, finished or not.
+    """Folder of a study, finished or not, with its tables and runs.
 
     Attributes:
-        path: of the folder.
+        path: the study's folder.
         index: the variants at each point of the grid, and their runs.
     """
 
@@ -48,22 +48,25 @@ class LoadedStudy:
 
     @cached_property
     def table(self) -> "pd.DataFrame":
-        """The variants side by side: means over seeds, with the ends of their intervals."""
+        """DataFrame with one row per variant: means over seeds, with the ends of their intervals."""
         return _to_frame(self._comparison.side_by_side())
 
     @cached_property
     def runs(self) -> "pd.DataFrame":
-        """One row per run."""
+        """DataFrame with one row per run: all its figures."""
         return _to_frame(self._comparison.one_by_one())
 
     @cached_property
     def paired(self) -> "pd.DataFrame":
-        """Each variant against the baseline, seed by seed: one row per variant and measure."""
+        """DataFrame of differences to the baseline by seed: one row per variant and measure."""
         return _to_frame(self._comparison.paired(self.index.seeds))
 
     @cached_property
     def trials(self) -> "pd.DataFrame":
-        """One row per trial of the search: values and result, the best of each variant first."""
+        """DataFrame with one row per trial of the search: values and result.
+
+        The best trial of each variant comes first.
+        """
         import pandas as pd
 
         try:
@@ -82,7 +85,7 @@ class LoadedStudy:
 
         Args:
             variant: one of ``variants``.
-            seed: of the run; by default the study's first seed.
+            seed: seed of the run; by default the first seed of the study.
 
         Raises:
             RunFolderError: the study has no such variant or seed, or the run is missing.
@@ -102,7 +105,7 @@ class LoadedStudy:
 
     @property
     def variants(self) -> list[str]:
-        """Names of the variants, at each point of the grid."""
+        """Labels of the variants at all points of the grid."""
         return [variant.label for variant in self.index.variants]
 
     def figure(self, kind: str = "costs", **options: Any) -> "Figure":
@@ -110,10 +113,10 @@ class LoadedStudy:
 
         Args:
             kind: ``costs``, ``accuracy``, ``fairness``, ``energy`` or ``traffic-purposes``.
-            options: of the picture, see ``fedsim.analysis``.
+            options: options of the picture, see ``fedsim.analysis``.
 
         Raises:
-            FedsimError: there is no such picture.
+            FedsimError: there is no picture of this kind.
         """
         from fedsim.analysis.pictures import OF_SEVERAL
 
@@ -150,7 +153,7 @@ class LoadedStudy:
 
 
 def _to_frame(table: ComparedTable) -> "pd.DataFrame":
-    """A table of a comparison; a column without values has floats (NaN)."""
+    """Convert a table of a comparison to a DataFrame; an empty column becomes float NaN."""
     import pandas as pd
 
     frame = pd.DataFrame({column.head: list(column.cells) for column in in_full(table)})

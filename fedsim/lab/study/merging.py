@@ -1,4 +1,4 @@
-"""Merge folders of one study, each with a share of its runs, into one folder."""
+"""Merging of folders of one study, each with a share of its runs, into one folder."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ _PROMISED = ("events", "events_sha256", "models_sha256", "bytes", "accuracy")
 
 @dataclass
 class Merged:
-    """The result of a merge.
+    """Result of a merge: run folders by their origin.
 
     Attributes:
-        copied: folders of runs that were copied, relative to the study's folder.
-        present: folders of runs that were in the target before.
-        repeated: folders of runs that several folders had, with equal hashes.
-        missing: folders of the study's runs that are finished in none of the folders.
+        copied: run folders that were copied, relative to the study's folder.
+        present: run folders that were in the target before the merge.
+        repeated: run folders that several sources had, with equal hashes.
+        missing: run folders that are finished in no source.
     """
 
     copied: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
 
     Args:
         sources: folders of the study, as ``fedsim study STUDY --shard K/N --out DIR`` wrote them.
-        out: the merged folder, new or of an earlier merge; it may be one of the sources.
+        out: the merged folder. It may be new, of an earlier merge, or one of the sources.
 
     Returns:
         The folders of the runs, by their origin.
@@ -74,7 +74,7 @@ def _refuse_other_studies(places: Sequence[Path]) -> None:
     first = places[0]
     texts = [_read_study(place) for place in places]
     for place, text in zip(places, texts, strict=True):
-        read_index(place)  # refuses a folder without an index
+        read_index(place)  # raises if the folder has no index
         if text != texts[0]:
             raise RunFolderError(
                 f"{str(place)!r} and {str(first)!r} are folders of different studies: their "
@@ -93,14 +93,14 @@ def _read_study(place: Path) -> bytes:
 
 
 def _planned(place: Path) -> list[str]:
-    """Folders of a study's runs, in the order of its index, each once."""
+    """Return the distinct run folders of a study, in the order of its index."""
     index = read_index(place)
     runs = [run.folder for variant in index.variants for run in variant.runs]
     return list(dict.fromkeys(runs))
 
 
 def _merge_run(folder: str, places: Sequence[Path], target: Path, merged: Merged) -> None:
-    """Copy one run to the target, or compare it with the run that is there."""
+    """Copy a run to the target, or compare it with the target's run; record this in ``merged``."""
     finished = [place for place in places if is_done(place / folder)]
     destination = target / folder
     if is_done(destination):
@@ -120,7 +120,7 @@ def _merge_run(folder: str, places: Sequence[Path], target: Path, merged: Merged
 
 
 def _copy(source: Path, destination: Path) -> None:
-    """Copy a finished run; an interrupted copy leaves no run folder."""
+    """Copy the folder of a finished run, so that an interrupted copy leaves no run folder."""
     with claimed(destination):
         if destination.exists() and not files.holds_nothing(destination):
             raise RunFolderError(

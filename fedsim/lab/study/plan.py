@@ -44,12 +44,12 @@ _NEEDS = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a study.
+    """Planned run of a study.
 
     Attributes:
         variant: the first variant with this scenario.
-        scenario: with the seed.
-        folder: relative to the study's folder.
+        scenario: scenario of the run, with its seed.
+        folder: run folder, relative to the study's folder.
     """
 
     variant: Variant
@@ -62,14 +62,14 @@ class PlannedRun:
 
 
 class Study:
-    """A study that can be run; runs of the same scenario are one run.
+    """Study with its planned runs. Runs with equal scenarios are one run.
 
     Attributes:
-        spec: the study's file.
-        allow_code: whether code may be imported that the study names by import path.
-        variants: at each point of the grid, the variants of one point together.
+        spec: content of the study's file.
+        allow_code: whether to import code that the study names by import path.
+        variants: variants at all points of the grid, point by point.
         typed: changes of the bases by ``--set``.
-        runs_of: runs by the variant's folder, in the order of the seeds.
+        runs_of: runs of a variant by the variant's folder, in the order of the seeds.
     """
 
     def __init__(self, spec: StudySpec) -> None:
@@ -78,17 +78,17 @@ class Study:
         self.variants: list[Variant] = []
         self.typed: Sequence[SetChange] = ()
         self.runs_of: dict[str, list[PlannedRun]] = {}
-        self._first: dict[str, PlannedRun] = {}  # by scenario
+        self._first: dict[str, PlannedRun] = {}  # scenario as TOML: its first run
 
     @property
     def runs(self) -> tuple[PlannedRun, ...]:
-        """One run of each scenario, seed by seed, all variants of a seed together."""
+        """All planned runs, seed by seed, without repeated scenarios."""
         return tuple(self._first.values())
 
     def add(self, variants: Sequence[Variant], seeds: Sequence[int]) -> None:
-        """Add a run of each variant for each seed, seed by seed.
+        """Plan a run of each variant for each seed, seed by seed, and add the runs to the study.
 
-        Variants may be new or already in the study.
+        Variants may be new, or already in the study.
 
         Args:
             variants: the variants.
@@ -114,13 +114,13 @@ class Study:
             self.runs_of[variant.folder].append(first)
 
     def unfelt(self, folders: Collection[Path]) -> list[str]:
-        """Notes on the changes by ``--set`` that do not reach some of the chosen runs.
+        """Return notes on changes by ``--set`` that have no effect in some of the chosen runs.
 
         Args:
-            folders: of the chosen runs.
+            folders: folders of the chosen runs.
 
         Raises:
-            ScenarioError: a change reaches none of them.
+            ScenarioError: a change has no effect in any chosen run.
         """
         selection = []
         for variant in self.variants:
@@ -152,7 +152,7 @@ class Study:
         return tomli_w.dumps(self.spec.model_dump(exclude_unset=True, mode="python"))
 
     def only(self, texts: Sequence[str]) -> "frozenset[Path]":
-        """Folders of the runs that ``--only`` selects.
+        """Return the folders of the runs that ``--only`` selects.
 
         Args:
             texts: ``KEY=VALUE``, or the name of a variant. A key is ``variant``, ``seed`` or a
@@ -160,7 +160,7 @@ class Study:
                 key.
 
         Raises:
-            ScenarioError: no run has such a key or value, or no run has all of them.
+            ScenarioError: no run has a given key or value, or no run has all of them together.
         """
         request: dict[str, list[str]] = {}
         for text in texts:
@@ -197,7 +197,7 @@ class Study:
         return frozenset(folder for folder, _ in selection)
 
     def _facts(self) -> Iterator[tuple[Path, dict[str, str]]]:
-        """The folder of each run, and its values by the keys that ``--only`` takes."""
+        """Yield the folder of each run, and its values by the keys that ``--only`` takes."""
         for variant in self.variants:
             point = {key: format_value(value) for key, value in variant.point}
             fact = {"variant": variant.name, "seed": ""}
@@ -223,11 +223,11 @@ def read_study(
         study: a TOML file, the name of a shipped study, or tables, whose paths are relative to the
             working directory.
         changes: ``key.path=value`` texts that override the bases.
-        size: replaces the study's own.
+        size: name of a size, which overrides ``size`` of the study.
         seeds: replaces the study's seeds by 1 to ``seeds``.
-        allow_code: whether code may be imported that the study names by import path; see
+        allow_code: whether to import code that the study names by import path; see
             ``fedsim.common.imports``.
-        tell: receives notes, see ``fedsim.load``.
+        tell: called with each note, see ``fedsim.load``.
 
     Raises:
         ScenarioError: the study is invalid, or a file is missing.
@@ -260,17 +260,17 @@ def read_study(
         typed = apply_changes(bases, changes, Scenario, tell)
         spec = StudySpec(**tables)
         runs = plan(spec)
-        _refuse_lost(spec, typed)
+        _refuse_ineffective(spec, typed)
         runs.typed = typed
         return runs
 
 
 def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
-    """Replace the paths of base scenarios by their tables, which are returned too.
+    """Replace the paths of base scenarios by their tables, and return these tables.
 
     Args:
-        tables: of a study; changed in place.
-        folder: to which paths are relative.
+        tables: tables of a study, changed in place.
+        folder: folder to which paths are relative.
     """
     owners: list[object] = [tables]
     for section in ("sizes", "parts"):
@@ -295,10 +295,10 @@ def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
 
 
 def _extend(name: str, parts: Mapping[str, object], above: Sequence[str] = ()) -> Any:
-    """The tables of a part, merged into the part that it extends.
+    """Return the tables of a part, merged into the part that it extends.
 
     Args:
-        name: of the part.
+        name: name of the part.
         parts: the tables of all parts.
         above: names of the parts that extend this one.
     """
@@ -318,9 +318,9 @@ def _extend(name: str, parts: Mapping[str, object], above: Sequence[str] = ()) -
 
 
 def plan(spec: StudySpec) -> Study:
-    """Plan the runs of a study; a search's trials are planned by ``fedsim.lab.study.trials``."""
-    variants = variants_of(spec)
-    if spec.published is not None:  # rejects rows of published tables that are no variants
+    """Plan the runs of a study. Trials of a search are planned by ``fedsim.lab.study.trials``."""
+    variants = expand_variants(spec)
+    if spec.published is not None:  # check that each row of published tables is a variant
         lines = [ComparedLine(variant.name, (), 0, variant.point) for variant in variants]
         beside_published(lines, Published(**spec.published))
     study = Study(spec)
@@ -329,8 +329,8 @@ def plan(spec: StudySpec) -> Study:
     return study
 
 
-def variants_of(spec: StudySpec) -> list[Variant]:
-    """The variants of each part at each point of its grid."""
+def expand_variants(spec: StudySpec) -> list[Variant]:
+    """Return the variants of each part at each point of its grid."""
     variants = []
     size = spec.chosen_size
     for part_name, part in (spec.parts or {"": StudyPart()}).items():
@@ -356,13 +356,13 @@ def variants_of(spec: StudySpec) -> list[Variant]:
 
 
 def searched(spec: StudySpec) -> list[Variant]:
-    """The variants that a search tries, at each point of the grid.
+    """Return the variants for which a search tries values, at each point of the grid.
 
     Raises:
-        ScenarioError: the runs of a variant are invalid, or lack the metric of the search.
+        ScenarioError: a run of a variant is invalid, or does not measure the search's metric.
     """
     assert spec.search is not None
-    variants = [variant for variant in variants_of(spec) if variant.name not in spec.references]
+    variants = [variant for variant in expand_variants(spec) if variant.name not in spec.references]
     for variant in variants:
         for key, values in spec.search.space_of(variant.name).items():
             for value in values.extremes:
@@ -371,7 +371,7 @@ def searched(spec: StudySpec) -> list[Variant]:
 
 
 def _refuse_unmeasured(variant: Variant, spec: StudySpec, metric: str) -> None:
-    """Reject a variant whose runs lack what a search's metric needs."""
+    """Raise ``ScenarioError`` if the runs of a variant do not measure a search's metric."""
     measure = measure_of(metric, spec.target)
     assert measure is not None
     first, _, rest = measure.name.partition(" ")
@@ -391,7 +391,7 @@ def _refuse_unmeasured(variant: Variant, spec: StudySpec, metric: str) -> None:
 
 
 def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
-    """A run of the base, changed by size, part, variant and grid, in this order.
+    """Plan one run: the base, changed by size, part, variant and grid, in this order.
 
     Args:
         variant: the variant, at its point of the grid.
@@ -411,13 +411,13 @@ def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
     return PlannedRun(variant, scenario, Path(RUNS, variant.folder, f"seed-{seed}"))
 
 
-def _refuse_lost(spec: StudySpec, changes: Sequence[SetChange]) -> None:
-    """Reject keys of a study, or changes by ``--set``, that reach no run.
+def _refuse_ineffective(spec: StudySpec, changes: Sequence[SetChange]) -> None:
+    """Raise ``ScenarioError`` for keys of a study, or changes by ``--set``, without effect.
 
-    Keys of the base are rejected only if the base's own strategy lacks them too.
+    Keys of the base are rejected only if the base's own strategy does not take them either.
     """
     is_reached: dict[tuple[str, str], bool] = {}
-    for variant in variants_of(spec):
+    for variant in expand_variants(spec):
         if spec.search is not None and variant.name in spec.variants:
             space = spec.search.space_of(variant.name)
             variant = variant.at({key: values.extremes[0] for key, values in space.items()})
@@ -445,7 +445,7 @@ def _refuse_lost(spec: StudySpec, changes: Sequence[SetChange]) -> None:
 
 
 def _strange_keys(base: Mapping[str, object]) -> list[str]:
-    """Keys of a base's strategy that its kind does not take; the kind of a variant may."""
+    """Return the dotted keys of a base's strategy that the strategy's kind does not take."""
     strategy = base.get("strategy")
     if not isinstance(strategy, Mapping):
         return []

@@ -28,19 +28,19 @@ from fedsim.lab.terminal import Console, bar
 
 News: TypeAlias = Mapping[str, Any]
 
-_LONGEST = 1000  # characters of a line
+_LONGEST = 1000  # greatest length of a line (characters)
 
 
 @dataclass(frozen=True)
 class RunOrder:
-    """A run to carry out.
+    """Order to carry out a run.
 
     Attributes:
-        label: for people.
-        scenario: as TOML.
-        folder: of the run, which is begun, or resumed from its checkpoint.
-        waits: whether to wait for another process that carries out the run; otherwise the run
-            ends as ``elsewhere`` then.
+        label: name of the run for people.
+        scenario: scenario as TOML.
+        folder: the run folder. The run is started, or resumed from its checkpoint.
+        waits: whether to wait if another process carries out the run. Otherwise the order then
+            ends with status ``elsewhere``.
     """
 
     label: str
@@ -51,13 +51,13 @@ class RunOrder:
 
 @dataclass(frozen=True)
 class Ended:
-    """The ending of a run.
+    """Outcome of an order.
 
     Attributes:
-        order: of the run.
-        status: of the run; ``elsewhere`` if another process carries it out.
-        error: of a failed run.
-        accuracy: the best accuracy (0..1), if there is one.
+        order: the order.
+        status: status of the run; ``elsewhere`` if another process carries out the run.
+        error: message of the error if the run failed.
+        accuracy: best test accuracy (0..1); None if none was measured.
         wall_s: real time of the run (s).
     """
 
@@ -69,9 +69,9 @@ class Ended:
 
 
 class StudyProgress:
-    """Shows the progress of all runs, and the remaining real time.
+    """Display of the progress of all runs of a study, and of the remaining real time.
 
-    Runs are identified by the place of their order in the list.
+    A run is identified by the index of its order in the list of orders.
     """
 
     def __init__(self, console: Console) -> None:
@@ -79,11 +79,11 @@ class StudyProgress:
         self._live: Progress | None = None
 
     def begin(self, orders: Sequence[RunOrder], finished: int) -> None:
-        """Show new orders, and the number of runs that are already finished.
+        """Start the display of new orders.
 
         Args:
             orders: the new orders.
-            finished: the number of finished runs.
+            finished: count of runs that are already finished.
         """
         self.close()
         self._orders = orders
@@ -97,11 +97,11 @@ class StudyProgress:
             self._live.start()
 
     def take(self, place: int, news: News) -> None:
-        """Receive news of a run from its worker: a ``progress`` (0..1), or a note to the user.
+        """Show a message from a run's worker: its progress (0..1), or a note to the user.
 
         Args:
-            place: the place of the run's order.
-            news: the news.
+            place: index of the run's order.
+            news: the message.
         """
         order = self._orders[place]
         if news["event"] != "progress":
@@ -112,11 +112,11 @@ class StudyProgress:
             self._live.update(self._all, completed=sum(self._shares), description=self._so_far())
 
     def ended(self, place: int, run: Ended) -> None:
-        """Show the ending of a run.
+        """Show the outcome of a run.
 
         Args:
-            place: the place of the run's order.
-            run: the ending.
+            place: index of the run's order.
+            run: the outcome.
         """
         if run.status in ("done", "failed"):
             self._ended += 1
@@ -163,9 +163,9 @@ class WorkerPool:
 
     Args:
         workers: greatest number of processes.
-        progress: receives the news of the runs, from one thread at a time.
+        progress: display that is called with the workers' messages, from one thread at a time.
         keep: file descriptors that the workers inherit.
-        most_bytes: of memory; a worker that has used more is replaced.
+        most_bytes: memory (bytes). A worker that has used more is replaced.
     """
 
     def __init__(
@@ -185,12 +185,12 @@ class WorkerPool:
         self._interrupted = False
 
     def interrupt(self, number: int) -> None:
-        """Begin no further run, and send a signal to active workers, which save their runs.
+        """Start no further run, and send a signal to active workers, which save their runs.
 
         Safe in a signal handler.
 
         Args:
-            number: of the signal.
+            number: the signal to send.
         """
         self._interrupted = True
         for worker in self._workers.copy():
@@ -200,8 +200,8 @@ class WorkerPool:
         """Carry out orders.
 
         Returns:
-            The ending of each run, in the order of ``orders``. Runs that were never begun are
-            interrupted.
+            The outcome of each run, in the order of ``orders``. A run that was never started has
+            status ``interrupted``.
         """
         futures = []
         for place, order in enumerate(orders):
@@ -209,7 +209,7 @@ class WorkerPool:
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """Kill the active workers, and let idle workers end."""
+        """Kill the active workers, and wait until idle workers end."""
         self._interrupted = True
         for worker in self._workers.copy():
             if worker not in self._idle:
@@ -224,7 +224,7 @@ class WorkerPool:
         with self._lock:
             worker = self._idle.pop() if self._idle else self._hire()
         news = self._watch(worker, place, order)
-        # also of a worker that was interrupted before it had installed its handlers
+        # includes a worker that was interrupted before it installed its handlers
         ended = Ended(order, "interrupted")
         if news is not None:
             ended = Ended(order, **news["run"])
@@ -243,12 +243,15 @@ class WorkerPool:
         return ended
 
     def _watch(self, worker: _Process, place: int, order: RunOrder) -> News | None:
-        """Let a worker carry out an order; returns its last news, or None if it dies before."""
+        """Send an order to a worker and pass on its messages until the run ends.
+
+        Returns the worker's last message; None if the worker died before.
+        """
         assert worker.stdin is not None
         assert worker.stdout is not None
-        if self._interrupted:  # before the worker was started
+        if self._interrupted:  # interrupted before the worker was started
             return {"run": {"status": "interrupted"}, "peak_bytes": 0}
-        with suppress(BrokenPipeError):  # the worker died before it began: its output ends
+        with suppress(BrokenPipeError):  # the worker died before: its output has ended
             message = {
                 "scenario": order.scenario,
                 "folder": str(order.folder),

@@ -49,9 +49,9 @@ Number = int | float
 TrialResult = tuple[Mapping[str, object], int]
 """A finished trial: its values by key, and the number of better trials."""
 
-_FEW = 8  # trials that importances need
-_DIGITS = 4  # of drawn values, which go into the names of folders
-_TOGETHER = 4  # trials that Optuna proposes at a time, which run in parallel
+_FEW = 8  # least count of trials for importances
+_DIGITS = 4  # significant digits of drawn values, which are in names of folders
+_TOGETHER = 4  # count of trials that Optuna proposes at a time; they run in parallel
 _NUMBER_AND_UNIT = re.compile(
     r"\s*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]+)\s*"
 )
@@ -78,14 +78,15 @@ else:
 
 
 def measure_of(metric: str, targets: Sequence[float | str]) -> Measure | None:
-    """The measure of a search's metric.
+    """Return the measure of a search's metric.
 
     Args:
         metric: name of the metric.
-        targets: of the study. The highest accuracy counts, or the last target without accuracies.
+        targets: targets of the study. The highest accuracy is used, or the last target if no
+            target is an accuracy.
 
     Returns:
-        The measure; None if it needs a target and there is none.
+        The measure; None if it needs a target and ``targets`` is empty.
     """
     goal = metric.removesuffix("_to_accuracy")
     if goal not in GOALS:
@@ -98,7 +99,7 @@ def measure_of(metric: str, targets: Sequence[float | str]) -> Measure | None:
 
 
 def _read_quantity(value: Number | str) -> tuple[Number, str]:
-    """The number and the unit of a value, such as 90 and "s"; numbers have the unit ""."""
+    """Split a value such as "90 s" into its number and unit; the unit of a number is ""."""
     if not isinstance(value, str):
         return value, ""
     match = _NUMBER_AND_UNIT.fullmatch(value)
@@ -145,11 +146,11 @@ class Range(Spec):
 
     @property
     def extremes(self) -> list[object]:
-        """The values that are tried before the search begins."""
+        """Lowest and highest value, which are validated before the search begins."""
         return [self.low, self.high]
 
     def at(self, share: float) -> Number:
-        """The number below which this share (0..1) of the range lies."""
+        """Return the number below which the share ``share`` (0..1) of the range lies."""
         low, high = self.ends
         start = low
         end = high
@@ -164,7 +165,7 @@ class Range(Spec):
         return min(max(number, low), high)
 
     def scenario_value(self, number: Number) -> object:
-        """A number as a value of a scenario: in few digits, with the unit."""
+        """Convert a number to a value of a scenario: rounded, and with the unit of the range."""
         low, high = self.ends
         if not self.whole:
             number = min(max(float(f"{number:.{_DIGITS}g}"), low), high)
@@ -173,7 +174,7 @@ class Range(Spec):
         return number
 
     def number(self, value: Any) -> Number:
-        """The number of a value of a scenario."""
+        """Return the number in a value of a scenario, without its unit."""
         return _read_quantity(value)[0]
 
     @property
@@ -217,7 +218,7 @@ class OneOf(RootModel[Annotated[list[Any], Field(min_length=1)]]):
 
 
 def _dot_keys(space: object) -> object:
-    """A space with dotted keys for nested tables, down to its ranges and lists."""
+    """Return a search space with dotted keys instead of nested tables."""
     return _flatten(space, "") if isinstance(space, Mapping) else space
 
 
@@ -250,7 +251,7 @@ Space = Annotated[
 
 
 class Search(Spec):
-    """A search for the values with the best metric."""
+    """Search for the values with the best metric."""
 
     kind: str
     trials: int = Field(default=40, ge=1, le=10_000)
@@ -269,12 +270,12 @@ class Search(Spec):
     """whether to stop a trial that is worse than the median after some of the seeds."""
 
     def space_of(self, variant: str) -> Space:
-        """The space of a variant."""
+        """Return the search space of a variant: ranges and lists of values by dotted key."""
         return self.space | self.variants.get(variant, {})
 
     @property
     def batch(self) -> int:
-        """Number of trials that are proposed at a time."""
+        """Count of trials that are proposed at a time."""
         return self.trials
 
     def ask(
@@ -284,10 +285,10 @@ class Search(Spec):
 
         Args:
             line: label of the variant.
-            space: of the variant.
-            results: of all finished trials of the variant, in their order; they and the seed
-                determine the proposals.
-            count: number of trials to propose.
+            space: search space of the variant.
+            results: results of all finished trials of the variant, in their order. Results and
+                seed determine the proposals.
+            count: count of trials to propose.
 
         Returns:
             The values of each trial, by key.
@@ -351,18 +352,18 @@ class OptunaSearch(Search):
 
 
 def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float]:
-    """The share of each key in how trials rank, by functional ANOVA.
+    """Return the importance of each key for the ranks of trials, by functional ANOVA.
 
     Source: F. Hutter, H. Hoos and K. Leyton-Brown, "An efficient approach for assessing
     hyperparameter importance", ICML 2014.
 
     Args:
-        space: of a variant.
-        results: of its trials.
+        space: search space of a variant.
+        results: results of the trials of the variant.
 
     Returns:
-        Shares (0..1) by key, the greatest first; empty without Optuna, with fewer than two keys,
-        or with fewer than eight trials.
+        Shares (0..1) by key, the greatest first. Empty if Optuna is not installed, or if there
+        are fewer than two keys or eight trials.
     """
     if find_spec("optuna") is None or len(space) < 2 or len(results) < _FEW:
         return {}
@@ -375,7 +376,7 @@ def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float
 def _to_optuna(
     space: Space, results: Sequence[TrialResult], sampler: "BaseSampler | None"
 ) -> "tuple[Study, dict[str, BaseDistribution]]":
-    """Optuna's study with these results, and its distributions by key."""
+    """Return an Optuna study that holds the results, and Optuna's distributions by key."""
     import optuna
 
     optuna.logging.disable_default_handler()

@@ -1,7 +1,7 @@
-"""Shards of a study: shares of its runs, dealt out by their predicted work.
+"""Shards of a study: shares of its runs with about equal predicted work.
 
-Processes that count the shards of a study alike deal them out alike, without a word to each other,
-since the shares follow from the planned scenarios alone.
+Shares follow only from the planned scenarios and the count of shards, so that processes need no
+communication to agree on them.
 """
 
 import re
@@ -18,11 +18,11 @@ _FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 
 @dataclass(frozen=True)
 class StudyShard:
-    """One share of a study.
+    """Share of a study's runs.
 
     Attributes:
-        number: of the share, from 1.
-        count: number of shares.
+        number: index of the share, from 1.
+        count: count of shares.
     """
 
     number: int
@@ -30,10 +30,10 @@ class StudyShard:
 
     @classmethod
     def read(cls, text: str) -> "StudyShard":
-        """Read a text such as ``3/16``.
+        """Parse a text such as ``3/16``.
 
         Raises:
-            ScenarioError: the text has another form, or there is no such share.
+            ScenarioError: the text has another form, or the index is not within 1 and the count.
 
         Example:
             >>> StudyShard.read("3/16")
@@ -56,10 +56,10 @@ class StudyShard:
 
 
 def predicted_work(scenario: Scenario) -> float:
-    """The predicted work of a run: epochs of clients, each task counted as one more.
+    """Return the predicted work of a run: epochs of all tasks, plus one for each task.
 
-    Only ratios of these figures mean something: shares of a study are compared, whose runs have
-    models and data of like size. A run without rounds to end it counts as one of 100 rounds.
+    Only ratios between runs of one study are meaningful. A run without a limit of rounds counts
+    as 100 rounds.
     """
     params = scenario.strategy
     rounds = params.horizon(scenario.stop).rounds or 100
@@ -69,14 +69,14 @@ def predicted_work(scenario: Scenario) -> float:
 
 
 def deal(runs: Sequence[PlannedRun], count: int) -> list[list[PlannedRun]]:
-    """Deal runs out to ``count`` shares of like predicted work.
+    """Split runs into ``count`` shares of about equal predicted work.
 
-    The run with the most work goes first, each to the share that has the least so far, of equal
-    ones to the first (R. L. Graham, 1969: the fullest share has at most 4/3 of the least possible).
+    Runs are assigned in order of decreasing work, each to the share with the least work so far
+    (R. L. Graham, 1969: the greatest share has at most 4/3 of the optimal work).
 
     Args:
-        runs: of the study, in their order.
-        count: number of shares.
+        runs: runs of the study, in their order.
+        count: count of shares.
 
     Returns:
         The runs of each share, in the order of the study.
@@ -93,10 +93,10 @@ def deal(runs: Sequence[PlannedRun], count: int) -> list[list[PlannedRun]]:
 
 
 def folders_of(shard: StudyShard, runs: Sequence[PlannedRun]) -> frozenset[Path]:
-    """Folders of the runs that a shard carries out.
+    """Return the folders of the runs that belong to a shard.
 
     Args:
         shard: the share.
-        runs: all runs that are chosen, in the order of the study.
+        runs: all selected runs, in the order of the study.
     """
     return frozenset(run.folder for run in deal(runs, shard.count)[shard.number - 1])

@@ -34,7 +34,7 @@ from fedsim.running.scenario import Scenario
 from fedsim.strategies import STRATEGIES, strategy_class
 from fedsim.world.population import PopulationSpec
 
-# keys of a point of the grid that are no keys of a scenario
+# keys of a grid point that are no keys of a scenario
 SIZE = "size"
 PART = "part"
 TRIAL = "trial"
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     _Goal = str
 else:
     _Goal = Literal[GOALS]
-# more runs are a typing error, and their plan would fill the memory
+# limit of planned runs: more are a typing error, and would fill the memory
 _MOST_RUNS = 100_000
 _USUAL_DEVICES = PopulationSpec.model_fields["devices"].default
 _USUAL_ROUNDS = 100
@@ -52,7 +52,7 @@ _CHANGES_SAMPLES = ("label-permutation", "rotation")
 
 
 def local(base: Mapping[str, object]) -> Tables:
-    """A scenario in which every device trains alone, and nothing is sent.
+    """Return the reference scenario in which every device trains alone, and nothing is sent.
 
     A device trains as often in a round, and for as many epochs, as a client of the base.
 
@@ -60,7 +60,7 @@ def local(base: Mapping[str, object]) -> Tables:
         base: tables of the base scenario.
 
     Raises:
-        ScenarioError: the base's strategy is no name.
+        ScenarioError: ``strategy.kind`` of the base is no text.
     """
     kind = _section(base, "strategy").get("kind", STRATEGIES.usual)
     if not isinstance(kind, str):
@@ -70,17 +70,17 @@ def local(base: Mapping[str, object]) -> Tables:
 
 
 def centralised(base: Mapping[str, object]) -> Tables:
-    """A scenario in which one device trains alone on the data of all devices of the base.
+    """Return the reference scenario in which one device trains on the data of all devices.
 
-    The device makes as many rounds as the base, with as many passes per round as a client of the
-    base. Nothing is sent or late, and comparisons omit its times. Pooling undoes a swap of data
-    ([drift]). Incremental data are complete from the start.
+    It has the rounds of the base, and in each round the epochs of a client of the base. Nothing is
+    sent or late, and comparisons omit its times. A data shift that swaps data has no effect, and
+    incremental data are complete from the start.
 
     Args:
         base: tables of the base scenario.
 
     Raises:
-        ScenarioError: the base has no number of rounds, no learning, or a drift that alters
+        ScenarioError: the base has no ``stop.rounds``, no learning, or a drift that alters
             samples.
     """
     if base.get("learning") == "off":
@@ -116,7 +116,7 @@ REFERENCES: Mapping[str, Callable[[Mapping[str, object]], Tables]] = {
 
 
 def _section(base: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """A section of the base; empty for a value that is no table, which validation rejects later."""
+    """Return a section of the base; empty if it is no table, which validation rejects later."""
     section = base.get(name, {})
     return section if isinstance(section, Mapping) else {}
 
@@ -127,7 +127,7 @@ def _drop_keys(tables: Mapping[str, object], *keys: str) -> Tables:
 
 @dataclass(frozen=True)
 class _AsInScenario:
-    """Gives tables the JSON schema of a scenario, or of the path of a scenario."""
+    """Annotation that gives tables the JSON schema of a scenario, or of a path to a scenario."""
 
     or_path: bool = False
 
@@ -159,7 +159,7 @@ def _refuse_equal(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _flatten(grid: object) -> object:
-    """Dotted keys for nested tables."""
+    """Return a grid with dotted keys instead of nested tables."""
     return flat(grid) if isinstance(grid, dict) else grid
 
 
@@ -175,13 +175,13 @@ DeclaredTarget = float | str
 
 
 def _put_in_list(target: object) -> object:
-    """A list of targets, for a single target."""
+    """Return a single target as a list of one; a list is unchanged."""
     is_single = isinstance(target, int | float | str) and not isinstance(target, bool)
     return [target] if is_single else target
 
 
 def _sort_targets(targets: list[DeclaredTarget]) -> list[DeclaredTarget]:
-    """Targets without repetitions, first the accuracies; rejects an invalid target."""
+    """Return distinct targets, accuracies first; raise ``ValueError`` if one is invalid."""
     for target in targets:
         if isinstance(target, str):
             metric = Target.read(target).metric
@@ -303,18 +303,18 @@ class StudySpec(Spec):
 
     @property
     def names(self) -> list[str]:
-        """Names of the variants and the references."""
+        """Names of the variants, then of the references."""
         return [*self.variants, *self.references]
 
     @property
     def chosen_size(self) -> tuple[str, Size] | None:
-        """The size in which the study is run, with its name."""
+        """Name and table of the size in which the study is run; None if it has no sizes."""
         name = self.size or next(iter(self.sizes), None)
         return None if name is None else (name, self.sizes[name])
 
     @property
     def _grids(self) -> list[dict[str, list[Any]]]:
-        """The grid of each part."""
+        """Grids of the parts, each merged with the grid of the study."""
         return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
 
     @field_validator("seeds")
@@ -425,7 +425,7 @@ class StudySpec(Spec):
                 )
 
     def _used_names(self) -> Iterator[tuple[str, Iterable[Any], Collection[str]]]:
-        """References to other entries: the place, the names there, and the allowed names."""
+        """Yield uses of names: description of the place, names used there, and allowed names."""
         yield "a reference", self.references, REFERENCES
         if self.baseline is not None:
             yield "'baseline'", (self.baseline,), self.names

@@ -1,4 +1,4 @@
-"""The trials of a study's search, planned in batches that follow from the results of all before.
+"""Trials of a study's search, planned in batches that follow from the results of earlier trials.
 
 Results are read from the run folders, in the order of the trials. A search whose process was
 killed is planned again from the beginning, which gives the same trials as far as their runs are
@@ -27,22 +27,22 @@ from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 
 _ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
-_FEW = 4  # other trials that pruning needs
+_FEW = 4  # least count of other trials for pruning
 _Build = Callable[[PlannedRun], None]
 
 
 @dataclass
 class Trial:
-    """A point of the space of a search.
+    """Trial of a search: a point of the search space, with its results.
 
     Attributes:
-        variant: at this point.
-        number: from 1.
-        values: by the keys of the space.
-        state: of the trial.
-        figures: the metric of each run, in the order of the seeds; None if a run lacks it.
-        nearest: the best accuracy of each run, which ranks runs that miss a target.
-        error: of a refused trial.
+        variant: the variant with the values of this trial.
+        number: index of the trial, from 1.
+        values: values by the keys of the search space.
+        state: state of the trial.
+        figures: metric of each run, in the order of the seeds; None if a run lacks it.
+        nearest: best accuracy of each run, which ranks runs that miss a target.
+        error: message of the error if the trial is refused.
     """
 
     variant: Variant
@@ -55,22 +55,22 @@ class Trial:
 
     @property
     def value(self) -> float | None:
-        """The mean of the metric over the seeds; None if a run lacks it."""
+        """Mean of the metric over the seeds; None if a run lacks it."""
         figures = [figure for figure in self.figures if figure is not None]
         if not figures or len(figures) < len(self.figures):
             return None
         return sum(figures) / len(figures)
 
     def rank(self, most: bool, seeds: int | None = None) -> tuple[float, ...]:
-        """Sort key of trials, the best first.
+        """Return a sort key of trials, by which the best trial is first.
 
         Finished trials come first, then trials whose runs lack fewer figures, then trials with
         better figures.
 
         Args:
             most: whether more of the metric is better.
-            seeds: number of runs to compare, whatever the state of the trials; None compares the
-                state and all runs.
+            seeds: count of runs to compare, without regard to the state of the trials. None to
+                compare the states and all runs.
         """
         figures = self.figures[:seeds]
         missing = figures.count(None)
@@ -85,21 +85,21 @@ class Trial:
 
 @dataclass(frozen=True)
 class SearchedVariant:
-    """A variant at a point of the grid, without values of the searched keys, and its trials."""
+    """Variant at a point of the grid, without values of the searched keys, and its trials."""
 
     variant: Variant
     trials: list[Trial] = field(default_factory=list)
 
 
 class Trials:
-    """The trials of a search, which are added to a study.
+    """Trials of a search, which are added to its study.
 
     Args:
-        study: which the trials are added to.
-        search: of the study.
+        study: the study, to which planned trials are added.
+        search: the search of the study.
 
     Attributes:
-        lines: the searched variants.
+        lines: the searched variants with their trials.
     """
 
     def __init__(self, study: Study, search: Search) -> None:
@@ -126,7 +126,7 @@ class Trials:
 
         Args:
             path: the study's folder.
-            try_to_build: raises ``ScenarioError`` for an invalid run. Its trial is refused.
+            try_to_build: raises ``ScenarioError`` if a run is invalid, whose trial is refused then.
 
         Raises:
             ScenarioError: all trials of a variant are refused.
@@ -150,7 +150,7 @@ class Trials:
         return [trial for trial in self._batch if trial.state == "open"]
 
     def _receive_results(self, path: Path) -> bool:
-        """Read the new runs of open trials, if all of these runs are over."""
+        """Read the results of open trials' new runs; return False if any of these runs is not over."""
         runs = []
         for trial in self._open:
             planned_runs = self.study.runs_of[trial.variant.folder]
@@ -191,7 +191,7 @@ class Trials:
             self._batch += line.trials[len(results) :]
 
     def _plan(self, path: Path, try_to_build: _Build) -> None:
-        """Plan the runs of this rung, and refuse invalid trials."""
+        """Plan the runs of open trials for the seeds of the current rung, and refuse invalid trials."""
         for trial in self._open:
             try:
                 run = planned(trial.variant, self.study.spec, self._rungs[self._rung][0])
@@ -208,7 +208,7 @@ class Trials:
                 )
 
     def _prune(self) -> None:
-        """Prune the trials that are worse than the median of the trials with as many runs."""
+        """Prune open trials that are worse than the median of all trials, on equally many runs."""
         for line in self.lines:
             peers = [trial for trial in line.trials if len(trial.figures) >= self._rung]
             ranks = sorted(trial.rank(self._most, self._rung) for trial in peers)
@@ -220,7 +220,10 @@ class Trials:
                     trial.state = "pruned"
 
     def best(self, line: SearchedVariant) -> Trial | None:
-        """The best finished trial of a line with a figure; the first if several are equal."""
+        """Return the best finished trial of a searched variant; None if no trial has a result.
+
+        The first one is returned if several are equally good.
+        """
         finished = []
         for trial in line.trials:
             if trial.state == "done" and trial.value is not None:
@@ -228,7 +231,7 @@ class Trials:
         return min(finished, key=self._rank, default=None)
 
     def write(self, path: Path) -> None:
-        """Write the table of trials, and the scenario of each line's best trial.
+        """Write the table of trials, and the scenario of the best trial of each searched variant.
 
         Args:
             path: the study's folder.
@@ -245,10 +248,10 @@ class Trials:
             files.write_text(path / name, first.scenario.to_toml())
 
     def table(self, most: int | None = None) -> ComparedTable:
-        """All trials of each line, the best first.
+        """Return a table of the trials of each searched variant, the best first.
 
         Args:
-            most: greatest number of trials per line; None for all.
+            most: greatest count of trials per variant; None for all.
         """
         rows: list[dict[str, Cell]] = []
         for line in self.lines:
@@ -276,8 +279,11 @@ class Trials:
             yield row
 
     def lines_of_text(self) -> list[str]:
-        """The best trial of each line in words; of several lines first the best of all."""
-        texts = list(map(self._text_of, self.lines))
+        """Return text lines on the best trial of each searched variant.
+
+        If several variants have one, the best of all comes first.
+        """
+        texts = list(map(self._describe_best, self.lines))
         ranked = []
         for line in self.lines:
             best = self.best(line)
@@ -288,9 +294,9 @@ class Trials:
         _, first = min(ranked, key=lambda pair: pair[0])
         _, to, target = self._metric.name.partition("to target")
         reaches = " that reaches" if to else ""
-        return [f"the best of all{reaches}{target}: {self._text_of(first)}", *texts]
+        return [f"the best of all{reaches}{target}: {self._describe_best(first)}", *texts]
 
-    def _text_of(self, line: SearchedVariant) -> str:
+    def _describe_best(self, line: SearchedVariant) -> str:
         states = [trial.state for trial in line.trials]
         counts = f"{len(states)} trials"
         for state in ("pruned", "failed", "refused"):
@@ -316,7 +322,7 @@ class Trials:
 
 
 def gave_up(folder: Path) -> bool:
-    """Whether the run in a folder ended with an error; such runs are not repeated."""
+    """Whether the run in a folder ended with an error. Failed runs are not repeated."""
     return bool(files.summarised_status(folder) == "failed")
 
 

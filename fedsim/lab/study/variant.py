@@ -12,18 +12,20 @@ from fedsim.lab.compare.lines import format_value, short_key
 from fedsim.lab.study.spec import PART, SIZE, TRIAL, Size, StudyPart, StudySpec
 from fedsim.running.overrides import Tables, at, changed, spread_out
 
-_LONGEST_NAME = 60  # of a folder, so that its path stays below what file systems allow
+_LONGEST_NAME = (
+    60  # greatest length of a folder's name, so that paths stay within limits of file systems
+)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of a comparison: a way to change the base, at one point of the grid.
+    """Variant of a study at one point of its grid.
 
     Attributes:
-        name: among the study's variants and references.
-        point: size and part, if any, then the grid's keys with their values; a trial also has its
-            number and its values.
-        changes: to the base, before the grid's.
+        name: name of the variant or reference in the study.
+        point: key and value pairs: size and part, if any, then the keys of the grid. A trial also
+            has its index and its values.
+        changes: changes of the base, which come before the changes of the grid.
     """
 
     name: str
@@ -32,7 +34,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Its name and its point of the grid, for people; unique within a study."""
+        """Name and grid values of the variant as text, unique within a study."""
         keys = [key for key, _ in self.point]
         parts = [self.name]
         for key, value in self.point:
@@ -40,7 +42,7 @@ class Variant:
         return ", ".join(parts)
 
     def at(self, values: Mapping[str, object]) -> "Variant":
-        """The variant at a point with further keys and values."""
+        """Return the variant with ``values`` appended to its point."""
         return replace(self, point=(*self.point, *values.items()))
 
     @property
@@ -49,11 +51,11 @@ class Variant:
 
 
 VariantLayers = dict[str, Mapping[str, object]]
-"""The tables of a run's base, and changes of it, by their place in the study's file."""
+"""Tables of a base scenario and of its changes, by their place in the study's file."""
 
 
 def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
-    """The base of a variant, then the changes by size, part, variant and grid, in this order.
+    """Return the base of a variant, then its changes by size, part, variant and grid.
 
     Args:
         variant: the variant, at its point of the grid.
@@ -81,13 +83,13 @@ def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
 
 
 def merge(layers: VariantLayers) -> Tables:
-    """The tables of a scenario that some layers make."""
+    """Merge layers into the tables of a scenario; later layers override earlier ones."""
     tables: Tables = reduce(changed, layers.values(), {})
     return tables
 
 
 def find_last_layer(layers: VariantLayers, keys: Sequence[str]) -> str:
-    """Words for the last layer that sets a key, or a table around it, and the value there.
+    """Return a text on the last layer that sets a key, or a table that contains the key.
 
     Args:
         layers: the layers, see ``layers_of``.
@@ -102,9 +104,9 @@ def find_last_layer(layers: VariantLayers, keys: Sequence[str]) -> str:
 
 
 def safe_name(name: str) -> str:
-    """A name for a folder, made of letters, digits and ``-_.=,+``.
+    """Convert a name to a folder name, made of letters, digits and ``-_.=,+``.
 
-    A name that had to be altered ends in a part of its sha256.
+    A changed name ends in a part of its SHA-256.
     """
     plain = name.replace(", ", ",")
     safe = re.sub(r"[^A-Za-z0-9_.=,+-]", "_", plain)

@@ -1,4 +1,4 @@
-"""A worker process that carries out runs one after another, as its parent orders.
+"""Worker process that carries out runs one after another, in the order of its parent's orders.
 
 Orders arrive on standard input and news leave on standard output, one line of JSON each. SIGINT,
 SIGTERM and SIGHUP, which the parent passes on, interrupt the active run, which saves itself. The
@@ -34,17 +34,19 @@ from fedsim.running.runner import Job, end_soon
 from fedsim.running.scenario import Scenario
 
 _NEWS_EVERY_S = 0.25
-_LOOK_EVERY_S = 0.5  # how often to look whether another process has ended a run
-_ORPHAN_LIVES_S = 10.0  # after the parent's death, a run that cannot be interrupted is killed
+_LOOK_EVERY_S = 0.5  # time (s) between two checks whether another process has ended a run
+_ORPHAN_LIVES_S = (
+    10.0  # time (s) after the parent's death at which an uninterruptible run is killed
+)
 
 
 class SentOrder(TypedDict):
-    """An order to carry out a run, as the parent sends it.
+    """Order to carry out a run, as the parent sends it.
 
     Attributes:
         scenario: the scenario, as TOML.
         folder: the run's folder.
-        waits: whether to wait for another process that carries out the run.
+        waits: whether to wait if another process carries out the run.
     """
 
     scenario: str
@@ -53,10 +55,10 @@ class SentOrder(TypedDict):
 
 
 class Worker:
-    """Carries out orders.
+    """Worker that carries out orders.
 
     Args:
-        say: sends news to the parent, as keyword arguments.
+        say: sends a message to the parent; its keyword arguments are the entries of the message.
     """
 
     def __init__(self, say: Callable[..., None]) -> None:
@@ -65,43 +67,43 @@ class Worker:
         self._stopping = False
 
     def stop(self, number: int, *_: object) -> None:
-        """Interrupt the active run and all later runs, as a handler of signals."""
+        """Signal handler that interrupts the active run and all later runs."""
         self._stopping = True
         if self._job is not None:
             end_soon(self._job, number)
 
     def carry_out(self, order: SentOrder) -> None:
-        """Carry out an order of the pool, and send the run's ending."""
+        """Carry out an order, and send the run's outcome to the parent."""
         folder = Path(order["folder"])
         try:
             ending = self._carry_out_alone(order["scenario"], folder, waits=order["waits"])
         except Exception as error:
             ending = {"status": "failed", "error": failure(error, folder)}
         self._job = None
-        gc.collect()  # a run's objects point at each other
+        gc.collect()  # objects of a run refer to each other in cycles
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if sys.platform != "darwin":
             peak *= 1024  # Linux counts kibibytes
         self._say(event="ended", run=ending, peak_bytes=peak)
 
     def _carry_out_alone(self, text: str, folder: Path, *, waits: bool) -> RecordData:
-        """Carry out a run that no other process carries out; returns its ending.
+        """Claim a run and carry it out; return its outcome.
 
-        The state of its folder is read once the run is claimed, since another process may have
-        ended it meanwhile.
+        The state of the run folder is read after the run is claimed, since another process may
+        have ended the run before. If another process has the claim, wait for it if ``waits``.
         """
         while not self._stopping:
             try:
                 with claimed(folder):
                     state = state_of(folder, text)
                     if state == "done":
-                        return outcome_of(RunFolder(folder).summary)
-                    return outcome_of(self._run(text, folder, state))
+                        return describe_outcome(RunFolder(folder).summary)
+                    return describe_outcome(self._run(text, folder, state))
             except FolderInUseError:
                 if not waits:
                     return {"status": "elsewhere"}
                 time.sleep(_LOOK_EVERY_S)
-        return outcome_of(None)
+        return describe_outcome(None)
 
     def _run(self, text: str, folder: Path, state: str) -> RecordData | None:
         if self._stopping:
@@ -142,7 +144,7 @@ class Worker:
 
 
 def failure(error: Exception, folder: Path | None = None) -> str:
-    """The message of an error in a run's folder.
+    """Return the message of an error of a run.
 
     Args:
         error: the error.
@@ -151,8 +153,8 @@ def failure(error: Exception, folder: Path | None = None) -> str:
     return str(error) if isinstance(error, FedsimError) else told(error, folder)
 
 
-def outcome_of(summary: RecordData | None) -> RecordData:
-    """The ending of a run as news; ``summary`` is None for a run that was not begun."""
+def describe_outcome(summary: RecordData | None) -> RecordData:
+    """Return the outcome of a run as a message; ``summary`` is None if the run was not begun."""
     if summary is None:
         return {"status": "interrupted"}
     return {
@@ -163,10 +165,10 @@ def outcome_of(summary: RecordData | None) -> RecordData:
 
 
 def main() -> None:
-    """Carry out the orders from standard input."""
+    """Entry point of the worker process: carry out orders from standard input until it ends."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # prints of a user's strategy must not be taken for news
-    # a broken pipe: the parent is gone, and standard input ends too
+    os.dup2(2, 1)  # output of a user's strategy must not mix with messages
+    # broken pipe: the parent has ended, so standard input ends too
     with suppress(BrokenPipeError), out:
 
         def say(**news: object) -> None:
@@ -175,7 +177,7 @@ def main() -> None:
                 out.flush()
 
         worker = Worker(say)
-        # the parent passes all of them on
+        # the parent passes these signals on
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, worker.stop)
         orders: SimpleQueue[SentOrder | None] = SimpleQueue()
@@ -185,7 +187,10 @@ def main() -> None:
 
 
 def _listen(orders: "SimpleQueue[SentOrder | None]") -> None:
-    """Pass orders on until standard input ends, then interrupt the active run by a SIGTERM."""
+    """Queue the orders from standard input until it ends, then send SIGTERM to this process.
+
+    SIGTERM interrupts the active run. If the process does not end in time, it is killed.
+    """
     for line in sys.stdin:
         orders.put(json.loads(line))
     orders.put(None)

@@ -1,4 +1,4 @@
-"""Objects as JSON and tensors, and back. Nothing that is read is ever executed.
+"""Encoding of objects as JSON and arrays, and decoding. Reading never executes code.
 
 Values of known kinds pass: plain values, lists, tuples, dicts, arrays, and objects of the classes
 that the caller names, field by field. Two places that held one object hold one object again.
@@ -22,7 +22,7 @@ _TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~object")
 
 
 class Encoder:
-    """Writes values as JSON-able tables and arrays.
+    """Encoder of values as JSON-compatible tables and arrays.
 
     Args:
         classes: the classes of objects that may be written, by name.
@@ -35,23 +35,23 @@ class Encoder:
     def __init__(self, classes: Mapping[str, type], left_out: tuple[str, ...] = ()) -> None:
         self._names = {cls: name for name, cls in classes.items()}
         self._left_out = left_out
-        self._numbers: dict[int, int] = {}  # id of an object -> its number
-        self._alive: list[object] = []  # so that no id is used twice
+        self._numbers: dict[int, int] = {}  # id() of an object: its index in "objects"
+        self._alive: list[object] = []  # encoded objects, kept alive so that each id() stays unique
         self._array_names: dict[int, str] = {}
         self._waiting: deque[object] = deque()
         self.arrays: Arrays = {}
 
     def encode(self, value: object) -> dict[str, object]:
-        """Write a value, with all objects that can be reached from it.
+        """Encode a value, with all objects that can be reached from it.
 
         Args:
             value: the value.
 
         Returns:
-            JSON-able tables, which name the arrays in ``arrays``.
+            JSON-compatible tables. They refer to arrays by their names in ``arrays``.
 
         Raises:
-            CheckpointError: an object is of a class that must not be written.
+            CheckpointError: the class of an object is not one of ``classes``.
         """
         root = self._plain(value)
         objects = []
@@ -59,7 +59,7 @@ class Encoder:
             instance = self._waiting.popleft()
             name = self._names[type(instance)]
             content = {}
-            for field in fields_of(instance):
+            for field in list_saved_fields(instance):
                 if f"{name}.{field}" not in self._left_out:
                     content[field] = self._plain(getattr(instance, field))
             objects.append([name, content])
@@ -106,7 +106,7 @@ def decode(
     classes: Mapping[str, type[Any]],
     left_out: tuple[str, ...] = (),
 ) -> Any:
-    """Read a value that an ``Encoder`` has written.
+    """Decode a value that an ``Encoder`` has encoded.
 
     Args:
         tables: the result of ``Encoder.encode``.
@@ -123,7 +123,9 @@ def decode(
     try:
         shells = [object.__new__(classes[name]) for name, _ in tables["objects"]]
         for shell, (name, content) in zip(shells, tables["objects"], strict=True):
-            expected = {field for field in fields_of(shell) if f"{name}.{field}" not in left_out}
+            expected = {
+                field for field in list_saved_fields(shell) if f"{name}.{field}" not in left_out
+            }
             if expected and set(content) != expected:
                 raise CheckpointError(
                     f"a {name} has the fields {sorted(content)}; expected are {sorted(expected)}"
@@ -145,7 +147,7 @@ def _value(
     shells: list[object],
     classes: Mapping[str, type[Any]],
 ) -> Any:
-    """The value of JSON; ``shells`` are the objects by number."""
+    """Decode one JSON value; ``shells`` are the decoded objects by index."""
 
     def back(item: Any) -> Any:
         return _value(item, arrays, shells, classes)
@@ -174,11 +176,11 @@ def _value(
     return shells[content]
 
 
-def fields_of(value: object) -> list[str]:
-    """Names of an object's saved fields.
+def list_saved_fields(value: object) -> list[str]:
+    """Return the names of the fields of an object that are saved.
 
-    They are the ``__saved__`` of its class, else its slots, its dataclass's fields, or its present
-    entries.
+    The fields are the first of the following that exists: ``__saved__`` of the class, the keys of
+    a mapping, the slots, the fields of a dataclass, the entries of ``vars(value)``.
 
     Args:
         value: the object.
@@ -186,7 +188,7 @@ def fields_of(value: object) -> list[str]:
     saved = getattr(type(value), "__saved__", None)
     if saved is not None:
         return list(saved)
-    if isinstance(value, Mapping):  # a state: it may have more entries than declared fields
+    if isinstance(value, Mapping):  # a state may have more entries than declared fields
         return list(value)
     slots: list[str] = []
     for base in reversed(type(value).__mro__):

@@ -1,8 +1,8 @@
 """Saving the state of a whole run as one tree of values, and restoring it.
 
-The tree leaves out all that follows from the scenario: a resumed run is built from that, and then
-each part restores its state. Alarms are set again in the order in which they were to ring, which
-decides the order within an instant.
+The tree leaves out everything that follows from the scenario. To resume, a run is built from the
+scenario, and then each part restores its state. Alarms are set again in the order in which they
+were due, because this order decides the order of events within an instant.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ _CLASSES = (
 
 
 def _saved_classes() -> dict[str, type]:
-    """The classes of objects that a snapshot may hold, steps and memories included, by name."""
+    """Return the classes of objects that a snapshot may contain, by name."""
     classes: dict[str, type] = dict(TaskStep.kinds)
     for cls in _CLASSES:
         classes[cls.__name__] = cls
@@ -56,7 +56,10 @@ def _saved_classes() -> dict[str, type]:
 
 
 def _unsaved_fields() -> tuple[str, ...]:
-    """``Class.field`` of each field that is made again: callbacks, processes, slots, alarms."""
+    """Return fields, as ``Class.field``, that are not saved but rebuilt on resume.
+
+    The fields hold callbacks, processes, slots and alarms.
+    """
     return tuple(
         f"{cls.__name__}.{field}" for cls in (Flow, Task, Message) for field in cls.not_saved
     )
@@ -65,7 +68,7 @@ def _unsaved_fields() -> tuple[str, ...]:
 class Origins:
     """Fingerprints of the data and traces that a run was built from.
 
-    A resumed run reads their files again, which must not have changed.
+    A resumed run reads the files again, so their content must not have changed.
     """
 
     def __init__(self, run: "Run") -> None:
@@ -83,17 +86,17 @@ class Origins:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the devices' first data, and of each key that names a file."""
+        """SHA-256 digests of the initial data of all devices and of each input file, by key."""
         learner = self._run.learner
         data = self._run.data
         if data is not None:
             return {"data": _hash_data(data), **self._file_hashes}
-        # no samples, but their shape and classes
+        # no data are read: the sizes of the model stand for the data
         sizes = f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"
         return {"data": sizes, **self._file_hashes}
 
     def refuse_changes(self, saved: Mapping[str, str]) -> None:
-        """Raise ``CheckpointError`` for files that have changed since a checkpoint.
+        """Raise ``CheckpointError`` if data or files have changed since a checkpoint.
 
         Args:
             saved: the fingerprints at the checkpoint.
@@ -110,7 +113,7 @@ class Origins:
 
 
 def _hash_data(data: "FederatedData") -> str:
-    """Fingerprint of all samples, and of the shards before any shift."""
+    """Return the SHA-256 digest of all samples and of the devices' shards before any shift."""
     digest = hashlib.sha256()
 
     def add(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None") -> None:
@@ -133,7 +136,7 @@ def _hash_data(data: "FederatedData") -> str:
 
 
 def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
-    """Key and path of each file that a section names."""
+    """Yield the key and path of each file to which a section (or a table within it) refers."""
     for name, value in spec:
         if isinstance(value, Spec):
             yield from _files(f"{key}.{name}", value)
@@ -142,7 +145,7 @@ def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 class Checkpointer:
-    """Watches a run's records, and saves the run at the end of an instant when it is time.
+    """Listener on a run's records that saves the run between two instants when a save is due.
 
     Args:
         spec: ``[checkpoint]`` of the scenario.
@@ -152,8 +155,8 @@ class Checkpointer:
         origins: fingerprints of the run's files.
 
     Attributes:
-        tell: called when the run is saved, with the number of rounds and the simulated time (s).
-            From then on a power cut loses nothing of these rounds.
+        tell: called after each save, with the count of finished rounds and the simulated time (s).
+            The saved rounds survive a power cut.
     """
 
     def __init__(
@@ -170,7 +173,7 @@ class Checkpointer:
         run.simulation.env.require_rearm()
 
     def watch(self, record: Record) -> None:
-        """Save the run after this instant if a record says that it is time."""
+        """Request a save if ``record`` completes the ``rounds`` or ``time`` between two saves."""
         rounds = self._spec.rounds
         time = self._spec.time
         if rounds is not None and record.kind == "round":
@@ -186,7 +189,7 @@ class Checkpointer:
         return 0 if self._spec.time is None else int(time // self._spec.time)
 
     def request(self) -> None:
-        """Save the run after this instant."""
+        """Request that the run is saved after the current instant."""
         if not self._due:
             self._due = True
             self._run.simulation.between_instants(self._save)
@@ -198,7 +201,7 @@ class Checkpointer:
 
 
 def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Checkpoint:
-    """The state of a run between two instants."""
+    """Return the state of a run between two instants as a checkpoint."""
     encoder = Encoder(_saved_classes(), _unsaved_fields())
     state: dict[str, object] = {
         "origins": origins.fingerprints,
@@ -221,14 +224,14 @@ def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Check
 
 
 class _SavedPart(Protocol):
-    """A part of a run that saves and restores its state."""
+    """Part of a run that saves and restores its state."""
 
     def snapshot(self) -> Any: ...
     def restore(self, state: Any) -> None: ...
 
 
 def _parts(run: "Run") -> dict[str, _SavedPart]:
-    """The parts of a run by their keys in a snapshot, in the order in which they are restored."""
+    """Return the parts of a run by snapshot key, in the order in which they are restored."""
     parts: dict[str, _SavedPart] = {}
     if run.drift is not None:
         parts["drift"] = run.drift
@@ -247,7 +250,7 @@ def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> 
     Args:
         folder: the run folder.
         run: the run.
-        recorder: its recorder.
+        recorder: the recorder of the run.
         origins: fingerprints of the run's files.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Checkpoints on disk: each is a folder, which is written whole or not at all.
+"""Checkpoints on disk. A checkpoint is a folder that is written completely or not at all.
 
-A manifest has fingerprints of the folder's files. The last two checkpoints are kept.
+A manifest in the folder has the SHA-256 of its files. The last two checkpoints are kept.
 """
 
 import hashlib
@@ -23,21 +23,21 @@ _FORMAT = 17
 
 
 class Checkpoint(NamedTuple):
-    """The content of a checkpoint."""
+    """Content of a checkpoint."""
 
     events: int
-    """number of events before it."""
+    """count of events before the checkpoint."""
     tree: Any
-    """the state as JSON-able tables."""
+    """state of the run as JSON-compatible tables."""
     arrays: Arrays
-    """the arrays that the tables name."""
+    """arrays by the names to which the tables refer."""
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint, and remove all but the last two.
 
     Args:
-        folder: the run folder. Its tables are on the disk up to the checkpoint's events.
+        folder: the run folder, whose tables already have all events before the checkpoint.
         checkpoint: the content.
 
     Returns:
@@ -47,7 +47,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
 
     events, tree, arrays = checkpoint
     place = folder / FOLDER / f"{events:012d}"
-    # after a signal or a resume; a checkpoint of as many events is of the same state
+    # exists after a signal or a resume: the same count of events means the same state
     if place.exists():
         return place
     beside = place.with_name(place.name + WRITING)
@@ -70,7 +70,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(beside, ignore_errors=True)
         raise
     sync(place.parent)
-    for old in _all(folder)[:-_KEPT]:
+    for old in _list_checkpoints(folder)[:-_KEPT]:
         shutil.rmtree(old)
     return place
 
@@ -85,14 +85,14 @@ def latest(folder: Path) -> Path:
         The checkpoint's folder.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: the run folder has no checkpoint, or its checkpoint folder is a link.
     """
     if (folder / FOLDER).is_symlink():
         raise CheckpointError(
             f"{str(folder / FOLDER)!r} is a link, which is not followed; resume in a copy with "
             "all it leads to"
         )
-    places = _all(folder)
+    places = _list_checkpoints(folder)
     if not places:
         raise CheckpointError(
             f"{str(folder)!r} holds no checkpoint to resume from; run the scenario again, with "
@@ -102,7 +102,7 @@ def latest(folder: Path) -> Path:
 
 
 def read(place: Path) -> Checkpoint:
-    """Read a checkpoint.
+    """Read a checkpoint, and verify its files against the manifest.
 
     Args:
         place: the checkpoint's folder.
@@ -143,8 +143,8 @@ def read(place: Path) -> Checkpoint:
         raise damaged(f"{type(error).__name__}: {error}") from None
 
 
-def _all(folder: Path) -> list[Path]:
-    """Folders of a run's checkpoints, the oldest first."""
+def _list_checkpoints(folder: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, oldest first."""
     if not (folder / FOLDER).is_dir():
         return []
     places = []
