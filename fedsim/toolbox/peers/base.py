@@ -164,7 +164,7 @@ class PeerClient(Client[PeerParams]):
 
 @dataclass
 class PeersState(State):
-    """Memory of ``Peers``."""
+    """Server state of ``Peers`` strategies."""
 
     round: int = 0
     """Number of the run's open round, from 0."""

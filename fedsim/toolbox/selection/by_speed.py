@@ -94,7 +94,7 @@ class FedCS(BySpeed):
 
 @dataclass
 class FLANPState(State):
-    """Memory of ``flanp``."""
+    """Server state of the selection ``flanp``."""
 
     times: dict[int, float] = field(default_factory=dict)
     """Time of a round of each device that has reported it (s)."""

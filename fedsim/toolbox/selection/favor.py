@@ -34,7 +34,7 @@ class AgentSizes(TypedDict):
 
 @dataclass
 class FAVORState(State):
-    """Memory of ``favor``."""
+    """Server state of the selection ``favor``."""
 
     round: int = 0
     """Number of the open round, from 0."""

@@ -11,7 +11,7 @@ from fedsim.strategies.state import State
 
 @dataclass
 class LeastAskedState(State):
-    """Memory of ``least-asked``."""
+    """Server state of the selection ``least-asked``."""
 
     asked: dict[int, int] = field(default_factory=dict)
     """Number of times that each device was asked."""
@@ -44,7 +44,7 @@ class LeastAsked(Selection):
 
 @dataclass
 class LeastAvailableState(State):
-    """Memory of ``least-available``."""
+    """Server state of the selection ``least-available``."""
 
     availability: dict[int, tuple[int, int]] = field(default_factory=dict)
     """First round in which each device was available, and number of such rounds since."""

@@ -34,7 +34,7 @@ _NEVER = (0.0, 0, 0.0)  # U, L and D of a client that has never answered
 
 @dataclass
 class OortState(State):
-    """Memory of ``oort``."""
+    """Server state of the selection ``oort``."""
 
     round: int = 0
     """R, the number of the open round, from 1."""

@@ -30,7 +30,7 @@ from fedsim.world.steps import Computation, Evaluate
 
 @dataclass
 class PowerOfChoiceState(State):
-    """Memory of ``power-of-choice``."""
+    """Server state of the selection ``power-of-choice``."""
 
     samples: dict[int, int] = field(default_factory=dict)
     """Sample count of each device that has sent an update."""

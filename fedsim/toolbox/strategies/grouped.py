@@ -72,7 +72,7 @@ G = TypeVar("G", bound=ClusteredParams)
 
 @dataclass
 class GroupedState(SynchronousState):
-    """Memory of ``Grouped``."""
+    """Server state of ``Grouped`` strategies."""
 
     models: list[Ref] = field(default_factory=list)
     """Models of the groups."""

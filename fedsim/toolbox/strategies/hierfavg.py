@@ -97,7 +97,7 @@ class EdgeRound(State):
 
 @dataclass
 class HierFAVGState(FedAvgState):
-    """Memory of HierFAVG."""
+    """Server state of HierFAVG."""
 
     edges: dict[int, EdgeRound] = field(default_factory=dict)
     """Edge servers that have not finished the open round."""

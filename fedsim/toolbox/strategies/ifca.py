@@ -93,7 +93,7 @@ class IFCAClient(MigratingClient[IFCAParams]):
 
 @dataclass
 class IFCAState(GroupedState):
-    """Memory of IFCA."""
+    """Server state of IFCA."""
 
     chosen_in: list[int] = field(default_factory=list)
     """Task in which each device chose its group last, -1 for none."""

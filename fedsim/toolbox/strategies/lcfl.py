@@ -108,7 +108,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
 
 @dataclass
 class LCFLState(GroupedState):
-    """Memory of LCFL."""
+    """Server state of LCFL."""
 
     global_model: Ref = field(init=False)
     """The model of the warm-up, at which clusters begin."""

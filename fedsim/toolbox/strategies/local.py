@@ -46,7 +46,7 @@ class LocalClient(SynchronousClient[LocalParams]):
 
 @dataclass
 class LocalState(SynchronousState):
-    """Memory of Local."""
+    """Server state of Local."""
 
     own: list[Ref] = field(default_factory=list)
     """Model of each device, for the evaluation."""

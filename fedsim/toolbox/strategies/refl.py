@@ -99,7 +99,7 @@ def stale_weights(
 
 @dataclass
 class REFLState(FedAvgState):
-    """Memory of REFL."""
+    """Server state of REFL."""
 
     late: dict[int, int] = field(default_factory=dict)
     """Tasks that go on after their round has closed, task -> round."""

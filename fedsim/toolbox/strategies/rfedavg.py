@@ -121,7 +121,7 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
 
 @dataclass
 class RFedAvgState(FedAvgState):
-    """Memory of RFedAvg."""
+    """Server state of RFedAvg."""
 
     sizes: list[int | None] = field(default_factory=list)
     """Size that each device reported last (samples)."""

@@ -137,7 +137,7 @@ class CutClient(SynchronousClient[CutParams]):
 
 @dataclass
 class CutState(FedAvgState):
-    """Memory of ``CutModels``."""
+    """Server state of ``CutModels`` strategies."""
 
     zero: Ref = field(init=False)
     """A model of zeros."""

@@ -15,7 +15,7 @@ from fedsim.strategies.state import State
 
 @dataclass
 class TieredState(State):
-    """Memory of ``Tiered``."""
+    """Server state of ``Tiered`` strategies."""
 
     model: Ref = field(init=False)
     """The global model."""

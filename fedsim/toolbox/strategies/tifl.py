@@ -140,7 +140,7 @@ class TiFLClient(SynchronousClient[TiFLParams]):
 
 @dataclass
 class TiFLState(TieredState, FedAvgState):
-    """Memory of TiFL."""
+    """Server state of TiFL."""
 
     current: int | None = None
     """The tier drawn last."""
