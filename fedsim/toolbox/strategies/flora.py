@@ -142,7 +142,7 @@ class FLoRA(CutModels):
 
     def __init__(self, params: FLoRAParams, server: Server) -> None:
         super().__init__(params, server)
-        # size -> ranges of the flat model that a device of this size receives as a whole model
+        # size -> ranges of the flat model with all values that a device of this size needs
         self._starts: dict[float, Places] = {}
         for size in self._places:
             smaller = self.setting.cut("rank", size)

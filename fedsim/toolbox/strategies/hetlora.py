@@ -32,11 +32,14 @@ class HetLoRAParams(CutParams):
 
 
 def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:
-    """||B A||: the norm of the product of a model's adapters over all layers, in float64.
+    """Compute the norm ||B A|| of the product of a model's adapters over all layers.
 
     Args:
-        update: the model [d].
-        tensors: its tensors.
+        update: the model, [d].
+        tensors: the tensors of the model, in the order of a flat model.
+
+    Returns:
+        The norm, computed in float64.
     """
     shapes = [(tensor.name, tensor.shape) for tensor in tensors]
     weights = by_name(update.astype(np.float64), shapes)
