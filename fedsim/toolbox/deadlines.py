@@ -50,10 +50,10 @@ class Relative(Deadline):
 
 @dataclass
 class QuantileState(State):
-    """Memory of ``quantile``."""
+    """Server state of the deadline ``quantile``."""
 
     times: list[float | None] = field(default_factory=list)
-    """Times of the last tasks (s), None for late ones."""
+    """Duration of each of the last ``over`` tasks (s), None for a late task."""
 
 
 class Quantile(Deadline):

@@ -349,7 +349,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
 
         Returns:
             For each cluster the positions of its updates in ``entries``, and the threshold of CCS
-            (None for other clusterings).
+            (None if the clustering does not use it).
         """
         number = self.state.round
         devices = [entry["device"] for entry in entries]

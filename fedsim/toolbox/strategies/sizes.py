@@ -33,7 +33,7 @@ class CutParams(AggregatingParams):
     """Parameters of strategies whose devices train smaller models within the global one."""
 
     by: ClassVar[CutBy]
-    """What a size measures (``width`` or ``rank``)."""
+    """Measure of a size, such as ``width`` or ``rank``."""
     looks_at_each: ClassVar[str | None] = (
         "the server has to know which numbers each client has sent"
     )
