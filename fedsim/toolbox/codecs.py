@@ -253,9 +253,9 @@ class QSGD(Bucketed):
     encoding" (NeurIPS 2017).
 
     The variance is at most omega ||v||^2, omega = min(n / s^2, sqrt(n) / s), over buckets of n
-    numbers (section 4, Lemma 3.1). A number takes ceil(log2(2 s + 1)) bits; the length of the paper's
-    Elias code depends on the values. With error feedback the receiver divides by 1 +
-    omega, so that the residual does not grow from round to round (Beznosikov et al., "On biased
+    numbers (section 4, Lemma 3.1). A number takes ceil(log2(2 s + 1)) bits. The length of the
+    paper's Elias code depends on the values. With error feedback the receiver divides by 1 + omega,
+    so that the residual does not grow from round to round (Beznosikov et al., "On biased
     compression for distributed learning", 2020).
     """
 
