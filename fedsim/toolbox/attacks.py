@@ -16,7 +16,7 @@ from fedsim.learning.functions import pure, weighted_sum
 
 
 class Attack(Spec):
-    """The base of every attack; by default the update is sent as it is."""
+    """Base of every attack. By default the honest update is sent."""
 
     flips_labels: ClassVar[bool] = False
     """Whether malicious devices train on flipped labels."""
@@ -79,7 +79,7 @@ class Attack(Spec):
 
 
 class LabelFlip(Attack):
-    """The label l of each training sample becomes C - 1 - l, in every version of the data.
+    """The label l of each training sample becomes C - 1 - l, also after shifts of the data.
 
     Test samples keep their labels (Fang et al., "Local model poisoning attacks to Byzantine-robust
     federated learning", 2020).
@@ -101,7 +101,7 @@ class _ScaledChange(Attack):
 
 
 class SignFlip(_ScaledChange):
-    """The opposite change: start - factor (update - start).
+    """The device sends the opposite change, start - factor (update - start).
 
     Source: Li et al., "RSA: Byzantine-robust stochastic aggregation methods" (2019).
     """
@@ -113,7 +113,7 @@ class SignFlip(_ScaledChange):
 
 
 class Scaled(_ScaledChange):
-    """A longer change: start + factor (update - start).
+    """The device sends a longer change, start + factor (update - start).
 
     Source: the boosting of Bagdasaryan et al., "How to backdoor federated learning" (2020).
     """
@@ -141,7 +141,7 @@ def noise_around(
 
 
 class Gaussian(Attack):
-    """Gaussian noise: start + N(0, deviation^2) in each coordinate.
+    """The device sends Gaussian noise, start + N(0, deviation^2) in each coordinate.
 
     Source: Blanchard et al., "Machine learning with adversaries" (2017), section 5.
     """

@@ -58,7 +58,7 @@ class Lossy(Codec):
 
     @property
     def lengthens(self) -> bool:
-        return self.error_feedback or self.draws  # a random rule that keeps the mean adds variance
+        return self.error_feedback or self.draws  # unbiased random rounding adds variance
 
     @property
     def of_sums(self) -> Codec:
@@ -210,7 +210,7 @@ class Halved(Lossy):
 
 
 class Float16(Halved):
-    """Every number as an IEEE half, with 11 bits of precision.
+    """Every value is sent as an IEEE half (float16), with 11 bits of precision.
 
     A magnitude beyond 65,504 becomes infinite, and the model is then left out.
     """
@@ -220,7 +220,7 @@ class Float16(Halved):
 
 
 class BFloat16(Halved):
-    """Every number as the upper half of a float32, with its range and 8 bits of precision."""
+    """Every value is sent as a bfloat16, with the range of float32 and 8 bits of precision."""
 
     kind: Literal["bfloat16"] = "bfloat16"
     function: ClassVar[Function] = as_bfloat16
@@ -237,7 +237,7 @@ class Bucketed(Lossy):
 
 
 class Int8(Bucketed):
-    """Every number as one of 255 even steps up to the largest magnitude."""
+    """Every value is sent as an int8, one of 255 even steps up to the largest magnitude."""
 
     kind: Literal["int8"] = "int8"
     function: ClassVar[Function] = as_int8
@@ -247,7 +247,7 @@ class Int8(Bucketed):
 
 
 class QSGD(Bucketed):
-    """Every number as a sign and one of s levels of a norm, rounded at random without bias.
+    """Every value is sent as a sign and one of s levels of a norm, rounded at random without bias.
 
     Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and
     encoding" (NeurIPS 2017).
@@ -277,9 +277,9 @@ class QSGD(Bucketed):
 
 
 class Sign(Bucketed):
-    """The signs of a change p, scaled by ||p||_1 / d (EF-SignSGD).
+    """Only the signs of a change p are sent, and a common scale ||p||_1 / d (EF-SignSGD).
 
-    0 counts as above 0 (Karimireddy et al., Algorithm 1).
+    A value of 0 counts as positive (Karimireddy et al., Algorithm 1).
     """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)

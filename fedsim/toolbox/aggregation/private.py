@@ -201,7 +201,7 @@ def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "
 
 
 class AdaptiveClip(Spec):
-    """A bound C that follows a quantile of the lengths of changes.
+    """Clipping bound C that follows a quantile of the norms of changes.
 
     C <- C exp(-lr (b - quantile)). b is the share of changes that are not longer than C (Andrew et
     al., "Differentially private learning with adaptive clipping", 2021).

@@ -1,6 +1,6 @@
-"""Clustering algorithms, and the clusterers by which a scenario names them.
+"""Clustering algorithms, and the clusterers that a scenario selects by kind.
 
-No algorithm leaves a group empty.
+No algorithm returns an empty group.
 """
 
 import math
@@ -343,7 +343,7 @@ class Clusterer(Spec):
 
 
 class KMedoids(Clusterer):
-    """K-medoids by alternation."""
+    """Devices are clustered by k-medoids, which alternates assignment and choice of medoids."""
 
     kind: Literal["k-medoids"] = "k-medoids"
     start: Literal["build", "k-medoids++"] = "build"
@@ -356,7 +356,7 @@ class KMedoids(Clusterer):
 
 
 class Hierarchical(Clusterer):
-    """Agglomerative clustering."""
+    """Devices are clustered agglomeratively, by repeated merges of the two nearest clusters."""
 
     kind: Literal["hierarchical"] = "hierarchical"
     linkage: Linkage = "complete"
@@ -393,7 +393,7 @@ class Dbscan(Clusterer):
 
 
 class RandomGroups(Clusterer):
-    """Groups of nearly equal size, drawn at random: an ablation."""
+    """Devices are assigned at random to groups of nearly equal size (an ablation)."""
 
     kind: Literal["random"] = "random"
 

@@ -1,4 +1,4 @@
-"""Graphs of devices without a server, by the generators of networkx."""
+"""Graphs of neighbours for strategies without a server, by the generators of networkx."""
 
 import inspect
 import math
@@ -32,7 +32,7 @@ The function maps ``n`` and ``dim`` to the logarithm of the count of nodes.
 
 
 class Topology(Spec):
-    """The graph of the devices, in which each device sends to its neighbours."""
+    """Graph of the devices, in which each device sends to its neighbours."""
 
     kind: str = "ring"
     """``ring``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or a generator of undirected

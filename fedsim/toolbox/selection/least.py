@@ -1,4 +1,4 @@
-"""Selections of the clients that were asked, or were available, least often."""
+"""Selections of the clients that were asked least often, or available least often."""
 
 from dataclasses import dataclass, field
 from heapq import nsmallest

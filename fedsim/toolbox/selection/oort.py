@@ -58,7 +58,7 @@ class OortState(State):
 
 
 class Oort(Selection):
-    """Clients of high utility, and some that have never reported.
+    """Clients of high utility are selected, and some clients that have never reported.
 
     Source: Lai et al., "Oort: efficient federated learning via guided participant selection" (OSDI
     2021), Algorithm 1. The statistical utility U of a client is its samples times the root mean
@@ -83,9 +83,10 @@ class Oort(Selection):
     grows by 5 if the utilities of this and the previous window differ by at most 10 %, and falls by
     5 if they differ by a factor of five or more. From 100 on no client is too slow.
 
-    The time of a late client counts as its D, but not as a report. Clients that the strategy has
-    selected without this selection (in a sweep) do not count. Without learning all losses are 1.
-    Without rounds R counts the draws of clients, and the pacer counts versions.
+    The time of a late client is used as its D, but is no report. Clients that the strategy has
+    selected without this selection (in a sweep) are ignored. In runs without learning all losses
+    are 1. In strategies without rounds R counts the draws of clients, and the pacer counts
+    versions.
 
     Attributes:
         pacer_step: Delta (s); the published code has none.

@@ -1,4 +1,4 @@
-"""Campaigns: a job that many devices do once, outside the rounds."""
+"""Campaigns, in which many devices do one job once, outside the rounds."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class CampaignState(State):
     """Server state of a ``Campaign``, which checkpoints save."""
 
     job: str | None = None
-    """The job of the open campaign; None if none is open."""
+    """Name of the open campaign's job; None if no campaign is open."""
     open: dict[int, int] = field(default_factory=dict)
     """Open tasks of the campaign, task ID -> device ID."""
     waiting: list[int] = field(default_factory=list)

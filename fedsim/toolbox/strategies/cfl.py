@@ -1,4 +1,4 @@
-"""CFL: recursive bipartition of clusters whose clients pull in different directions."""
+"""CFL: recursive bipartition of clusters whose clients' updates disagree."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

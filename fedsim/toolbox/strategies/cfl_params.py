@@ -1,4 +1,4 @@
-"""The keys of CFL in a scenario."""
+"""Scenario keys of the strategy CFL."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self

@@ -72,9 +72,10 @@ class FedDyn(FedAvg[FedDynParams]):
     answered, and the next model is the mean of their theta_k, plus s. With a robust aggregation s
     <- (1 - K / N) s + K / N times the aggregation of the s_k of the round's K clients.
 
-    Sends what FedAvg sends: both sides add up the same moves (``moved``). The local solve is
-    ``local_epochs`` of SGD; in the paper it is the exact minimum. Lost answers and updates that are
-    not finite move neither side.
+    Sends what FedAvg sends, as server and client add up the same moves (``moved``). The local
+    problem is solved by ``local_epochs`` of SGD; in the paper the solution is the exact minimum.
+    Lost answers and updates that are not finite change neither ``moved`` of the server nor of the
+    client.
     """
 
     Params = FedDynParams

@@ -1,4 +1,4 @@
-"""FedNova: updates count by direction, not by their numbers of steps (Wang et al., 2020)."""
+"""FedNova: updates are normalised by their counts of SGD steps (Wang et al., 2020)."""
 
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal

@@ -130,9 +130,9 @@ class FLoRA(CutModels):
     device adds the mean of the products B A to its weights, without the cross terms of a product of
     means, and begins with fresh adapters, drawn by a seed that all devices share.
 
-    Sends the adapters of a client's rank up (``update``), and down (``model``) the stacks since the
-    device last answered, or the whole model if that is smaller; before a device's first answer the
-    whole model (4 bytes a number).
+    Up it sends the adapters of a client's rank (``update``). Down it sends the stacks since the
+    device last answered (``model``), or the whole model if that is smaller. Before a device's first
+    answer it sends the whole model (4 bytes a parameter).
     """
 
     Params = FLoRAParams

@@ -61,7 +61,8 @@ class HeteroFL(CutModels):
     static batch norm and masked loss are left out. ``redraw`` with a list is its dynamic setting;
     with a table it is FjORD's ordered dropout (Horváth et al. 2021) with one width a round.
 
-    Sends the numbers of each client's width, down and up (``model`` and ``update``, 4 bytes each).
+    Sends the parameters of each client's width, down and up (``model`` and ``update``, 4 bytes
+    each).
     """
 
     Params = HeteroFLParams

@@ -60,7 +60,8 @@ class HetLoRA(CutModels):
     and the first r columns of each B. Updates are filled up with zeros and averaged, each weighted
     by the norm of B A, so that a small rank counts for less. The self-pruning of ranks is left out.
 
-    Sends the numbers of each client's rank, down and up (``model`` and ``update``, 4 bytes each).
+    Sends the parameters of each client's rank, down and up (``model`` and ``update``, 4 bytes
+    each).
     """
 
     Params = HetLoRAParams

@@ -1,4 +1,4 @@
-"""The keys of LCFL in a scenario."""
+"""Scenario keys of the strategy LCFL."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal

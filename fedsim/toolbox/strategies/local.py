@@ -1,4 +1,4 @@
-"""Local: every device trains by itself, and nothing is sent."""
+"""Local: every device trains a personal model, and nothing is sent."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal

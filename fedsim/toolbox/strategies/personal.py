@@ -1,4 +1,4 @@
-"""The base of strategies with a personal model on each device: Ditto, pFedMe, MOON."""
+"""Base of strategies with a personal model on each device (Ditto, pFedMe, MOON)."""
 
 from typing import Literal
 

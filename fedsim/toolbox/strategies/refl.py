@@ -1,4 +1,4 @@
-"""REFL: late updates are used too, the less the staler they are (Abdelmoniem et al., 2023)."""
+"""REFL: late updates are used too, with weights by staleness (Abdelmoniem et al., 2023)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

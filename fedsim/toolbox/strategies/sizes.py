@@ -1,4 +1,4 @@
-"""The base of strategies whose devices train a part of the model: HeteroFL, HetLoRA, FLoRA."""
+"""Base of strategies whose devices train a part of the model (HeteroFL, HetLoRA, FLoRA)."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Tiers of devices, by the size of their data or by their latency."""
+"""Base of strategies with tiers of devices, by data size or by latency."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""TiFL: tiers by latency, a cohort out of one tier, and tests of all (Chai et al., 2020)."""
+"""TiFL: tiers by latency, each round with clients of one tier (Chai et al., 2020)."""
 
 import math
 from collections.abc import Sequence
