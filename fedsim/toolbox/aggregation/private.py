@@ -275,7 +275,7 @@ class Private(Aggregation):
     """delta of the recorded (epsilon, delta); None: devices^-1.1, as in the paper."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_privacy(self) -> Self:
         if self.account and self.noise and find_spec("dp_accounting") is None:
             raise ValueError(
                 "'account' is true, which needs a package: pip install 'dp-accounting>=0.6' "

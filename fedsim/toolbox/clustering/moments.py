@@ -10,7 +10,7 @@ from fedsim.common.units import PositiveSeconds
 
 
 class Once(Spec):
-    """Devices are grouped once, by models that all devices have sent."""
+    """Base of moments at which devices are grouped once, by models that all devices have sent."""
 
     deadline: PositiveSeconds | None = None
     """longest time of the warm-up, and of the exchange (s).

@@ -48,11 +48,11 @@ class Topology(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare(cls, data: object) -> object:
+    def _expand_kind(cls, data: object) -> object:
         return {"kind": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")
-    def _is_known(self) -> Self:
+    def _check_kind(self) -> Self:
         takes = inspect.signature(self._generator()).parameters
         if self.every is not None and "seed" not in takes:
             raise ValueError(

@@ -109,7 +109,7 @@ class Oort(Selection):
     scale: Literal["plain", "unit"] = "plain"
 
     @model_validator(mode="after")
-    def _has_a_step(self) -> Self:
+    def _check_pacer_step(self) -> Self:
         if self.pacer == "paper" and self.pacer_step is None:
             raise ValueError(
                 "'pacer_step' is missing; allowed is a time, such as '10 s', or pacer = "

@@ -199,7 +199,7 @@ class CataFedParams(CombiningParams):
     """
 
     @model_validator(mode="after")
-    def _from_the_download(self) -> Self:
+    def _check_deadline_since(self) -> Self:
         deadline = self.deadline
         from_round = isinstance(deadline, Deadline) and (
             getattr(deadline, "since", "round") == "round"

@@ -49,7 +49,7 @@ class CFLParams(GroupedParams):
     order: Literal["together", "recursive"] = "together"
 
     @model_validator(mode="after")
-    def _recursion_goes_by_the_criteria(self) -> Self:
+    def _check_order(self) -> Self:
         rounds = self.split_rounds
         if self.order == "recursive" and rounds is not None:
             raise ValueError(

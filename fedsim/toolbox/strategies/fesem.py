@@ -34,7 +34,7 @@ class FeSEMParams(GroupedParams):
     aggregation: AggregationSpec = Mean()
 
     @model_validator(mode="after")
-    def _points_have_a_mean(self) -> Self:
+    def _check_paper_mean(self) -> Self:
         if not self.as_published and (self.aggregation.kind != "mean" or self.server is not None):
             raise ValueError(
                 "'as' is 'paper', where a group's model is the mean of its points; "

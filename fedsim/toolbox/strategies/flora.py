@@ -34,7 +34,7 @@ class FLoRAParams(CutParams):
     sizes: dict[str, float] | list[float] = Field(default=[1.0, 2.0, 4.0], min_length=1)
 
     @model_validator(mode="after")
-    def _merges(self) -> Self:
+    def _check_merge(self) -> Self:
         if self.server is not None:
             raise ValueError(
                 f"'server' is {self.server.kind!r}, and with flora devices merge what they "

@@ -46,7 +46,7 @@ class FPFCParams(SynchronousParams):
     """
 
     @model_validator(mode="after")
-    def _has_one_minimum(self) -> Self:
+    def _check_convexity(self) -> Self:
         if (self.a - 1.0) * self.rho <= 1.0:
             values = f"'a' is {self.a:g} and 'rho' {self.rho:g}"
             raise ValueError(f"{values}; allowed is (a - 1) rho above 1")

@@ -49,7 +49,7 @@ class PlainDeadline(SelectingParams):
     """Parameters of strategies whose deadline counts from the start of the round, in seconds."""
 
     @model_validator(mode="after")
-    def _from_the_round(self) -> Self:
+    def _check_plain_deadline(self) -> Self:
         if self.bounds_training or isinstance(self.deadline, Relative):
             raise ValueError(
                 "'deadline' counts from the begin of the round here, in seconds: give a time, "

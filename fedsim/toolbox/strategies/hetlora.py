@@ -22,7 +22,7 @@ class HetLoRAParams(CutParams):
     sizes: dict[str, float] | list[float] = Field(default=[1.0, 2.0, 4.0], min_length=1)
 
     @model_validator(mode="after")
-    def _weighs_by_norms(self) -> Self:
+    def _check_aggregation(self) -> Self:
         if self.aggregation.kind != "weighted":
             raise ValueError(
                 f"'aggregation' is {self.aggregation.kind!r}, and hetlora weighs updates by "

@@ -40,7 +40,7 @@ class HierFAVGParams(SelectingParams, CombiningParams):
     kappa2: int = Field(default=4, ge=1, le=10_000)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_hierarchy(self) -> Self:
         if self.kappa1 is not None and self.local_epochs != 1:
             raise ValueError(
                 "'kappa1' and 'local_epochs' both say how long clients train; give one of them"

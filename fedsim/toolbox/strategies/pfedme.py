@@ -33,7 +33,7 @@ class PFedMeParams(AggregatingParams):
     aggregation: AggregationSpec = Mean()
 
     @model_validator(mode="after")
-    def _rounds_not_epochs(self) -> Self:
+    def _check_epochs(self) -> Self:
         if self.local_epochs != 1:
             raise ValueError(
                 f"'local_epochs' is {self.local_epochs}, but pFedMe's clients train for "

@@ -43,7 +43,7 @@ class REFLParams(AggregatingParams):
     """by default the least available clients first."""
 
     @model_validator(mode="after")
-    def _weights_count(self) -> Self:
+    def _check_weights(self) -> Self:
         if self.stale_weights == "boosted" and not self.aggregation.uses_weights:
             raise ValueError(
                 f"'aggregation' is {self.aggregation.kind!r}, in which weights do not count, "

@@ -47,7 +47,7 @@ class CutParams(AggregatingParams):
     """
 
     @model_validator(mode="after")
-    def _means_alone(self) -> Self:
+    def _check_means(self) -> Self:
         if self.aggregation.kind not in ("weighted", "mean"):
             raise ValueError(
                 f"'aggregation' is {self.aggregation.kind!r}, and {self.kind} has updates of "

@@ -54,7 +54,7 @@ class TiFLParams(AggregatingParams):
     """I, the number of rounds between two tests; by default the number of tiers."""
 
     @model_validator(mode="after")
-    def _one_probability_a_tier(self) -> Self:
+    def _check_probabilities(self) -> Self:
         weights = self.probabilities
         if (weights is not None) != (self.mode == "static"):
             raise ValueError(
