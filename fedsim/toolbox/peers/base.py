@@ -260,7 +260,7 @@ class Peers(Strategy[P]):
             return
         device = self.server.peer(number)
         self._act(device, handler, *arguments)
-        changed = self._finished_more(device) or not device.online
+        changed = self._store_progress(device) or not device.online
         while changed and not self.state.over and self.is_over():
             await self._finish_round()
 
@@ -296,7 +296,7 @@ class Peers(Strategy[P]):
         self.state.own[device.number] = model
         self._half.on_start(device)
 
-    def _finished_more(self, device: Peer) -> bool:
+    def _store_progress(self, device: Peer) -> bool:
         """Store the device's model and its count of finished rounds.
 
         Returns:

@@ -189,14 +189,16 @@ class FLANP(BySpeed):
             return
         samples = sum(entry["samples"] for entry in received)
         if server.models.learns:
-            square = await self._square(server, state.round, received, samples)
+            square = await self._squared_gradient_norm(server, state.round, received, samples)
             if not square * samples <= self.accuracy:  # also true if ``square`` is nan
                 return
         state.stage = min(2 * stage, server.devices)
         if state.stage > stage:
             server.emit("stage", round=state.round, clients=state.stage)
 
-    async def _square(self, server: Server, number: int, received: Updates, total: int) -> float:
+    async def _squared_gradient_norm(
+        self, server: Server, number: int, received: Updates, total: int
+    ) -> float:
         """Estimate the squared norm of the gradient from the updates of a round.
 
         Args:

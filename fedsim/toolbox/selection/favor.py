@@ -139,9 +139,9 @@ class FAVOR(Selection):
         state.round = ids[0]
         online = server.clients.sample(server.devices, "select", *ids, among=among)
         candidates = [device for device in online if device in state.local]
-        return self._best(server, state, count, candidates) + self.asked_first(state, online)
+        return self._select_best(server, state, count, candidates) + self.asked_first(state, online)
 
-    def _best(
+    def _select_best(
         self, server: Server, state: FAVORState, count: int, candidates: list[int]
     ) -> list[int]:
         """Select clients by their Q-values, but a share epsilon of them at random.
@@ -196,7 +196,7 @@ class FAVOR(Selection):
                 self._begin(server, state)
             self._observe(server, state)
             await self._evaluate(server, state)
-        return self._best(server, state, count, list(answers))
+        return self._select_best(server, state, count, list(answers))
 
     async def closed(
         self, server: Server, state: FAVORState, received: Updates, models: ModelAssignment

@@ -142,7 +142,7 @@ class Oort(Selection):
         newcomers.sort(key=lambda device: state.known.get(device, _NEVER)[2])
         exploited = round(count * (1 - self.epsilon(state.round)))
         exploited = min(len(reporters), max(exploited, count - len(newcomers)))
-        cohort = self._best(server, state, exploited, reporters, ids)
+        cohort = self._draw_best(server, state, exploited, reporters, ids)
         cohort += newcomers[: count - len(cohort)]
         cohort += tired[: count - len(cohort)]
         for device in cohort:
@@ -176,7 +176,7 @@ class Oort(Selection):
         absence = np.sqrt(0.1 * math.log(number) / last)
         return np.asarray((utility + absence) * factor)
 
-    def _best(
+    def _draw_best(
         self, server: Server, state: OortState, count: int, reporters: list[int], ids: Ids
     ) -> list[int]:
         """Draw ``count`` of ``reporters``, with probabilities proportional to their utility.

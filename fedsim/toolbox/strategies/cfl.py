@@ -213,7 +213,7 @@ class CFL(Grouped[CFLParams]):
                 self.move(device, self.state.down.pop(device, 0), "start")
 
     async def aggregate(self) -> None:
-        cuts = await self._cuts()
+        cuts = await self._find_cuts()
         for entry in self.state.received:
             self.state.last[entry["device"]] = Pull.of(entry)
         if not self.params.as_published:
@@ -225,7 +225,7 @@ class CFL(Grouped[CFLParams]):
 
     # criteria of a split
 
-    async def _cuts(self) -> list[Cut]:
+    async def _find_cuts(self) -> list[Cut]:
         """Find the clusters to split in this round, with the best bipartition of each."""
         state = self.state
         schedule = self.params.split_rounds
@@ -233,7 +233,7 @@ class CFL(Grouped[CFLParams]):
             return []
         if not self.server.models.learns:
             return [] if schedule is None else self._random_cut()
-        clusters = await self._clusters()
+        clusters = await self._collect_clusters()
         if state.scale is None and clusters:
             updates = chain.from_iterable(cluster.updates for cluster in clusters)
             norms = [length(update) for update in updates]
@@ -241,12 +241,12 @@ class CFL(Grouped[CFLParams]):
         thresholds = self._thresholds()
         for cluster in clusters:
             self._record_criteria(cluster, thresholds)
-        incongruent = self._incongruent(clusters, thresholds)
+        incongruent = self._select_incongruent(clusters, thresholds)
         if self.params.order == "recursive":
             self._finish_leaves(clusters, incongruent, thresholds)
         return [self._bipartition(cluster) for cluster in incongruent]
 
-    def _incongruent(self, clusters: list[Cluster], thresholds: Thresholds) -> list[Cluster]:
+    def _select_incongruent(self, clusters: list[Cluster], thresholds: Thresholds) -> list[Cluster]:
         """Return the clusters to split.
 
         With ``split_rounds`` it is the cluster with the longest update (Fig. 3), otherwise all
@@ -314,7 +314,7 @@ class CFL(Grouped[CFLParams]):
         pairs = shown_pairs("similarity", cosines)
         return Cut(cluster.group, cluster.entries, (first, second), criteria, pairs)
 
-    async def _clusters(self) -> list[Cluster]:
+    async def _collect_clusters(self) -> list[Cluster]:
         """Return the clusters whose clients have sent finite updates in this round."""
         received = self.state.received
         self.server.compute("distances", len(received), self.setting.parameters)
@@ -369,7 +369,7 @@ class CFL(Grouped[CFLParams]):
         for device in self.members(parent):
             if device not in child_of and device in state.last:
                 absent[device] = state.last[device]
-        child_of |= await self._most_similar(absent, children)
+        child_of |= await self._find_most_similar(absent, children)
         members: list[list[int]] = [[], []]
         for device in self.members(parent):
             if device in child_of:
@@ -416,7 +416,7 @@ class CFL(Grouped[CFLParams]):
         self.state.down[device] = parent
         self.server.emit("assign", device=device, group=None, before=parent, why="split")
 
-    async def _most_similar(
+    async def _find_most_similar(
         self, updates: Mapping[int, Pull], children: Sequence[int]
     ) -> dict[int, int]:
         """Map each device to the child with the update most similar to the device's (Eq. 6).
@@ -474,7 +474,7 @@ class CFL(Grouped[CFLParams]):
             children = self.state.children[down.get(device, 0)]
             assert children is not None  # only devices at a split node are prepared
             pull = Pull(entry["contents"]["cold-start"], entry["asked"]["cold-start"])
-            down |= await self._most_similar({device: pull}, children)
+            down |= await self._find_most_similar({device: pull}, children)
             if self.preparation(device) is None:
                 self.move(device, down.pop(device), "cold-start")
 
