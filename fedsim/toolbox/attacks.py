@@ -16,7 +16,7 @@ from fedsim.learning.functions import pure, weighted_sum
 
 
 class Attack(Spec):
-    """The base of every attack; by default the update is sent as it is."""
+    """Base of every attack. By default the honest update is sent."""
 
     flips_labels: ClassVar[bool] = False
     """Whether malicious devices train on flipped labels."""
@@ -26,13 +26,13 @@ class Attack(Spec):
     def update(
         self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[object]
     ) -> Ref:
-        """The update that a malicious device sends.
+        """Return the update that a malicious device sends.
 
         Args:
-            arithmetic: operations on models.
+            arithmetic: deferred operations on models.
             update: the honest update.
             start: the model from which the update was trained.
-            stream: name of the stream of this update.
+            stream: name of the random stream for this update.
         """
         return update
 
@@ -50,9 +50,9 @@ class Attack(Spec):
         control variate, and starts from 0.
 
         Args:
-            arithmetic: operations on models.
+            arithmetic: deferred operations on models.
             device: the malicious device.
-            count: number of the device's task.
+            count: index of the task, for the name of the random stream.
             result: the honest result.
             reply: the honest reply.
 
@@ -80,7 +80,7 @@ class Attack(Spec):
 
 
 class LabelFlip(Attack):
-    """The label l of each training sample becomes C - 1 - l, in every version of the data.
+    """The label l of each training sample becomes C - 1 - l, also after shifts of the data.
 
     Test samples keep their labels (Fang et al., "Local model poisoning attacks to Byzantine-robust
     federated learning", 2020).
@@ -90,7 +90,7 @@ class LabelFlip(Attack):
     kind: Literal["label-flip"] = "label-flip"
 
 
-class _Along(Attack):
+class _ScaledChange(Attack):
     sign: ClassVar[float] = 1.0
     factor: float = Field(gt=0.0, le=1e6)
 
@@ -101,8 +101,8 @@ class _Along(Attack):
         return arithmetic.apply(weighted_sum, [start, update], coefficients=[1.0 - factor, factor])
 
 
-class SignFlip(_Along):
-    """The opposite change: start - factor (update - start).
+class SignFlip(_ScaledChange):
+    """The device sends the opposite change, start - factor (update - start).
 
     Source: Li et al., "RSA: Byzantine-robust stochastic aggregation methods" (2019).
     """
@@ -113,8 +113,8 @@ class SignFlip(_Along):
     """how far it goes the other way."""
 
 
-class Scaled(_Along):
-    """A longer change: start + factor (update - start).
+class Scaled(_ScaledChange):
+    """The device sends a longer change, start + factor (update - start).
 
     Source: the boosting of Bagdasaryan et al., "How to backdoor federated learning" (2020).
     """
@@ -128,12 +128,21 @@ class Scaled(_Along):
 def noise_around(
     models: list[NDArray[np.float32]], deviation: float, rng: np.random.Generator
 ) -> NDArray[np.floating]:
-    """The sum of a model and Gaussian noise, [d]."""
+    """Add Gaussian noise to a model.
+
+    Args:
+        models: one model, float32 [d].
+        deviation: standard deviation of the noise of each coordinate.
+        rng: source of the noise.
+
+    Returns:
+        The noisy model, [d].
+    """
     return models[0] + rng.normal(scale=deviation, size=len(models[0]))
 
 
 class Gaussian(Attack):
-    """Gaussian noise: start + N(0, deviation^2) in each coordinate.
+    """The device sends Gaussian noise, start + N(0, deviation^2) in each coordinate.
 
     Source: Blanchard et al., "Machine learning with adversaries" (2017), section 5.
     """

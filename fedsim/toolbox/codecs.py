@@ -15,23 +15,24 @@ from fedsim.learning.functions import Function, pure
 
 @pure
 def added(models: list[Floats32]) -> NDArray[np.floating]:
-    """The sum of two arrays."""
+    """Return the sum of two arrays, [d]."""
     return models[0] + models[1]
 
 
 class Lossy(Codec):
-    """A codec by a pure function of one array.
+    """Base of the lossy codecs, which encode an array by a pure function of it.
 
-    With ``error_feedback`` the device adds its residual to a change, and stores the new residual
+    With ``error_feedback`` a device keeps the residual, the part of a change that was not sent. It
+    adds the residual to its next change, and stores the new residual
     (Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al.,
     "Error feedback fixes SignSGD", ICML 2019, Algorithm 2). A message that is cut off leaves the
     residual as it was.
     """
 
     draws: ClassVar[bool] = False
-    """Whether the function is random."""
+    """Whether ``function`` draws random numbers."""
     function: ClassVar[Function]
-    """The function of [array] and ``constants``, and of ``rng`` if it ``draws``."""
+    """Pure function [array] -> decoded array, with ``constants``, and ``rng`` if it ``draws``."""
 
     encodes: Literal["change", "model"] = "change"
     """an update as its ``change`` of the model from which it was trained, or as a whole
@@ -43,7 +44,7 @@ class Lossy(Codec):
     """
 
     @model_validator(mode="after")
-    def _of_changes(self) -> Self:
+    def _check_error_feedback(self) -> Self:
         if self.error_feedback and self.encodes == "model":
             raise ValueError(
                 "'error_feedback' is true and 'encodes' is 'model'; what was not sent is added "
@@ -52,12 +53,12 @@ class Lossy(Codec):
         return self
 
     def constants(self, parameters: int) -> dict[str, Any]:
-        """Constant arguments of ``function`` for an array of ``parameters`` numbers."""
+        """Return the keyword arguments of ``function`` for an array of ``parameters`` values."""
         return {}
 
     @property
     def lengthens(self) -> bool:
-        return self.error_feedback or self.draws  # a random rule that keeps the mean adds variance
+        return self.error_feedback or self.draws  # unbiased random rounding adds variance
 
     @property
     def of_sums(self) -> Codec:
@@ -78,13 +79,14 @@ class Lossy(Codec):
             exact = arithmetic.mix([(value, 1.0), (start, -1.0)])
         if kept is not None:
             exact = arithmetic.apply(added, [exact, kept])
-        # The model's number names the draw, so that all receivers of the model get one result.
+        # The stream has the model's serial, so that all receivers of a model get the same result.
         stream = ("messages/codec", value.serial) if self.draws else None
         constants = self.constants(parameters)
         sent = arithmetic.apply(type(self).function, [exact], stream=stream, **constants)
         residual = None
         if self.error_feedback:
-            # The residual of a training that diverged would be sent again and again.
+            # If the training diverged the residual is replaced; otherwise every later change would
+            # contain values that are not finite.
             zero = arithmetic.mix([(value if start is None else start, 0.0)])
             otherwise = zero if kept is None else kept
             residual = arithmetic.mix([(exact, 1.0), (sent, -1.0)], otherwise=otherwise)
@@ -94,37 +96,40 @@ class Lossy(Codec):
         return Coded(received, residual)
 
 
-def _buckets(size: int, bucket: int | None) -> int:
-    """Number of buckets that ``size`` numbers fill; None: one bucket for all numbers."""
+def _count_buckets(size: int, bucket: int | None) -> int:
+    """Return how many buckets of ``bucket`` values an array of ``size`` values fills.
+
+    With ``bucket`` None all values are in one bucket.
+    """
     if bucket is None:
         bucket = max(size, 1)
     return -(-size // bucket)
 
 
-def _rows(array: AnyArray, bucket: int | None) -> Floats:
-    """An array as rows of ``bucket`` numbers, padded with 0; float64 [buckets, bucket]."""
+def _split_buckets(array: AnyArray, bucket: int | None) -> Floats:
+    """Split an array into rows of ``bucket`` values, padded with 0; float64 [buckets, bucket]."""
     size = len(array)
     width = size if bucket is None else min(bucket, size)
-    rows = np.zeros((_buckets(size, bucket), max(1, width)))
+    rows = np.zeros((_count_buckets(size, bucket), max(1, width)))
     rows.reshape(-1)[:size] = array
     return rows
 
 
-def _array(rows: Floats, size: int) -> Floats32:
-    """The array [size] behind the rows of ``_rows``, with 0 instead of -0."""
+def _join_buckets(rows: Floats, size: int) -> Floats32:
+    """Join the rows of ``_split_buckets`` to an array [size] without padding, with 0 for -0."""
     return (rows.reshape(-1)[:size] + 0.0).astype(np.float32)
 
 
 @pure
 def as_float16(models: list[Floats32]) -> Floats32:
-    """Round every number to the nearest half; a magnitude beyond 65,504 becomes infinite."""
+    """Round every value to the nearest float16; a magnitude beyond 65,504 becomes infinite."""
     with np.errstate(over="ignore"):
         return models[0].astype(np.float16).astype(np.float32)
 
 
 @pure
 def as_bfloat16(models: list[Floats32]) -> Floats32:
-    """Round every float32 to its upper 16 bits, to the nearest, and ties to even."""
+    """Round every value to the nearest bfloat16, the upper 16 bits of a float32; ties to even."""
     bits = models[0].astype(np.float32).view(np.uint32)
     lowest_bit = (bits >> np.uint32(16)) & np.uint32(1)
     upper = (bits + np.uint32(0x7FFF) + lowest_bit) >> np.uint32(16)
@@ -133,63 +138,79 @@ def as_bfloat16(models: list[Floats32]) -> Floats32:
 
 @pure
 def as_int8(models: list[Floats32], bucket: int | None) -> Floats32:
-    """Round every number to a multiple of its bucket's largest magnitude over 127."""
-    values = _rows(models[0], bucket)
+    """Round every value to a multiple of (largest magnitude in its bucket) / 127.
+
+    Args:
+        models: the array, [d].
+        bucket: count of values that share a scale; None: all.
+
+    Returns:
+        The rounded values, [d].
+    """
+    values = _split_buckets(models[0], bucket)
     scales = (np.abs(values).max(axis=1, keepdims=True) / 127).astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.where(scales > 0, np.rint(values / scales), 0.0).clip(-127, 127)
-    return _array(levels * scales, len(models[0]))
+    return _join_buckets(levels * scales, len(models[0]))
 
 
 @pure
 def as_levels(
     models: list[Floats32], levels: int, bucket: int | None, scale: float, rng: np.random.Generator
 ) -> Floats32:
-    """Round the level |v_i| s / ||v|| of every number up or down at random (QSGD).
+    """Round the level |v_i| s / ||v|| of every value up or down at random (QSGD).
 
     Args:
-        models: the array v.
-        levels: s.
-        bucket: numbers that share a norm ||v||; None: all.
+        models: the array v, [d].
+        levels: s, the count of levels.
+        bucket: count of values that share a norm ||v||; None: all.
         scale: factor of the result.
-        rng: the random numbers.
+        rng: source of the random rounding.
 
     Returns:
-        The numbers with their signs and random levels, times ``scale``.
+        The decoded values sign(v_i) (level / s) ||v||, times ``scale``, [d].
     """
-    values = _rows(models[0], bucket)
+    values = _split_buckets(models[0], bucket)
     exact = np.linalg.norm(values, axis=1)
     norms = exact.astype(np.float32)
-    # rounded up, so that no level is above s
+    # Norms are rounded up to float32, so that no level is above s.
     norms = np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(norms > 0, np.abs(values) * levels / norms, 0.0)
     level = np.floor(scaled)
     level += rng.random(level.shape) < scaled - level
     rounded = np.sign(values) * level * (norms.astype(np.float64) / levels)
-    return _array(rounded, len(models[0])) * np.float32(scale)
+    return _join_buckets(rounded, len(models[0])) * np.float32(scale)
 
 
 @pure
 def as_signs(models: list[Floats32], bucket: int | None) -> Floats32:
-    """Replace every number by its sign times the mean magnitude of its bucket."""
+    """Replace every value by its sign times the mean magnitude of its bucket.
+
+    Args:
+        models: the array, [d].
+        bucket: count of values in a bucket; None: all.
+
+    Returns:
+        The decoded values, [d]; 0 counts as positive.
+    """
     array = models[0]
-    counts = _rows(np.ones(len(array)), bucket).sum(axis=1, keepdims=True)
-    totals = np.abs(_rows(array, bucket)).sum(axis=1, keepdims=True)
+    counts = _split_buckets(np.ones(len(array)), bucket).sum(axis=1, keepdims=True)
+    totals = np.abs(_split_buckets(array, bucket)).sum(axis=1, keepdims=True)
     scales = (totals / counts).astype(np.float32)
-    signs = _rows(np.where(array < 0, -1.0, 1.0), bucket)
-    return _array(signs * scales, len(array))
+    signs = _split_buckets(np.where(array < 0, -1.0, 1.0), bucket)
+    return _join_buckets(signs * scales, len(array))
 
 
 class Halved(Lossy):
-    """A codec that sends every number in two bytes."""
+    """Codec that sends every value in two bytes."""
 
     def bytes(self, parameters: int) -> float:
         return 2 * parameters
 
 
 class Float16(Halved):
-    """Every number as an IEEE half, with 11 bits of precision.
+    """Every value is sent as an IEEE half (float16), with 11 bits of precision.
 
     A magnitude beyond 65,504 becomes infinite, and the model is then left out.
     """
@@ -199,14 +220,14 @@ class Float16(Halved):
 
 
 class BFloat16(Halved):
-    """Every number as the upper half of a float32, with its range and 8 bits of precision."""
+    """Every value is sent as a bfloat16, with the range of float32 and 8 bits of precision."""
 
     kind: Literal["bfloat16"] = "bfloat16"
     function: ClassVar[Function] = as_bfloat16
 
 
 class Bucketed(Lossy):
-    """A codec that scales numbers, by 4 bytes for each bucket."""
+    """Codec that scales the values of each bucket, by a factor of 4 bytes a bucket."""
 
     bucket: int | None = Field(default=None, ge=1)
     """length of the runs of numbers that share a scale; None: one scale for all numbers."""
@@ -216,25 +237,25 @@ class Bucketed(Lossy):
 
 
 class Int8(Bucketed):
-    """Every number as one of 255 even steps up to the largest magnitude."""
+    """Every value is sent as an int8, one of 255 even steps up to the largest magnitude."""
 
     kind: Literal["int8"] = "int8"
     function: ClassVar[Function] = as_int8
 
     def bytes(self, parameters: int) -> float:
-        return parameters + 4 * _buckets(parameters, self.bucket)
+        return parameters + 4 * _count_buckets(parameters, self.bucket)
 
 
 class QSGD(Bucketed):
-    """Every number as a sign and one of s levels of a norm, rounded at random without bias.
+    """Every value is sent as a sign and one of s levels of a norm, rounded at random without bias.
 
     Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and
     encoding" (NeurIPS 2017).
 
     The variance is at most omega ||v||^2, omega = min(n / s^2, sqrt(n) / s), over buckets of n
-    numbers (section 4, Lemma 3.1). A number takes ceil(log2(2 s + 1)) bits; the length of the paper's
-    Elias code depends on the values. With error feedback the receiver divides by 1 +
-    omega, so that the residual does not grow from round to round (Beznosikov et al., "On biased
+    numbers (section 4, Lemma 3.1). A number takes ceil(log2(2 s + 1)) bits. The length of the
+    paper's Elias code depends on the values. With error feedback the receiver divides by 1 + omega,
+    so that the residual does not grow from round to round (Beznosikov et al., "On biased
     compression for distributed learning", 2020).
     """
 
@@ -246,7 +267,7 @@ class QSGD(Bucketed):
 
     def bytes(self, parameters: int) -> float:
         bits = (2 * self.levels).bit_length()
-        return -(-parameters * bits // 8) + 4 * _buckets(parameters, self.bucket)
+        return -(-parameters * bits // 8) + 4 * _count_buckets(parameters, self.bucket)
 
     def constants(self, parameters: int) -> dict[str, Any]:
         size = parameters if self.bucket is None else min(self.bucket, parameters)
@@ -256,9 +277,9 @@ class QSGD(Bucketed):
 
 
 class Sign(Bucketed):
-    """The signs of a change p, scaled by ||p||_1 / d (EF-SignSGD).
+    """Only the signs of a change p are sent, and a common scale ||p||_1 / d (EF-SignSGD).
 
-    0 counts as above 0 (Karimireddy et al., Algorithm 1).
+    A value of 0 counts as positive (Karimireddy et al., Algorithm 1).
     """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
@@ -267,11 +288,11 @@ class Sign(Bucketed):
     error_feedback: bool = True
 
     def bytes(self, parameters: int) -> float:
-        return -(-parameters // 8) + 4 * _buckets(parameters, self.bucket)
+        return -(-parameters // 8) + 4 * _count_buckets(parameters, self.bucket)
 
 
 class Sparse(Lossy):
-    """A codec that sends k of d entries, 4 bytes each.
+    """Codec that sends k of the d entries of an array, 4 bytes each and their positions.
 
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory" (2018).
     """
@@ -285,14 +306,14 @@ class Sparse(Lossy):
         return self.share
 
     def k(self, parameters: int) -> int:
-        """Number of entries that are sent out of ``parameters``."""
+        """Return how many entries of an array of ``parameters`` entries are sent."""
         return min(max(1, round(self.share * parameters)), parameters)
 
     def bytes(self, parameters: int) -> float:
-        """Size of the values and the positions (bytes).
+        """Return the size of the sent values and their positions (bytes).
 
-        Positions are a bitmap of d bits or k numbers of 4 bytes, whichever is shorter. If k = d, no
-        positions are sent.
+        Positions are sent as a bitmap of d bits or as k integers of 4 bytes, whichever is shorter.
+        If k = d, no positions are sent.
         """
         k = self.k(parameters)
         if k == parameters:
@@ -313,15 +334,18 @@ class Sparse(Lossy):
         return super().code(arithmetic, parameters, value, base, kept)
 
 
-def _at(array: Floats32, positions: Ints) -> Floats32:
-    """The array with 0 in place of all entries but the ones at ``positions``."""
+def _keep_positions(array: Floats32, positions: Ints) -> Floats32:
+    """Return a copy of the array in which all entries except those at ``positions`` are 0."""
     result = np.zeros_like(array)
     result[positions] = array[positions]
     return result
 
 
 def largest(array: Floats32, k: int) -> Ints:
-    """Positions of the k entries of largest magnitude, ascending; the first of equals wins."""
+    """Return the positions of the k entries of largest magnitude, ascending.
+
+    Of entries of equal magnitude the first ones are selected.
+    """
     sizes = -np.abs(array)
     last = np.partition(sizes, k - 1)[k - 1]
     mask = sizes < last
@@ -332,8 +356,8 @@ def largest(array: Floats32, k: int) -> Ints:
 
 @pure
 def largest_alone(models: list[Floats32], k: int) -> Floats32:
-    """The array with 0 in place of all entries but the k of largest magnitude."""
-    return _at(models[0], largest(models[0], k))
+    """Return the array [d] in which all entries except the k of largest magnitude are 0."""
+    return _keep_positions(models[0], largest(models[0], k))
 
 
 class TopK(Sparse):
@@ -352,10 +376,10 @@ class TopK(Sparse):
 
 @pure
 def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Generator) -> Floats32:
-    """The entries at k drawn positions, times ``scale``, and 0 for all other entries."""
+    """Return the array [d] with k drawn entries times ``scale``, and 0 for all other entries."""
     seed = int(rng.integers(2**63))
     positions = np.sort(np.random.default_rng(seed).choice(len(models[0]), k, replace=False))
-    return _at(models[0], positions) * np.float32(scale)
+    return _keep_positions(models[0], positions) * np.float32(scale)
 
 
 class RandomK(Sparse):

@@ -1,4 +1,4 @@
-"""Deadlines that follow from the population, or from earlier rounds."""
+"""Deadlines that are computed from the population's speed, or from the times of earlier tasks."""
 
 import math
 from collections.abc import Mapping
@@ -16,9 +16,10 @@ from fedsim.world.population import DeadlineBase
 
 
 class Relative(Deadline):
-    """A multiple of the mean training time of all devices: T of CATA-Fed, section 5.2.
+    """A multiple of the mean training time of all devices (T of CATA-Fed, section 5.2).
 
-    Clients have ``times`` the mean time in which all devices, undisturbed, train ``epochs``.
+    It is ``times`` the mean over all devices of the time for ``epochs`` of training without
+    disturbances.
     """
 
     instead: ClassVar[Mapping[str, str]] = {"time": "times"}
@@ -50,17 +51,17 @@ class Relative(Deadline):
 
 @dataclass
 class QuantileState(State):
-    """Memory of ``quantile``."""
+    """Server state of the deadline ``quantile``."""
 
     times: list[float | None] = field(default_factory=list)
-    """Times of the last tasks (s), None for late ones."""
+    """Duration of each of the last ``over`` tasks (s), None for a late task."""
 
 
 class Quantile(Deadline):
     """1.2 times the time in which ``share`` of the last ``over`` tasks were done.
 
-    A late task counts as longer than all others. Until ``over`` tasks have ended, and if fewer than
-    ``share`` of the last were in time, clients have ``most`` (s). They never have longer.
+    A late task counts as longer than all tasks in time. The deadline is ``most`` (s) until ``over``
+    tasks have ended, and if less than ``share`` of the last tasks were in time. It is never longer.
     """
 
     kind: Literal["quantile"] = "quantile"

@@ -30,11 +30,14 @@ WeightsList = list[NDArray[np.float32]]
 
 
 def clipped(change: NDArray[np.floating], clip: float) -> Floats:
-    """Shorten a change to a length of at most C: min(1, C / ||change||) change, float64 [d].
+    """Clip a change to an L2 norm of at most C.
 
     Args:
         change: the change, [d].
         clip: C.
+
+    Returns:
+        min(1, C / ||change||) change, float64 [d].
     """
     exact = change.astype(np.float64)
     length = float(np.sqrt(exact @ exact))
@@ -52,15 +55,18 @@ def private_mean(
     adapted: bool,
     rng: Generator,
 ) -> Floats:
-    """The model after a private round, w + (sum of clipped changes + noise) / n, float64 [d].
+    """Compute the model after a private round, w + (sum of clipped changes + noise) / n.
 
     Args:
-        models: w, then C [1] if ``adapted``, then the changes [d].
-        clip: C if not ``adapted``; None clips nothing.
-        noise: standard deviation of the noise, over C.
-        divide_by: n; None: the number of changes.
-        adapted: whether C is among ``models``.
-        rng: the source of the noise.
+        models: the model w [d], then C [1] if ``adapted`` is true, then the changes [d].
+        clip: C if ``adapted`` is false; None: changes are not clipped.
+        noise: standard deviation of the noise, divided by C.
+        divide_by: n; None: the count of changes.
+        adapted: whether ``models`` contains C.
+        rng: source of the noise.
+
+    Returns:
+        The next model, float64 [d].
     """
     weights = models[0].astype(np.float64)
     moves = models[2:] if adapted else models[1:]
@@ -85,19 +91,22 @@ def adapted_clip(
     divide_by: int | None,
     rng: Generator,
 ) -> NDArray[np.floating]:
-    """The next bound, C exp(-lr (b - quantile)), float64 [1].
+    """Compute the next clipping bound, C exp(-lr (b - quantile)).
 
-    b is the share of finite changes that are not longer than C, with noise: (sum (b_i - 1/2) +
-    N(0, noise^2)) / n + 1/2.
+    b is the noisy share of short changes in all finite changes. It is (sum (b_i - 1/2) +
+    N(0, noise^2)) / n + 1/2, with b_i = 1 for a change whose norm is at most C, otherwise 0.
 
     Args:
         models: C [1] if ``clip`` is None, then the changes [d].
-        clip: C; None if it is among ``models``.
-        quantile: the share of changes that are to be short.
+        clip: C; None if ``models`` contains C.
+        quantile: the target of b.
         lr: the rate at which C adapts.
         noise: standard deviation of the noise of the count.
-        divide_by: n; None: the number of finite changes.
-        rng: the source of the noise.
+        divide_by: n; None: the count of finite changes.
+        rng: source of the noise.
+
+    Returns:
+        The next C, float64 [1].
     """
     if clip is None:
         limit = float(models[0][0])
@@ -116,13 +125,16 @@ def adapted_clip(
 
 @pure
 def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: Generator) -> Floats:
-    """A client's update with its change clipped and noised, float64 [d].
+    """Clip the change of a client's update, and add noise to it.
 
     Args:
-        models: the update, and the model from which it was trained, [d].
-        clip: C, the greatest length of the change.
-        noise: standard deviation of the noise, over C.
-        rng: the source of the noise.
+        models: the update, and the model from which it was trained, [d] each.
+        clip: C, the maximum L2 norm of the change.
+        noise: standard deviation of the noise, divided by C.
+        rng: source of the noise.
+
+    Returns:
+        The private update, float64 [d].
     """
     start = models[1].astype(np.float64)
     change = clipped(models[0] - start, clip)
@@ -131,14 +143,14 @@ def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: Gene
 
 @lru_cache(maxsize=256)
 def _divergence(noise: float, share: float) -> tuple[Sequence[float], Sequence[float]]:
-    """The Renyi divergence of a round that draws a share of the devices, in orders.
+    """Compute the Renyi divergences of a round in which a share of the devices is drawn.
 
     Args:
-        noise: standard deviation of the noise, over the greatest length of an update.
-        share: share of the devices.
+        noise: standard deviation of the noise, divided by the maximum norm of a change.
+        share: share of the devices, 0 to 1.
 
     Returns:
-        The orders, and the divergence in each order.
+        The orders of the divergence, and the divergence of each order.
     """
     import dp_accounting as dp
     from absl import logging
@@ -146,7 +158,7 @@ def _divergence(noise: float, share: float) -> tuple[Sequence[float], Sequence[f
 
     accountant = RdpAccountant()
     verbosity = logging.get_verbosity()
-    # the accountant warns of each order that it leaves out, which is harmless
+    # The accountant warns of each order that it leaves out. Leaving out orders is harmless.
     logging.set_verbosity(logging.ERROR)
     accountant.compose(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise)))
     logging.set_verbosity(verbosity)
@@ -154,11 +166,11 @@ def _divergence(noise: float, share: float) -> tuple[Sequence[float], Sequence[f
 
 
 def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "rdp") -> float:
-    """Compute epsilon of all rounds.
+    """Compute the epsilon that all rounds together have spent.
 
     Args:
-        noise: the standard deviation of the noise, over the greatest length of an update.
-        draws: the number of rounds with each (clients drawn, devices).
+        noise: standard deviation of the noise, divided by the maximum norm of a change.
+        draws: (count of drawn clients, count of devices) -> count of such rounds.
         delta: the probability with which epsilon may be exceeded.
         accountant: ``rdp`` (Renyi divergence) or ``pld`` (privacy loss distribution).
 
@@ -171,7 +183,8 @@ def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "
     if accountant == "pld":
         losses: list[Any] = []
         for (clients, devices), rounds in sorted(draws.items()):
-            # losses are rounded up to multiples of the interval, so that epsilon is never too small
+            # Losses are rounded up to multiples of the interval, so that epsilon is never too
+            # small.
             loss = from_gaussian_mechanism(
                 noise, sampling_prob=clients / devices, value_discretization_interval=1e-3
             )
@@ -188,7 +201,7 @@ def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "
 
 
 class AdaptiveClip(Spec):
-    """A bound C that follows a quantile of the lengths of changes.
+    """Clipping bound C that follows a quantile of the norms of changes.
 
     C <- C exp(-lr (b - quantile)). b is the share of changes that are not longer than C (Andrew et
     al., "Differentially private learning with adaptive clipping", 2021).
@@ -206,10 +219,10 @@ class AdaptiveClip(Spec):
 
 @dataclass
 class PrivateState(State):
-    """Memory of ``private``, for one model."""
+    """State of the aggregation ``private`` for one model."""
 
     clip: Ref | None = None
-    """The adaptive bound C [1]; None before the first round, and with a fixed bound."""
+    """Adaptive bound C [1]; None before the first round, and always for a fixed bound."""
 
 
 class Private(Aggregation):
@@ -262,7 +275,7 @@ class Private(Aggregation):
     """delta of the recorded (epsilon, delta); None: devices^-1.1, as in the paper."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_privacy(self) -> Self:
         if self.account and self.noise and find_spec("dp_accounting") is None:
             raise ValueError(
                 "'account' is true, which needs a package: pip install 'dp-accounting>=0.6' "
@@ -305,14 +318,15 @@ class Private(Aggregation):
     def for_rounds_of(self, updates: int) -> Aggregation:
         if self.divide_by is not None or self.where == "local":
             return self
-        # n is fixed before the answers, as the number of answers is private, too
+        # n is fixed before clients answer, as the count of answers is private too.
         return self.model_copy(update={"divide_by": updates})
 
     @property
     def noise_of_sum(self) -> float:
-        """The noise multiplier of the sum of changes.
+        """Noise multiplier of the sum of changes.
 
-        The multiplier is greater than z if the count of short changes has a cost, too.
+        It is larger than z if ``adaptive`` is given, as the noisy count of short changes spends
+        privacy too.
         """
         if self.adaptive is None or not self.noise:
             return self.noise
@@ -339,7 +353,7 @@ class Private(Aggregation):
         is_central = self.where == "central"
         moves = changes(server, entries)
         clips = [] if state.clip is None else [state.clip]
-        release = entries[0]["task"]  # names the draws; a task is in one aggregation only
+        release = entries[0]["task"]  # ID for the random streams; a task is in one aggregation only
         if self.adaptive is not None:
             state.clip = server.models.apply(
                 adapted_clip,
@@ -369,7 +383,7 @@ class Private(Aggregation):
             return {}
         delta = self.delta if self.delta is not None else min(0.5, devices**-1.1)
         noise = self.noise
-        if self.where == "local":  # any two updates of a device are 2 C apart at most
+        if self.where == "local":  # two updates of a device differ by 2 C at most
             noise /= 2
             draws = {(1, 1): sum(draws.values())}
         return {"epsilon": epsilon(noise, draws, delta, self.accountant)}

@@ -25,18 +25,19 @@ ModelList = list[NDArray[np.float32]]
 
 
 class Robust(Aggregation):
-    """Base of the robust aggregations: a ``function`` of the updates, or the mean of some.
+    """Base of the robust aggregations, by a ``function`` of all updates or a mean of some.
 
-    Without a ``function`` it is the mean of the updates to which ``weigh`` gives a weight.
+    If ``function`` is None, the result is the mean of the updates to which ``weigh`` gives a
+    weight.
     """
 
     function: ClassVar[Function | None] = None
-    """The rule, of the finite updates in order of arrival and of all keys but ``kind``."""
+    """Pure function (finite updates in order of arrival, all keys except ``kind``) -> model."""
 
     protection: ClassVar[Protection | None] = "robust"
     uses_weights: ClassVar[bool] = False
     by_coordinate: ClassVar[bool] = True
-    """Whether each coordinate is decided by itself."""
+    """Whether each coordinate of the result depends only on this coordinate of the updates."""
 
     def why_not(self, codec: Codec) -> str | None:
         if self.by_coordinate and codec.sends < 0.5:
@@ -54,7 +55,13 @@ class Robust(Aggregation):
         )
 
     def told(self, updates: int) -> dict[str, int]:
-        """``bears``, the number of malicious updates tolerated, if it is less than required."""
+        """Return the field ``bears`` of the record ``aggregate``, if too few updates have arrived.
+
+        ``bears`` is the count of malicious updates that are tolerated.
+
+        Args:
+            updates: count of received updates.
+        """
         return {"bears": 0} if updates <= 2 else {}
 
     async def total(
@@ -86,7 +93,10 @@ class Robust(Aggregation):
 
 @pure
 def median(models: ModelList) -> NDArray[np.floating]:
-    """The median of each coordinate, float32 [d]; of an even number the mean of the middle two."""
+    """Compute the median of each coordinate, float32 [d].
+
+    If the count of models is even, it is the mean of the two middle values.
+    """
     return np.asarray(np.median(np.stack(models), axis=0))
 
 
@@ -101,13 +111,19 @@ class Median(Robust):
 
 
 def cut_off(share: float, updates: int) -> int:
-    """Number of n updates cut off at either end: floor(share n), at least 1 if n is above 2."""
+    """Return how many of n updates are cut off at either end.
+
+    It is floor(share n), but at least 1 if n is above 2.
+    """
     return max(math.floor(share * updates + 1e-9), int(share > 0 and updates > 2))
 
 
 @pure
 def trimmed_mean(models: ModelList, share: float) -> NDArray[np.floating]:
-    """The mean of each coordinate without ``cut_off`` values at either end, [d]."""
+    """Compute the mean of each coordinate without its smallest and largest values, [d].
+
+    At either end ``cut_off`` values are left out.
+    """
     cut = cut_off(share, len(models))
     middle = np.sort(np.stack(models), axis=0)[cut : len(models) - cut]
     return np.asarray(middle.mean(axis=0, dtype=np.float64))
@@ -140,7 +156,7 @@ class TrimmedMean(Robust):
 
 
 def squared_distances(models: ModelList) -> Floats:
-    """||u_i - u_j||^2 of all pairs, float64 [n, n]."""
+    """Compute ||u_i - u_j||^2 of all pairs of models u [d], float64 [n, n]."""
     distances = np.zeros((len(models), len(models)))
     for row, column in itertools.combinations(range(len(models)), 2):
         difference = np.subtract(models[column], models[row], dtype=np.float64)
@@ -151,11 +167,15 @@ def squared_distances(models: ModelList) -> Floats:
 
 
 def scores(distances: Floats, malicious: int) -> Floats:
-    """Krum's score of each update: the sum of its distances to the nearest updates, float64 [n].
+    """Compute Krum's score of each update, the sum of squared distances to its nearest updates.
 
     Args:
         distances: squared distances of the updates, [n, n].
-        malicious: f; the n - f - 2 nearest updates count, at least one.
+        malicious: f, the count of malicious updates. The n - f - 2 nearest updates are summed, at
+            least one.
+
+    Returns:
+        Scores, float64 [n]; a low score is good.
     """
     near = max(1, len(distances) - malicious - 2)
     to_itself = np.eye(len(distances), dtype=np.bool_)
@@ -164,29 +184,40 @@ def scores(distances: Floats, malicious: int) -> Floats:
 
 
 class _ByDistance(Robust):
-    """Selection of updates by their distances.
+    """Base of robust aggregations that select updates by their pairwise distances.
 
-    With fewer updates than ``least`` the model stays, as no update could be trusted.
+    If there are fewer updates than ``least`` requires, the model does not change.
     """
 
     by_coordinate: ClassVar[bool] = False
     one: ClassVar[bool] = True
-    """Whether the best update alone is taken."""
+    """Whether only the update with the best score is selected."""
     least: ClassVar[tuple[int, int]] = (2, 3)
-    """(a, b): of n updates f may be malicious if n >= a f + b."""
+    """(a, b), by which f of n updates may be malicious if n >= a f + b."""
 
     malicious: int = Field(default=1, ge=0, le=1_000_000)
     """f, malicious updates that are tolerated."""
 
     def tolerated(self, updates: int) -> int:
-        """f, or the largest number for which n updates are enough, at least 0."""
+        """Return how many of n updates may be malicious, at most f and at least 0.
+
+        Args:
+            updates: n.
+        """
         a, b = self.least
         return max(0, min(self.malicious, (updates - b) // a))
 
     def taken(self, models: ModelList) -> list[int]:
-        """Positions of the selected finite updates, at least one."""
+        """Select updates by their scores.
+
+        Args:
+            models: the finite updates, [d] each.
+
+        Returns:
+            Positions in ``models``, at least one.
+        """
         f = self.tolerated(len(models))
-        # a stable sort prefers the first of equal scores
+        # A stable sort prefers the first of equal scores.
         order = np.argsort(scores(squared_distances(models), f), kind="stable")
         count = 1 if self.one else len(models) - f
         positions: list[int] = order[:count].tolist()
@@ -195,9 +226,10 @@ class _ByDistance(Robust):
     async def weigh(
         self, server: Server, entries: Sequence[Entry], weights: Sequence[float]
     ) -> Sequence[float]:
-        """Equal weights for the selected updates, 0 for the rest; all 0 with too few updates for f.
+        """Return equal weights for the selected updates, and 0 for all other updates.
 
-        Without learning all weights stay as they are.
+        If there are too few updates for f malicious ones, all weights are 0. In runs without
+        learning ``weights`` is returned.
         """
         if not server.models.learns:
             return weights
@@ -262,9 +294,17 @@ class MultiKrum(_ByDistance):
 
 @pure
 def bulyan(models: ModelList, malicious: int) -> NDArray[np.floating]:
-    """The mean of each coordinate of the selected updates over n - 4 f values, float64 [d].
+    """Compute the Bulyan aggregate of n updates.
 
-    The values are the nearest to the coordinate's median.
+    Of the n - 2 f selected updates, each coordinate is the mean of the n - 4 f values that are
+    nearest to the coordinate's median.
+
+    Args:
+        models: the finite updates, [d] each.
+        malicious: f, the count of malicious updates to tolerate.
+
+    Returns:
+        The aggregate, float64 [d].
     """
     rule = Bulyan(malicious=malicious)
     selected = [models[place] for place in rule.taken(models)]

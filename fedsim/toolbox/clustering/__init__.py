@@ -1,1 +1,1 @@
-"""The mathematics of clustered federated learning, without messages, models or a clock."""
+"""Functions of clustered federated learning on arrays, without messages or simulated time."""

@@ -1,6 +1,6 @@
-"""Agreement of a grouping with the true one.
+"""Measures of the agreement of a grouping of devices with the true grouping.
 
-Each measure is 1 if the two groupings are equal up to the names of groups.
+Each measure is 1 if the two groupings are equal except for the numbering of groups.
 """
 
 import warnings
@@ -13,17 +13,18 @@ Grouping = Sequence[int] | NDArray[np.int64]
 
 
 def measures(groups: Grouping, truth: Grouping) -> dict[str, float]:
-    """Purity, adjusted Rand index and normalised mutual information of a grouping.
+    """Compute purity, adjusted Rand index and normalised mutual information of a grouping.
 
-    Purity is the share of devices that are of the commonest true group in their group. Devices
+    Purity is the share of devices whose true group is the most frequent one in their group. Devices
     without a group are left out.
 
     Args:
-        groups: the group of each device, ints [n]; -1 for none, but not for all.
-        truth: the true group of each device, ints [n].
+        groups: the group index of each device, ints [n]; -1 for a device without a group. At least
+            one device must have a group.
+        truth: the true group index of each device, ints [n].
 
     Returns:
-        The measures by their columns in the table of rounds.
+        Column in the table of rounds (``purity``, ``ari``, ``nmi``) -> measure.
     """
     from sklearn.metrics import adjusted_rand_score
     from sklearn.metrics.cluster import contingency_matrix
@@ -32,7 +33,7 @@ def measures(groups: Grouping, truth: Grouping) -> dict[str, float]:
     labels = np.asarray(groups)[grouped]
     true_labels = np.asarray(truth)[grouped]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of as many groups as devices
+        warnings.simplefilter("ignore", UserWarning)  # sklearn warns if every group has one device
         table = contingency_matrix(labels, true_labels)
         ari = float(adjusted_rand_score(true_labels, labels))
     return {
@@ -43,10 +44,13 @@ def measures(groups: Grouping, truth: Grouping) -> dict[str, float]:
 
 
 def normalised_mutual_information(table: NDArray[np.int64]) -> float:
-    """Mutual information divided by the mean of the two entropies, in [0, 1].
+    """Compute the mutual information of two groupings, divided by the mean of their entropies.
 
     Args:
-        table: the number of devices in each group of each true group, [groups, true groups].
+        table: count of devices in each pair of a group and a true group, [groups, true groups].
+
+    Returns:
+        A value from 0 to 1; 1 if both groupings have only one group.
     """
     n = int(table.sum())
     row_sums = table.sum(axis=1)
@@ -56,7 +60,7 @@ def normalised_mutual_information(table: NDArray[np.int64]) -> float:
         return 1.0
     rows, columns = np.nonzero(table)
     cells = table[rows, columns]
-    # Whole numbers in the ratio: independent groupings give the logarithm of exactly 1.
+    # The ratio is of integers, so that independent groupings give the logarithm of exactly 1.
     ratios = (cells * n) / (row_sums[rows] * column_sums[columns])
     information = float((cells / n * np.log(ratios)).sum())
     return min(max(information / mean, 0.0), 1.0)

@@ -1,6 +1,6 @@
-"""Clustering algorithms, and the clusterers by which a scenario names them.
+"""Clustering algorithms, and the clusterers that a scenario selects by kind.
 
-No algorithm leaves a group empty.
+No algorithm returns an empty group.
 """
 
 import math
@@ -21,42 +21,53 @@ Labels = NDArray[np.int64]
 
 
 def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
-    """Number the groups of ``labels`` [n] as 0, 1, ... by their first member, int64 [n]."""
+    """Renumber groups as 0, 1, ... in the order of their first members.
+
+    Args:
+        labels: the group of each device, ints [n].
+
+    Returns:
+        The new group index of each device, int64 [n].
+    """
     _, first, inverse = np.unique(np.asarray(labels), return_index=True, return_inverse=True)
     return np.asarray(np.argsort(np.argsort(first))[inverse])
 
 
 def members(labels: Labels) -> list[list[int]]:
-    """The members of each group 0, 1, ..., in ascending order."""
+    """Return the positions of each group's members, ascending, for the groups 0, 1, ....
+
+    Args:
+        labels: the group index of each device, int64 [n].
+    """
     groups = int(labels.max(initial=-1)) + 1
     return [np.flatnonzero(labels == group).tolist() for group in range(groups)]
 
 
-_SAME = 1e-9  # rows nearer than this share of the largest value are one point
+_SAME = 1e-9  # rows count as equal if their distance is below this share of the largest value
 
 
 def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Generator) -> Labels:
-    """The best of ten runs of Lloyd's algorithm from k-means++ starts.
+    """Cluster devices by k-means, as the best of ten runs of Lloyd's algorithm.
 
-    A run has 20 iterations, as in FlexCFL's published code.
+    A run begins with k-means++ and has 20 iterations, as in FlexCFL's published code.
 
     Args:
         features: one row for each device, [n, k].
-        groups: the number of groups.
-        generator: draws the seed of the starts.
+        groups: the count of groups.
+        generator: source of the seed of all runs.
 
     Returns:
-        The group of each device, numbered by first members.
+        The group index of each device, int64 [n], numbered by first members.
 
     Raises:
-        SimulationError: fewer rows than ``groups`` differ, or a row is not finite.
+        SimulationError: a row is not finite, or there are fewer distinct rows than ``groups``.
     """
     from sklearn.cluster import KMeans as Lloyd
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
     rows = np.ascontiguousarray(features, dtype=np.float64)
-    distinct = _distinct(rows, groups)
+    distinct = _distinct_rows(rows, groups)
     model = Lloyd(
         groups,
         init="k-means++",
@@ -64,9 +75,9 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
         max_iter=20,
         random_state=int(generator.integers(2**32)),
     )
-    # Several threads would add up the centres in the order in which they happen to finish.
+    # One thread, as several threads would sum in the order in which they finish.
     with threadpool_limits(1), warnings.catch_warnings():
-        # fewer groups than asked for, of rows that are very near
+        # sklearn warns if rows that are very near give fewer clusters than ``groups``
         warnings.simplefilter("ignore", ConvergenceWarning)
         labels = model.fit(rows).labels_
     if len(np.unique(labels)) < groups:
@@ -75,8 +86,14 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
     return canonical(labels)
 
 
-def _distinct(rows: NDArray[np.float64], groups: int) -> list[int]:
-    """Places of ``groups`` distinct rows; rows that differ by rounding alone count as one."""
+def _distinct_rows(rows: NDArray[np.float64], groups: int) -> list[int]:
+    """Find ``groups`` distinct rows of ``rows`` [n, k], and return their positions.
+
+    Rows that differ only by rounding count as equal.
+
+    Raises:
+        SimulationError: a row is not finite, or there are fewer distinct rows than ``groups``.
+    """
     if not np.isfinite(rows).all():
         raise SimulationError(
             f"of {len(rows)} rows some are not finite; a smaller training.lr may help"
@@ -103,34 +120,36 @@ FirstMedoids = Literal["build", "heuristic", "k-medoids++"]
 def k_medoids(
     distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator
 ) -> Labels:
-    """Cluster by k-medoids: alternate between nearest and best medoids until no medoid changes.
+    """Cluster devices by k-medoids.
 
-    Ties go to the smaller number, but a medoid is only replaced by a better one.
+    The algorithm assigns each device to the nearest medoid, then chooses the best medoid of each
+    cluster, and repeats both steps until no medoid changes. Of equal candidates the device with the
+    smaller position is chosen, but a medoid is replaced only by a better one.
 
     Args:
         distance: distances [n, n], which need not be a metric.
-        groups: the number of groups.
-        start: the first medoids. With ``build`` each lowers the sum of distances most. With
-            ``heuristic`` they have the smallest sums of distances to all devices, as in LCFL's
-            code. With ``k-medoids++`` they are drawn in proportion to the squared distance from
-            the medoids before.
-        generator: draws for ``k-medoids++``.
+        groups: the count of groups.
+        start: rule for the first medoids. With ``build`` each medoid lowers the sum of distances
+            most. With ``heuristic`` they have the smallest sums of distances to all devices, as in
+            LCFL's code. With ``k-medoids++`` they are drawn with probabilities proportional to the
+            squared distance from the nearest medoid drawn before.
+        generator: source of the draws of ``k-medoids++``.
 
     Returns:
-        The group of each device, numbered by first members.
+        The group index of each device, int64 [n], numbered by first members.
     """
     medoids = _first_medoids(distance, groups, start, generator)
-    labels = _nearest(distance, medoids)
+    labels = _assign_to_medoids(distance, medoids)
     for _ in range(300):
         best_medoids = []
         for group in range(groups):
             members = np.flatnonzero(labels == group)
-            best_medoids.append(_best(distance, members, medoids[group]))
+            best_medoids.append(_best_medoid(distance, members, medoids[group]))
         best = np.array(best_medoids)
         if np.array_equal(best, medoids):
             break
         medoids = best
-        labels = _nearest(distance, medoids)
+        labels = _assign_to_medoids(distance, medoids)
     return canonical(labels)
 
 
@@ -140,24 +159,24 @@ def _first_medoids(
     if start == "heuristic":
         return np.argsort(distance.sum(axis=1), kind="stable")[:groups]
     if start == "build":
-        return _build(distance, groups)
+        return _build_medoids(distance, groups)
     return plus_plus(distance, groups, generator)
 
 
-def _nearest(distance: Matrix, medoids: NDArray[np.int64]) -> Labels:
+def _assign_to_medoids(distance: Matrix, medoids: NDArray[np.int64]) -> Labels:
     labels: Labels = np.argmin(distance[:, medoids], axis=1)
-    # a medoid at distance 0 from another one still keeps its cluster
+    # A medoid at distance 0 from another medoid still keeps its own cluster.
     labels[medoids] = np.arange(len(medoids))
     return labels
 
 
-def _best(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64) -> np.int64:
+def _best_medoid(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64) -> np.int64:
     sums = distance[np.ix_(cluster, cluster)].sum(axis=1)
     best = int(np.argmin(sums))
     return cluster[best] if sums[best] < sums[cluster == medoid][0] else medoid
 
 
-def _build(distance: Matrix, groups: int) -> NDArray[np.int64]:
+def _build_medoids(distance: Matrix, groups: int) -> NDArray[np.int64]:
     medoids = list[int]()
     nearest = np.full(len(distance), np.inf)
     for _ in range(groups):
@@ -169,13 +188,22 @@ def _build(distance: Matrix, groups: int) -> NDArray[np.int64]:
 
 
 def plus_plus(distance: Matrix, groups: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Medoids drawn by k-means++'s rule (Arthur and Vassilvitskii, 2007), int64 [groups]."""
+    """Draw medoids by the rule of k-means++ (Arthur and Vassilvitskii, 2007).
+
+    Args:
+        distance: distances of devices, [n, n].
+        groups: how many medoids to draw.
+        generator: source of the draws.
+
+    Returns:
+        Positions of the medoids, int64 [groups].
+    """
     medoids = [int(generator.integers(len(distance)))]
     nearest = distance[:, medoids[0]]
     while len(medoids) < groups:
         weights = nearest**2
         weights[medoids] = 0.0
-        if not weights.any():  # all that are left coincide with a medoid
+        if not weights.any():  # all remaining devices coincide with a medoid
             weights[:] = 1.0
             weights[medoids] = 0.0
         medoids.append(int(generator.choice(len(distance), p=weights / weights.sum())))
@@ -189,16 +217,17 @@ Linkage = Literal["single", "complete", "average"]
 def agglomerative(
     distance: Matrix, groups: int, method: Linkage, threshold: float | None = None
 ) -> Labels:
-    """Merge the two nearest clusters, until ``groups`` are left or up to a distance.
+    """Cluster devices by repeatedly merging the two nearest clusters.
 
     Args:
-        distance: distances [n, n].
-        groups: the number of groups, reached even if distances tie.
-        method: the distance of two clusters.
-        threshold: the largest distance of merged clusters, in place of ``groups``.
+        distance: distances of devices, [n, n].
+        groups: the count of groups at which merging stops, exact even if distances are equal.
+        method: linkage, the rule for the distance of two clusters.
+        threshold: if given, merging stops when no two clusters are this near, and ``groups`` is
+            not used.
 
     Returns:
-        The group of each device, numbered by first members.
+        The group index of each device, int64 [n], numbered by first members.
     """
     if len(distance) == 1:
         return np.zeros(1, dtype=np.int64)
@@ -213,17 +242,20 @@ def agglomerative(
 def bipartition(
     similarity: Matrix, method: Literal["single", "complete"] = "single"
 ) -> tuple[list[int], list[int], float]:
-    """Split a cluster in two so that the largest similarity across is the least (CFL, Eq. 6).
+    """Split a cluster into two parts that are as dissimilar as possible (CFL, Eq. 6).
+
+    The largest similarity of two devices in different parts is minimised.
 
     Args:
         similarity: pairwise similarities, [n, n].
-        method: ``single`` linkage finds the least; ``complete``, as in published code, need not.
+        method: linkage. ``single`` finds the minimum; ``complete``, as in the published code, may
+            not find it.
 
     Returns:
-        The members of both parts, and the largest similarity across.
+        Positions of the devices of each part, and the largest similarity between both parts.
     """
-    # Ranks instead of 1 - similarity: both linkages see the order alone, which subtracting could
-    # blur.
+    # Both linkages depend only on the order of similarities. Ranks keep this order exactly, and
+    # 1 - similarity might not.
     _, ranks = np.unique(-similarity, return_inverse=True)
     distance = ranks.reshape(similarity.shape).astype(np.float64)
     first, second = members(agglomerative(distance, 2, method))
@@ -233,19 +265,22 @@ def bipartition(
 def threshold(
     loss: float, first_loss: float, least_loss: float = 0.0, theta: float = math.pi / 36
 ) -> float:
-    """The least similarity of gradients in a cluster (CCS, Eq. 7): from cos(theta) down to 0.
+    """Compute the least cosine of two gradients in a cluster (CCS, Eq. 7).
 
-    It falls with the progress (l_0 - l_t) / (l_0 - l_*), limited to [0, 1]. Progress is 0 if
-    l_0 is not above l_*.
+    It falls from cos(theta) to 0 with the progress (l_0 - l_t) / (l_0 - l_*), limited to [0, 1].
+    The progress is 0 if l_0 is not above l_*.
 
     Args:
         loss: l_t, the present loss.
-        first_loss: l_0.
-        least_loss: l_*.
-        theta: the angle at first (rad).
+        first_loss: l_0, the loss at the beginning.
+        least_loss: l_*, the loss at which the result is 0.
+        theta: the largest angle between two gradients at the beginning (rad).
+
+    Returns:
+        The threshold, from 0 to cos(theta).
 
     Raises:
-        SimulationError: a loss is not finite.
+        SimulationError: ``loss`` or ``first_loss`` is not finite.
     """
     if not (math.isfinite(loss) and math.isfinite(first_loss)):
         raise SimulationError(
@@ -255,22 +290,23 @@ def threshold(
     gained = first_loss - loss
     gain = first_loss - least_loss
     progress = min(max(gained / gain, 0.0), 1.0) if gain > 0 else 0.0
-    # The sine of the complement: the cosine of pi/2 would not be exactly 0, and orthogonal
-    # gradients would stay apart.
+    # This is the sine of the complementary angle. The cosine of pi/2 would not be exactly 0, and
+    # orthogonal gradients would not be clustered.
     return math.sin((math.pi / 2 - theta) * (1.0 - progress))
 
 
 def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
-    """Cluster greedily: the largest neighbourhood of the remaining devices, repeatedly.
+    """Cluster devices greedily by their neighbourhoods (CCS, Algorithm 1).
 
-    Source: CCS, Algorithm 1. Of equal neighbourhoods the first is used.
+    The largest neighbourhood of a remaining device becomes a cluster, until no device remains. Of
+    neighbourhoods of equal size the first one is used.
 
     Args:
         similarity: pairwise similarities, [n, n].
         eps: the least similarity of a device and its neighbours.
 
     Returns:
-        The members of each cluster.
+        Positions of the devices of each cluster, ascending.
     """
     near = similarity >= eps
     np.fill_diagonal(near, True)
@@ -285,7 +321,10 @@ def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
 
 
 class Clusterer(Spec):
-    """Base of the clusterers; one without ``labels`` needs more than distances."""
+    """Base of the clusterers.
+
+    A clusterer that needs more than distances does not define ``labels``.
+    """
 
     kind: str
 
@@ -294,17 +333,17 @@ class Clusterer(Spec):
 
         Args:
             distance: distances [n, n].
-            groups: the number of groups.
-            generator: the source of random draws.
+            groups: the count of groups.
+            generator: source of random draws.
 
         Returns:
-            The group of each device, int64 [n], numbered by first members.
+            The group index of each device, int64 [n], numbered by first members.
         """
         raise NotImplementedError
 
 
 class KMedoids(Clusterer):
-    """K-medoids by alternation."""
+    """Devices are clustered by k-medoids, which alternates assignment and choice of medoids."""
 
     kind: Literal["k-medoids"] = "k-medoids"
     start: Literal["build", "k-medoids++"] = "build"
@@ -317,7 +356,7 @@ class KMedoids(Clusterer):
 
 
 class Hierarchical(Clusterer):
-    """Agglomerative clustering."""
+    """Devices are clustered agglomeratively, by repeated merges of the two nearest clusters."""
 
     kind: Literal["hierarchical"] = "hierarchical"
     linkage: Linkage = "complete"
@@ -345,15 +384,16 @@ class Dbscan(Clusterer):
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
         from sklearn.cluster import DBSCAN
 
-        eps = np.percentile(distance, 100 / (groups - 1))  # of all entries, the diagonal too
-        # 0, where most devices coincide, is not accepted
+        # The percentile is over all entries, including the diagonal.
+        eps = np.percentile(distance, 100 / (groups - 1))
+        # sklearn does not accept a radius of 0, which results if most devices coincide.
         positive = max(float(eps), float(np.finfo(np.float64).tiny))
         model = DBSCAN(eps=positive, min_samples=5, metric="precomputed")
         return canonical(model.fit_predict(distance))
 
 
 class RandomGroups(Clusterer):
-    """Groups of nearly equal size, drawn at random: an ablation."""
+    """Devices are assigned at random to groups of nearly equal size (an ablation)."""
 
     kind: Literal["random"] = "random"
 

@@ -1,4 +1,4 @@
-"""Comparison of devices by their finite losses, models or updates."""
+"""Distances of devices whose losses, models or updates are finite."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -15,8 +15,8 @@ class ModelComparison(NamedTuple):
     """Distances of the devices whose losses, models or updates are finite.
 
     Attributes:
-        positions: the devices, as positions in the compared sequence, ascending.
-        distances: float64 [len(positions), len(positions)].
+        positions: positions of these devices in the compared sequence, ascending.
+        distances: pairwise distances of these devices, float64 [m, m] with m = len(positions).
     """
 
     positions: list[int]
@@ -28,12 +28,16 @@ def by_losses(
 ) -> ModelComparison:
     """Compare devices by the losses of their models on each other's data.
 
-    Leaves out devices with a non-finite loss of their own model on their own data. Then leaves out
-    devices whose model has a non-finite loss on any data.
+    First devices are left out whose model has a non-finite loss on their own data. Then devices are
+    left out whose model has a non-finite loss on the data of any remaining device.
 
     Args:
-        losses: L_i(w_j), float64 [n, n]: data of device i a row, model of device j a column.
+        losses: L_i(w_j), the loss of the model of device j on the data of device i, float64 [n, n]
+            with i as the row.
         measure: ``loss_distance`` (LCFL, Eq. 2) or ``loss_gap`` (LCFL, Eq. 6).
+
+    Returns:
+        Positions of the compared devices, and their distances.
     """
     learners = np.flatnonzero(np.isfinite(losses.diagonal()))
     is_finite = np.isfinite(losses[np.ix_(learners, learners)]).all(axis=0)
@@ -44,11 +48,14 @@ def by_losses(
 
 
 def by_rows(rows: Sequence[Rows], measure: Callable[[Rows], Matrix]) -> ModelComparison:
-    """Compare devices by models or updates, without non-finite models or updates.
+    """Compare devices by their models or updates, and leave out devices with a non-finite one.
 
     Args:
-        rows: a model or an update [d] of each device.
-        measure: computes the distances [n, n] of n rows [n, d].
+        rows: the model or update of each device, [d] each.
+        measure: function rows [n, d] -> distances [n, n].
+
+    Returns:
+        Positions of the compared devices, and their distances.
     """
     positions = [position for position, row in enumerate(rows) if np.isfinite(row).all()]
     if not positions:
@@ -57,5 +64,5 @@ def by_rows(rows: Sequence[Rows], measure: Callable[[Rows], Matrix]) -> ModelCom
 
 
 def cosine_distances(rows: Rows) -> Matrix:
-    """1 minus the cosine of each pair of ``rows`` [n, d], float64 [n, n]."""
+    """Compute 1 minus the cosine of each pair of ``rows`` [n, d], float64 [n, n]."""
     return 1.0 - cosine_matrix(rows)

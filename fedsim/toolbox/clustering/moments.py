@@ -1,4 +1,4 @@
-"""The moments at which devices are put into groups."""
+"""Moments at which devices are assigned to groups, as kinds of the key ``moment``."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from fedsim.common.units import PositiveSeconds
 
 
 class Once(Spec):
-    """Once, by models that all devices have sent."""
+    """Base of moments at which devices are grouped once, by models that all devices have sent."""
 
     deadline: PositiveSeconds | None = None
     """longest time of the warm-up, and of the exchange (s).
@@ -20,7 +20,7 @@ class Once(Spec):
 
 
 class AfterRounds(Once):
-    """After rounds of FedAvg."""
+    """Devices are grouped once, after rounds of FedAvg."""
 
     kind: Literal["rounds"] = "rounds"
     rounds: int = Field(default=5, ge=1)
@@ -30,7 +30,7 @@ class AfterRounds(Once):
 
 
 class AfterLocalTraining(Once):
-    """After a training of each device by itself (LCFL, Algorithm 1)."""
+    """Devices are grouped once, after a local training of each device (LCFL, Algorithm 1)."""
 
     kind: Literal["local"] = "local"
     epochs: Epochs = 10
@@ -47,7 +47,7 @@ ShiftTest = Literal["never", "aligned_l1", "sorted_counts", "oracle"]
 
 
 class WhenShifted(Spec):
-    """Again, when a device's data have shifted."""
+    """Base of moments after which a device is grouped again when its data have shifted."""
 
     shift: ShiftTest | None = None
     """distance of a device's label counts c from its reference r, over C classes.
@@ -61,13 +61,13 @@ class WhenShifted(Spec):
 
 
 class EachRound(WhenShifted):
-    """In each round, by the clients themselves."""
+    """The clients of each round choose their groups in the round."""
 
     kind: Literal["each-round"] = "each-round"
 
 
 class PreTraining(WhenShifted):
-    """Before the first round, by some devices' trainings of the initial model."""
+    """Devices are grouped before the first round, by pre-trainings of the initial model."""
 
     kind: Literal["pre-training"] = "pre-training"
     devices: int = Field(default=20, ge=1)

@@ -1,6 +1,6 @@
-"""Lengths, inner products, cosines and distances of rows, such as flattened updates.
+"""L2 norms, inner products, cosines and distances of rows, such as flattened updates.
 
-All numbers are finite, unless a function says otherwise.
+All values must be finite, unless the docstring of a function says otherwise.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 RowVectors = NDArray[np.floating]
 Matrix = NDArray[np.float64]
 
-_BLOCK_BYTES = 64_000_000  # of rows in float64 at a time
+_BLOCK_BYTES = 64_000_000  # maximum size (bytes) of the float64 copy of rows in a step
 
 
 def gram_matrix(rows: RowVectors) -> Matrix:
-    """Inner products of all pairs of ``rows`` [n, d]: float64 [n, n], exactly symmetric.
+    """Compute the inner products of all pairs of ``rows`` [n, d], float64 [n, n].
 
-    It takes O(n^2 d). Float32 rows are summed in float64: near-parallel updates differ in digits
-    that float32 sums do not have.
+    The result is exactly symmetric, and takes O(n^2 d) time. Float32 rows are summed in float64, as
+    near-parallel updates differ in digits that float32 sums do not have.
     """
     n, d = rows.shape
     width = max(1, _BLOCK_BYTES // (8 * n))
@@ -31,10 +31,10 @@ def gram_matrix(rows: RowVectors) -> Matrix:
 
 
 def cosine_matrix(rows: RowVectors) -> Matrix:
-    """Cosines of all pairs of ``rows`` [n, d], float64 [n, n] in [-1, 1].
+    """Compute the cosines of all pairs of ``rows`` [n, d], float64 [n, n] in [-1, 1].
 
-    The result is exactly symmetric, and exactly 1 on the diagonal. A row of zeros has no
-    direction: its cosine is 0 with every other row.
+    The result is exactly symmetric, and exactly 1 on the diagonal. A row of zeros has no direction,
+    and its cosine with every other row is 0.
     """
     gram = gram_matrix(rows)
     norms = np.sqrt(gram.diagonal())
@@ -45,24 +45,27 @@ def cosine_matrix(rows: RowVectors) -> Matrix:
 
 
 def length(update: NDArray[np.floating]) -> float:
-    """||update||_2, summed in float64 in an order that does not depend on the machine's threads."""
+    """Compute the L2 norm of an update [d].
+
+    It is summed in float64, in an order that does not depend on the machine's threads.
+    """
     return float(np.sqrt(np.square(update, dtype=np.float64).sum()))
 
 
 def most_alike(
     updates: Sequence[NDArray[np.floating]], directions: Sequence[NDArray[np.floating]]
 ) -> list[int]:
-    """Find the direction with the largest cosine for each update; ties go to the first.
+    """Find the direction with the largest cosine for each update.
 
-    A cosine is 0 if the update or the direction is 0 or not finite. Sums are in float64,
-    independent of other pairs.
+    Of directions with equal cosines the first one is used. A cosine is 0 if the update or the
+    direction is 0 or not finite. Each cosine is computed in float64, independently of other pairs.
 
     Args:
-        updates: arrays [d].
-        directions: arrays [d].
+        updates: the updates, [d] each.
+        directions: the directions, [d] each.
 
     Returns:
-        The position in ``directions`` for each update.
+        For each update the position of its direction in ``directions``.
     """
     lengths = np.array([length(direction) for direction in directions])
     best = list[int]()
@@ -77,7 +80,7 @@ def most_alike(
 
 
 def edc_features(updates: RowVectors, groups: int) -> Matrix:
-    """FlexCFL's features: their Euclidean distance is EDC (Eq. 7), up to the constant 1/m.
+    """Compute FlexCFL's features, whose Euclidean distance is EDC (Eq. 7) except for a factor 1/m.
 
     Feature (i, k) is the cosine of update i with the k-th left singular vector of ``updates``^T
     (not centred), k < m = ``groups``: sqrt(L_k) Q_ik / sqrt(G_ii) with the Gram matrix G = Q L Q^T,
@@ -85,7 +88,7 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
 
     Args:
         updates: flattened updates, [n, d].
-        groups: m, the number of features.
+        groups: m, the count of features of each update.
 
     Returns:
         The features, float64 [n, m].
@@ -98,8 +101,8 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
     rows = vectors * np.sqrt(np.where(largest > rounding, largest, 0.0))
     norms = np.sqrt(gram.diagonal())[:, None]
     features: Matrix = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
-    # Positive in the first row that is at least half as large as the largest: rounding cannot swap
-    # it for another.
+    # The sign of each feature is fixed by the first row whose magnitude is at least half of the
+    # largest one. Rounding cannot select another row.
     sizes = np.abs(features)
     first = np.argmax(sizes >= sizes.max(axis=0) / 2, axis=0)
     leading = features[first, np.arange(features.shape[1])]
@@ -107,9 +110,10 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
 
 
 def madc(similarity: Matrix) -> Matrix:
-    """Mean absolute difference of two devices' cosines with all third ones (FlexCFL, Eq. 6).
+    """Compute the mean absolute difference of two devices' cosines (MADC; FlexCFL, Eq. 6).
 
-    With two devices there is no third one, and the distance is 0.
+    The mean is over the cosines with each third device. If there are only two devices, the distance
+    is 0.
 
     Args:
         similarity: pairwise cosines, [n, n].
@@ -122,7 +126,7 @@ def madc(similarity: Matrix) -> Matrix:
     if n <= 2:
         return np.zeros((n, n))
     sums = row_distances(similarity, "cityblock")
-    # the terms of the two devices themselves, which do not count
+    # sum of the terms of the two devices themselves, which are left out of the mean
     terms = np.abs(diagonal[:, None] - similarity.T) + np.abs(similarity - diagonal[None, :])
     distance: Matrix = np.maximum(sums - terms, 0.0) / (n - 2)
     np.fill_diagonal(distance, 0.0)
@@ -130,13 +134,14 @@ def madc(similarity: Matrix) -> Matrix:
 
 
 def row_distances(rows: RowVectors, metric: str = "euclidean") -> Matrix:
-    """Distances of all pairs of rows, float64 [n, n].
-
-    The Euclidean distance is LCFL's DiffNorm.
+    """Compute the distances of all pairs of rows, by default Euclidean (LCFL's DiffNorm).
 
     Args:
         rows: the rows, [n, d].
-        metric: a metric of ``scipy.spatial.distance.pdist``.
+        metric: name of a metric of ``scipy.spatial.distance.pdist``.
+
+    Returns:
+        Distances, float64 [n, n].
     """
     from scipy.spatial.distance import pdist, squareform
 
@@ -144,12 +149,13 @@ def row_distances(rows: RowVectors, metric: str = "euclidean") -> Matrix:
 
 
 def loss_distance(losses: Matrix) -> Matrix:
-    """Excess loss of two models on each other's data (LCFL, Eq. 2); no metric.
+    """Compute the excess loss of two devices' models on each other's data (LCFL, Eq. 2).
 
-    It is |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)|.
+    It is |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)|. This distance is not a metric.
 
     Args:
-        losses: L_i(w_j), the loss of the model of device j on the data of device i, [i, j].
+        losses: L_i(w_j), the loss of the model of device j on the data of device i, [n, n] with i
+            as the row.
 
     Returns:
         Distances, float64 [n, n].
@@ -159,29 +165,39 @@ def loss_distance(losses: Matrix) -> Matrix:
 
 
 def loss_gap(losses: Matrix) -> Matrix:
-    """Difference of two devices' losses on both models (LCFL, Eq. 6).
+    """Compute the difference of two devices' losses of both models (LCFL, Eq. 6).
 
-    It is |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|, with ``losses`` as in ``loss_distance``.
+    It is |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|.
+
+    Args:
+        losses: L_i(w_j), the loss of the model of device j on the data of device i, [n, n] with i
+            as the row.
+
+    Returns:
+        Distances, float64 [n, n].
     """
     gap = np.abs(losses - losses.diagonal()[None, :])
     return gap + gap.T
 
 
-MOST_SHOWN = 200  # devices of which every pair is recorded
+MOST_SHOWN = 200  # maximum count of devices whose pairwise values are recorded
 
 
 def rounded(figures: NDArray[np.floating]) -> list[Any]:
-    """An array as nested lists, to six digits after the point."""
+    """Convert an array to nested lists of floats, rounded to six decimals."""
     nested: list[Any] = np.round(figures, 6).tolist()
     return nested
 
 
 def shown_pairs(name: str, matrix: NDArray[np.floating]) -> dict[str, list[list[float]]]:
-    """The field of a record for a matrix, which is left out for more than ``MOST_SHOWN`` devices.
+    """Return the field of a record with the pairwise values of devices.
 
     Args:
         name: name of the field.
-        matrix: figures of pairs of devices, [n, n].
+        matrix: pairwise values, such as cosines or distances, [n, n].
+
+    Returns:
+        Name of the field -> rounded matrix; empty for more than ``MOST_SHOWN`` devices.
     """
     if len(matrix) > MOST_SHOWN:
         return {}

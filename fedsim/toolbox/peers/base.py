@@ -1,4 +1,4 @@
-"""The base of every strategy without a server, and of the half that acts on each device."""
+"""Bases of every strategy without a server, and of its part that runs on each device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -66,12 +66,13 @@ T = TypeVar("T")
 
 
 class PeerHalf(Generic[P]):
-    """The half that acts on every device, called while the device can be reached.
+    """Base of the device half of a strategy without a server, which acts for each device.
 
-    One object serves all devices and keeps nothing of any.
+    One object serves all devices, and stores no state of a device. Its methods are called only
+    while the device is available.
 
-    A device's ``state["model"]`` is its model, ``state["round"]`` the number of its finished
-    rounds.
+    Device state: ``model``, the device's model; ``round``, the count of rounds that the device has
+    finished.
     """
 
     def __init__(self, params: P, setting: RunInfo) -> None:
@@ -80,7 +81,7 @@ class PeerHalf(Generic[P]):
         self._draws: dict[int, Any] = {}
 
     def _cached(self, number: int, draw: Callable[[], T]) -> T:
-        """The draw of round ``number``; the last eight are cached, as few rounds are open."""
+        """Return the result of ``draw`` for round ``number``, from a cache of eight rounds."""
         if number not in self._draws:
             if len(self._draws) >= 8:
                 self._draws.pop(next(iter(self._draws)))
@@ -89,29 +90,29 @@ class PeerHalf(Generic[P]):
         return cached
 
     def on_start(self, device: Peer) -> None:
-        """Called when the device takes part for the first time; it has its initial model.
+        """Called when a device takes part for the first time, with its initial model in its state.
 
         Args:
-            device: the device.
+            device: the device that starts.
         """
         raise NotImplementedError
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """Called when the device's training is over.
+        """Called when a device has finished its training.
 
         Args:
-            device: the device.
+            device: the device that has trained.
             update: the trained model; None if the training has no result.
         """
         raise NotImplementedError
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        """Called when a message has arrived.
+        """Called when a device has received a message from another device.
 
         Args:
             device: the receiver.
-            sender: number of the sender.
-            contents: contents by name.
+            sender: ID of the sender.
+            contents: contents of the message by name.
         """
         raise NotImplementedError
 
@@ -119,30 +120,32 @@ class PeerHalf(Generic[P]):
         """Called when a message from or to another device was lost.
 
         Args:
-            device: the device.
-            other: number of the other device.
+            device: the sender or the receiver of the message.
+            other: ID of the other device.
         """
 
     def on_timer(self, device: Peer) -> None:
-        """Called when the device's timer has gone off.
+        """Called when the timer of a device has fired.
 
         Args:
-            device: the device.
+            device: the device whose timer it is.
         """
 
     def on_return(self, device: Peer) -> None:
-        """Called when the device can be reached again; its work at the disconnection is lost.
+        """Called when a device is available again. A training that the absence cut off is lost.
 
         Args:
-            device: the device.
+            device: the device that has returned.
         """
         raise NotImplementedError
 
     def train(self, device: Peer, model: Ref) -> None:
-        """Start a training; ``on_trained`` follows, at once if there are no epochs.
+        """Start a training, after which ``on_trained`` is called.
+
+        If ``local_epochs`` is 0, ``on_trained`` is called immediately with ``model``.
 
         Args:
-            device: the device.
+            device: the device that trains.
             model: the model from which to train.
         """
         if self.params.local_epochs:
@@ -152,7 +155,7 @@ class PeerHalf(Generic[P]):
 
 
 class PeerClient(Client[PeerParams]):
-    """Trains; no byte moves."""
+    """Client that trains, and whose answer costs no bytes."""
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         return {
@@ -164,26 +167,26 @@ class PeerClient(Client[PeerParams]):
 
 @dataclass
 class PeersState(State):
-    """Memory of ``Peers``."""
+    """Server state of ``Peers`` strategies."""
 
     round: int = 0
-    """Number of the run's open round, from 0."""
+    """Index of the run's open round, from 0."""
     steps: int = 0
-    """Sum of the rounds that all devices have finished."""
+    """Total count of rounds that devices have finished, summed over devices."""
     rounds: dict[int, int] = field(default_factory=dict)
-    """Number of rounds that each device has finished."""
+    """Device ID -> count of rounds that the device has finished."""
     own: dict[int, Ref] = field(default_factory=dict)
-    """Model of each device that takes part."""
+    """Device ID -> model of each device that takes part."""
     updates: list[tuple[Ref, int, Ref, int]] = field(default_factory=list)
-    """Trainings of the open round: update, samples, starting model, and device."""
+    """(update, sample count, starting model, device ID) of each training of the open round."""
     away: list[int] = field(default_factory=list)
-    """Devices that act when they return."""
+    """IDs of unavailable devices, which act when they return."""
     over: bool = False
-    """Whether the last round is over."""
+    """Whether the last round of the run has closed."""
 
 
 class Peers(Strategy[P]):
-    """A strategy without a server. An algorithm fills in ``Half``.
+    """Base of strategies without a server, whose algorithm is the device half ``Half``.
 
     The score is the mean accuracy of the devices, each with its own model on its own test
     samples. Rounds also have ``mean_accuracy`` and ``consensus``.
@@ -193,7 +196,7 @@ class Peers(Strategy[P]):
     State = PeersState
     state: PeersState
     Half: ClassVar[type[PeerHalf[Any]]] = PeerHalf
-    """The class of the half on every device."""
+    """Class of the device half."""
     score: Literal["pooled", "device-mean"] = "device-mean"
 
     def __init__(self, params: P, server: Server) -> None:
@@ -201,7 +204,7 @@ class Peers(Strategy[P]):
         self._half = self.Half(params, server.setting)
 
     def is_over(self) -> bool:
-        """Whether every reachable device that takes part has finished the run's open round."""
+        """Return whether every available device that takes part has finished the open round."""
         number = self.state.round
         rounds = self.state.rounds
         unfinished = [device for device, finished in rounds.items() if finished == number]
@@ -246,17 +249,26 @@ class Peers(Strategy[P]):
         await self._call(int(name.partition("/")[2]), "on_timer")
 
     async def _call(self, number: int, handler: str, *arguments: object) -> None:
-        """Let a device's half act, now or at its return, and finish the rounds that are over."""
+        """Call a handler of the device half, and close the rounds that are over.
+
+        Args:
+            number: ID of the device.
+            handler: name of a method of ``PeerHalf``.
+            arguments: arguments of the method after the device.
+        """
         if self.state.over:
             return
         device = self.server.peer(number)
         self._act(device, handler, *arguments)
-        changed = self._finished_more(device) or not device.online
+        changed = self._store_progress(device) or not device.online
         while changed and not self.state.over and self.is_over():
             await self._finish_round()
 
     def _act(self, device: Peer, handler: str, *arguments: object) -> None:
-        """Call a handler of the device's half, if the device can act on it now."""
+        """Call a handler of the device half if the device is available and takes part.
+
+        If the device is unavailable, ``on_return`` is called when it returns.
+        """
         state = self.state
         number = device.number
         clients = self.server.clients
@@ -276,7 +288,7 @@ class Peers(Strategy[P]):
             getattr(self._half, handler)(device, *arguments)
 
     def _begin(self, device: Peer) -> None:
-        """Give a device its initial model, and let it take part."""
+        """Give a device its initial model, and start its algorithm."""
         variant = 0 if self.params.start == "same" else 1 + device.number
         model = device.initial(variant)
         device.state["model"] = model
@@ -284,8 +296,12 @@ class Peers(Strategy[P]):
         self.state.own[device.number] = model
         self._half.on_start(device)
 
-    def _finished_more(self, device: Peer) -> bool:
-        """Store the device's model and rounds; whether it has finished another round."""
+    def _store_progress(self, device: Peer) -> bool:
+        """Store the device's model and its count of finished rounds.
+
+        Returns:
+            Whether the device has finished a further round.
+        """
         state = self.state
         number = device.number
         if number not in state.own:

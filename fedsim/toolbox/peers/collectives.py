@@ -1,4 +1,4 @@
-"""All-reduces as a program for each node, run by ``AllReduce`` and by the strategy ``diloco``."""
+"""All-reduces, as a program of steps for each node, for ``AllReduce`` and ``diloco``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -14,9 +14,10 @@ CollectiveKind = Literal["ring", "tree", "butterfly", "server"]
 
 
 class CollectiveStep(NamedTuple):
-    """A step of a node: await a message from each of ``receive``, then send to each of ``send``.
+    """Step of a node in an all-reduce.
 
-    Nodes are named by rank.
+    The node waits for a message from each rank in ``receive``, and then sends a message to each
+    rank in ``send``.
     """
 
     receive: tuple[int, ...]
@@ -24,9 +25,10 @@ class CollectiveStep(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """An all-reduce: the steps of each node, and the share of the vector in each message.
+    """Algorithm of an all-reduce for a given count of nodes.
 
-    The last node may be a server.
+    It has the steps of each node, and the share of the vector that each message carries. The last
+    node may be a server.
     """
 
     programs: tuple[tuple[CollectiveStep, ...], ...]
@@ -34,7 +36,10 @@ class Collective(NamedTuple):
 
 
 def _ring(n: int) -> Collective:
-    """Each node sends 1/n to the next node, 2 (n - 1) times; sums are complete half-way."""
+    """Return the ring all-reduce, in which each node sends 2 (n - 1) messages to the next node.
+
+    A message carries 1/n of the vector. After half of the messages the sums are complete.
+    """
 
     def program(node: int) -> tuple[CollectiveStep, ...]:
         before = ((node - 1) % n,)
@@ -49,9 +54,9 @@ def _ring(n: int) -> Collective:
 
 
 def _tree(n: int) -> Collective:
-    """Sums go up a binary tree, and the result comes down.
+    """Return the tree all-reduce, in which sums go up a binary tree and the result comes down.
 
-    Node 0 is the root, and 2 i + 1 and 2 i + 2 are the children of node i.
+    Node 0 is the root. Nodes 2 i + 1 and 2 i + 2 are the children of node i.
     """
 
     def program(node: int) -> tuple[CollectiveStep, ...]:
@@ -64,7 +69,10 @@ def _tree(n: int) -> Collective:
 
 
 def _butterfly(n: int) -> Collective:
-    """Each node sums 1/n of the vector for all nodes, over a connection to each (hivemind)."""
+    """Return the butterfly all-reduce, in which each node sums 1/n of the vector for all nodes.
+
+    Each node exchanges messages with every other node, as in hivemind.
+    """
 
     def program(node: int) -> tuple[CollectiveStep, ...]:
         peers = tuple(peer for peer in range(n) if peer != node)
@@ -78,7 +86,10 @@ def _butterfly(n: int) -> Collective:
 
 
 def _server(n: int) -> Collective:
-    """Each node sends its vector to a server of rank n, which sends back the sum of all."""
+    """Return the all-reduce in which a server of rank n sums the vectors of all nodes.
+
+    Each node sends its vector to the server, which sends the sum back.
+    """
     nodes = tuple(range(n))
     node = (CollectiveStep((), (n,)), CollectiveStep((n,), ()))
     return Collective((*[node] * n, (CollectiveStep(nodes, nodes),)), 1.0)
@@ -93,14 +104,14 @@ _KINDS: Mapping[str, Callable[[int], Collective]] = {
 
 
 def collective(kind: str, nodes: int) -> Collective:
-    """The all-reduce of a kind among nodes.
+    """Return the all-reduce algorithm of a kind.
 
     Args:
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
-        nodes: the number of nodes, without a server.
+        nodes: the count of nodes, not counting a server.
 
     Raises:
-        SimulationError: an unknown kind, or less than 2 nodes.
+        SimulationError: the kind is unknown, or there are fewer than 2 nodes.
     """
     if kind not in _KINDS:
         raise SimulationError(
@@ -161,19 +172,19 @@ class AllReduce:
         self._connections = connections
         self._nodes = [*nodes, "server"][: len(reduction.programs)]
         self._bytes = vector_bytes * reduction.share / pieces
-        # piece, from, to: messages that have arrived
+        # (piece, rank of sender, rank of receiver) -> messages that have arrived
         self._arrived: dict[tuple[int, int, int], simpy.Store] = {}
         self._pairs: dict[tuple[int, int], simpy.Resource] = {}
         self._begun = [0] * len(self._programs)
 
     def join(self, rank: int) -> simpy.Event:
-        """Let a node take part in its next all-reduce.
+        """Start the next all-reduce on a node.
 
         Args:
-            rank: the node's place in ``nodes``.
+            rank: rank of the node, its position in ``nodes``.
 
         Returns:
-            An event that fires when the node holds the whole result.
+            SimPy event that fires when the node has received the whole result.
         """
         last = len(self._nodes) - 1
         if not 0 <= rank <= last:
@@ -196,7 +207,15 @@ class AllReduce:
         yield self._world.env.all_of(sent)
 
     def _send(self, piece: int, source: int, destination: int) -> ProcessGenerator:
-        """Send a message when the pair has a free connection; go on with the rest of a lost one."""
+        """Send a message as soon as the pair of nodes has a free connection.
+
+        If the message is lost, the remaining bytes are sent when both nodes are available again.
+
+        Args:
+            piece: index of the piece of the vector.
+            source: rank of the sender.
+            destination: rank of the receiver.
+        """
         world = self._world
         ends = (self._nodes[source], self._nodes[destination])
         remaining = self._bytes

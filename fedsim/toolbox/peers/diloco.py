@@ -66,7 +66,7 @@ class DiLoCoParams(PeerParams):
 
 
 class _DiLoCoClient(PeerClient):
-    """Trains for ``local_steps``, if these are given."""
+    """Client that trains for ``local_steps`` SGD steps, or for ``local_epochs`` if that is None."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         steps = self.params.local_steps  # type: ignore[attr-defined]
@@ -76,15 +76,17 @@ class _DiLoCoClient(PeerClient):
 
 
 class DiLoCoHalf(PeerHalf[DiLoCoParams]):
-    """Trains, averages the changes of a fragment, and makes an outer step, repeatedly.
+    """Device half that repeatedly trains, averages a fragment's changes, and does an outer step.
 
     A device takes part in one all-reduce at a time. The header of a message has the contributions
-    behind its sum, which all devices add up in one order.
+    in its sum, so that all devices add them up in the same order.
 
-    State of a device: ``outer``, the model after the last outer step; ``velocity``; ``trained``,
-    whether the next all-reduce is due; ``fresh``, whether the last result is not in the model yet;
-    ``reducing``, the number of the open all-reduce, or None; ``step`` of its program; ``known``,
-    device -> contribution; ``bytes`` of the vector; ``inbox``, number -> sender -> contributions.
+    Device state: ``outer``, the model after the last outer step; ``velocity``, the outer momentum;
+    ``trained``, whether a training has ended and the next all-reduce is due; ``fresh``, whether the
+    last result must still be mixed into the model; ``reducing``, the index of the open all-reduce,
+    or None; ``step``, the index of the next step of its program; ``known``, device ID ->
+    contribution; ``bytes``, the size of the vector; ``inbox``, index of an all-reduce -> sender ID
+    -> contributions.
     """
 
     def __init__(self, params: DiLoCoParams, setting: RunInfo) -> None:
@@ -134,15 +136,15 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         number = state["round"]
         state["trained"] = False
         if state["fresh"]:
-            self._take(device, number - 1, self.params.mixing)
+            self._mix_fragment(device, number - 1, self.params.mixing)
         zero = device.zero()
         change = device.mix([(state["model"], 1.0), (state["outer"], -1.0)], otherwise=zero)
-        places = self._places(number)
+        places = self._fragment_ranges(number)
         part = Partial(change, device.zero(), places) if places else change
         encoded, size = device.written(part)
         state |= {"reducing": number, "step": 0, "known": {device.number: encoded}, "bytes": size}
         self._reduce(device)
-        if self._goes_on(number):
+        if self._trains_during(number):
             self._next(device)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
@@ -178,7 +180,13 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self._step(device, number, contributions)
 
     def _step(self, device: Peer, number: int, contributions: list[Ref]) -> None:
-        """The outer step, by the contributions of all devices in ascending order."""
+        """Do the outer step of all-reduce ``number``.
+
+        Args:
+            device: the device.
+            number: index of the all-reduce.
+            contributions: the changes of all devices, in ascending order of device IDs.
+        """
         state = device.state
         params = self.params
         share = 1.0 / len(contributions)
@@ -190,12 +198,12 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         )
         step = [(change, params.outer_lr), (velocity, params.outer_lr * params.outer_momentum)]
         outer = device.mix([(state["outer"], 1.0), *step], otherwise=state["outer"])
-        places = self._places(number)
+        places = self._fragment_ranges(number)
         for name, value in (("velocity", velocity), ("outer", outer)):
             state[name] = device.splice(state[name], value, places) if places else value
         state["fresh"] = True
-        if not self._goes_on(number):
-            self._take(device, number, 0.0)
+        if not self._trains_during(number):
+            self._mix_fragment(device, number, 0.0)
             self._next(device)
         elif state["trained"]:
             self._synchronise(device)
@@ -204,21 +212,30 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         device.state["round"] += 1
         self._train(device)
 
-    def _goes_on(self, number: int) -> bool:
-        """Whether devices train during all-reduce ``number``; not during the last one."""
+    def _trains_during(self, number: int) -> bool:
+        """Return whether devices train during all-reduce ``number`` (index).
+
+        They do so with ``overlap``, except during the last all-reduce.
+        """
         return self.params.overlap and number + 1 != self.setting.planned_rounds
 
-    def _take(self, device: Peer, number: int, mixing: float) -> None:
-        """Mix the synchronised fragment into the model, which keeps the share ``mixing``."""
+    def _mix_fragment(self, device: Peer, number: int, mixing: float) -> None:
+        """Mix a synchronised fragment into the device's model.
+
+        Args:
+            device: the device.
+            number: index of the all-reduce.
+            mixing: weight of the device's own values in the mix.
+        """
         state = device.state
-        places = self._places(number)
+        places = self._fragment_ranges(number)
         parts = [(state["model"], mixing), (state["outer"], 1.0 - mixing)]
         model = device.mix(parts, otherwise=state["outer"])
         state["model"] = device.splice(state["model"], model, places) if places else model
         state["fresh"] = False
 
-    def _places(self, number: int) -> Places:
-        """The range of the fragment of synchronisation ``number``; () for the whole model."""
+    def _fragment_ranges(self, number: int) -> Places:
+        """Return the range of a flat model that all-reduce ``number`` averages; () for all."""
         count = self.params.fragments
         if count == 1:
             return ()

@@ -27,17 +27,17 @@ class GraphParams(PeerParams):
 
 
 class GraphHalf(PeerHalf[G]):
-    """A device's half on a graph, which all devices know from a common seed."""
+    """Base of device halves on a graph, which all devices know from a common seed."""
 
     def neighbours(self, device: Peer, number: int) -> Neighbours:
-        """The neighbours of all devices in a round.
+        """Return the neighbours of all devices in a round.
 
         Args:
-            device: any device, for its random streams.
-            number: the round.
+            device: any device; the result is the same for all devices.
+            number: index of the round.
 
         Returns:
-            The neighbours of each device, ascending.
+            For each device the IDs of its neighbours, ascending.
         """
         topology = self.params.topology
         devices = self.setting.devices
@@ -52,45 +52,47 @@ class GraphHalf(PeerHalf[G]):
 
 
 class RoundHalf(PeerHalf[R]):
-    """A device's half in rounds, each device at most one round ahead of its senders.
+    """Base of device halves in rounds, in which a device waits for the models of its senders.
 
-    After an absence a device joins the latest round.
+    A device is at most one round ahead of its senders. After an absence it joins the latest round.
 
-    State of a device: ``trained``, whether it has trained in the round; ``update``, the result;
-    ``sent``, the model that it sends; ``inbox``, round -> sender -> model; ``newest``, the last
-    round received from each sender; ``lost``, senders that it does not wait for in this round;
-    ``late``, whether the deadline has passed.
+    Device state: ``trained``, whether the device has trained in the round; ``update``, the trained
+    model; ``sent``, the model that the device sends; ``inbox``, round -> sender ID -> model;
+    ``newest``, sender ID -> last round received; ``lost``, IDs of the senders for which the device
+    does not wait in this round; ``late``, whether the round's deadline has passed.
     """
 
     sends_first: ClassVar[bool] = False
-    """Whether a device sends its model and trains meanwhile; else it sends the trained model."""
+    """Whether a device sends its model before training; otherwise it sends the trained model."""
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
-        """The devices to which a device sends in a round.
+        """Return the IDs of the devices to which a device sends its model in a round.
 
         Args:
             device: the sender.
-            number: the round.
+            number: index of the round.
         """
         raise NotImplementedError
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
-        """The devices that send to a device in a round.
+        """Return the IDs of the devices that send their model to a device in a round.
 
         Args:
             device: the receiver.
-            number: the round.
+            number: index of the round.
         """
         raise NotImplementedError
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        """The weight of a sender's model in a device's average; its own model has the rest.
+        """Return the weight of a sender's model in a device's average.
+
+        The weight of the device's own model is 1 minus the weights of all received models.
 
         Args:
             device: the device that averages.
-            number: the round.
-            sender: the number of the sender.
-            received: the number of models that the device has received.
+            number: index of the round.
+            sender: ID of the sender.
+            received: count of models that the device has received.
         """
         raise NotImplementedError
 
@@ -147,7 +149,12 @@ class RoundHalf(PeerHalf[R]):
         self._average_if_complete(device)
 
     def _waits(self, device: Peer, received: Mapping[int, Ref]) -> bool:
-        """Whether the device still trains, or waits for a model of the round."""
+        """Return whether the device still trains, or waits for a model of the round.
+
+        Args:
+            device: the device.
+            received: sender ID -> model received in the round.
+        """
         state = device.state
         number = state["round"]
         if not state["trained"]:
@@ -159,7 +166,7 @@ class RoundHalf(PeerHalf[R]):
         return any(state["newest"].get(sender, 0) <= number for sender in missing)
 
     def _average_if_complete(self, device: Peer) -> None:
-        """Average the models of the round and begin the next one, unless the device waits."""
+        """Average the models of the round and begin the next round, if all models are there."""
         state = device.state
         number = state["round"]
         received = state["inbox"].get(number, {})
@@ -171,7 +178,15 @@ class RoundHalf(PeerHalf[R]):
         self._go_to(device, max([number + 1, *latest]))
 
     def _average(self, device: Peer, number: int, received: Mapping[int, Ref]) -> Ref:
-        """The average of the device's and the received models, plus a change not sent yet."""
+        """Return the average of the device's model and the received models.
+
+        If the device sent its model before training, the change by training is added.
+
+        Args:
+            device: the device.
+            number: index of the round.
+            received: sender ID -> model.
+        """
         state = device.state
         update = state["update"]
         weights = {}
@@ -202,7 +217,7 @@ class DPSGDParams(GraphParams):
 
 
 class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
-    """Sends its model to its neighbours, and trains meanwhile."""
+    """Device half of D-PSGD, which sends its model to its neighbours and trains meanwhile."""
 
     sends_first = True
 
@@ -212,7 +227,7 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
     senders = receivers
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        """The Metropolis-Hastings weight, 1 / (1 + the larger degree of both devices).
+        """Return the Metropolis-Hastings weight, 1 / (1 + the larger degree of both devices).
 
         The matrix of all weights is doubly stochastic.
         """
@@ -224,9 +239,9 @@ class DPSGD(Peers[DPSGDParams]):
     """Lian et al. 2017 (D-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
     In round k device i sends its model x_i to its neighbours (d parameters each, ``model``) and
-    trains from it meanwhile. With theirs x_i becomes the sum of W_ij x_j, plus the change by
-    training. W has Metropolis-Hastings weights; the weight of a model that is not received goes to
-    the device's own.
+    trains from it meanwhile. With the models of its neighbours x_i becomes the sum of W_ij x_j,
+    plus the change by training. W has Metropolis-Hastings weights. The weight of a model that is
+    not received goes to the device's own model.
     """
 
     Params = DPSGDParams
@@ -247,10 +262,23 @@ class EpidemicParams(PeerParams):
 
 
 class EpidemicHalf(RoundHalf[EpidemicParams]):
-    """Trains, sends to s devices, and takes the mean of its own and the received models."""
+    """Device half of epidemic learning.
 
-    def _all(self, device: Peer, number: int) -> tuple[list[list[int]], list[list[int]]]:
-        """The receivers and the senders of every device in a round, ascending."""
+    A device trains, sends the trained model to s devices, and takes the mean of its own model and
+    the received models.
+    """
+
+    def _draw_partners(self, device: Peer, number: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Draw the receivers and the senders of every device in a round.
+
+        Args:
+            device: any device; the result is the same for all devices.
+            number: index of the round.
+
+        Returns:
+            For each device the IDs of its receivers, and for each device the IDs of its senders,
+            ascending.
+        """
 
         def draw() -> tuple[list[list[int]], list[list[int]]]:
             rng = device.rng("epidemic", number)
@@ -260,7 +288,7 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
             senders: list[list[int]] = [[] for _ in range(devices)]
             for sender in range(devices):
                 draw = rng.choice(devices - 1, size, replace=False)
-                draw += draw >= sender  # a draw counts the devices without the sender
+                draw += draw >= sender  # drawn indices do not count the sender
                 receivers.append(sorted(draw.tolist()))
             for sender, devices_of_sender in enumerate(receivers):
                 for receiver in devices_of_sender:
@@ -270,11 +298,14 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         return self._cached(number, draw)
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
-        return self._all(device, number)[0][device.number]
+        return self._draw_partners(device, number)[0][device.number]
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
-        """The devices that have drawn ``device``, by the common seed, as in EL-Oracle."""
-        return self._all(device, number)[1][device.number]
+        """Return the IDs of the devices that have drawn ``device`` as a receiver.
+
+        A device knows its senders from the common seed, as in EL-Oracle.
+        """
+        return self._draw_partners(device, number)[1][device.number]
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
         return 1.0 / (1.0 + received)
@@ -301,13 +332,14 @@ class GossipParams(GraphParams):
 
 
 class GossipHalf(GraphHalf[GossipParams]):
-    """Trains, averages with one neighbour, and again.
+    """Device half of gossip, which repeatedly trains and averages with one random neighbour.
 
-    A device that waits for an answer declines requests of devices with lower numbers. Devices with
-    higher numbers wait for its answer. No cycle of devices can therefore wait for one another.
+    A device that waits for an answer declines requests of devices with lower IDs. Devices with
+    higher IDs wait for its answer. No cycle of devices can therefore wait for one another.
 
-    State: ``from``, the model from which the device trains; ``partner``, the number of the device
-    that it has asked, or None; ``asking``, waiting devices and their models.
+    Device state: ``from``, the model from which the device trains; ``partner``, the ID of the
+    device that it has asked, or None; ``asking``, (ID, model) of each device that waits for its
+    answer.
     """
 
     def on_start(self, device: Peer) -> None:
@@ -317,7 +349,7 @@ class GossipHalf(GraphHalf[GossipParams]):
     on_return = on_start
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """Add the change by training to the present model, and ask a neighbour."""
+        """Add the change by training to the present model, and send the model to a neighbour."""
         state = device.state
         number = device.state["round"]
         if update is not None and update is not state["from"]:
@@ -376,11 +408,11 @@ class Gossip(Peers[GossipParams]):
 
     Source: Lian et al. 2018 (AD-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
-    A trained device sends its model to one neighbour, drawn at random (d parameters, ``ask``), which
-    sends its own model back (``answer``, d parameters). Both then have the mean, so that the sum of
-    all models does not change. A neighbour that waits for an answer itself answers later, or sends
-    ``declined`` (4 bytes). The change by training is added to a model that may have been averaged
-    meanwhile. A round of the run has one step for each device.
+    A trained device sends its model to one neighbour, drawn at random (d parameters, ``ask``). The
+    neighbour sends its own model back (``answer``, d parameters). Both then have the mean, so that
+    the sum of all models does not change. A neighbour that waits for an answer itself answers
+    later, or sends ``declined`` (4 bytes). The change by training is added to a model that may have
+    been averaged meanwhile. A round of the run has one step for each device.
     """
 
     Params = GossipParams

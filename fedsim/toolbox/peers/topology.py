@@ -1,4 +1,4 @@
-"""Graphs of devices without a server, by the generators of networkx."""
+"""Graphs of neighbours for strategies without a server, by the generators of networkx."""
 
 import inspect
 import math
@@ -16,7 +16,7 @@ _USUAL: Mapping[str, Mapping[str, object]] = {
     "random_regular_graph": {"d": 3},
     "grid_2d_graph": {"periodic": True},
 }
-# arguments of generators that do not determine the graph
+# arguments of networkx's generators that a scenario cannot set
 _NOT_OURS = ("seed", "create_using", "backend", "backend_kwargs")
 _POWERS: Mapping[str, Callable[[float, float], float]] = {
     "hypercube_graph": lambda n, _: n * math.log(2),
@@ -25,11 +25,14 @@ _POWERS: Mapping[str, Callable[[float, float], float]] = {
     "navigable_small_world_graph": lambda n, dim: dim * math.log(max(n, 1)),
     "mycielski_graph": lambda n, _: n * math.log(2),
 }
-"""Generators with many more nodes than ``n`` -> the logarithm of the number by ``n`` and ``dim``."""
+"""Name of a generator with many more nodes than ``n`` -> function that computes their count.
+
+The function maps ``n`` and ``dim`` to the logarithm of the count of nodes.
+"""
 
 
 class Topology(Spec):
-    """The graph of the devices, in which each device sends to its neighbours."""
+    """Graph of the devices, in which each device sends to its neighbours."""
 
     kind: str = "ring"
     """``ring``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or a generator of undirected
@@ -45,11 +48,11 @@ class Topology(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare(cls, data: object) -> object:
+    def _expand_kind(cls, data: object) -> object:
         return {"kind": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")
-    def _is_known(self) -> Self:
+    def _check_kind(self) -> Self:
         takes = inspect.signature(self._generator()).parameters
         if self.every is not None and "seed" not in takes:
             raise ValueError(
@@ -59,7 +62,7 @@ class Topology(Spec):
         return self
 
     def _generator(self) -> "Callable[..., networkx.Graph[Any]]":
-        """The function of networkx that makes the graph."""
+        """Return the function of networkx that generates the graph."""
         stem = _SHORT.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph")
         generator = getattr(networkx.generators, f"{stem}_graph", None)
         if callable(generator):
@@ -71,7 +74,12 @@ class Topology(Spec):
         raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, {more}")
 
     def _check_parameters(self, takes: Sequence[str], devices: int) -> None:
-        """Refuse arguments that are unknown, or give too many nodes, by a ``ScenarioError``."""
+        """Raise ``ScenarioError`` if an argument is unknown, or the graph would be too large.
+
+        Args:
+            takes: names of the generator's parameters.
+            devices: count of devices.
+        """
         allowed = [name for name in takes if name not in _NOT_OURS]
         key = "strategy.topology.parameters"
         for name, value in self.parameters.items():
@@ -99,17 +107,18 @@ class Topology(Spec):
             )
 
     def graph(self, devices: int, seed: int) -> "networkx.Graph[int]":
-        """Make the graph.
+        """Generate the graph.
 
         Args:
-            devices: the number of nodes.
+            devices: the count of nodes.
             seed: seed of a graph with random edges.
 
         Returns:
-            An undirected graph without self-loops, with nodes from 0.
+            An undirected graph without self-loops, whose nodes are numbered from 0.
 
         Raises:
-            ScenarioError: the generator refuses the arguments, or makes another graph.
+            ScenarioError: the generator does not accept the arguments, or the graph is directed or
+                has another count of nodes than ``devices``.
         """
         generator = self._generator()
         takes = inspect.signature(generator).parameters
@@ -122,7 +131,7 @@ class Topology(Spec):
         try:
             graph = generator(**arguments)
             graph = networkx.convert_node_labels_to_integers(graph, ordering="sorted")
-        except Exception as error:  # whatever another library says to a user's arguments
+        except Exception as error:  # networkx may raise any error for a user's arguments
             raise ScenarioError(
                 f"strategy.topology.kind is {self.kind!r} with {self.parameters}: networkx says "
                 f"{type(error).__name__}: {error}"

@@ -8,7 +8,12 @@ from fedsim.strategies.parts.selection import Among
 
 
 def available_devices(server: Server, among: Among) -> list[int]:
-    """The online, idle devices among ``among``, or among all devices if ``among`` is None."""
+    """Return the IDs of the available (online and idle) devices.
+
+    Args:
+        server: the run's server.
+        among: IDs to which the result is restricted; None: all devices.
+    """
     if among is None:
         return server.clients.online()
     return [device for device in among if server.clients.idle(device)]
@@ -17,18 +22,18 @@ def available_devices(server: Server, among: Among) -> list[int]:
 def draw_weighted(
     weights: NDArray[np.float64], count: int, variates: NDArray[np.float64]
 ) -> list[int]:
-    """Draw places without replacement, with probabilities proportional to ``weights``.
+    """Draw positions in ``weights`` without replacement, with probabilities proportional to it.
 
-    Each place has a Poisson process with its weight as rate. The result is the places of the first
-    arrivals.
+    Each position has a Poisson process with its weight as rate. The positions whose first arrivals
+    are earliest are drawn.
 
     Args:
-        weights: the weight of each place, [n].
-        count: the number of places to draw.
+        weights: the weight of each position, [n].
+        count: how many positions to draw.
         variates: standard exponential variates, [n].
 
     Returns:
-        At most ``count`` places, in the order in which they were drawn.
+        At most ``count`` positions, in the order in which they were drawn.
     """
     arrivals = variates / np.maximum(weights, 1e-9)
     places: list[int] = np.argsort(arrivals, kind="stable")[:count].tolist()

@@ -20,9 +20,9 @@ from fedsim.toolbox.selection import available_devices
 
 
 class BySpeed(Selection):
-    """The base of selections in which candidates answer with their times (12 bytes).
+    """Base of selections in which candidates answer with three times (12 bytes).
 
-    The times are the times to receive a model, to train for a round, and to send a model (s).
+    They are the times (s) to receive a model, to train for a round, and to send a model.
     """
 
     def question(self, models: Sequence[Ref]) -> Contents:
@@ -70,16 +70,16 @@ class FedCS(BySpeed):
         """Select devices that are expected to finish by ``time``.
 
         Args:
-            count: most devices.
-            times: each candidate's time to receive a model, to train, and to send a model (s).
+            count: maximum count of devices.
+            times: candidate ID -> times (s) to receive a model, to train, and to send a model.
 
         Returns:
-            The devices, in the order in which they were added.
+            IDs of the devices, in the order in which they were added.
         """
         candidates = dict(times)
         cohort: list[int] = []
-        downloads_s = 0.0  # until the last device of the cohort has the model
-        uploads_s = 0.0  # from then until the last update
+        downloads_s = 0.0  # time until the last device of the cohort has received the model
+        uploads_s = 0.0  # time from the last download until the last update
         while candidates and len(cohort) < count:
             ends = {}
             for device, (down, training, up) in candidates.items():
@@ -94,16 +94,16 @@ class FedCS(BySpeed):
 
 @dataclass
 class FLANPState(State):
-    """Memory of ``flanp``."""
+    """Server state of the selection ``flanp``."""
 
     times: dict[int, float] = field(default_factory=dict)
-    """Time of a round of each device that has reported it (s)."""
+    """Device ID -> duration of a round (s) on each device that has reported its times."""
     stage: int | None = None
-    """n, the clients of the stage; None before the first selection."""
+    """n, the count of clients in the present stage; None before the first selection."""
     round: int = 0
-    """Number of the open round, from 0."""
+    """Index of the open round, from 0."""
     room: list[int] = field(default_factory=list)
-    """For each call of ``select`` with queries, the places left for the queried devices."""
+    """For each call of ``select`` that queries devices, how many of them can join the cohort."""
 
 
 class FLANP(BySpeed):
@@ -183,20 +183,33 @@ class FLANP(BySpeed):
         self, server: Server, state: FLANPState, received: Updates, models: ModelAssignment
     ) -> None:
         stage = state.stage
-        # without a stage the strategy has chosen the clients by itself (in a sweep)
+        # The stage is None if the strategy has selected the clients without this selection (in a
+        # sweep).
         if not received or stage is None:
             return
         samples = sum(entry["samples"] for entry in received)
         if server.models.learns:
-            square = await self._square(server, state.round, received, samples)
-            if not square * samples <= self.accuracy:  # it may be nan
+            square = await self._squared_gradient_norm(server, state.round, received, samples)
+            if not square * samples <= self.accuracy:  # also true if ``square`` is nan
                 return
         state.stage = min(2 * stage, server.devices)
         if state.stage > stage:
             server.emit("stage", round=state.round, clients=state.stage)
 
-    async def _square(self, server: Server, number: int, received: Updates, total: int) -> float:
-        """The squared norm of the gradient; not finite if it is unknown."""
+    async def _squared_gradient_norm(
+        self, server: Server, number: int, received: Updates, total: int
+    ) -> float:
+        """Estimate the squared norm of the gradient from the updates of a round.
+
+        Args:
+            server: the run's server.
+            number: index of the round.
+            received: the updates of the round.
+            total: sample count of all received updates together.
+
+        Returns:
+            The squared norm; not finite if an update is not finite.
+        """
         lr = server.setting.lr_in(number)
         squares = []
         for start in dict.fromkeys(entry["start"] for entry in received):
@@ -217,11 +230,14 @@ def _fastest(count: int, times: Mapping[int, float]) -> list[int]:
 
 @pure
 def squared(models: list[NDArray[np.float32]], shares: list[float]) -> NDArray[np.floating]:
-    """The squared norm of sum_i share_i (w - w_i), float64 [1].
+    """Compute the squared L2 norm of sum_i share_i (w - w_i).
 
     Args:
-        models: w, then each w_i, float32 [d].
-        shares: the factor of each w_i.
+        models: the received model w, then the update w_i of each client, float32 [d] each.
+        shares: share_i, the factor of each client's difference.
+
+    Returns:
+        The squared norm, float64 [1].
     """
     start, *updates = (model.astype(np.float64) for model in models)
     total = np.array(shares) @ (start - np.array(updates))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class AgentSizes(TypedDict):
-    """Numbers of units of the agent's layers."""
+    """Count of units in each layer of the agent."""
 
     inputs: int
     hidden: int
@@ -34,28 +34,28 @@ class AgentSizes(TypedDict):
 
 @dataclass
 class FAVORState(State):
-    """Memory of ``favor``."""
+    """Server state of the selection ``favor``."""
 
     round: int = 0
-    """Number of the open round, from 0."""
+    """Index of the open round, from 0."""
     first: Ref | None = None
-    """The model from which the first device was profiled."""
+    """Model from which the first device was profiled; None before the first profile."""
     local: dict[int, Ref] = field(default_factory=dict)
-    """The last known model of each profiled device."""
+    """Device ID -> last known model of each profiled device."""
     axes: Ref | None = None
-    """Mean and principal axes of the first models; None without learning, and before them."""
+    """Mean and principal axes of the first profiles; None before them, and without learning."""
     model: Ref = field(init=False)
-    """The present model."""
+    """The present model, in strategies with groups the mean of the groups' models."""
     situation: Ref = field(init=False)
-    """s, the present state of the agent."""
+    """s, the present state that the agent observes."""
     q_values: list[float] | None = None
-    """Q(s, a) of each device; None before the agent exists."""
+    """Q(s, a) for the selection of each device, by device ID; None before the agent exists."""
     agent: Ref = field(init=False)
-    """Q, the agent."""
+    """Q, the agent as one array, see ``agent_size``."""
     older: Ref = field(init=False)
-    """Q', the agent of an earlier round."""
+    """Q', the agent as it was in an earlier round."""
     replay: list[tuple[Ref, int, float, Ref]] = field(default_factory=list)
-    """Actions remembered: s, device, reward and s'."""
+    """Replay memory of actions, (state s, device ID, reward, next state s')."""
 
 
 class FAVOR(Selection):
@@ -122,7 +122,7 @@ class FAVOR(Selection):
         return True
 
     def epsilon(self, number: int) -> float:
-        """The share of a round, from 0, that explores."""
+        """Return epsilon, the share of clients drawn at random, in round ``number`` (from 0)."""
         least = min(self.least_exploration, self.exploration)
         return max(self.exploration * self.decay**number, least)
 
@@ -139,12 +139,22 @@ class FAVOR(Selection):
         state.round = ids[0]
         online = server.clients.sample(server.devices, "select", *ids, among=among)
         candidates = [device for device in online if device in state.local]
-        return self._best(server, state, count, candidates) + self.asked_first(state, online)
+        return self._select_best(server, state, count, candidates) + self.asked_first(state, online)
 
-    def _best(
+    def _select_best(
         self, server: Server, state: FAVORState, count: int, candidates: list[int]
     ) -> list[int]:
-        """At most ``count`` of the candidates, whose order is drawn at random."""
+        """Select clients by their Q-values, but a share epsilon of them at random.
+
+        Args:
+            server: the run's server.
+            state: the selection's state.
+            count: maximum count of clients.
+            candidates: device IDs in random order.
+
+        Returns:
+            IDs of the selected devices.
+        """
         q_values = state.q_values
         generator = server.rng("explore", state.round, len(candidates))
         explores = (generator.random(count) < self.epsilon(state.round)).tolist()
@@ -186,7 +196,7 @@ class FAVOR(Selection):
                 self._begin(server, state)
             self._observe(server, state)
             await self._evaluate(server, state)
-        return self._best(server, state, count, list(answers))
+        return self._select_best(server, state, count, list(answers))
 
     async def closed(
         self, server: Server, state: FAVORState, received: Updates, models: ModelAssignment
@@ -213,7 +223,7 @@ class FAVOR(Selection):
         return {"inputs": inputs, "hidden": self.hidden, "actions": actions}
 
     def _begin(self, server: Server, state: FAVORState) -> None:
-        """Find the axes of the first models, and make an agent."""
+        """Compute the principal axes of the first profiles, and create the agent."""
         assert state.first is not None
         apply = server.models.apply
         count = min(self.components, server.devices)
@@ -227,7 +237,7 @@ class FAVOR(Selection):
         state.model = state.first
 
     def _observe(self, server: Server, state: FAVORState) -> None:
-        """Update the present state s."""
+        """Compute the present state s from the models, and store it."""
         assert state.axes is not None
         assert state.first is not None
         models = [state.axes, state.model]
@@ -236,7 +246,7 @@ class FAVOR(Selection):
         state.situation = server.models.apply(along, models, size=size)
 
     async def _evaluate(self, server: Server, state: FAVORState) -> None:
-        """Update the agent's values of all devices in the present state."""
+        """Compute and store the agent's Q-value of each device in the present state."""
         actions = server.devices
         values = server.models.apply(
             state_values,
@@ -248,7 +258,11 @@ class FAVOR(Selection):
         state.q_values = (await server.models.value(values)).tolist()
 
     async def _reward(self, server: Server, state: FAVORState, models: ModelAssignment) -> float:
-        """The reward for the accuracy of the models on their devices; stores the models' mean."""
+        """Return the round's reward, and store the mean of the models.
+
+        The reward is base^(accuracy - target) - 1, with the mean accuracy of each model on the
+        devices that use it.
+        """
         served = list[tuple[Ref, Sequence[int] | None, int]]()
         for model, devices in models.values():
             size = server.devices if devices is None else len(devices)
@@ -263,7 +277,7 @@ class FAVOR(Selection):
         return float(self.base ** (accuracy - self.target) - 1.0)
 
     def _learn(self, server: Server, state: FAVORState) -> None:
-        """Train the agent on actions drawn from the replay memory."""
+        """Train the agent on actions that are drawn from the replay memory."""
         number = state.round
         if number % self.refresh == 0:
             state.older = state.agent
@@ -286,17 +300,17 @@ class FAVOR(Selection):
             )
 
 
-# The agent is one array: weights of a perceptron inputs - hidden - actions, Adam's first and second
-# moments, and the number of steps made.
+# The agent is one array. It has the weights of a perceptron with the layers inputs, hidden and
+# actions, Adam's first and second moments of the weights, and the count of Adam's steps.
 
 
 def weights(inputs: int, hidden: int, actions: int) -> int:
-    """The number of the agent's weights."""
+    """Return how many weights the agent has."""
     return hidden * (inputs + 1) + actions * (hidden + 1)
 
 
 def agent_size(inputs: int, hidden: int, actions: int) -> int:
-    """The length of the agent's array."""
+    """Return the length of the agent's array of weights, Adam's two moments and step count."""
     return 3 * weights(inputs, hidden, actions) + 1
 
 
@@ -304,17 +318,17 @@ def agent_size(inputs: int, hidden: int, actions: int) -> int:
 def new_agent(
     models: list[Floats32], inputs: int, hidden: int, actions: int, rng: np.random.Generator
 ) -> Floats:
-    """Draw a new agent, with weights uniform within 1 / sqrt(inputs of the layer).
+    """Draw a new agent, whose weights are uniform within 1 / sqrt(inputs of the layer).
 
     Args:
         models: not used.
-        inputs: size of a state.
-        hidden: units of the hidden layer.
-        actions: number of actions.
-        rng: the source of the weights.
+        inputs: length of a state.
+        hidden: count of units in the hidden layer.
+        actions: count of actions.
+        rng: source of the weights.
 
     Returns:
-        The weights, the moments and the number of steps of Adam.
+        The agent's array, see ``agent_size``.
     """
     first = rng.uniform(-1, 1, hidden * (inputs + 1)) / math.sqrt(inputs)
     second = rng.uniform(-1, 1, actions * (hidden + 1)) / math.sqrt(hidden)
@@ -323,7 +337,17 @@ def new_agent(
 
 
 def q_values(parameters: "Tensor", states: "Tensor", hidden: int, actions: int) -> "Tensor":
-    """Q-values [n, actions] of ``states`` [n, inputs], by an agent with these weights."""
+    """Compute the Q-values of all actions in each state.
+
+    Args:
+        parameters: the agent's weights, [``weights(...)``].
+        states: the states, [n, inputs].
+        hidden: count of units in the hidden layer.
+        actions: count of actions.
+
+    Returns:
+        Q-values, [n, actions].
+    """
     import torch
 
     inputs = states.shape[1]
@@ -344,7 +368,16 @@ def _tensors(arrays: list[Floats32]) -> "list[Tensor]":
 
 @pure
 def state_values(models: list[Floats32], hidden: int, actions: int) -> Floats32:
-    """Q-values of a state, [actions]; ``models`` are the agent and the state."""
+    """Compute the Q-values of all actions in one state.
+
+    Args:
+        models: the agent's array, and the state [inputs].
+        hidden: count of units in the hidden layer.
+        actions: count of actions.
+
+    Returns:
+        Q-values, float32 [actions].
+    """
     agent, state = _tensors(models)
     parameters = agent[: weights(len(state), hidden, actions)]
     values: Floats32 = q_values(parameters, state[None], hidden, actions)[0].numpy()
@@ -361,22 +394,22 @@ def trained_agent(
     chosen: list[int],
     rewards: list[float],
 ) -> Floats32:
-    """Train an agent by a step of Adam on the mean squared error of some actions.
+    """Train an agent by one step of Adam on the mean squared error of its values of actions.
 
     Source: double Q-learning (van Hasselt et al., 2016), as in FAVOR.
 
     Args:
-        models: the agent, the older agent, the states before each action, and the states after
-            each action.
-        hidden: units of the hidden layer.
-        actions: number of actions.
-        discount: gamma.
+        models: the arrays of the agent and of the older agent, the state before each chosen action,
+            and the state after each chosen action.
+        hidden: count of units in the hidden layer.
+        actions: count of possible actions.
+        discount: gamma, the weight of the next state's value.
         lr: learning rate of Adam.
-        chosen: the actions.
-        rewards: the reward of each action.
+        chosen: indices of the chosen actions.
+        rewards: the reward of each chosen action.
 
     Returns:
-        The trained agent.
+        The array of the trained agent.
     """
     import torch
 
@@ -406,9 +439,17 @@ def trained_agent(
 
 @pure
 def principal_axes(models: list[Floats32], count: int) -> Floats:
-    """The mean of ``models`` and the ``count`` axes along which they differ most, [(count + 1) d].
+    """Compute the mean of models and their leading principal axes.
 
-    The largest number of each axis is positive. Axes beyond the number of models less one are 0.
+    The entry of largest magnitude of each axis is positive. There are at most (count of models) - 1
+    axes; all further axes are 0.
+
+    Args:
+        models: the models, float32 [d] each.
+        count: count of axes.
+
+    Returns:
+        The mean, then each axis, float64 [(count + 1) d].
     """
     rows = np.array(models, dtype=np.float64)
     mean = rows.mean(axis=0)
@@ -422,10 +463,13 @@ def principal_axes(models: list[Floats32], count: int) -> Floats:
 
 @pure
 def along(models: list[Floats32]) -> Floats:
-    """The place of each model along each axis, [models x axes].
+    """Compute the coordinate of each model along each principal axis.
 
     Args:
-        models: the result of ``principal_axes``, and then the models.
+        models: the result of ``principal_axes``, and then the models [d].
+
+    Returns:
+        Coordinates, model by model, float64 [models x axes].
     """
     mean, *axes = models[0].reshape(-1, len(models[1])).astype(np.float64)
     places = (np.array(models[1:]) - mean) @ np.array(axes).T

@@ -1,4 +1,4 @@
-"""Selections of the clients that were asked, or were available, least often."""
+"""Selections of the clients that were asked least often, or available least often."""
 
 from dataclasses import dataclass, field
 from heapq import nsmallest
@@ -11,10 +11,10 @@ from fedsim.strategies.state import State
 
 @dataclass
 class LeastAskedState(State):
-    """Memory of ``least-asked``."""
+    """Server state of the selection ``least-asked``."""
 
     asked: dict[int, int] = field(default_factory=dict)
-    """Number of times that each device was asked."""
+    """Device ID -> how many times the device was asked."""
 
 
 class LeastAsked(Selection):
@@ -44,14 +44,14 @@ class LeastAsked(Selection):
 
 @dataclass
 class LeastAvailableState(State):
-    """Memory of ``least-available``."""
+    """Server state of the selection ``least-available``."""
 
     availability: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """First round in which each device was available, and number of such rounds since."""
+    """Device ID -> (first round in which it was available or working, count of such rounds)."""
     at_work: list[int] = field(default_factory=list)
-    """Devices that were asked and have not answered."""
+    """IDs of the devices that were asked and whose task has not ended."""
     counted: int = -1
-    """The last round that was counted."""
+    """Index of the last round that ``availability`` includes; -1 before the first."""
 
 
 class LeastAvailable(Selection):
@@ -83,7 +83,7 @@ class LeastAvailable(Selection):
                 availability[device] = (first, rounds + 1)
 
         def share(device: int) -> float:
-            # a device without an entry has come back since the round was counted
+            # A device without an entry has returned after the round was counted.
             first, rounds = availability.get(device, (number, 1))
             return float(rounds / (number - first + 1))
 

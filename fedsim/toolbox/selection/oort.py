@@ -25,37 +25,40 @@ from fedsim.strategies.parts.selection import Among, Ids, Selection
 from fedsim.strategies.state import State
 from fedsim.toolbox.selection import draw_weighted
 
-# percentiles of the published code
+# percentiles of the published code's pacer
 _FIRST = 30.0
 _BY = 5.0
 _MOST_TIMES = 10
-_NEVER = (0.0, 0, 0.0)  # U, L and D of a client that has never answered
+_NEVER = (0.0, 0, 0.0)  # utility U, last round L and duration D of a client that never answered
 
 
 @dataclass
 class OortState(State):
-    """Memory of ``oort``."""
+    """Server state of the selection ``oort``."""
 
     round: int = 0
-    """R, the number of the open round, from 1."""
+    """R, the index of the open round, from 1."""
     known: dict[int, tuple[float, int, float]] = field(default_factory=dict)
-    """U, L and D (s) of each client that has answered; U and L are 0 until its report."""
+    """Client ID -> (utility U, round L of its last report, duration D (s)), see ``Oort``.
+
+    U and L are 0 before the client's first report.
+    """
     asked: dict[int, int] = field(default_factory=dict)
-    """Number of times that each client was asked."""
+    """Client ID -> how many times the client was asked."""
     begun: dict[int, float] = field(default_factory=dict)
-    """Time at which each client at work was asked (s)."""
+    """Client ID -> time (s) at which its open task began."""
     reports: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    """Samples and training loss in each report of the open round."""
+    """Client ID -> (sample count, training loss) reported in the open round."""
     harvest: list[float] = field(default_factory=list)
-    """Utility of each round of the pacer's windows."""
+    """Total utility of each round in the pacer's windows."""
     preferred: float | None = None
-    """T of the paper's pacer (s); None before the first round."""
+    """Preferred duration T (s) of the paper's pacer; None before the first round."""
     percentile: float = _FIRST
-    """Percentile of T of the published code's pacer."""
+    """Percentile of durations by which the published code's pacer sets T."""
 
 
 class Oort(Selection):
-    """Clients of high utility, and some that have never reported.
+    """Clients of high utility are selected, and some clients that have never reported.
 
     Source: Lai et al., "Oort: efficient federated learning via guided participant selection" (OSDI
     2021), Algorithm 1. The statistical utility U of a client is its samples times the root mean
@@ -80,9 +83,10 @@ class Oort(Selection):
     grows by 5 if the utilities of this and the previous window differ by at most 10 %, and falls by
     5 if they differ by a factor of five or more. From 100 on no client is too slow.
 
-    The time of a late client counts as its D, but not as a report. Clients that the strategy has
-    selected without this selection (in a sweep) do not count. Without learning all losses are 1.
-    Without rounds R counts the draws of clients, and the pacer counts versions.
+    The time of a late client is used as its D, but is no report. Clients that the strategy has
+    selected without this selection (in a sweep) are ignored. In runs without learning all losses
+    are 1. In strategies without rounds R counts the draws of clients, and the pacer counts
+    versions.
 
     Attributes:
         pacer_step: Delta (s); the published code has none.
@@ -105,7 +109,7 @@ class Oort(Selection):
     scale: Literal["plain", "unit"] = "plain"
 
     @model_validator(mode="after")
-    def _has_a_step(self) -> Self:
+    def _check_pacer_step(self) -> Self:
         if self.pacer == "paper" and self.pacer_step is None:
             raise ValueError(
                 "'pacer_step' is missing; allowed is a time, such as '10 s', or pacer = "
@@ -138,7 +142,7 @@ class Oort(Selection):
         newcomers.sort(key=lambda device: state.known.get(device, _NEVER)[2])
         exploited = round(count * (1 - self.epsilon(state.round)))
         exploited = min(len(reporters), max(exploited, count - len(newcomers)))
-        cohort = self._best(server, state, exploited, reporters, ids)
+        cohort = self._draw_best(server, state, exploited, reporters, ids)
         cohort += newcomers[: count - len(cohort)]
         cohort += tired[: count - len(cohort)]
         for device in cohort:
@@ -147,18 +151,21 @@ class Oort(Selection):
         return cohort
 
     def epsilon(self, number: int) -> float:
-        """The share of explored clients in round ``number``, from 1."""
+        """Return epsilon, the share of clients that explore, in round ``number`` (from 1)."""
         return max(0.9 * 0.98 ** (number - 1), self.least_exploration)
 
     def utilities(
         self, entries: Sequence[Sequence[float]], number: int, preferred: float
     ) -> Floats:
-        """The utility Util of clients, float64 [n].
+        """Compute the utility Util of clients that have reported, see ``Oort``.
 
         Args:
-            entries: U, L and D (s) of each client, [n, 3].
-            number: R, the number of the round, from 1.
-            preferred: T (s).
+            entries: utility U, last round L and duration D (s) of each client, [n, 3].
+            number: R, the index of the round, from 1.
+            preferred: T, the preferred duration (s).
+
+        Returns:
+            Util, float64 [n].
         """
         utility, last, took = np.array(entries, dtype=np.float64).T
         utility = np.minimum(utility, np.quantile(utility, self.clip, method="lower"))
@@ -169,10 +176,24 @@ class Oort(Selection):
         absence = np.sqrt(0.1 * math.log(number) / last)
         return np.asarray((utility + absence) * factor)
 
-    def _best(
+    def _draw_best(
         self, server: Server, state: OortState, count: int, reporters: list[int], ids: Ids
     ) -> list[int]:
-        """``count`` of the clients that have reported, by their utility."""
+        """Draw ``count`` of ``reporters``, with probabilities proportional to their utility.
+
+        Only clients whose utility is at least ``cutoff`` times the ``count``-th highest one are
+        drawn.
+
+        Args:
+            server: the run's server.
+            state: the selection's state.
+            count: how many clients to draw.
+            reporters: IDs of the available clients that have reported.
+            ids: integers for the name of the random stream.
+
+        Returns:
+            Client IDs.
+        """
         if not count:
             return []
         entries = [state.known[device] for device in reporters]
@@ -215,7 +236,7 @@ class Oort(Selection):
             state.preferred = self.paced(state.harvest, harvest, preferred)
 
     def preferred(self, state: OortState) -> float:
-        """T (s) of the open round."""
+        """Return T, the preferred duration (s) of a client's task in the open round."""
         if self.pacer_step is not None:
             return self.pacer_step if state.preferred is None else state.preferred
         times = sorted(took_s for _, last, took_s in state.known.values() if last)
@@ -225,12 +246,15 @@ class Oort(Selection):
         return times[min(int(len(times) * share), len(times) - 1)]
 
     def percentile(self, history: list[float], harvest: float, before: float) -> float:
-        """The percentile of T after a round, by the published code's pacer.
+        """Compute the percentile for T after a round, by the published code's pacer.
 
         Args:
-            history: the utilities of earlier rounds, to which ``harvest`` is appended.
-            harvest: the utility of the round.
+            history: total utility of each earlier round; ``harvest`` is appended.
+            harvest: total utility of the round.
             before: the percentile before the round.
+
+        Returns:
+            The next percentile, from 5 to 100.
         """
         history.append(harvest)
         if len(history) < 2 * self.window:
@@ -246,12 +270,15 @@ class Oort(Selection):
         return before
 
     def paced(self, history: list[float], harvest: float, preferred: float) -> float:
-        """T (s) after a round, by the paper's pacer.
+        """Compute T after a round, by the paper's pacer.
 
         Args:
-            history: the utilities of earlier rounds, to which ``harvest`` is appended.
-            harvest: the utility of the round.
+            history: total utility of each earlier round; ``harvest`` is appended.
+            harvest: total utility of the round.
             preferred: T before the round (s).
+
+        Returns:
+            The next T (s).
         """
         history.append(harvest)
         del history[: -2 * self.window]

@@ -30,14 +30,14 @@ from fedsim.world.steps import Computation, Evaluate
 
 @dataclass
 class PowerOfChoiceState(State):
-    """Memory of ``power-of-choice``."""
+    """Server state of the selection ``power-of-choice``."""
 
     samples: dict[int, int] = field(default_factory=dict)
-    """Sample count of each device that has sent an update."""
+    """Device ID -> sample count of each device that has sent an update."""
     losses: dict[int, float] = field(default_factory=dict)
-    """With reports, the last loss of each device that has sent one."""
+    """Device ID -> last reported loss; filled only if ``losses`` is ``reported``."""
     reports: dict[int, Any] = field(default_factory=dict)
-    """With reports, the losses of the open round, by device."""
+    """Device ID -> loss reported in the open round; filled only if ``losses`` is ``reported``."""
 
 
 class PowerOfChoice(Selection):
@@ -111,7 +111,7 @@ class PowerOfChoice(Selection):
         reports = state.reports
         state.reports = {}
         if server.models.learns:
-            state.losses.update(await _losses(server, reports))
+            state.losses.update(await _least_losses(server, reports))
 
     def question(self, models: Sequence[Ref]) -> Contents:
         return {"loss-query": list(models)}
@@ -122,7 +122,7 @@ class PowerOfChoice(Selection):
         if not server.models.learns:
             return list(answers)[:count]
         tests = {device: answer["loss"] for device, answer in answers.items()}
-        losses = await _losses(server, tests)
+        losses = await _least_losses(server, tests)
         return nsmallest(count, losses, lambda device: -losses[device])
 
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -141,8 +141,16 @@ class PowerOfChoice(Selection):
         return contents
 
 
-async def _losses(server: Server, tests: Mapping[int, Any]) -> dict[int, float]:
-    """The least loss of each device; infinity if it is not a number."""
+async def _least_losses(server: Server, tests: Mapping[int, Any]) -> dict[int, float]:
+    """Return the smallest loss of each device.
+
+    Args:
+        server: the run's server.
+        tests: device ID -> reference to the losses of one or more models on the device's data.
+
+    Returns:
+        Device ID -> smallest loss; infinity in place of nan.
+    """
     losses: dict[int, float] = {}
     values = await server.models.numbers(list(tests.values()))
     for device, value in zip(tests, values, strict=True):

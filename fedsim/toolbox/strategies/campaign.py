@@ -1,4 +1,4 @@
-"""Campaigns: a job that many devices do once, outside the rounds."""
+"""Campaigns, in which many devices do one job once, outside the rounds."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,33 +9,33 @@ from fedsim.strategies.state import State
 DEADLINE = "campaign-deadline"
 """Name of the timer that ends a campaign."""
 
-_MOST_ATTEMPTS = 3  # tasks of one device in a campaign
+_MOST_ATTEMPTS = 3  # maximum count of tasks of one device in a campaign
 
 
 @dataclass
 class CampaignState(State):
-    """Memory of a ``Campaign``."""
+    """Server state of a ``Campaign``, which checkpoints save."""
 
     job: str | None = None
-    """The job of the open campaign; None if none is open."""
+    """Name of the open campaign's job; None if no campaign is open."""
     open: dict[int, int] = field(default_factory=dict)
-    """Open tasks, task -> device."""
+    """Open tasks of the campaign, task ID -> device ID."""
     waiting: list[int] = field(default_factory=list)
-    """Devices that are away, and get their task on their return."""
+    """IDs of unavailable devices, which receive their task when they return."""
     attempts: dict[int, int] = field(default_factory=dict)
-    """Number of tasks of each device."""
+    """Count of tasks that each device has received in the campaign, by device ID."""
 
 
 class Campaign:
-    """One task each for many devices; devices that are away get theirs on their return.
+    """Campaign in which each of many devices does one task of the same job.
 
-    A task that is lost is repeated, at most twice. The campaign is over when all its tasks have
-    ended, or at its deadline.
+    An unavailable device receives its task when it returns. A lost task is repeated, at most twice.
+    The campaign is over when all its tasks have ended, or at its deadline.
 
     Args:
         server: the run's server.
-        state: its memory, in the strategy's.
-        contents: the message to a device (first argument) with a job (second).
+        state: the campaign's state, a field of the strategy's server state.
+        contents: function (device ID, job) -> contents of the message that starts the task.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Campaign:
         self._contents = contents
 
     def begin(self, job: str, devices: Sequence[int], limit: float | None) -> None:
-        """Open a campaign, and ask the devices.
+        """Open a campaign, and send each available device its task.
 
         Args:
-            job: the job, ``Instruction.job`` on the devices.
-            devices: the devices.
-            limit: time until the deadline (s); None: without one.
+            job: name of the job, which devices receive as ``Instruction.job``.
+            devices: IDs of the devices that take part.
+            limit: time until the campaign's deadline (s); None: no deadline.
         """
         self._state.job = job
         self._state.attempts = dict.fromkeys(devices, 0)
@@ -73,27 +73,27 @@ class Campaign:
                 state.waiting.append(device)
 
     def runs(self, task: int) -> bool:
-        """Whether a task belongs to the open campaign."""
+        """Return whether the task with ID ``task`` belongs to the open campaign."""
         return task in self._state.open
 
     def end(self, message: TaskEnd) -> None:
-        """Take in the end of one of the tasks; repeat the task if it was lost."""
+        """Close a task of the campaign that has ended, and repeat it if it was lost."""
         device = self._state.open.pop(message.task)
         is_lost = message.outcome in ("lost", "battery")
         if is_lost and self._state.attempts[device] < _MOST_ATTEMPTS:
             self._ask([device])
 
     def awaits(self, device: int) -> bool:
-        """Whether a device gets its task on its return."""
+        """Return whether ``device`` (ID) receives its task when it returns."""
         return device in self._state.waiting
 
     def resume(self, device: int) -> None:
-        """Ask a device that has returned."""
+        """Send a device that has returned its task of the campaign."""
         self._state.waiting.remove(device)
         self._ask([device])
 
     def stop(self) -> None:
-        """End the campaign's tasks at its deadline, and do not wait for devices that are away."""
+        """End all open tasks as late, and no longer wait for unavailable devices."""
         self._state.waiting = []
         for task in list(self._state.open):
             self._server.end(task, "late")
@@ -104,7 +104,7 @@ class Campaign:
         return not (self._state.open or self._state.waiting)
 
     def close(self) -> str:
-        """Close a campaign that is over, and return its job."""
+        """Close a campaign that is over, and return the name of its job."""
         job = self._state.job
         assert job is not None
         self._state.job = None

@@ -19,17 +19,20 @@ from fedsim.strategies.synchronous import SynchronousClient, Verdict
 from fedsim.toolbox.deadlines import Relative
 from fedsim.world.steps import Computation
 
-_MOST_EPOCHS = 1000  # of an adaptive client in a round
+_MOST_EPOCHS = 1000  # maximum count of epochs of an adaptive client in a round
 _REJOIN_S = 60.0
 
 
 def moderate_range(sizes: Ints) -> tuple[int, int]:
-    """R_l and R_u: the smallest and largest of ``sizes`` within 1.5 IQR of the quartiles.
+    """Return the smallest and the largest data size within 1.5 IQR of the quartiles.
 
-    Eqs. 17 and 18.
+    These are R_l and R_u of Eqs. 17 and 18.
 
     Args:
         sizes: reported data sizes (samples), int64 [n].
+
+    Returns:
+        R_l and R_u (samples).
     """
     first, third = np.percentile(sizes, (25, 75))
     reach = 1.5 * (third - first)
@@ -38,16 +41,20 @@ def moderate_range(sizes: Ints) -> tuple[int, int]:
 
 
 def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints:
-    """The cluster of each client by its data size, int64 [n], 0..P-1 (Eqs. 19, 20).
+    """Return the cluster index of each client by its data size (Eqs. 19, 20).
 
-    R_l to R_u is cut into P clusters of equal width theta. A size on the border of two clusters
-    belongs to the upper cluster, an outlier to the first or the last. If theta is 0, all clients
-    are in the last cluster. (Eq. 20 as printed subtracts R_l; it is meant as an offset.)
+    The range from R_l to R_u is cut into P intervals of equal width theta. A size on the border of
+    two clusters belongs to the upper cluster, an outlier to the first or the last cluster. If theta
+    is 0, all clients are in the last cluster. R_l in Eq. 20 is read
+    as the offset of the data sizes.
 
     Args:
         sizes: reported data sizes (samples), int64 [n].
-        clusters: P.
-        bounds: R_l and R_u, see ``moderate_range``.
+        clusters: P, the count of clusters.
+        bounds: R_l and R_u (samples), see ``moderate_range``.
+
+    Returns:
+        Cluster indices from 0 to P - 1, int64 [n].
     """
     low, high = bounds
     if low == high:
@@ -59,16 +66,16 @@ def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints
 def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list[Ints]:
     """Shuffle each cluster, and cut it into disjoint groups of exactly ``size`` clients (Eq. 23).
 
-    Clients that remain sit out this round. A cluster smaller than ``size`` is one group: otherwise
-    it would never be selected.
+    Clients that do not fill a group are not selected in this round. A cluster with fewer than
+    ``size`` clients is one group; otherwise it would never be selected.
 
     Args:
-        cluster: the cluster of each client, int64 [n]; -1: not connected.
-        size: K, clients of a group.
-        generator: for the shuffle.
+        cluster: the cluster index of each client, int64 [n]; -1: not connected.
+        size: K, the count of clients in a group.
+        generator: source of the random order.
 
     Returns:
-        The groups of each cluster that is not empty, client numbers int64 [g, size].
+        One array for each cluster that is not empty: client IDs, int64 [groups, clients a group].
     """
     shuffled = generator.permutation(len(cluster))
     blocks = list[Ints]()
@@ -82,12 +89,15 @@ def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list
 
 
 def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Generator) -> Ints:
-    """The group with the largest sum of A over its clients, ties at random (Eqs. 24, 25).
+    """Return the group whose clients have waited most rounds in total (Eqs. 24, 25).
 
     Args:
-        blocks: groups of client numbers, int64 [g, size] each; see ``cut_groups``.
-        waiting: A of each client, int64 [n]: the rounds since it was last selected.
-        generator: for ties.
+        blocks: groups of client IDs, int64 [groups, clients a group], see ``cut_groups``.
+        waiting: A, the count of rounds since each client was last selected, int64 [n].
+        generator: source of the draw among groups with equal sums.
+
+    Returns:
+        The client IDs of the group, int64; empty if there are no groups.
     """
     groups: list[Ints] = []
     for block in blocks:
@@ -101,14 +111,19 @@ def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Genera
 def in_turn(
     cluster: Ints, clusters: int, size: int, number: int, generator: np.random.Generator
 ) -> Ints:
-    """Round robin: random clients of cluster ``number`` mod P, or of the next one with clients.
+    """Draw random clients of the cluster whose turn it is, by round robin over the clusters.
+
+    In round r this is cluster r mod P, or the next cluster that has clients.
 
     Args:
-        cluster: the cluster of each client, int64 [n]; -1: not connected.
-        clusters: P.
-        size: K, the number of clients.
-        number: the round.
-        generator: for the draw.
+        cluster: the cluster index of each client, int64 [n]; -1: not connected.
+        clusters: P, the count of clusters.
+        size: K, the count of clients to draw.
+        number: r, the index of the round.
+        generator: source of the draw.
+
+    Returns:
+        Client IDs, int64 [at most ``size``].
     """
     for step in range(clusters):
         members = np.flatnonzero(cluster == (number + step) % clusters)
@@ -118,15 +133,15 @@ def in_turn(
 
 
 def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
-    """Draw random clients that have a cluster.
+    """Draw random clients from all connected clients.
 
     Args:
-        cluster: cluster of each client, -1 without a cluster, int64 [n].
-        size: number of clients.
-        generator: the source of the draws.
+        cluster: the cluster index of each client, int64 [n]; -1: not connected.
+        size: K, the count of clients to draw.
+        generator: source of the draw.
 
     Returns:
-        The clients, at most ``size``.
+        Client IDs, int64 [at most ``size``].
     """
     shuffled = generator.permutation(len(cluster))
     return shuffled[cluster[shuffled] >= 0][:size]
@@ -135,7 +150,7 @@ def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
 class CataFedParams(CombiningParams):
     """Parameters of CATA-Fed.
 
-    Each part of the method can be switched off alone (clustering by P = 1).
+    Each part of the method can be switched off separately. ``clusters = 1`` disables clustering.
     """
 
     kind: Literal["cata-fed"] = "cata-fed"
@@ -184,7 +199,7 @@ class CataFedParams(CombiningParams):
     """
 
     @model_validator(mode="after")
-    def _from_the_download(self) -> Self:
+    def _check_deadline_since(self) -> Self:
         deadline = self.deadline
         from_round = isinstance(deadline, Deadline) and (
             getattr(deadline, "since", "round") == "round"
@@ -214,11 +229,11 @@ class CataFedParams(CombiningParams):
 
 
 def most_splits(samples: int, smallest_part: int) -> int:
-    """The number of times that samples may be halved, beta = floor(log2(|D| / pi)) (Eq. 10).
+    """Return how many times a device may halve its data, beta = floor(log2(|D| / pi)) (Eq. 10).
 
     Args:
-        samples: |D|, the samples of a device.
-        smallest_part: pi, the least size of a part.
+        samples: |D|, the sample count of the device.
+        smallest_part: pi, the least size of a part (samples).
 
     Returns:
         beta, at least 0.
@@ -227,14 +242,17 @@ def most_splits(samples: int, smallest_part: int) -> int:
 
 
 class CataFedClient(SynchronousClient[CataFedParams]):
-    """Trains on one part of its data, in turn; splits the data if it finished no epoch.
+    """Client that trains on one part of its data at a time, and splits its data if it is too slow.
 
-    State: ``selected``, n; ``splits``, u; ``upload_s``, eps_i (s); ``trained_at``, when the last
+    A client is too slow (a straggler) if it finished no epoch within its limit.
+
+    Device state: ``selected``, the count n of its selections; ``splits``, the count u of splits;
+    ``upload_s``, the measured upload time eps_i (s); ``trained_at``, the time at which its last
     training ended (s).
 
-    eps_i is measured, since the nominal rate of a device's link neglects links that it shares,
-    encoding and TCP. A straggler forgets its measurement: a single slow upload must not keep it
-    from training for good. Its upload of the unchanged model, if any, is measured again.
+    eps_i is measured, since the nominal rate of a device's link neglects shared links, encoding and
+    TCP. A straggler deletes its measurement, so that a single slow upload does not keep it from
+    training for good. If it uploads the unchanged model, that upload is measured.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -246,7 +264,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        """On the part x = 1 + n mod 2^u (Eq. 12); on all data before any split."""
+        """Return a training on part x = 1 + n mod 2^u (Eq. 12), or on all data before a split."""
         splits = device.state["splits"]
         part = None
         if splits:
@@ -296,29 +314,29 @@ class CataFedClient(SynchronousClient[CataFedParams]):
             device.state["upload_s"] = device.clock_s - device.state["trained_at"]
 
     def _sizes(self, device: Device) -> list[int]:
-        """Samples of the device's 2^u parts, the largest first."""
+        """Return the sample count of each of the device's 2^u parts, the largest first."""
         splits = device.state["splits"]
         return [Part(splits, number, device.samples).samples for number in range(1, 2**splits + 1)]
 
 
 @dataclass
 class CataFedState(FedAvgState):
-    """Memory of CATA-Fed."""
+    """Server state of CATA-Fed."""
 
     sizes: list[int] = field(default_factory=list)
-    """Size that each client reported last (samples), 0 if it is disconnected."""
+    """Data size that each client reported last (samples), 0 if the client is disconnected."""
     cluster: list[int] = field(default_factory=list)
-    """Cluster of each client, -1 if it is disconnected."""
+    """Cluster index of each client, -1 if the client is disconnected."""
     zeroed: list[int] = field(default_factory=list)
-    """Round in which each client's wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21)."""
+    """Round index from which each client's wait is counted, A_i[t] = t - zeroed_i (Eq. 21)."""
     reported: bool = False
     """Whether a size was reported since the last clustering."""
     connecting: dict[int, int] = field(default_factory=dict)
-    """Open reports of clients that connect, task -> client."""
+    """Open tasks in which clients report their size to connect, task ID -> client ID."""
     away: int = 0
-    """Number of clients that may yet connect."""
+    """Count of unavailable clients that may still connect."""
     waiting: bool = True
-    """Whether the next round waits for a client."""
+    """Whether the next round cannot open until a client connects."""
 
 
 class CataFed(FedAvg[CataFedParams]):
@@ -350,7 +368,7 @@ class CataFed(FedAvg[CataFedParams]):
     def __init__(self, params: CataFedParams, server: Server) -> None:
         super().__init__(params, server)
         limit = params.deadline_s(self.setting.mean_epoch_s)
-        assert limit is not None  # the parameters see to it
+        assert limit is not None  # the parameters do not allow a run without a deadline
         self._budget_s = limit  # T
 
     async def on_start(self) -> None:
@@ -369,7 +387,7 @@ class CataFed(FedAvg[CataFedParams]):
         if not online:
             self._open_round()
 
-    # Selection (CFS)
+    # selection (CFS)
 
     def select(self) -> list[int]:
         state = self.state
@@ -396,7 +414,7 @@ class CataFed(FedAvg[CataFedParams]):
         return clients
 
     def _cluster(self) -> None:
-        """Cut all connected clients into clusters again, by their last reported sizes."""
+        """Reassign all connected clients to clusters, by their last reported data sizes."""
         state = self.state
         clusters = self.params.clusters
         sizes = np.array(state.sizes)
@@ -417,7 +435,7 @@ class CataFed(FedAvg[CataFedParams]):
         if not (may_connect or self.server.clients.expects_newcomers()):
             self.server.stop("no client is connected any more")
 
-    # Clients that connect, answer and disconnect
+    # connection, answers and disconnection of clients
 
     async def on_return(self, device: int) -> None:
         self.state.away -= 1
@@ -431,7 +449,7 @@ class CataFed(FedAvg[CataFedParams]):
         return {"model": self.state.model, "control": self._budget_s}
 
     def _verdict(self, message: TaskEnd) -> Verdict:
-        """A client that finished no epoch (I = 0) is slow."""
+        """Return the outcome of a task: ``slow`` if the client finished no epoch (I = 0)."""
         verdict = super()._verdict(message)
         if verdict == "valid" and not message["control"]:
             return "slow"
@@ -454,7 +472,7 @@ class CataFed(FedAvg[CataFedParams]):
             self.state.away += 1
 
     def _store_report(self, message: TaskEnd) -> None:
-        """Store the size that a client reports when it connects, or after it has split its data."""
+        """Store the data size that a client reports when it connects or has split its data."""
         state = self.state
         device = message.device
         number = state.round
@@ -463,7 +481,7 @@ class CataFed(FedAvg[CataFedParams]):
             sizes = message["parts"]
             self.server.emit("split", device=device, round=number, group=group, sizes=sizes)
         else:
-            # A = 0 at the next selection
+            # The client's wait A is 0 at the next selection.
             state.zeroed[device] = number + bool(state.open)
         state.sizes[device] = np.max(message["size-report"]).item()
         state.reported = True

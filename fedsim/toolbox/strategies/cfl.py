@@ -1,4 +1,4 @@
-"""CFL: recursive bipartition of clusters whose clients pull in different directions."""
+"""CFL: recursive bipartition of clusters whose clients' updates disagree."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,24 +20,24 @@ from fedsim.toolbox.strategies.cfl_params import CFLParams
 from fedsim.toolbox.strategies.grouped import Grouped, GroupedState
 
 Lengths = dict[str, float]
-"""Lengths of a cluster's updates, as the record ``cluster-criteria`` has them.
+"""Two L2 norms of a cluster's updates, as fields of the record ``cluster-criteria``.
 
 ``mean_norm`` is the length of the weighted mean of the updates (Algorithm 1, line 8), ``max_norm``
 the length of the longest update (Eq. 5).
 """
 
 Thresholds = dict[str, float]
-"""The limits of the two lengths, ``eps1`` and ``eps2``; see ``CFLParams``."""
+"""Limits ``eps1`` of ``mean_norm`` and ``eps2`` of ``max_norm``, see ``CFLParams``."""
 
 
 def lengths(
     updates: Sequence[NDArray[np.floating]] | NDArray[np.floating], weights: Sequence[float]
 ) -> Lengths:
-    """Compute the two lengths of a cluster.
+    """Compute the L2 norms of a cluster's mean update and of its longest update.
 
     Args:
         updates: the updates of the cluster's clients, [k, d].
-        weights: the weight of each update.
+        weights: the weight of each update in the mean, [k].
 
     Returns:
         ``mean_norm`` and ``max_norm``.
@@ -50,13 +50,13 @@ def lengths(
 
 
 def is_incongruent(mean_norm: float, max_norm: float, eps1: float, eps2: float) -> bool:
-    """Whether a cluster must be split: converged as a whole, but not for each of its clients.
+    """Return whether a cluster must be split, as it has converged but its clients disagree.
 
     Args:
         mean_norm: length of the cluster's mean update, below ``eps1`` if the cluster has converged
             (Algorithm 1, line 8).
-        max_norm: length of the cluster's longest update, at least ``eps2`` if its clients are incongruent
-            (Eq. 5).
+        max_norm: length of the cluster's longest update, at least ``eps2`` if its clients are
+            incongruent (Eq. 5).
         eps1: the limit of ``mean_norm``.
         eps2: the limit of ``max_norm``.
     """
@@ -67,25 +67,25 @@ OrderedUpdates = list[Entry]  # of ``received``, in order of the devices' number
 
 
 class Pull(NamedTuple):
-    """An update, as the trained model and the model from which it was trained."""
+    """Update of a client, as its trained model and the model from which it was trained."""
 
     trained: Ref
     start: Ref
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
-        """The update of an entry of ``received``."""
+        """Return the update of an entry of ``received``."""
         return cls(entry["update"], entry["start"])
 
 
 class Cluster(NamedTuple):
-    """A cluster with its finite updates of the round.
+    """Cluster with its finite updates of the round.
 
     Attributes:
-        group: number of the cluster.
-        entries: the entries of the updates.
+        group: index of the cluster.
+        entries: the entries of ``received`` with the updates.
         updates: the updates, float32 [d] each.
-        lengths: the lengths of the updates.
+        lengths: ``mean_norm`` and ``max_norm`` of the updates.
     """
 
     group: int
@@ -95,14 +95,15 @@ class Cluster(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A cluster that is to be split.
+    """Split of a cluster into two parts, not yet carried out.
 
     Attributes:
-        group: number of the cluster.
-        entries: the entries of its clients.
-        sides: positions in ``entries`` of the clients on both sides.
+        group: index of the cluster.
+        entries: the entries of ``received`` of the cluster's clients.
+        sides: positions in ``entries`` of the clients of the first and of the second part.
         criteria: further fields of the record ``cluster-split``.
-        pairs: the field of the record ``clustering`` with the cosines; empty without a record.
+        pairs: the field of the record ``clustering`` with the cosines; empty if the cosines are not
+            recorded.
     """
 
     group: int
@@ -113,7 +114,7 @@ class Cut(NamedTuple):
 
 
 class CFLClient(SynchronousClient[CFLParams]):
-    """Trains as FedAvg's, also for a cold start."""
+    """Client that trains as FedAvg's client does, in a round and for a cold start."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         (model,) = instruction.contents.values()
@@ -129,20 +130,20 @@ class CFLClient(SynchronousClient[CFLParams]):
 
 @dataclass
 class CFLState(GroupedState):
-    """Memory of CFL: a tree of clusters, with a model in ``models`` for each node."""
+    """Server state of CFL, a tree of clusters with a model in ``models`` for each node."""
 
     children: list[list[int] | None] = field(default_factory=list)
-    """The two children of each node; None for a leaf."""
+    """Indices of the two children of each node; None for a leaf."""
     pulls: list[list[Pull]] = field(default_factory=list)
-    """Updates by which the clients of each node were cut out of its parent."""
+    """Updates by which the clients of each node were separated when its parent was split."""
     down: dict[int, int] = field(default_factory=dict)
-    """Node that each client without a cluster has reached on its way down the tree."""
+    """Device ID of each client without a cluster -> node that it has reached in the tree."""
     last: dict[int, Pull] = field(default_factory=dict)
-    """Each client's last update to its cluster."""
+    """Device ID -> last update of the client to its cluster."""
     scale: float | None = None
-    """Mean length of the first round's updates, for the default thresholds."""
+    """Mean L2 norm of the first round's updates, for the default thresholds."""
     scheduled: int = 0
-    """Number of splits done by ``split_rounds``."""
+    """Count of splits done by ``split_rounds``."""
     waiting: list[int] = field(default_factory=list)
     """Leaves that have not converged, the next one in the order of Algorithm 2 last."""
 
@@ -191,9 +192,10 @@ class CFL(Grouped[CFLParams]):
         return self.pick(self.params.asked_per_round, among=candidates)
 
     def _next_leaf(self) -> list[int] | None:
-        """The available devices of the leaf whose turn it is (Algorithm 2).
+        """Return the IDs of the available devices of the leaf whose turn it is (Algorithm 2).
 
-        A leaf without an available device is skipped. Devices without a group may join the root.
+        A leaf without an available device is skipped. With the root, devices without a group are
+        returned too, as they may join it.
         """
         groups = self.state.group
         online = self.server.clients.online()
@@ -211,7 +213,7 @@ class CFL(Grouped[CFLParams]):
                 self.move(device, self.state.down.pop(device, 0), "start")
 
     async def aggregate(self) -> None:
-        cuts = await self._cuts()
+        cuts = await self._find_cuts()
         for entry in self.state.received:
             self.state.last[entry["device"]] = Pull.of(entry)
         if not self.params.as_published:
@@ -221,17 +223,17 @@ class CFL(Grouped[CFLParams]):
         if self.params.as_published:
             await super().aggregate()
 
-    # The criteria of a split
+    # criteria of a split
 
-    async def _cuts(self) -> list[Cut]:
-        """The clusters that are split in this round, and their best bipartitions."""
+    async def _find_cuts(self) -> list[Cut]:
+        """Find the clusters to split in this round, with the best bipartition of each."""
         state = self.state
         schedule = self.params.split_rounds
         if schedule is not None and not self._split_is_due(schedule):
             return []
         if not self.server.models.learns:
             return [] if schedule is None else self._random_cut()
-        clusters = await self._clusters()
+        clusters = await self._collect_clusters()
         if state.scale is None and clusters:
             updates = chain.from_iterable(cluster.updates for cluster in clusters)
             norms = [length(update) for update in updates]
@@ -239,13 +241,17 @@ class CFL(Grouped[CFLParams]):
         thresholds = self._thresholds()
         for cluster in clusters:
             self._record_criteria(cluster, thresholds)
-        incongruent = self._incongruent(clusters, thresholds)
+        incongruent = self._select_incongruent(clusters, thresholds)
         if self.params.order == "recursive":
             self._finish_leaves(clusters, incongruent, thresholds)
         return [self._bipartition(cluster) for cluster in incongruent]
 
-    def _incongruent(self, clusters: list[Cluster], thresholds: Thresholds) -> list[Cluster]:
-        """The clusters to split: by both criteria, or the one with the longest update (Fig. 3)."""
+    def _select_incongruent(self, clusters: list[Cluster], thresholds: Thresholds) -> list[Cluster]:
+        """Return the clusters to split.
+
+        With ``split_rounds`` it is the cluster with the longest update (Fig. 3), otherwise all
+        clusters that meet both criteria.
+        """
         divisible = [cluster for cluster in clusters if len(cluster.entries) > 1]
         if self.params.split_rounds is None:
             return [
@@ -257,9 +263,9 @@ class CFL(Grouped[CFLParams]):
         return [max(divisible, key=lambda cluster: cluster.lengths["max_norm"])]
 
     def _split_is_due(self, schedule: Sequence[int]) -> bool:
-        """Whether fewer splits are done than are scheduled by now.
+        """Return whether fewer splits are done than ``schedule`` (rounds) has until this round.
 
-        A split that was impossible in its round is thus made up for.
+        A split that was impossible in its round is thereby done in a later round.
         """
         due = sum(number <= self.state.round for number in schedule)
         return due > self.state.scheduled
@@ -286,7 +292,7 @@ class CFL(Grouped[CFLParams]):
     def _finish_leaves(
         self, clusters: list[Cluster], incongruent: list[Cluster], thresholds: Thresholds
     ) -> None:
-        """Take converged leaves off the order of Algorithm 2; the run ends with the last leaf."""
+        """Remove converged leaves from the order of Algorithm 2, and end the run after the last."""
         state = self.state
         done = set[int]()
         for cluster in clusters:
@@ -298,7 +304,7 @@ class CFL(Grouped[CFLParams]):
             self.server.stop("every cluster has converged")
 
     def _bipartition(self, cluster: Cluster) -> Cut:
-        """The cut with the least largest cosine across it (Eq. 6)."""
+        """Find the split with the smallest maximum of cosines between both parts (Eq. 6)."""
         updates = cluster.updates
         self.server.compute("products", len(updates), self.setting.parameters)
         self.server.compute("linkage", len(updates))
@@ -308,8 +314,8 @@ class CFL(Grouped[CFLParams]):
         pairs = shown_pairs("similarity", cosines)
         return Cut(cluster.group, cluster.entries, (first, second), criteria, pairs)
 
-    async def _clusters(self) -> list[Cluster]:
-        """The clusters that have sent finite updates in this round."""
+    async def _collect_clusters(self) -> list[Cluster]:
+        """Return the clusters whose clients have sent finite updates in this round."""
         received = self.state.received
         self.server.compute("distances", len(received), self.setting.parameters)
         changes = await self._changes([Pull.of(entry) for entry in received])
@@ -331,7 +337,10 @@ class CFL(Grouped[CFLParams]):
         return sorted(entries, key=lambda entry: entry["device"])
 
     def _random_cut(self) -> list[Cut]:
-        """A random bipartition of a random cluster, for runs without learning."""
+        """Draw a random bipartition of a random cluster, for runs without learning.
+
+        The list is empty if no cluster has two updates.
+        """
         groups = range(len(self.state.models))
         divisible = [group for group in groups if len(self._received_from(group)) > 1]
         if not divisible:
@@ -344,7 +353,7 @@ class CFL(Grouped[CFLParams]):
         self.state.scheduled += 1
         return [Cut(group, entries, (sorted(order[:half]), sorted(order[half:])), {}, {})]
 
-    # The split
+    # split of a cluster
 
     async def _split(self, cut: Cut) -> None:
         state = self.state
@@ -360,7 +369,7 @@ class CFL(Grouped[CFLParams]):
         for device in self.members(parent):
             if device not in child_of and device in state.last:
                 absent[device] = state.last[device]
-        child_of |= await self._most_similar(absent, children)
+        child_of |= await self._find_most_similar(absent, children)
         members: list[list[int]] = [[], []]
         for device in self.members(parent):
             if device in child_of:
@@ -388,7 +397,7 @@ class CFL(Grouped[CFLParams]):
             entry["group"] = child_of[entry["device"]]
 
     def _grow(self, cut: Cut) -> list[int]:
-        """Add the two children of a cut cluster to the tree, with its model; their numbers."""
+        """Add two children with the parent's model to the tree, and return their indices."""
         state = self.state
         children = [len(state.models), len(state.models) + 1]
         state.children[cut.group] = children
@@ -402,17 +411,24 @@ class CFL(Grouped[CFLParams]):
         return children
 
     def _send_down(self, device: int, parent: int) -> None:
-        """Take a member that has sent no update out of a split cluster, to go down the tree."""
+        """Remove a device that has no update from a split cluster, to go down the tree later."""
         self.state.group[device] = -1
         self.state.down[device] = parent
         self.server.emit("assign", device=device, group=None, before=parent, why="split")
 
-    async def _most_similar(
+    async def _find_most_similar(
         self, updates: Mapping[int, Pull], children: Sequence[int]
     ) -> dict[int, int]:
-        """For each device's update the child with the most similar update, as in Eq. 6.
+        """Map each device to the child with the update most similar to the device's (Eq. 6).
 
-        Without learning a random child.
+        In runs without learning the child is random.
+
+        Args:
+            updates: device ID -> update.
+            children: indices of the two children.
+
+        Returns:
+            Device ID -> index of the child.
         """
         if not self.server.models.learns:
             sides = dict[int, int]()
@@ -432,14 +448,14 @@ class CFL(Grouped[CFLParams]):
         return {device: owners[place] for device, place in zip(updates, nearest, strict=True)}
 
     async def _changes(self, pulls: Sequence[Pull]) -> list[Floats32]:
-        """The updates, float32 [d] each."""
+        """Compute the difference of both models of each update, float32 [d] each."""
         refs = list(chain.from_iterable(pulls))
         weights = await self.server.models.values(refs)
         pairs = zip(weights[::2], weights[1::2], strict=True)
-        with np.errstate(invalid="ignore"):  # of a device that has diverged
+        with np.errstate(invalid="ignore"):  # values of a diverged device are not finite
             return [trained - start for trained, start in pairs]
 
-    # Clients without a cluster
+    # clients without a cluster
 
     async def on_arrival(self, device: int) -> None:
         if self.state.children[0] is not None:
@@ -456,9 +472,9 @@ class CFL(Grouped[CFLParams]):
         for entry in prepared:
             device = entry["device"]
             children = self.state.children[down.get(device, 0)]
-            assert children is not None  # else it would not have been prepared
+            assert children is not None  # only devices at a split node are prepared
             pull = Pull(entry["contents"]["cold-start"], entry["asked"]["cold-start"])
-            down |= await self._most_similar({device: pull}, children)
+            down |= await self._find_most_similar({device: pull}, children)
             if self.preparation(device) is None:
                 self.move(device, down.pop(device), "cold-start")
 

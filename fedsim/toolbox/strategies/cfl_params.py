@@ -1,4 +1,4 @@
-"""The keys of CFL in a scenario."""
+"""Scenario keys of the strategy CFL."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
@@ -49,7 +49,7 @@ class CFLParams(GroupedParams):
     order: Literal["together", "recursive"] = "together"
 
     @model_validator(mode="after")
-    def _recursion_goes_by_the_criteria(self) -> Self:
+    def _check_order(self) -> Self:
         rounds = self.split_rounds
         if self.order == "recursive" and rounds is not None:
             raise ValueError(

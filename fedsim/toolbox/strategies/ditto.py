@@ -22,7 +22,7 @@ class DittoParams(AggregatingParams):
 
 
 class DittoClient(OwnModelClient[DittoParams]):
-    """Trains its personal model, and then an update of the global one."""
+    """Client that trains its personal model, and then an update of the global model."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         received = instruction["model"]

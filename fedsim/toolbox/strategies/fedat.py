@@ -49,7 +49,10 @@ class FedATParams(StrategyParams):
 
 
 class FedATClient(Client[FedATParams]):
-    """Trains around the received model, also to be profiled."""
+    """Client that trains with a proximal term around the received model.
+
+    It does the same training when the server measures its latency.
+    """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         model = instruction["profiling" if instruction.job == "profile" else "model"]
@@ -73,18 +76,18 @@ class FedATClient(Client[FedATParams]):
 
 @dataclass
 class FedATState(TieredState, AsynchronousState):
-    """Memory of FedAT; ``open`` has the ``tier`` of each task, too."""
+    """Server state of FedAT. Each task in ``open`` also has its ``tier``."""
 
     tiers: list[Ref] = field(default_factory=list)
     """Model of each tier."""
     counts: list[int] = field(default_factory=list)
-    """T_m, the number of updates of each tier's model."""
+    """T_m, how many times each tier's model was updated."""
     received: list[list[Entry]] = field(default_factory=list)
-    """Updates of each tier's open round."""
+    """Updates that each tier has received in its open round."""
     tier_draws: list[int] = field(default_factory=list)
-    """Number of rounds that each tier has opened."""
+    """Count of rounds that each tier has opened."""
     aggregation: dict[int, Any] = field(default_factory=dict)
-    """Memory of the aggregation, by tier."""
+    """Tier index -> state of the tier's aggregation."""
 
 
 # The type variable of Asynchronous asks for ``concurrency``, which follows from the tiers here.
@@ -139,7 +142,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         figures = [state.figures[device] for device in devices]
         latencies = [figure for figure in figures if figure is not None]
         parts = np.array_split(sorted(latencies), tiers)
-        # the highest latency of each tier but the last (s)
+        # highest latency (s) of each tier except the last one
         state.cuts = [float(part[-1]) for part in parts[:-1]]
         self._sort_in(devices)
         counts = [len(members) for members in state.members]
@@ -148,7 +151,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             self._open(tier)
 
     def _open(self, tier: int) -> None:
-        """Open a round of a tier."""
+        """Open a round of tier ``tier`` (index), and send its clients the global model."""
         state = self.state
         version = state.version
         model = state.model
@@ -167,7 +170,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             self.server.look_again(f"tier/{tier}", self.params.retry)
 
     def _is_busy(self, tier: int) -> bool:
-        """Whether a client of the tier's open round is at work."""
+        """Return whether a task of the tier's open round has not ended."""
         return any(task["tier"] == tier for task in self.state.open.values())
 
     async def on_timer(self, name: str) -> None:
@@ -197,19 +200,19 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             return
         await self._close(tier)
         if not state.over:
-            # after every message of this instant
+            # A timer of this instant fires after every message of this instant.
             self.server.timer(f"tier/{tier}", self.server.now)
 
     async def _close(self, tier: int) -> None:
-        """Mix a tier's updates into its model, and all tiers' models into the global one."""
+        """Average a tier's updates to its model, and all tiers' models to the global model."""
         state = self.state
         aggregation = self.params.aggregation.for_rounds_of(self.params.clients_per_round)
         received = state.received[tier]
         state.received[tier] = []
         weights = await aggregation.weigh(self.server, received, aggregation.weights(received))
         memory = state_of_slot(state.aggregation, tier, aggregation)
-        # Clients' changes are relative to the model that the tier was sent, not to the tier's last
-        # one.
+        # Clients' changes are relative to the global model that they received, not to the tier's
+        # previous model.
         start = received[0]["start"]
         state.tiers[tier] = aggregation.combine(self.server, memory, received, weights, start)
         state.counts[tier] += 1
@@ -219,7 +222,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         await self.publish(model, received, group=tier, **aggregation.told(len(received)))
 
     def _cross_tier_parts(self) -> list[tuple[Ref, float]]:
-        """The tiers' models, the fastest first, with their weights T_(M+1-m) / T."""
+        """Return (model, weight) of each tier, the fastest first; the weight is T_(M+1-m) / T."""
         counts = self.state.counts
         total = sum(counts)
         weights = [count / total for count in reversed(counts)]

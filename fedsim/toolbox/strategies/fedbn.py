@@ -50,9 +50,10 @@ class FedBN(FedAvg[FedBNParams]):
     (ICLR 2021), Algorithm 1. After local training the server averages all layers but the
     normalisation layers, which each client keeps.
 
-    Sends all other tensors, down and up (``model`` and ``update``). Devices that have never
-    answered are tested with the initial normalisation layers. Without running statistics
-    (``track_running_stats=False``) batches alone count, in tests too.
+    Sends all tensors except those of normalisation layers, down and up (``model`` and ``update``).
+    Devices that have never answered are tested with the initial normalisation layers. If there are
+    no running statistics (``track_running_stats=False``), normalisation uses only the statistics of
+    the batch, in tests too.
     """
 
     Params = FedBNParams

@@ -30,9 +30,10 @@ class FedDRParams(SynchronousParams):
 
 
 class FedDRClient(SynchronousClient[FedDRParams]):
-    """Moves its point y_i, finds the proximal point x_i by SGD, and sends the change of z.
+    """Client that moves its point y_i, finds the proximal point x_i by SGD, and sends the change.
 
-    State: ``x``, x_i; ``y``, y_i; ``z``, 2 x_i - y_i as the server has received it.
+    Device state: ``x``, the point x_i; ``y``, the point y_i; ``z``, 2 x_i - y_i as the server has
+    received it. The client sends the change of ``z``.
     """
 
     def _point(self, device: Device, name: str) -> Ref:
@@ -40,7 +41,7 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         return point
 
     def _next_y(self, device: Device, instruction: Instruction) -> Ref:
-        """y_i + alpha (w - x_i)."""
+        """Return the moved point, y_i + alpha (w - x_i)."""
         alpha = self.params.alpha
         x = self._point(device, "x")
         y = self._point(device, "y")
@@ -54,7 +55,7 @@ class FedDRClient(SynchronousClient[FedDRParams]):
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
-        """The update is the received model plus 2 x_i - y_i - z, the change of z."""
+        """Return the result with the update w + (2 x_i - y_i - z), the received model w moved."""
         assert result.update is not None
         received = instruction["model"]
         parts = [
@@ -74,9 +75,9 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         return {**(super().reply(device, instruction, result) or {}), "own": points}
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Add the change of z as the server has received it.
+        """Store the new points, and add to ``z`` the change that the server has received.
 
-        Neither side adds a change that is not finite.
+        Neither the server nor the client adds a change that is not finite.
         """
         x, y = reply["own"].value
         before = {name: self._point(device, name) for name in "xyz"}

@@ -30,9 +30,12 @@ class FedDynParams(AggregatingParams):
 
 
 class FedDynClient(SynchronousClient[FedDynParams]):
-    """SGD on L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2, from the received model theta.
+    """Client that trains by SGD with FedDyn's linear and proximal terms.
 
-    State: ``moved``, s_k, the sum of the differences of the client's answers from theta.
+    The objective is L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2, with the received model
+    theta, from which the training begins.
+
+    Device state: ``moved``, s_k, the sum over the client's answers of (update - theta).
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
@@ -51,12 +54,12 @@ class FedDynClient(SynchronousClient[FedDynParams]):
 
 @dataclass
 class FedDynState(FedAvgState):
-    """Memory of FedDyn."""
+    """Server state of FedDyn."""
 
     moved: Ref = field(init=False)
-    """s, the mean of all devices' moves s_k so far."""
+    """s, the mean of s_k over all devices. s_k is the sum of a device's moves, see ``FedDyn``."""
     moves: dict[int, Ref] = field(default_factory=dict)
-    """With a robust aggregation, the s_k of each device that has answered."""
+    """Device ID -> s_k of each device that has answered; filled only by a robust aggregation."""
 
 
 class FedDyn(FedAvg[FedDynParams]):
@@ -69,9 +72,10 @@ class FedDyn(FedAvg[FedDynParams]):
     answered, and the next model is the mean of their theta_k, plus s. With a robust aggregation s
     <- (1 - K / N) s + K / N times the aggregation of the s_k of the round's K clients.
 
-    Sends what FedAvg sends: both sides add up the same moves (``moved``). The local solve is
-    ``local_epochs`` of SGD; in the paper it is the exact minimum. Lost answers and updates that are
-    not finite move neither side.
+    Sends what FedAvg sends, as server and client add up the same moves (``moved``). The local
+    problem is solved by ``local_epochs`` of SGD; in the paper the solution is the exact minimum.
+    Lost answers and updates that are not finite change neither ``moved`` of the server nor of the
+    client.
     """
 
     Params = FedDynParams

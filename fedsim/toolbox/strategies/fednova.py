@@ -1,4 +1,4 @@
-"""FedNova: updates count by direction, not by their numbers of steps (Wang et al., 2020)."""
+"""FedNova: updates are normalised by their counts of SGD steps (Wang et al., 2020)."""
 
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
@@ -32,17 +32,17 @@ class FedNovaParams(FedProxParams):
 
 @lru_cache(maxsize=4096)
 def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
-    """Distance of ``steps`` steps along a gradient that is 1 everywhere, the paper's ||a||_1.
+    """Compute the distance that SGD moves if the gradient is always 1, the paper's ||a||_1.
 
-    Each step: v <- momentum v + 1 - pull x; x <- x + v.
+    From x = v = 0 each step does v <- momentum v + 1 - pull x, and then x <- x + v.
 
     Args:
-        steps: number of SGD steps.
-        momentum: of the optimiser (section 4.1).
-        pull: lr mu of FedProx's proximal term.
+        steps: count of SGD steps.
+        momentum: momentum of the optimiser (section 4.1).
+        pull: learning rate times mu of FedProx's proximal term.
 
     Returns:
-        x, in units of the learning rate.
+        The distance x, in units of the learning rate.
     """
     distance = velocity = 0.0
     for _ in range(steps):
@@ -52,7 +52,7 @@ def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
 
 
 class FedNovaClient(FedProxClient):
-    """Trains as FedProx's, and reports its number of steps."""
+    """Client that trains as FedProx's client does, and reports its count of SGD steps."""
 
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
@@ -94,12 +94,12 @@ class FedNova(FedProx):
         reaches = [reach(count, self.setting.momentum, pull) for count in steps]
         lengths = reaches if self.params.effective == "reach" else steps
         weights = self.weights(entries)
-        # tau_eff, Eq. 5
+        # ``effective`` is tau_eff of Eq. 5.
         effective = sum(weight * length for weight, length in zip(weights, lengths, strict=True))
         normalised = []
         for entry, distance in zip(entries, reaches, strict=True):
             factor = effective / distance if distance else 0.0
-            # not finite if either model is not
+            # The difference is not finite if either model is not finite.
             models = [entry["start"], entry["update"]]
             coefficients = [1 - factor, factor]
             update = self.server.models.apply(weighted_sum, models, coefficients=coefficients)

@@ -37,9 +37,9 @@ class FedPer(FedAvg[FedPerParams]):
     1. Each client trains the received base layers together with its own head, and sends the base
     layers back, which are averaged.
 
-    Sends the base layers, down and up (4 bytes a number, ``model`` and ``update``). All heads begin
-    as the head of the initial model; the paper draws a head for each client. A device is tested
-    with its own head.
+    Sends the base layers, down and up (4 bytes a parameter, ``model`` and ``update``). All heads
+    begin as the head of the initial model. In the paper each client draws its own first head. A
+    device is tested with its own head.
     """
 
     Params = FedPerParams

@@ -25,7 +25,10 @@ class FedRepParams(FedPerParams):
 
 
 class FedRepClient(SynchronousClient[FedRepParams]):
-    """Trains its head with the layers below fixed, then these layers with the head fixed."""
+    """Client that trains its head with the layers below fixed, and then the layers below.
+
+    The head is fixed while the client trains the layers below it.
+    """
 
     def __init__(self, params: FedRepParams, setting: RunInfo) -> None:
         super().__init__(params, setting)

@@ -34,7 +34,7 @@ class FeSEMParams(GroupedParams):
     aggregation: AggregationSpec = Mean()
 
     @model_validator(mode="after")
-    def _points_have_a_mean(self) -> Self:
+    def _check_paper_mean(self) -> Self:
         if not self.as_published and (self.aggregation.kind != "mean" or self.server is not None):
             raise ValueError(
                 "'as' is 'paper', where a group's model is the mean of its points; "
@@ -45,14 +45,14 @@ class FeSEMParams(GroupedParams):
 
 @dataclass
 class FeSEMState(GroupedState):
-    """Memory of FeSEM."""
+    """Server state of FeSEM."""
 
     last: list[Ref] = field(default_factory=list)
-    """Each client's last model, at first the initial one."""
+    """Last model of each client, at first the initial model."""
     senders: list[int] = field(default_factory=list)
-    """Clients that have sent a model, ascending."""
+    """IDs of the clients that have sent a model, ascending."""
     begun: bool = False
-    """Whether there have been enough of them for k-means."""
+    """Whether k-means has made the first groups, for which enough clients must send a model."""
 
 
 class FeSEM(Grouped[FeSEMParams]):
@@ -77,14 +77,14 @@ class FeSEM(Grouped[FeSEMParams]):
         draw = self.server.models.initial
         initial = draw()
         self.state.last = [initial] * self.server.devices
-        if self.params.as_published:  # apart from the clients' common start
+        if self.params.as_published:  # group models differ from the clients' initial model
             self.state.models = [draw(1 + group) for group in range(groups)]
         else:
             self.state.models = [initial] * groups
         await super().on_start()
 
     async def before_asking(self) -> None:
-        """E-step of the published code; in the paper it follows the round."""
+        """Do the E-step of the published code. In the paper the E-step follows the round."""
         cohort = self.state.cohort
         if self.params.as_published:
             groups = await self._nearest(cohort)
@@ -94,7 +94,16 @@ class FeSEM(Grouped[FeSEMParams]):
             self.move(device, group, "e-step")
 
     async def _nearest(self, devices: Sequence[int]) -> list[int]:
-        """The group whose model is nearest to each device's last model; random without learning."""
+        """Find the group whose model is nearest to each device's last model.
+
+        In runs without learning the group is random.
+
+        Args:
+            devices: device IDs.
+
+        Returns:
+            The group index of each device.
+        """
         server = self.server
         models = self.state.models
         if not server.models.learns:
@@ -123,9 +132,10 @@ class FeSEM(Grouped[FeSEMParams]):
             await self._move_centers()
 
     async def _move_centers(self) -> None:
-        """E-step and M-step of the paper (Algorithm 1), on all models that clients have sent.
+        """Do the E-step and the M-step of the paper, on the last models of all clients.
 
-        One step of Lloyd's algorithm; the first time a whole k-means.
+        This is one step of Lloyd's algorithm (Algorithm 1), and a whole k-means the first time.
+        Clients that have sent no model are left out.
         """
         state = self.state
         received = state.received
@@ -155,7 +165,7 @@ class FeSEM(Grouped[FeSEMParams]):
         return groups
 
     def _m_step(self, group: int) -> None:
-        """A group's model becomes the mean of its members' last models."""
+        """Set the model of group ``group`` (index) to the mean of its members' last models."""
         state = self.state
         members = [device for device in state.senders if state.group[device] == group]
         share = 1 / len(members)

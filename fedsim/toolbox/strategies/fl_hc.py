@@ -44,7 +44,7 @@ class FLHCParams(LCFLParams):
 def update_distances(
     updates: NDArray[np.floating], measure: Literal["l1", "l2", "cosine"]
 ) -> Matrix:
-    """Pairwise distances of ``updates`` [n, d], float64 [n, n]."""
+    """Compute the pairwise distances of ``updates`` [n, d] by ``measure``, float64 [n, n]."""
     match measure:
         case "l1":
             return row_distances(updates, "cityblock")
@@ -69,7 +69,7 @@ class FLHC(LCFL):
     params: FLHCParams
 
     async def _gather(self) -> None:
-        """Begin the warm-up, in which all devices train the same model again."""
+        """Begin the warm-up, in which all available devices train the global model."""
         self.state.local_models = {}
         self.state.starts = {}
         await super()._gather()

@@ -71,7 +71,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
     @property
     def pretraining_epochs(self) -> int | None:
-        """Passes of a pre-training over the device's data; None if it is counted in steps."""
+        """Count of epochs of a pre-training; None if a pre-training is counted in steps."""
         if self.moment.epochs:
             return self.moment.epochs
         if self.as_published or self.moment.steps:
@@ -80,11 +80,15 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
     @property
     def pretraining_steps(self) -> int:
-        """SGD steps of a pre-training that is counted in steps."""
+        """Count of SGD steps of a pre-training that is counted in steps."""
         return self.moment.steps or 50
 
     def pretrained(self, devices: int) -> int:
-        """The number of devices that are pre-trained to make the groups: alpha m, at most all."""
+        """Return how many devices are pre-trained to make the groups, alpha m but at most all.
+
+        Args:
+            devices: count of all devices.
+        """
         if self.clusterer:
             return self.groups
         return min(self.moment.devices * self.groups, devices)
@@ -98,19 +102,19 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
 
 def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False) -> Floats:
-    """Coefficients of all groups' models in each group's next model (Eq. 20).
+    """Compute the coefficients of all groups' models in each group's next model (Eq. 20).
 
-    Literally, group j's next model is w_j + eta times the sum of w_l / ||w_l|| over l != j
-    (Algorithm 2); each round then adds up to eta (m - 1) to its norm. The published code divides
-    that by 1 + the sum of eta / ||w_l||. A model of zeros has no direction, and adds nothing.
+    In the paper group j's next model is w_j + eta times the sum of w_l / ||w_l|| over l != j
+    (Algorithm 2), so that each round adds up to eta (m - 1) to its norm. The published code divides
+    this model by 1 + the sum of eta / ||w_l||. A model of zeros has no direction, and adds nothing.
 
     Args:
         norms: ||w_l|| of each group's model, float64 [m].
         eta: eta_g, the learning rate between groups.
-        literal: without the division of the published code.
+        literal: whether to follow the paper, which has no division.
 
     Returns:
-        float64 [m, m]; row j for group j.
+        Coefficients, float64 [m, m]; row j has the coefficients of group j's next model.
     """
     shares = np.divide(eta, norms, out=np.zeros(len(norms)), where=norms > 0)
     coefficients = np.tile(shares, (len(norms), 1))
@@ -121,25 +125,30 @@ def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False
     return weights
 
 
-# group cold starts that may fail: a deadline may be shorter than any pre-training
+# Maximum count of failed group cold starts. All may fail, if the deadline is shorter than any
+# pre-training.
 _MOST_FAILURES = 100
 
 
 @pure
 def nearest_direction(models: list[Floats32]) -> Floats:
-    """Position of the direction with the largest cosine with the update (section 3.3), [1].
+    """Find the direction with the largest cosine with a device's update (section 3.3).
 
     Args:
         models: the initial model, the trained model, and the m directions, float32 [d] each.
+
+    Returns:
+        The index of the direction, float64 [1].
     """
     initial, trained, *directions = models
     return np.array(pairs.most_alike([trained - initial], directions), dtype=np.float64)
 
 
 class FlexCFLClient(MigratingClient[FlexCFLParams]):
-    """Finds its group by a pre-training of the initial model, and trains the group's model.
+    """Client that finds its group by a pre-training of the initial model, and trains its model.
 
-    State besides ``MigratingClient``'s: ``initial``, w0; ``directions`` of the m groups.
+    Device state in addition to that of ``MigratingClient``: ``initial``, the initial model w0;
+    ``directions``, the directions of the m groups.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -154,7 +163,7 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
         params = self.params
         if instruction.job == "train":
             epochs = params.local_epochs
-            # in the paper a pre-training in the same round was the first epoch
+            # In the paper a pre-training in the same round counts as the first epoch.
             if "pre-trained" in instruction.contents and not params.as_published:
                 epochs = max(1, epochs - 1)
             return Training(instruction["model"], epochs)
@@ -183,20 +192,20 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
 
 @dataclass
 class FlexCFLState(GroupedState):
-    """Memory of FlexCFL."""
+    """Server state of FlexCFL."""
 
     initial: Ref = field(init=False)
-    """w0."""
+    """w0, the initial model."""
     directions: list[Ref] = field(default_factory=list)
-    """Directions of the groups."""
+    """Direction of each group."""
     pretraining: dict[int, int] = field(default_factory=dict)
-    """Open tasks of the group cold start, task -> device."""
+    """Open tasks of the group cold start, task ID -> device ID."""
     pretrained: list[tuple[int, Ref]] = field(default_factory=list)
-    """Devices of the group cold start that have answered, with their trained models."""
+    """(device ID, trained model) of each device that has answered in the group cold start."""
     attempts: int = 0
-    """Number of group cold starts."""
+    """Count of group cold starts."""
     failures: int = 0
-    """Number of group cold starts from which too few devices came back."""
+    """Count of group cold starts in which too few devices answered."""
     informed: list[bool] = field(default_factory=list)
     """Whether each device has received the directions."""
 
@@ -233,7 +242,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     @property
     def _joins_at_random(self) -> bool:
-        """Whether newcomers join a random group, without a pre-training (RAC)."""
+        """Whether newcomers join a random group and do no pre-training (RAC)."""
         return self.params.moment.newcomers == "random"
 
     async def on_start(self) -> None:
@@ -241,7 +250,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         self.state.informed = [False] * self.server.devices
         self._begin_groups()
 
-    # Group cold start (Algorithm 3)
+    # group cold start (Algorithm 3)
 
     def _begin_groups(self) -> None:
         state = self.state
@@ -261,7 +270,11 @@ class FlexCFL(Migrating[FlexCFLParams]):
             state.pretraining[task] = device
 
     async def _end_pretraining(self, message: TaskEnd) -> None:
-        """Store a pre-trained model; after the last task make the groups, or begin again."""
+        """Store a device's pre-trained model.
+
+        After the last task of the group cold start, make the groups, or repeat the cold start if
+        too few devices have answered.
+        """
         state = self.state
         groups = self.params.groups
         device = state.pretraining.pop(message.task)
@@ -298,7 +311,11 @@ class FlexCFL(Migrating[FlexCFLParams]):
         await self.test_again(devices)
 
     async def _cluster(self) -> tuple[list[int], list[Ref], list[int]]:
-        """The pre-trained devices whose model is finite, these models, and the group of each."""
+        """Cluster the pre-trained devices whose model is finite.
+
+        Returns:
+            Device IDs, their pre-trained models, and the group index of each device.
+        """
         server = self.server
         groups = self.params.groups
         devices = [device for device, _ in self.state.pretrained]
@@ -325,7 +342,13 @@ class FlexCFL(Migrating[FlexCFLParams]):
     def _labels(
         self, devices: list[int], updates: Floats32, generator: np.random.Generator
     ) -> list[int]:
-        """The group of each device by its update, of ``updates`` [n, d] (EDC or MADC)."""
+        """Return the group index of each device by its update (EDC or MADC).
+
+        Args:
+            devices: device IDs, [n].
+            updates: the update of each device, [n, d].
+            generator: source of random draws.
+        """
         server = self.server
         count = len(updates)
         groups = self.params.groups
@@ -346,7 +369,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         server.emit("clustering", devices=devices, **record, groups=numbers)
         return numbers
 
-    # Client cold start and migration
+    # client cold start and migration
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         state = self.state
@@ -399,7 +422,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         else:
             await super().on_timer(name)
 
-    # Inter-group aggregation (Eq. 20)
+    # inter-group aggregation (Eq. 20)
 
     async def after_aggregation(self) -> None:
         state = self.state

@@ -34,7 +34,7 @@ class FLoRAParams(CutParams):
     sizes: dict[str, float] | list[float] = Field(default=[1.0, 2.0, 4.0], min_length=1)
 
     @model_validator(mode="after")
-    def _merges(self) -> Self:
+    def _check_merge(self) -> Self:
         if self.server is not None:
             raise ValueError(
                 f"'server' is {self.server.kind!r}, and with flora devices merge what they "
@@ -66,17 +66,20 @@ def merged(
     tensors: list[tuple[str, list[int]]],
     scale: float,
 ) -> NDArray[np.floating]:
-    """The present model plus the weighted mean of scale B A, with fresh adapters; float64 [d].
+    """Merge the adapters of all updates into the model's weights, and draw fresh adapters.
 
-    Updates that are not finite are left out. A fresh A is drawn like a dense layer's weights, a
-    fresh B is 0.
+    The weights move by the weighted mean of scale B A over the updates. Updates that are not finite
+    are left out. A fresh A is drawn like a dense layer's weights; a fresh B is 0.
 
     Args:
-        models: the present model and the updates, float32 [d].
-        rng: for the fresh adapters.
+        models: the present model and the updates, float32 [d] each.
+        rng: source of the fresh adapters.
         weights: the weight of each update.
-        tensors: name and shape of each tensor, in the order of a flat model.
-        scale: of the adapters.
+        tensors: (name, shape) of each tensor, in the order of a flat model.
+        scale: factor of the product B A in a layer.
+
+    Returns:
+        The next model, float64 [d].
     """
     present, *updates = models
     adapters = list[tuple[dict[str, NDArray[np.floating]], float]]()
@@ -100,7 +103,7 @@ def merged(
 
 
 class FLoRAClient(CutClient):
-    """Trains its adapters alone, and sends them."""
+    """Client that trains only its adapters, and sends them."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         training = super().training(device, instruction)
@@ -110,12 +113,12 @@ class FLoRAClient(CutClient):
 
 @dataclass
 class FLoRAState(CutState):
-    """Memory of FLoRA."""
+    """Server state of FLoRA."""
 
     stacks: list[int] = field(default_factory=list)
-    """Numbers in the stack of each aggregation."""
+    """Count of values in the stack of each aggregation."""
     served: dict[int, int] = field(default_factory=dict)
-    """Number of stacks that each device has received, by its last answer."""
+    """Device ID -> count of stacks that the device had received when it last answered."""
 
 
 class FLoRA(CutModels):
@@ -127,9 +130,9 @@ class FLoRA(CutModels):
     device adds the mean of the products B A to its weights, without the cross terms of a product of
     means, and begins with fresh adapters, drawn by a seed that all devices share.
 
-    Sends the adapters of a client's rank up (``update``), and down (``model``) the stacks since the
-    device last answered, or the whole model if that is smaller; before a device's first answer the
-    whole model (4 bytes a number).
+    Up it sends the adapters of a client's rank (``update``). Down it sends the stacks since the
+    device last answered (``model``), or the whole model if that is smaller. Before a device's first
+    answer it sends the whole model (4 bytes a parameter).
     """
 
     Params = FLoRAParams
@@ -139,7 +142,7 @@ class FLoRA(CutModels):
 
     def __init__(self, params: FLoRAParams, server: Server) -> None:
         super().__init__(params, server)
-        # ranges of the flat model from which a device of each size begins
+        # size -> ranges of the flat model with all values that a device of this size needs
         self._starts: dict[float, Places] = {}
         for size in self._places:
             smaller = self.setting.cut("rank", size)

@@ -46,7 +46,7 @@ class FPFCParams(SynchronousParams):
     """
 
     @model_validator(mode="after")
-    def _has_one_minimum(self) -> Self:
+    def _check_convexity(self) -> Self:
         if (self.a - 1.0) * self.rho <= 1.0:
             values = f"'a' is {self.a:g} and 'rho' {self.rho:g}"
             raise ValueError(f"{values}; allowed is (a - 1) rho above 1")
@@ -54,9 +54,9 @@ class FPFCParams(SynchronousParams):
 
 
 class FPFCClient(SynchronousClient[FPFCParams]):
-    """Continues its own model w_i, held to the model z_i that it receives.
+    """Client that trains its own model w_i, with a proximal term to the received model z_i.
 
-    State: ``model``, w_i; absent until the device has first answered.
+    Device state: ``model``, w_i; absent until the device has first answered.
     """
 
     def _last(self, device: Device, instruction: Instruction) -> Ref:
@@ -69,29 +69,32 @@ class FPFCClient(SynchronousClient[FPFCParams]):
         return Training(start, epochs, mu=self.params.rho, anchor=instruction["model"])
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Store the model that the server has received, on neither side if it is not finite."""
+        """Store the model that the server has received, if it is finite.
+
+        The server does not store a model that is not finite either.
+        """
         last = self._last(device, instruction)
         device.state["model"] = device.mix([(reply["update"], 1.0)], otherwise=last)
 
 
 @dataclass
 class FPFCState(SynchronousState):
-    """Memory of FPFC; pairs of devices are (i, j) with i < j."""
+    """Server state of FPFC. A pair of devices is (i, j) with device IDs i < j."""
 
     first: Ref = field(init=False)
-    """The first model."""
+    """The initial model of the run."""
     own: dict[int, Ref] = field(default_factory=dict)
-    """w_i of each device that has answered."""
+    """Device ID -> model w_i of each device that has answered."""
     samples: dict[int, int] = field(default_factory=dict)
-    """Training samples of these devices."""
+    """Device ID -> count of training samples of each device that has answered."""
     pairs: dict[DevicePair, Ref] = field(default_factory=dict)
-    """theta and v of each pair, as one array [2 d]."""
+    """Pair of devices -> theta and v, as one array [2 d]."""
     apart: dict[DevicePair, float] = field(default_factory=dict)
-    """||theta|| of each pair."""
+    """Pair of devices -> ||theta||, the L2 norm of the pair's difference."""
     group: dict[int, int] = field(default_factory=dict)
-    """Group of each device that has answered."""
+    """Device ID -> group ID of each device that has answered."""
     models: dict[int, Ref] = field(default_factory=dict)
-    """Model of each group."""
+    """Group ID -> model of the group."""
 
 
 class FPFC(Synchronous[FPFCParams]):
@@ -129,7 +132,7 @@ class FPFC(Synchronous[FPFCParams]):
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        """z_i, or the first model."""
+        """Return the message with z_i, or with the initial model before the first answer."""
         models = self.state.own
         pairs = self.state.pairs
         if device not in models:
@@ -171,7 +174,7 @@ class FPFC(Synchronous[FPFCParams]):
         return [pair for pair in combinations(devices, 2) if not updated.isdisjoint(pair)]
 
     def _fuse(self, changed: Sequence[DevicePair]) -> None:
-        """theta and v of the pairs of which a model has changed."""
+        """Compute theta and v of the pairs in which the model of a device has changed."""
         models = self.state.own
         pairs = self.state.pairs
         params = self.params
@@ -191,7 +194,7 @@ class FPFC(Synchronous[FPFCParams]):
             )
 
     async def _measure(self, changed: Sequence[DevicePair]) -> None:
-        """||theta|| of pairs; 0 without learning."""
+        """Compute ||theta|| of the pairs ``changed``; 0 in runs without learning."""
         lengths = [0.0] * len(changed)
         if self.server.models.learns and changed:
             pairs = [self.state.pairs[pair] for pair in changed]
@@ -200,7 +203,7 @@ class FPFC(Synchronous[FPFCParams]):
         self.state.apart |= zip(changed, lengths, strict=True)
 
     def _regroup(self) -> None:
-        """Groups are the connected components of the graph of devices with short thetas."""
+        """Assign devices to groups, the connected components of pairs with a short theta."""
         graph: nx.Graph[int] = nx.Graph()
         graph.add_nodes_from(self.state.own)
         for pair, distance in self.state.apart.items():
@@ -248,24 +251,28 @@ class FPFC(Synchronous[FPFCParams]):
 
 
 def begin_of_last_layer(tensors: Sequence[Tensor]) -> int:
-    """The place in a flat model at which the last layer's tensors begin."""
+    """Return the index in a flat model at which the last layer's tensors begin."""
     layers = [tensor.name.rpartition(".")[0] for tensor in tensors]
     sizes = [tensor.size for tensor in tensors]
     return sum(size for size, layer in zip(sizes, layers, strict=True) if layer != layers[-1])
 
 
 def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
-    """The penalised length of a difference: the t with the least g(t) + rho / 2 (t - length)^2.
+    """Compute the length of a difference after the proximal step of SCAD's penalty.
 
-    g is SCAD's penalty, smooth at 0: g'(t) = lam t / xi up to xi, lam up to lam, then
-    (a lam - t) / (a - 1) up to a lam, then 0.
+    It is the t that minimises g(t) + rho / 2 (t - length)^2. g is SCAD's penalty, smooth at 0:
+    g'(t) is lam t / xi up to xi, then lam up to lam, then (a lam - t) / (a - 1) up to a lam, then
+    0.
 
     Args:
-        length: ||delta||.
-        lam: lambda.
-        rho: see ``FPFCParams``.
-        a: see ``FPFCParams``.
-        xi: see ``FPFCParams``.
+        length: ||delta||, the length before the step.
+        lam: lambda, the strength of the penalty.
+        rho: rho of the augmented Lagrangian.
+        a: a of SCAD.
+        xi: the length below which the penalty is smooth.
+
+    Returns:
+        The length t.
     """
     if length <= xi + lam / rho:
         return length * xi * rho / (lam + xi * rho)
@@ -280,15 +287,18 @@ def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
 def fused(
     models: list[Floats32], begin: int, lam: float, rho: float, a: float, xi: float
 ) -> Floats:
-    """theta and v of a pair, float64 [2 d].
+    """Compute the next theta and v of a pair of devices, by a step of ADMM.
 
     Args:
         models: the models of both devices [d], and the pair's last theta and v [2 d], if any.
-        begin: place in a flat model from which on distances count.
-        lam: lambda.
-        rho: see ``FPFCParams``.
-        a: see ``FPFCParams``.
-        xi: see ``FPFCParams``.
+        begin: index in a flat model; distances are between the parameters from this index on.
+        lam: lambda, the strength of the penalty.
+        rho: rho of the augmented Lagrangian.
+        a: a of SCAD.
+        xi: the distance below which the penalty is smooth.
+
+    Returns:
+        theta and v, float64 [2 d].
     """
     first, second, *last = models
     delta = first.astype(np.float64) - second
@@ -302,13 +312,18 @@ def fused(
 
 @pure
 def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
-    """z of a device, float64 [d].
+    """Compute z_i, the model that a device receives and is held to.
+
+    It is the mean over all devices j of w_j + theta_ij - v_ij / rho.
 
     Args:
-        models: the model of the device and of each other device [d], then theta and v of each pair
-            [2 d].
-        signs: 1 if the device is the first in the pair, -1 if it is the second.
-        rho: see ``FPFCParams``.
+        models: the model of the device and of each other device [d], then theta and v of the pair
+            with each other device [2 d].
+        signs: for each pair 1 if the device is the first in the pair, -1 if it is the second.
+        rho: rho of the augmented Lagrangian.
+
+    Returns:
+        z_i, float64 [d].
     """
     size = len(models[0])
     count = len(signs) + 1
@@ -320,5 +335,13 @@ def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
 
 @pure
 def apart(models: list[Floats32], begin: int) -> Floats:
-    """||theta|| of each pair [2 d], from the place ``begin`` in a flat model on."""
+    """Compute ||theta|| of each pair, over the parameters from index ``begin`` on.
+
+    Args:
+        models: theta and v of each pair, [2 d] each.
+        begin: index in a flat model.
+
+    Returns:
+        The L2 norm of each pair's theta, float64 [pairs].
+    """
     return np.array([length(pair[begin : len(pair) // 2]) for pair in models])

@@ -1,4 +1,4 @@
-"""The round loop with a model for each group of devices, and devices that change their group."""
+"""Base of strategies in rounds with a model for each group of devices, and with migration."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class PlainDeadline(SelectingParams):
     """Parameters of strategies whose deadline counts from the start of the round, in seconds."""
 
     @model_validator(mode="after")
-    def _from_the_round(self) -> Self:
+    def _check_plain_deadline(self) -> Self:
         if self.bounds_training or isinstance(self.deadline, Relative):
             raise ValueError(
                 "'deadline' counts from the begin of the round here, in seconds: give a time, "
@@ -72,28 +72,28 @@ G = TypeVar("G", bound=ClusteredParams)
 
 @dataclass
 class GroupedState(SynchronousState):
-    """Memory of ``Grouped``."""
+    """Server state of ``Grouped`` strategies."""
 
     models: list[Ref] = field(default_factory=list)
-    """Models of the groups."""
+    """Model of each group."""
     group: list[int] = field(default_factory=list)
-    """Group of each device; -1 without a group."""
+    """Group index of each device, -1 for a device without a group."""
     asked: list[bool] = field(default_factory=list)
-    """Whether each device was ever asked in a round."""
+    """Whether each device has ever been selected for a round."""
     preparing: dict[int, tuple[int, bool]] = field(default_factory=dict)
-    """Open tasks of preparation, task -> (device, whether the round waits for it)."""
+    """Open preparations, task ID -> (device ID, whether the round waits for the preparation)."""
     prepared: list[dict[str, Any]] = field(default_factory=list)
-    """Preparations that have ended in this instant, see ``Grouped.assign``."""
+    """Preparations that have ended at this simulated time, see ``Grouped.assign``."""
     unprepared: list[int] = field(default_factory=list)
-    """Devices that must be prepared before they train again, in order."""
+    """IDs of the devices that must be prepared before they train again, the first one first."""
 
 
 class Grouped(Synchronous[G]):
-    """A strategy in rounds with a model for each group.
+    """Base of strategies in rounds with a model for each group of devices.
 
-    A device without a group, or whose data have shifted, first gets a task of preparation, outside
-    the rounds or within one. In a round, its training task follows in the instant in which its
-    group becomes known. Devices prepared in one instant are assigned together.
+    A device without a group, or whose data have shifted, first does a task called preparation, in a
+    round or outside the rounds. In a round, its training starts as soon as its group is known. All
+    devices whose preparation ends at the same simulated time are assigned together.
     """
 
     State = GroupedState
@@ -104,29 +104,33 @@ class Grouped(Synchronous[G]):
         self.state.group = [-1] * server.devices
         self.state.asked = [False] * server.devices
 
-    # What a strategy fills in
+    # hooks of strategies
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """Return contents and job of the device's preparation; None if it needs none.
+        """Return the message and the job of a device's preparation.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
+
+        Returns:
+            Contents by name, and the name of the job; None if the device needs no preparation.
         """
         return None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
-        """Give devices that have been prepared their groups, by ``move``.
+        """Assign groups to devices whose preparation has ended, by calls of ``move``.
 
         Args:
-            prepared: ``task``, ``device``, ``in_round`` (whether the round waits for it), ``asked``
-                (the received contents) and ``contents`` (the answer) of each device.
+            prepared: for each device a dict with ``task`` (ID), ``device`` (ID), ``in_round``
+                (whether the round waits for the preparation), ``asked`` (contents of the message to
+                the device) and ``contents`` (contents of its answer).
         """
 
     def contents_after_preparation(self, device: int) -> Contents:
-        """Return the message to a device that was prepared in the same round.
+        """Return the training message to a device that was prepared in the same round.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
 
         Returns:
             Contents by name.
@@ -134,16 +138,16 @@ class Grouped(Synchronous[G]):
         return self.contents(device)
 
     async def after_aggregation(self) -> None:
-        """Called when the groups' models are new, for a step between the groups."""
+        """Called after all groups' models are updated, for a step between the groups."""
 
-    # Groups
+    # groups
 
     def move(self, device: int, group: int, why: str) -> None:
-        """Put a device into a group, and record ``assign`` if its group changes.
+        """Move a device into a group, and emit the record ``assign`` if its group changes.
 
         Args:
-            device: number of the device.
-            group: number of the group.
+            device: ID of the device.
+            group: index of the group.
             why: the reason, a field of the record.
         """
         before = self.state.group[device]
@@ -154,10 +158,10 @@ class Grouped(Synchronous[G]):
         self.server.emit("assign", device=device, group=group, before=previous, why=why)
 
     def members(self, group: int) -> list[int]:
-        """Return the devices of a group, ascending.
+        """Return the IDs of a group's devices, ascending.
 
         Args:
-            group: number of the group; -1 for the devices without a group.
+            group: index of the group; -1 for the devices without a group.
         """
         groups = self.state.group
         return [device for device, number in enumerate(groups) if number == group]
@@ -167,11 +171,16 @@ class Grouped(Synchronous[G]):
         return None if group < 0 else group
 
     async def choices(self, entries: Sequence[Mapping[str, Any]], purpose: str) -> list[int]:
-        """The group that each device has chosen, its content ``id``; random without learning.
+        """Return the group that each device has chosen, the content ``id`` of its answer.
+
+        In runs without learning the groups are random.
 
         Args:
-            entries: of ``received`` or ``prepared``.
-            purpose: name of the stream of random groups.
+            entries: entries of ``received`` or ``prepared``.
+            purpose: name of the random stream for runs without learning.
+
+        Returns:
+            The group index for each entry.
         """
         if self.server.models.learns:
             return await self.server.models.choices([entry["contents"]["id"] for entry in entries])
@@ -182,12 +191,12 @@ class Grouped(Synchronous[G]):
         """Draw random groups, for runs without learning.
 
         Args:
-            count: number of draws.
+            count: count of draws.
             purpose: name of the random stream.
-            ids: numbers that name the stream further.
+            ids: integers that complete the name of the stream.
 
         Returns:
-            ``count`` numbers of groups.
+            ``count`` group indices.
         """
         generator = self.server.rng(purpose, *ids)
         groups: list[int] = generator.integers(len(self.state.models), size=count).tolist()
@@ -200,7 +209,7 @@ class Grouped(Synchronous[G]):
             assignment[f"group/{group}"] = (model, np.flatnonzero(groups == group).tolist())
         return assignment
 
-    # Rounds
+    # rounds
 
     def select(self) -> list[int]:
         count = self.params.asked_per_round
@@ -216,7 +225,11 @@ class Grouped(Synchronous[G]):
         return cohort
 
     def _sweep(self, count: int) -> list[int]:
-        """The next available devices in turn, in the published code's first rounds."""
+        """Return at most ``count`` available devices that were never asked.
+
+        Only the first rounds of the published code ask all devices in turn. In all other rounds the
+        list is empty.
+        """
         if not (self.params.sweeps and self.params.as_published):
             return []
         if self.state.round * count >= self.server.devices:
@@ -226,11 +239,11 @@ class Grouped(Synchronous[G]):
         return [device for device in online if not was_asked[device]][:count]
 
     def _ask(self, device: int, continues: bool = False) -> None:
-        """Ask a device for its next job in the round: its preparation, or the training.
+        """Send a device its next task of the round, its preparation or its training.
 
         Args:
-            device: number of the device.
-            continues: whether it has been prepared in the round.
+            device: ID of the device.
+            continues: whether the device has been prepared in this round.
         """
         preparation = self.preparation(device)
         if preparation is not None:
@@ -255,22 +268,25 @@ class Grouped(Synchronous[G]):
         group = entry["group"]
         return None if group is None else self.state.models[group]
 
-    # Preparation
+    # preparation of devices
 
     def must_prepare(self, device: int) -> None:
-        """Prepare a device: in its round if it has just been selected, else when it is available.
+        """Schedule the preparation of a device.
+
+        It is done in the round if the device has just been selected. Otherwise it is done outside
+        the rounds, now or when the device is available.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
         """
         if device not in self.state.unprepared:
             self.state.unprepared.append(device)
         self._prepare_aside(device)
 
     def _prepare_aside(self, device: int) -> None:
-        """Prepare a device now if it is free, and not about to be asked in the round.
+        """Prepare a device outside the rounds, if it is idle and not selected for the next tasks.
 
-        Else it is prepared when its task ends, or when it returns.
+        Otherwise it is prepared in its round, when its task ends, or when it returns.
         """
         state = self.state
         about_to_be_asked = device in state.cohort and not state.open
@@ -297,10 +313,10 @@ class Grouped(Synchronous[G]):
         self._prepare_aside(device)
 
     def is_preparing(self, device: int) -> bool:
-        """Return whether the device's preparation runs, or has ended in this instant.
+        """Return whether a device's preparation runs, or has ended without an assigned group yet.
 
         Args:
-            device: number of the device.
+            device: ID of the device.
         """
         if any(entry["device"] == device for entry in self.state.prepared):
             return True
@@ -328,7 +344,7 @@ class Grouped(Synchronous[G]):
             await super().on_task_end(message)
 
     def _store_prepared(self, message: TaskEnd, in_round: bool) -> None:
-        """Store a preparation, to be assigned at the end of this instant."""
+        """Store an ended preparation. Its device is assigned after all messages of this instant."""
         if not self.state.prepared:
             self.server.timer("assign", self.server.now)
         entry: dict[str, Any] = {
@@ -340,15 +356,15 @@ class Grouped(Synchronous[G]):
         self.state.prepared.append(entry)
 
     async def on_timer(self, name: str) -> None:
-        """Assign the devices prepared in this instant, then do what the loop of rounds does.
+        """Assign the devices prepared at this simulated time, before the round's timers act.
 
-        A deadline can end only tasks that have started.
+        The assignment comes first since a deadline can end only tasks that have started.
 
         Args:
             name: name of the timer.
         """
         if name == "assign":
-            if self.state.prepared:  # else another timer of this instant has assigned them
+            if self.state.prepared:  # empty if another timer of this instant has assigned devices
                 await self._assign()
         elif name in ("ask", "computed", "deadline") and self.state.prepared:
             self.server.cancel_timer("assign")
@@ -369,20 +385,24 @@ class Grouped(Synchronous[G]):
                 del self.state.open[entry["task"]]
                 self._ask(device, continues=True)
         if len(self.state.received) >= self.params.enough:
-            # enough updates: no client that continues only now is needed
+            # There are enough updates, so clients that start their training now are not needed.
             self.server.timer("deadline", self.server.now)
 
 
 def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
-    """Distance of a device's label counts from its reference, per class (FlexCFL, Eq. 9).
+    """Compute the distance of a device's label counts from its reference (FlexCFL, Eq. 9).
 
     ``aligned_l1`` is 1/C sum |c_k - r_k|. ``sorted_counts`` is the Wasserstein distance of the two
-    count vectors taken as samples, as in the published code. For ``oracle`` it is infinite.
+    count vectors taken as samples, as in the published code. For ``oracle`` the distance is
+    infinite.
 
     Args:
-        counts: c, the samples of each class now, int64 [C].
-        reference: r, the samples of each class when the device found its group, int64 [C].
-        metric: the distance.
+        counts: c, the present sample count of each class, int64 [C].
+        reference: r, the sample count of each class when the device found its group, int64 [C].
+        metric: name of the distance.
+
+    Returns:
+        The distance, in samples per class.
     """
     if metric == "oracle":
         return float("inf")
@@ -410,7 +430,7 @@ class MigratingParams(GroupedParams):
 
     @property
     def shift(self) -> ShiftTest:
-        """The test by which devices detect a shift of their data."""
+        """Name of the test by which devices detect a shift of their data."""
         return self.moment.shift or self.usual_shift
 
 
@@ -418,13 +438,13 @@ M = TypeVar("M", bound=MigratingParams)
 
 
 class MigratingClient(SynchronousClient[M]):
-    """Detects shifts of its data.
+    """Client that detects shifts of its data.
 
-    State: ``reference``, label counts of the data by which the device found its group.
+    Device state: ``reference``, the label counts of the data with which the device found its group.
     """
 
     def settles(self, device: Device, instruction: Instruction) -> bool:
-        """Whether this task decides the group of the device."""
+        """Return whether the task ``instruction`` decides the device's group."""
         raise NotImplementedError
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
@@ -437,16 +457,17 @@ class MigratingClient(SynchronousClient[M]):
         first = device.first_label_counts
         reference = np.array(device.state.get("reference", first))
         shift = distance(device.label_counts, reference, self.params.shift)
-        threshold = 0.2 * float(first.sum()) / len(first)  # tau_i of FlexCFL, Eq. 9
+        threshold = 0.2 * float(first.sum()) / len(first)  # threshold tau_i of FlexCFL, Eq. 9
         return {"distance": Header(shift), "threshold": Header(threshold)}
 
 
 class Migrating(Grouped[M]):
-    """A strategy with groups that devices leave when their data shift (FlexCFL, section 3.4).
+    """Base of strategies in which a device may change its group when its data shift.
 
-    A device whose data have changed compares its label counts with its reference, at no cost, as
-    soon as it is idle. If they are too far apart, the device is prepared again, and its present
-    counts become the reference. After the preparation it tests new changes.
+    As soon as it is idle, a device whose data have changed compares its label counts with its
+    reference, at no cost (FlexCFL, section 3.4). If the distance is too large, the device is
+    prepared again, and its present counts become the reference. A change of its data during the
+    preparation is tested after the preparation.
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
@@ -460,17 +481,21 @@ class Migrating(Grouped[M]):
             self.must_prepare(device)
 
     def settle(self, device: int, group: int, newcomer: str = "cold-start") -> None:
-        """Put a prepared device into its group.
+        """Move a prepared device into its group.
 
         Args:
-            device: number of the device.
-            group: number of the group.
+            device: ID of the device.
+            group: index of the group.
             newcomer: the reason in the record ``assign``, if the device had no group.
         """
         self.move(device, group, newcomer if self.group_of(device) is None else "migration")
 
     async def test_again(self, devices: Iterable[int]) -> None:
-        """Have devices test their data, which may have changed since the task that settled them."""
+        """Make devices test whether their data have shifted since they found their group.
+
+        Args:
+            devices: device IDs.
+        """
         for device in devices:
             await self.server.clients.look_for_shift(device)
 

@@ -18,15 +18,18 @@ from fedsim.toolbox.strategies.sizes import CutModels, CutParams
 def mean_of_holders(
     models: list[NDArray[np.float32]], weights: list[float], places: list[Places], which: list[int]
 ) -> NDArray[np.floating]:
-    """Each number's weighted mean over the finite updates that have it, float64 [d] (Eqs. 1 to 3).
+    """Compute each parameter's weighted mean over the finite updates that have it (Eqs. 1 to 3).
 
-    A number that no update has stays as in the present model.
+    A parameter that no update has keeps its value in the present model.
 
     Args:
-        models: the present model and the updates, float32 [d].
+        models: the present model and the updates, float32 [d] each.
         weights: the weight of each update.
-        places: ranges of the numbers of each size.
+        places: for each size the ranges of a flat model that a device of this size has.
         which: position in ``places`` of each update's size.
+
+    Returns:
+        The next model, float64 [d].
     """
     present, *updates = models
     total = np.zeros(len(present))
@@ -58,7 +61,8 @@ class HeteroFL(CutModels):
     static batch norm and masked loss are left out. ``redraw`` with a list is its dynamic setting;
     with a table it is FjORD's ordered dropout (Horváth et al. 2021) with one width a round.
 
-    Sends the numbers of each client's width, down and up (``model`` and ``update``, 4 bytes each).
+    Sends the parameters of each client's width, down and up (``model`` and ``update``, 4 bytes
+    each).
     """
 
     Params = HeteroFLParams

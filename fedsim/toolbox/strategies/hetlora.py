@@ -22,7 +22,7 @@ class HetLoRAParams(CutParams):
     sizes: dict[str, float] | list[float] = Field(default=[1.0, 2.0, 4.0], min_length=1)
 
     @model_validator(mode="after")
-    def _weighs_by_norms(self) -> Self:
+    def _check_aggregation(self) -> Self:
         if self.aggregation.kind != "weighted":
             raise ValueError(
                 f"'aggregation' is {self.aggregation.kind!r}, and hetlora weighs updates by "
@@ -32,11 +32,14 @@ class HetLoRAParams(CutParams):
 
 
 def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:
-    """||B A||: the norm of the product of a model's adapters over all layers, in float64.
+    """Compute the norm ||B A|| of the product of a model's adapters over all layers.
 
     Args:
-        update: the model [d].
-        tensors: its tensors.
+        update: the model, [d].
+        tensors: the tensors of the model, in the order of a flat model.
+
+    Returns:
+        The norm, computed in float64.
     """
     shapes = [(tensor.name, tensor.shape) for tensor in tensors]
     weights = by_name(update.astype(np.float64), shapes)
@@ -57,7 +60,8 @@ class HetLoRA(CutModels):
     and the first r columns of each B. Updates are filled up with zeros and averaged, each weighted
     by the norm of B A, so that a small rank counts for less. The self-pruning of ranks is left out.
 
-    Sends the numbers of each client's rank, down and up (``model`` and ``update``, 4 bytes each).
+    Sends the parameters of each client's rank, down and up (``model`` and ``update``, 4 bytes
+    each).
     """
 
     Params = HetLoRAParams

@@ -40,7 +40,7 @@ class HierFAVGParams(SelectingParams, CombiningParams):
     kappa2: int = Field(default=4, ge=1, le=10_000)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_hierarchy(self) -> Self:
         if self.kappa1 is not None and self.local_epochs != 1:
             raise ValueError(
                 "'kappa1' and 'local_epochs' both say how long clients train; give one of them"
@@ -62,7 +62,7 @@ class HierFAVGParams(SelectingParams, CombiningParams):
 
 
 class HierFAVGClient(SynchronousClient[HierFAVGParams]):
-    """Trains for ``kappa1`` steps, or ``local_epochs``."""
+    """Client that trains for ``kappa1`` SGD steps, or for ``local_epochs`` if that is None."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(instruction["model"], self.params.local_epochs, steps=self.params.kappa1)
@@ -70,18 +70,18 @@ class HierFAVGClient(SynchronousClient[HierFAVGParams]):
 
 @dataclass
 class EdgeRound(State):
-    """An edge server in a round.
+    """State of an edge server in a round.
 
     Attributes:
-        clients: its clients that still take part.
-        remaining: edge rounds that remain, the open one included.
-        model: its model.
+        clients: IDs of the edge server's clients that still take part.
+        remaining: count of edge rounds that remain, including the open one.
+        model: the edge server's model.
         start: the global model with which its round began.
-        open: open tasks of its clients.
+        open: IDs of its clients' open tasks.
         updates: updates of the open edge round.
-        last: updates that became its model last.
-        tasks: tasks behind all of its updates in the round.
-        is_lost: whether it was lost in the round.
+        last: updates of the edge round that was averaged last.
+        tasks: IDs of the tasks of all updates that it has received in the round.
+        is_lost: whether the edge server was lost in the round.
     """
 
     remaining: int
@@ -97,18 +97,18 @@ class EdgeRound(State):
 
 @dataclass
 class HierFAVGState(FedAvgState):
-    """Memory of HierFAVG."""
+    """Server state of HierFAVG."""
 
     edges: dict[int, EdgeRound] = field(default_factory=dict)
-    """Edge servers that have not finished the open round."""
+    """Edge server ID -> state of each edge server that has not finished the open round."""
     arrived: list[Entry] = field(default_factory=list)
     """Models of edge servers that the server has received in the round."""
     valid: int = 0
-    """Number of clients whose last task of the round brought an update."""
+    """Count of clients whose last task of the round brought an update."""
     over: bool = False
     """Whether the deadline of the round has passed."""
     cloud: dict[str, Any] = field(default_factory=dict)
-    """Memory of the server's mean of the edge servers' models."""
+    """State of the aggregation by which the server averages the edge servers' models."""
 
 
 class HierFAVG(FedAvg[HierFAVGParams]):
@@ -160,7 +160,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             state.edges[edge].clients.append(device)
 
     def _ask(self, device: int) -> None:
-        """Send the global model to the device's edge server, once."""
+        """Send the global model to the device's edge server, once in each round."""
         state = self.state
         edge = self.server.edges.of(device)
         if device == state.edges[edge].clients[0]:
@@ -199,7 +199,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             self.state.edges[edge].is_lost = True
 
     async def _begin_edge_round(self, edge: int) -> None:
-        """Ask the edge server's clients that are idle; at the deadline, none."""
+        """Send tasks to the edge server's idle clients, or to no client after the deadline."""
         state = self.state
         server = self.server
         edge_round = state.edges[edge]
@@ -218,7 +218,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             state.open[task] = device
             edge_round.open.append(task)
             if is_later:
-                state.valid -= 1  # the client counts by this task now
+                state.valid -= 1  # the client's last task is the new one
         if not edge_round.open:
             await self._end_edge_round(edge)
 
@@ -248,7 +248,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await self._end_edge_round(edge)
 
     async def _end_edge_round(self, edge: int) -> None:
-        """Average the clients' models; begin the next edge round, or send the model up."""
+        """Average the clients' models, and begin the next edge round or send the model up."""
         state = self.state
         edge_round = state.edges[edge]
         if edge_round.updates:
@@ -263,7 +263,12 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await self._leave(edge)
 
     async def _average(self, edge: int, edge_round: EdgeRound) -> None:
-        """The edge server's model becomes the mean of its clients' models."""
+        """Set the edge server's model to the mean of its clients' models.
+
+        Args:
+            edge: ID of the edge server.
+            edge_round: state of the edge server in the round.
+        """
         aggregation = self.params.aggregation
         updates = edge_round.updates
         edge_round.last = updates
@@ -275,7 +280,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         edge_round.model = aggregation.combine(self.server, memory, updates, weights, model)
 
     async def _leave(self, edge: int) -> None:
-        """Take an edge server out of the round; close the round after the last one."""
+        """Remove an edge server from the round, and close the round after the last one."""
         state = self.state
         tasks = state.edges.pop(edge).tasks
         if tasks:
@@ -288,7 +293,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         super()._end_open()
 
     async def aggregate(self) -> None:
-        """The global model becomes the mean of the edge servers' models."""
+        """Set the global model to the mean of the edge servers' models."""
         state = self.state
         arrived = state.arrived
         if not arrived:

@@ -65,7 +65,7 @@ class IFCAParams(MigratingParams):
 
 
 class IFCAClient(MigratingClient[IFCAParams]):
-    """Tests all models, trains the best, and reports its number."""
+    """Client that tests the models of all groups, trains the best, and reports its group index."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         limit = self.testing_limit(instruction)
@@ -93,10 +93,10 @@ class IFCAClient(MigratingClient[IFCAParams]):
 
 @dataclass
 class IFCAState(GroupedState):
-    """Memory of IFCA."""
+    """Server state of IFCA."""
 
     chosen_in: list[int] = field(default_factory=list)
-    """Task in which each device chose its group last, -1 for none."""
+    """ID of the task in which each device last chose its group, -1 before the first."""
 
 
 class IFCA(Migrating[IFCAParams]):
@@ -150,7 +150,7 @@ class IFCA(Migrating[IFCAParams]):
             device = entry["device"]
             entry["group"] = group
             if entry["task"] < chosen_in[device]:
-                continue  # the device's data have shifted since, and it has chosen again
+                continue  # the device has chosen again later, as its data have shifted
             chosen_in[device] = entry["task"]
             if self.group_of(device) is None:
                 newcomers.append(device)
@@ -167,7 +167,8 @@ class IFCA(Migrating[IFCAParams]):
         mix = self.server.models.mix
         share = 1 / len(self.state.received)
         self.record_aggregate(entries, [share] * len(entries), **record)
-        # Differences are mixes of their own, so that one that is not finite is left out alone.
+        # Each difference is a separate mix, so that only the differences that are not finite are
+        # left out.
         steps = [(mix([(entry["update"], 1.0), (model, -1.0)]), share) for entry in entries]
         step = mix(steps, rescale=False)
         result = mix([(model, 1.0), (step, 1.0)], otherwise=model, rescale=False)

@@ -36,10 +36,11 @@ from fedsim.world.steps import Computation, Evaluate, Train
 
 
 class LCFLClient(SynchronousClient[LCFLParams]):
-    """Trains its local model w_i, tests the models of all devices, and trains its cluster's model.
+    """Client that trains a local model w_i, tests all devices' models, and trains its cluster's.
 
-    State: ``own``, w_i until the device has been compared; ``gradient``, the gradient of the last
-    mini-batch of w_i's training; ``unsent-gradient``, until the update of that training is sent.
+    Device state: ``own``, the local model w_i, until the device has been compared; ``gradient``,
+    the gradient of the last mini-batch of w_i's training; ``unsent-gradient``, this gradient until
+    the update of w_i's training is sent.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -49,7 +50,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 models.insert(instruction["place"], device.state["own"])
                 return (Evaluate(tuple(models)),)
             case "gradient" if self.params.measure == "last-batch-cos":
-                return ()  # the training of w_i left it behind
+                return ()  # the gradient was stored by the training of w_i
             case "gradient":
                 return (Train(Training(device.state["own"], full_batch=True, lr=1.0)),)
             case "cold-start":
@@ -59,7 +60,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         return super().work(device, instruction)
 
     def _warm_up(self, device: Device, instruction: Instruction) -> Training:
-        """The training of w_i, from the received model or from the device's own draw."""
+        """Return the training of w_i, from the received model or from the device's own draw."""
         start = instruction.contents.get("warm-up")
         if start is None:
             start = device.initial(1 + device.number)
@@ -79,7 +80,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
             case "exchange" if result.tested is not None:
                 count = len(instruction["exchange"])
                 if self.params.measure == "loss-gap":
-                    count += 1  # L_i(w_i) is sent, too
+                    count += 1  # the scalar L_i(w_i) is sent too
                 return {"probe-loss": Lazy("losses", result.tested, count)}
             case "gradient":
                 return {"gradient": device.state.get("gradient", result.update)}
@@ -99,7 +100,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 device.state["gradient"] = device.state.pop("unsent-gradient")
 
     def _trains_local_model(self, instruction: Instruction) -> bool:
-        """Whether the trained model may become the device's w_i."""
+        """Return whether the trained model may become the device's local model w_i."""
         return instruction.job == "warm-up" or "compared" in instruction.contents
 
     def _stores_gradient(self, instruction: Instruction) -> bool:
@@ -108,24 +109,24 @@ class LCFLClient(SynchronousClient[LCFLParams]):
 
 @dataclass
 class LCFLState(GroupedState):
-    """Memory of LCFL."""
+    """Server state of LCFL."""
 
     global_model: Ref = field(init=False)
-    """The model of the warm-up, at which clusters begin."""
+    """Global model, which the warm-up trains and at which clusters begin."""
     clustered: bool = False
     """Whether the devices have been clustered."""
     campaign: CampaignState = field(default_factory=CampaignState)
-    """Memory of the campaigns."""
+    """State of the open campaign, see ``Campaign``."""
     local_models: dict[int, Ref] = field(default_factory=dict)
-    """w_i, the last model that each device has sent; empty after the clustering."""
+    """Device ID -> w_i, the last model that the device has sent. Empty after the clustering."""
     starts: dict[int, Ref] = field(default_factory=dict)
-    """Models from which the local models were trained."""
+    """Device ID -> model from which the device's local model was trained."""
     compared: list[int] = field(default_factory=list)
-    """Devices of the exchange, whose models are compared; empty after the clustering."""
+    """IDs of the devices whose models are compared. Empty after the clustering."""
     reports: dict[int, Any] = field(default_factory=dict)
-    """Losses or gradient that each of the compared devices has sent, a ``Lazy`` or a ``Ref``."""
+    """Device ID -> losses (``Lazy``) or gradient (``Ref``) that a compared device has sent."""
     admitting: bool = False
-    """Whether all clusters' models differ, so that devices without a cluster look for one."""
+    """Whether devices without a cluster choose one, as the models of all clusters differ."""
 
 
 class LCFL(Grouped[LCFLParams]):
@@ -162,7 +163,7 @@ class LCFL(Grouped[LCFLParams]):
         self.state.global_model = self.server.models.initial()
         await super().on_start()
 
-    # Warm-up by rounds of FedAvg, then rounds of each cluster
+    # warm-up by rounds of FedAvg, then rounds of each cluster
 
     def _open_round(self) -> None:
         moment = self.params.moment
@@ -211,7 +212,7 @@ class LCFL(Grouped[LCFLParams]):
             return super().models()
         return {"global": (self.state.global_model, None)}
 
-    # Campaigns: the warm-up of devices without a model, and the exchange
+    # campaigns (the warm-up of devices without a model, and the exchange)
 
     @property
     def _campaign(self) -> Campaign:
@@ -239,7 +240,7 @@ class LCFL(Grouped[LCFLParams]):
             await super().on_timer(name)
 
     async def _gather(self) -> None:
-        """Ask the available devices that have sent no model for one."""
+        """Begin the warm-up campaign, in which available devices that sent no model train one."""
         models = self.state.local_models
         without = [device for device in self.server.clients.online() if device not in models]
         if len(without) + len(models) < self.params.groups:
@@ -279,7 +280,7 @@ class LCFL(Grouped[LCFLParams]):
             await super().on_return(device)
 
     async def _after_campaign(self) -> None:
-        """After the last task of a campaign, begin the exchange or make the clusters."""
+        """Begin the exchange or make the clusters, if all tasks of the campaign have ended."""
         state = self.state
         groups = self.params.groups
         campaign = self._campaign
@@ -297,7 +298,7 @@ class LCFL(Grouped[LCFLParams]):
         else:
             await self._make_clusters(devices)
 
-    # The clustering
+    # clustering
 
     async def _make_clusters(self, devices: list[int]) -> None:
         state = self.state
@@ -309,7 +310,7 @@ class LCFL(Grouped[LCFLParams]):
             state.models.append(await self._first_model(members))
         for device, label in zip(devices, labels, strict=True):
             self.move(device, label, "clustering")
-        # large, and not needed any more
+        # The models and losses are large, and not needed after the clustering.
         state.local_models = {}
         state.starts = {}
         state.compared = []
@@ -319,7 +320,11 @@ class LCFL(Grouped[LCFLParams]):
         self._open_round()
 
     async def _first_model(self, members: Sequence[int]) -> Ref:
-        """The model at which a cluster begins: the global one, or the mean of its members'."""
+        """Return the initial model of a cluster, the global model or its members' mean model.
+
+        Args:
+            members: device IDs of the cluster.
+        """
         if self.params.clusters_start == "global":
             return self.state.global_model
         models = [self.state.local_models[device] for device in members]
@@ -327,9 +332,15 @@ class LCFL(Grouped[LCFLParams]):
         return self.server.models.mix(parts)
 
     async def _cluster(self, devices: list[int]) -> tuple[list[int], list[int]]:
-        """The comparable devices among ``devices``, and the cluster of each.
+        """Cluster the devices whose losses, models or updates are finite.
 
-        Without learning clusters are drawn at random.
+        In runs without learning the clusters are random, and all devices have one.
+
+        Args:
+            devices: IDs of the devices that have sent a model.
+
+        Returns:
+            IDs of the clustered devices, and the cluster index of each.
         """
         server = self.server
         params = self.params
@@ -361,7 +372,7 @@ class LCFL(Grouped[LCFLParams]):
         return devices, numbers
 
     async def distances(self, devices: Sequence[int]) -> ModelComparison:
-        """Pairwise distances of ``devices`` by ``measure``."""
+        """Compute the pairwise distances of ``devices`` (IDs) by the parameter ``measure``."""
         state = self.state
         match self.params.measure:
             case "lcfl":
@@ -370,7 +381,7 @@ class LCFL(Grouped[LCFLParams]):
                 return by_losses(await self._reported_losses(devices), loss_gap)
             case "diff-norm":
                 return by_rows(await self._values(state.local_models, devices), row_distances)
-            case "grad-cos":  # from the model after a step of length 1, w_i - grad L_i(w_i)
+            case "grad-cos":  # a report is the model after a step of length 1, w_i - grad L_i(w_i)
                 return by_rows(await self._changes(state.reports, devices), cosine_distances)
             case "last-batch-cos":
                 return by_rows(await self._values(state.reports, devices), cosine_distances)
@@ -378,7 +389,7 @@ class LCFL(Grouped[LCFLParams]):
                 return by_rows(await self._changes(state.starts, devices), cosine_distances)
 
     async def _reported_losses(self, devices: Sequence[int]) -> Matrix:
-        """L_i(w_j) as reported in the exchange, float64 [n, n]; device i is row i."""
+        """Return the losses L_i(w_j) reported in the exchange, float64 [n, n] with i as the row."""
         reports = [self.state.reports[device] for device in devices]
         rows = await self.server.models.numbers(reports)
         columns = [self.state.compared.index(device) for device in devices]
@@ -388,16 +399,16 @@ class LCFL(Grouped[LCFLParams]):
         return await self.server.models.values([models[device] for device in devices])
 
     async def _changes(self, starts: Mapping[int, Ref], devices: Sequence[int]) -> list[Floats32]:
-        """w_i minus the model in ``starts``, float32 [d], for each device."""
+        """Compute w_i minus the device's model in ``starts``, float32 [d], for each device."""
         models = await self._values(self.state.local_models, devices)
         origins = await self._values(starts, devices)
-        with np.errstate(all="ignore"):  # of a device that has diverged
+        with np.errstate(all="ignore"):  # values of a diverged device are not finite
             return [model - origin for model, origin in zip(models, origins, strict=True)]
 
-    # Devices without a cluster
+    # devices without a cluster
 
     async def after_aggregation(self) -> None:
-        """Once all clusters' models differ, let devices without a cluster look for one."""
+        """Prepare devices without a cluster, as soon as the models of all clusters differ."""
         state = self.state
         distinct = {model.name for model in state.models}
         if state.admitting or len(distinct) < len(state.models):

@@ -1,4 +1,4 @@
-"""The keys of LCFL in a scenario."""
+"""Scenario keys of the strategy LCFL."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -90,7 +90,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     @property
     def second_campaign(self) -> str | None:
-        """The job of devices that have a model, before they are clustered."""
+        """Name of the job of the campaign between warm-up and clustering; None for no campaign."""
         if self.measure in _BY_GRADIENTS:
             return "gradient"
         return "exchange" if self.measure in _BY_LOSSES else None
@@ -109,5 +109,10 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
 
 def share_of(count: int, participation: float) -> int:
-    """The number of devices that a round asks of ``count``: at least one."""
+    """Return how many of ``count`` devices a round asks, at least one.
+
+    Args:
+        count: count of devices.
+        participation: share of the devices to ask.
+    """
     return max(1, round(participation * count))

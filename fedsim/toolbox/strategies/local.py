@@ -1,4 +1,4 @@
-"""Local: every device trains by itself, and nothing is sent."""
+"""Local: every device trains a personal model, and nothing is sent."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -32,24 +32,24 @@ class LocalParams(SelectingParams):
 
 
 class LocalClient(SynchronousClient[LocalParams]):
-    """Trains its own model and stores it, in ``model``."""
+    """Client that trains its personal model. Device state: ``model``, the personal model."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(device.state.get("model") or device.initial(), self.params.local_epochs)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         assert result.update is not None
-        # without diverged models
+        # A diverged model is replaced by the model from which it was trained.
         device.state["model"] = device.mix([(result.update, 1.0)], otherwise=result.start)
         return {"update": Header(result.update), "samples": Header(result.samples)}
 
 
 @dataclass
 class LocalState(SynchronousState):
-    """Memory of Local."""
+    """Server state of Local."""
 
     own: list[Ref] = field(default_factory=list)
-    """Model of each device, for the evaluation."""
+    """Personal model of each device, for the evaluation."""
 
 
 class Local(Synchronous[LocalParams]):
@@ -82,7 +82,7 @@ class Local(Synchronous[LocalParams]):
         return super().entry(message) | {"start": self.state.own[message.device]}
 
     async def aggregate(self) -> None:
-        """Record each device's training as an aggregation of weight 1 in its own model."""
+        """Store the devices' new models, and record each training as an aggregation of weight 1."""
         received = self.state.received
         for entry in received:
             model = self.server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
@@ -91,7 +91,7 @@ class Local(Synchronous[LocalParams]):
             self.record_aggregate(received, [1.0] * len(received))
 
     def center(self, entry: Entry) -> None:
-        """None: there is no common model."""
+        """Return None, as devices have no common model."""
 
     def models(self) -> ModelAssignment:
         models = enumerate(self.state.own)

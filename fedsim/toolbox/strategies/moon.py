@@ -23,7 +23,7 @@ class MOONParams(AggregatingParams):
 
 
 class MOONClient(OwnModelClient[MOONParams]):
-    """Trains with the contrastive term; its personal model is the model that it trained last."""
+    """Client that trains with the contrastive term, and keeps its last model as personal model."""
 
     def __init__(self, params: MOONParams, setting: RunInfo) -> None:
         super().__init__(params, setting)

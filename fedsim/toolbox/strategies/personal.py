@@ -1,4 +1,4 @@
-"""The base of strategies with a personal model on each device: Ditto, pFedMe, MOON."""
+"""Base of strategies with a personal model on each device (Ditto, pFedMe, MOON)."""
 
 from typing import Literal
 
@@ -9,13 +9,14 @@ from fedsim.strategies.synchronous import S, SynchronousClient
 
 
 class OwnModelClient(SynchronousClient[S]):
-    """A client with a personal model, for the evaluation in the header of its answers (``own``).
+    """Client with a personal model, whose answers have that model in the header ``own``.
 
-    The header costs no bytes. State: ``model``, the personal model.
+    The header is for the evaluation, and costs no bytes. Device state: ``model``, the personal
+    model.
     """
 
     def last(self, device: Device) -> Ref:
-        """The device's personal model; before its first answer, the run's first model."""
+        """Return the device's personal model, or the initial model before its first answer."""
         model: Ref = device.state.get("model", device.initial())
         return model
 
@@ -27,14 +28,17 @@ class OwnModelClient(SynchronousClient[S]):
         own: Ref,
         otherwise: Ref,
     ) -> Contents:
-        """The answer with the update, and with the personal model in its header.
+        """Return the answer with the update, and with the personal model in its header.
 
         Args:
-            device: the device.
+            device: the device that answers.
             instruction: the task.
-            result: the result of its computations.
+            result: the result of the task's computations.
             own: the personal model.
-            otherwise: replaces a personal model that has diverged.
+            otherwise: the model that replaces ``own`` if ``own`` has diverged.
+
+        Returns:
+            Contents by name.
         """
         header = Header(device.mix([(own, 1.0)], otherwise=otherwise))
         return {**(super().reply(device, instruction, result) or {}), "own": header}
@@ -44,10 +48,11 @@ class OwnModelClient(SynchronousClient[S]):
 
 
 class Personal(FedAvg[S]):
-    """FedAvg with a personal model on each device, the content ``own`` of its answers.
+    """FedAvg with a personal model on each device, in the header ``own`` of its answers.
 
-    The personal model never leaves the device. It is tested on the device's test samples; a device
-    without one, such as a newcomer, is served by the global model.
+    The personal model costs no bytes, as it does not leave the device. It is tested on the device's
+    test samples. A device without a personal model, such as a newcomer, is tested with the global
+    model.
     """
 
     score: Literal["pooled", "device-mean"] = "device-mean"

@@ -33,7 +33,7 @@ class PFedMeParams(AggregatingParams):
     aggregation: AggregationSpec = Mean()
 
     @model_validator(mode="after")
-    def _rounds_not_epochs(self) -> Self:
+    def _check_epochs(self) -> Self:
         if self.local_epochs != 1:
             raise ValueError(
                 f"'local_epochs' is {self.local_epochs}, but pFedMe's clients train for "
@@ -43,10 +43,10 @@ class PFedMeParams(AggregatingParams):
 
 
 class PFedMeClient(OwnModelClient[PFedMeParams]):
-    """Finds its personal model R times, and moves its local model towards it each time."""
+    """Client that fits its personal model R times, and each time moves its local model to it."""
 
     def local(self, received: Ref, rounds: int) -> PreviousResult:
-        """w_r, the local model after ``rounds`` local rounds.
+        """Return w_r, the local model after r = ``rounds`` local rounds.
 
         w_r = (1 - eta lambda) w_(r-1) + eta lambda theta_(r-1), with w_0 = ``received``.
         """
@@ -55,7 +55,10 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
         return PreviousResult(((received, (1.0 - step) ** rounds), *enumerate(factors)))
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """R times K steps on loss(batch) + lambda / 2 ||theta - w_r||^2, from the last theta."""
+        """Return R trainings of K steps on loss(batch) + lambda / 2 ||theta - w_r||^2.
+
+        The first training begins at the received model, each further training at the last theta.
+        """
         params = self.params
         received = instruction["model"]
         first = Training(received, steps=params.steps, mu=params.lam, only_batch=0)

@@ -1,4 +1,4 @@
-"""REFL: late updates are used too, the less the staler they are (Abdelmoniem et al., 2023)."""
+"""REFL: late updates are used too, with weights by staleness (Abdelmoniem et al., 2023)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class REFLParams(AggregatingParams):
     """by default the least available clients first."""
 
     @model_validator(mode="after")
-    def _weights_count(self) -> Self:
+    def _check_weights(self) -> Self:
         if self.stale_weights == "boosted" and not self.aggregation.uses_weights:
             raise ValueError(
                 f"'aggregation' is {self.aggregation.kind!r}, in which weights do not count, "
@@ -61,7 +61,7 @@ def stale_weights(
     count: int,
     scale: float = 1.0,
 ) -> list[float]:
-    """Weights of stale updates, relative to 1 for a fresh update (section 4.2).
+    """Compute the weights of stale updates, relative to 1 for a fresh update (section 4.2).
 
     The weight is (1 - beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale). Lambda =
     ||f - (s + n f) / (n + 1)||^2 / ||f||^2 is the relative distance by which a stale update s moves
@@ -69,12 +69,12 @@ def stale_weights(
     weight is 1 / (tau + 1).
 
     Args:
-        staleness: tau of each stale update, rounds since it was begun.
-        beta: weight of a stale update's deviation, against its staleness.
-        fresh: f, as difference from the model of the round, float64 [d]; None without fresh
+        staleness: tau of each stale update, the count of rounds since its training began.
+        beta: weight of the term by deviation; the term by staleness has the weight 1 - beta.
+        fresh: f, as difference from the model of the round, float64 [d]; None if there are no fresh
             updates.
         stale: s of each stale update, as difference from the model with which it began, [d].
-        count: n.
+        count: n, the count of fresh updates.
         scale: divisor of the exponential; 1 in the paper.
 
     Returns:
@@ -89,7 +89,7 @@ def stale_weights(
     largest = deviations.max() or 1.0
     with np.errstate(invalid="ignore"):
         boosts = 1 - np.exp(-deviations / largest) / scale
-    # an update that is not finite is left out anyway
+    # An update that is not finite is left out later, whatever its weight.
     boosts = np.where(np.isfinite(boosts), boosts, 0.0)
     weights = list[float]()
     for damping, boost in zip(damped, boosts, strict=True):
@@ -99,12 +99,12 @@ def stale_weights(
 
 @dataclass
 class REFLState(FedAvgState):
-    """Memory of REFL."""
+    """Server state of REFL."""
 
     late: dict[int, int] = field(default_factory=dict)
-    """Tasks that go on after their round has closed, task -> round."""
+    """Tasks that continue after their round has closed, task ID -> round index."""
     stale: list[Entry] = field(default_factory=list)
-    """Updates of such tasks that have arrived in the open round, with their ``round``."""
+    """Updates of late tasks that have arrived in the open round, each with its ``round``."""
 
 
 class REFL(FedAvg[REFLParams]):
@@ -117,10 +117,10 @@ class REFL(FedAvg[REFLParams]):
     Sends what FedAvg sends. A round closes at its deadline, or with ``over_selection`` after K
     updates. Clients that have not finished by then go on (``late``), and their updates go into the
     round in which they arrive (``stale``). A stale update moves the present model by its difference
-    from the model with which it began. Its weight is ``stale_weights``; a fresh update has weight 1. All weights are
-    then scaled to sum to 1. Without learning, updates cannot be compared, and a stale update has
-    weight 1 / (tau + 1). A round's ``valid`` are its updates in time, its ``disconnected`` the clients
-    lost before it closed.
+    from the model with which it began. Its weight is ``stale_weights``; a fresh update has weight
+    1. All weights are then scaled to sum to 1. In runs without learning, updates cannot be
+    compared, and a stale update has weight 1 / (tau + 1). In the record of a round ``valid`` counts
+    the updates in time, and ``disconnected`` the clients that were lost before it closed.
     """
 
     Params = REFLParams
@@ -162,7 +162,8 @@ class REFL(FedAvg[REFLParams]):
             counts = await self._stale_weights(fresh, stale, staleness)
         rebased = list[Entry]()
         for entry, count in zip(stale, counts, strict=True):
-            # As if a late client had begun at the present model; not finite if the update is not.
+            # The update as if the late client had begun at the present model. It is not finite if
+            # the update is not finite.
             models = [model, entry["update"], entry["start"]]
             update = self.server.models.apply(weighted_sum, models, coefficients=[1.0, 1.0, -1.0])
             rebased.append(entry | {"update": update, "start": model, "counts": count})
@@ -170,7 +171,7 @@ class REFL(FedAvg[REFLParams]):
         state.model = await self.next_model(model, entries, staleness=[0] * len(fresh) + staleness)
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """The aggregation's weights times ``stale_weights``, scaled to sum to 1."""
+        """Return the aggregation's weights times ``stale_weights``, scaled to sum to 1."""
         usual = super().weights(entries)
         weights = [
             entry.get("counts", 1.0) * weight for entry, weight in zip(entries, usual, strict=True)

@@ -9,33 +9,41 @@ from fedsim.toolbox.clustering.algorithms import kmeans, members
 
 Clusters = list[list[int]]
 
-_SAME = 1e-10  # relative singular value below which mixtures of clusters are taken to be the same
-_NONE = 1e-8  # weight below which a cluster is taken to have none
+_SAME = 1e-10  # relative singular value below which two mixtures of clusters count as equal
+_NONE = 1e-8  # weight of a cluster below which the weight counts as 0
 _PULL = 1e-6
 
 
 def class_imbalance(counts: Ints, samples: int | None = None) -> Floats:
-    """I_k = sum over the M classes of |D/M - D_k^m| (Eq. 17), float64 [n].
+    """Compute the class imbalance I_k of each device, the sum over M classes of |D/M - D_k^m|.
+
+    Source: Eq. 17.
 
     Args:
-        counts: D_k^m, samples of each device and class, int64 [n, M].
-        samples: D, samples of all devices together, as in the equation; None: D_k, each device's
-            number.
+        counts: D_k^m, the sample count of each device and class, int64 [n, M].
+        samples: D, the sample count of all devices together, as in the equation; None: the sample
+            count D_k of each device in place of D.
+
+    Returns:
+        I_k (samples), float64 [n].
     """
     totals = counts.sum(axis=1, keepdims=True) if samples is None else samples
     return np.asarray(np.abs(totals / counts.shape[1] - counts).sum(axis=1))
 
 
 def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
-    """I_C of each cluster, float64 [N]: the largest I_k of a member, less the samples of the rest.
+    """Compute the imbalance I_C of each cluster (steps 1 and 2 after Eq. 17).
 
-    Steps 1 and 2 after Eq. 17. I_C is at least 1 sample, as it could become negative if I_k is
-    computed from a device's number of samples.
+    It is the largest I_k of a member, minus the samples of all other members. I_C is at least 1
+    sample, as it could become negative if I_k is computed from a device's own sample count.
 
     Args:
-        imbalance: I_k of each device, float64 [n].
-        sizes: D_k of each device (samples), int64 [n].
-        clusters: positions of each cluster's devices.
+        imbalance: I_k of each device (samples), float64 [n].
+        sizes: D_k, the sample count of each device, int64 [n].
+        clusters: for each cluster the positions of its devices in ``sizes``.
+
+    Returns:
+        I_C (samples), float64 [N].
     """
     values = list[float]()
     for cluster in clusters:
@@ -47,20 +55,24 @@ def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequenc
 
 
 def class_shares(counts: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
-    """Class shares of each cluster's samples, float64 [M, N].
+    """Compute the share of each class in each cluster's samples.
 
     Args:
-        counts: samples of each device and class, int64 [n, M].
-        clusters: positions of each cluster's devices; each cluster has at least one sample.
+        counts: sample count of each device and class, int64 [n, M].
+        clusters: for each cluster the positions of its devices in ``counts``; each cluster has at
+            least one sample.
+
+    Returns:
+        Shares, float64 [M classes, N clusters].
     """
     totals = np.stack([counts[list(cluster)].sum(axis=0) for cluster in clusters], axis=1)
     return np.asarray(totals / totals.sum(axis=0))
 
 
 def optimal_weights(shares: Floats) -> Floats:
-    """The weights whose mixture of clusters is nearest to equal class shares, float64 [N].
+    """Compute the cluster weights whose mixture is nearest to equal class shares.
 
-    The paper's benchmark "Optimal": the minimiser of ||B p - 1/M||^2 over p >= 0 with sum 1
+    This is the paper's benchmark "Optimal", the minimiser of ||B p - 1/M||^2 over p >= 0 with sum 1
     (Theorem 1, Q1). Of several minimisers the result is the minimiser of least norm.
 
     With C = B - 1/M, the minimiser of ||C u||^2 + (sum u - 1)^2 over u >= 0 is a multiple of p. A
@@ -68,7 +80,10 @@ def optimal_weights(shares: Floats) -> Floats:
     minimiser among these clusters.
 
     Args:
-        shares: B, the clusters' class shares, float64 [M, N].
+        shares: B, the clusters' class shares, float64 [M classes, N clusters].
+
+    Returns:
+        p, float64 [N].
     """
     from scipy.optimize import nnls
 
@@ -87,24 +102,30 @@ def optimal_weights(shares: Floats) -> Floats:
 
 
 def by_kmeans(gradients: Floats32, groups: int, generator: np.random.Generator) -> Clusters:
-    """Clusters by K-means, positions in ascending order; fewer if gradients coincide.
+    """Cluster gradients by k-means, into fewer clusters if there are fewer distinct gradients.
 
     Args:
-        gradients: float32 [n, d].
-        groups: N.
-        generator: for the first centres.
+        gradients: one gradient for each device, float32 [n, d].
+        groups: N, the count of clusters.
+        generator: source of the first centres.
+
+    Returns:
+        For each cluster the positions of its devices in ``gradients``, ascending.
     """
     distinct = len({row.tobytes() for row in gradients + 0.0})  # -0.0 becomes 0.0
-    # In an orthonormal basis of their span distances are the same, at less cost.
+    # Distances are equal in an orthonormal basis of the gradients' span, where they cost less.
     coordinates = np.asarray(np.linalg.qr(gradients.T.astype(np.float64), mode="r")).T
     return members(kmeans(coordinates, min(groups, distinct), generator))
 
 
 def class_ratio(mixture: Floats) -> float | None:
-    """beta, the largest class share divided by the smallest (Eq. 3); None if a class is missing.
+    """Return beta, the largest class share divided by the smallest (Eq. 3).
 
     Args:
         mixture: class shares, float64 [M].
+
+    Returns:
+        beta; None if a class has no samples.
     """
     least = float(mixture.min())
     return float(mixture.max()) / least if least > 0 else None
@@ -113,16 +134,16 @@ def class_ratio(mixture: Floats) -> float | None:
 def balance(
     counts: Ints, clusters: Clusters, weights: Sequence[Floats]
 ) -> dict[str, list[float | None]]:
-    """Balance of the classes in mixtures of clusters, one entry for each vector of weights.
+    """Measure the balance of the classes in mixtures of clusters.
 
     Args:
-        counts: samples of each device and class, int64 [n, M].
-        clusters: positions of each cluster's devices.
-        weights: vectors p, float64 [N] each.
+        counts: sample count of each device and class, int64 [n, M].
+        clusters: for each cluster the positions of its devices in ``counts``.
+        weights: cluster weights p of each mixture, float64 [N] each.
 
     Returns:
         ``beta``, see ``class_ratio``, and ``distance``, the squared distance of the class shares
-        from equal shares (Theorem 1, Q1).
+        from equal shares (Theorem 1, Q1), each with one entry for each mixture.
     """
     mixtures = [class_shares(counts, clusters) @ vector for vector in weights]
     distances: list[float | None] = []

@@ -75,7 +75,7 @@ class RFedAvgParams(SynchronousParams):
 
     @property
     def uses_total(self) -> bool:
-        """Whether clients need D, the samples of all devices, for their imbalance."""
+        """Whether clients need D, the sample count of all devices, for their imbalance."""
         return self.weights == "rfedavg" and self.imbalance == "global"
 
     @property
@@ -85,9 +85,11 @@ class RFedAvgParams(SynchronousParams):
 
 
 class RFedAvgClient(SynchronousClient[RFedAvgParams]):
-    """Makes gradient steps on all of its data, and reports the facts that the weights need.
+    """Client that makes gradient steps on all of its data, and reports what the weights need.
 
-    State: ``total``, the last received D.
+    The report has its size and, if used, its class imbalance, loss and class counts.
+
+    Device state: ``total``, the last received D, the sample count of all devices.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -114,35 +116,35 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
         contents: dict[str, object] = {"update": result.update, "control": control}
         if params.weights == "optimal":
             contents["class-counts"] = labels
-        # for the record of the classes' balance alone
+        # The labels are only for the record of the classes' balance.
         contents["labels"] = Header(labels)
         return contents
 
 
 @dataclass
 class RFedAvgState(FedAvgState):
-    """Memory of RFedAvg."""
+    """Server state of RFedAvg."""
 
     sizes: list[int | None] = field(default_factory=list)
-    """Size that each device reported last (samples)."""
+    """Size that each device reported last (samples); None before its first report."""
     reporting: dict[int, int] = field(default_factory=dict)
-    """Open reports of sizes, device -> task."""
+    """Open tasks in which devices report their size, device ID -> task ID."""
     begun: bool = False
     """Whether the first round has been opened."""
     total: int = 0
-    """D, the sum of the reported sizes, in the open round."""
+    """D, the sum of the reported sizes in the open round (samples)."""
     informed: list[int] = field(default_factory=list)
-    """D as each device has received it last."""
+    """Value of D that each device received last (samples)."""
     imbalance: list[float] = field(default_factory=list)
-    """I_k that each device reported last."""
+    """Class imbalance I_k that each device reported last (samples)."""
     counts: dict[int, list[int]] = field(default_factory=dict)
-    """Class counts that each device reported last, for ``optimal``."""
+    """Device ID -> class counts that the device reported last, for ``optimal``."""
     first_loss: float | None = None
-    """l_0."""
+    """l_0, the mean of the losses reported first."""
     loss: float | None = None
     """l_t, the mean of the losses reported last."""
     cluster: dict[int, int] = field(default_factory=dict)
-    """Cluster of each device of the round."""
+    """Device ID -> cluster index of each device of the round."""
 
 
 class RFedAvg(FedAvg[RFedAvgParams]):
@@ -184,7 +186,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             self._request_size(device)
         self._begin()
 
-    # The sizes of all devices, D
+    # sizes of all devices (D)
 
     async def on_return(self, device: int) -> None:
         self._request_size(device)
@@ -192,7 +194,10 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     on_arrival = on_return
 
     def _request_size(self, device: int) -> None:
-        """Ask a device for its size, now or on its return, if D needs it and it is unknown."""
+        """Ask a device for its size, now or when it returns.
+
+        Does nothing if D is not used, or if the size is known or already requested.
+        """
         state = self.state
         is_unknown = state.sizes[device] is None and device not in state.reporting
         if not self.params.uses_total or not is_unknown:
@@ -242,7 +247,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         await super().on_task_end(message)
 
     def _store_facts(self, message: TaskEnd) -> None:
-        """Store a client's size, and its imbalance or class counts."""
+        """Store the size that a client has reported, and its imbalance or class counts."""
         state = self.state
         device = message.device
         state.sizes[device] = self._samples(message)
@@ -252,7 +257,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         elif self.params.weights == "optimal":
             state.counts[device] = message["class-counts"]
 
-    # Aggregation
+    # aggregation
 
     async def aggregate(self) -> None:
         received = self.state.received
@@ -267,9 +272,9 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self.record_aggregate(received, weights)
 
     async def _weights(self, received: list[Entry]) -> list[float]:
-        """The weight of each update: p_n times its share of its cluster's samples (Eq. 4).
+        """Compute the weight of each update, p_n times its share of its cluster's samples (Eq. 4).
 
-        0 if the update is left out.
+        The weight is 0 if the update is left out.
         """
         weights = np.zeros(len(received))
         positions, gradients = await self._gradients(received)
@@ -297,11 +302,14 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         return [float(weight) for weight in weights]
 
     async def _gradients(self, received: list[Entry]) -> tuple[list[int], Floats32 | None]:
-        """Positions in ``received`` of the updates that count, and their changes of the model.
+        """Select the usable updates, and compute their changes of the model.
 
-        The changes are float32 [n, d], negative multiples of the gradients; None without learning.
+        Returns:
+            Positions of the updates in ``received``, and the changes, float32 [n, d]. A change is a
+            negative multiple of the client's gradient. In runs without learning the changes are
+            None.
         """
-        # The order of arrival decides nothing, not even between equals.
+        # Updates are sorted, so that the order of arrival does not affect the result.
         positions = [place for place, entry in enumerate(received) if entry["samples"]]
         positions.sort(key=lambda place: received[place]["device"])
         if not self.server.models.learns:
@@ -317,7 +325,11 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     def _cluster_weights(
         self, devices: list[int], sizes: Ints, clusters: Clusters
     ) -> Floats | None:
-        """p_n by ``weights``, float64 [N]; None: by the clusters' samples."""
+        """Compute the cluster weights p_n by the parameter ``weights``.
+
+        Returns:
+            p_n, float64 [N]; None if clusters are weighted by their samples.
+        """
         state = self.state
         match self.params.weights:
             case "rfedavg":
@@ -333,9 +345,11 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     async def _cluster(
         self, entries: list[Entry], gradients: Floats32 | None
     ) -> tuple[Clusters, float | None]:
-        """Clusters, as positions in ``entries``, and the threshold of CCS if there is one.
+        """Cluster the updates by their gradients, or at random if ``gradients`` is None.
 
-        Without gradients the clusters are random.
+        Returns:
+            For each cluster the positions of its updates in ``entries``, and the threshold of CCS
+            (None if the clustering does not use it).
         """
         number = self.state.round
         devices = [entry["device"] for entry in entries]
@@ -374,7 +388,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         return clusters, eps
 
     def _kmeans_clusters(self, by_ccs: int) -> int:
-        """N of K-means; ``by_ccs``, the number of clusters that CCS has made."""
+        """Return N, the count of k-means clusters; ``by_ccs`` is the count of clusters by CCS."""
         match self.params.kmeans_clusters:
             case "ccs":
                 return by_ccs
@@ -384,9 +398,9 @@ class RFedAvg(FedAvg[RFedAvgParams]):
                 return count
 
     async def _threshold(self, entries: list[Entry]) -> float:
-        """eps_t, the cosine above which gradients are alike now (Eq. 7).
+        """Compute eps_t, the cosine from which on gradients are alike in this round (Eq. 7).
 
-        An unknown loss counts as the last known one.
+        The last known mean loss is used if no loss of this round is known.
         """
         state = self.state
         theta = self.params.theta

@@ -1,4 +1,4 @@
-"""The base of strategies whose devices train a part of the model: HeteroFL, HetLoRA, FLoRA."""
+"""Base of strategies whose devices train a part of the model (HeteroFL, HetLoRA, FLoRA)."""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class CutParams(AggregatingParams):
     """Parameters of strategies whose devices train smaller models within the global one."""
 
     by: ClassVar[CutBy]
-    """The measure of a size."""
+    """Measure of a size, such as ``width`` or ``rank``."""
     looks_at_each: ClassVar[str | None] = (
         "the server has to know which numbers each client has sent"
     )
@@ -47,7 +47,7 @@ class CutParams(AggregatingParams):
     """
 
     @model_validator(mode="after")
-    def _means_alone(self) -> Self:
+    def _check_means(self) -> Self:
         if self.aggregation.kind not in ("weighted", "mean"):
             raise ValueError(
                 f"'aggregation' is {self.aggregation.kind!r}, and {self.kind} has updates of "
@@ -68,12 +68,12 @@ class CutParams(AggregatingParams):
 
     @property
     def all_sizes(self) -> list[float]:
-        """All sizes, ascending."""
+        """All distinct sizes of the parameter ``sizes``, ascending."""
         sizes = self.sizes.values() if isinstance(self.sizes, dict) else self.sizes
         return sorted({*sizes})
 
     def places(self, setting: RunInfo) -> dict[float, Places]:
-        """Ranges of the flat model whose numbers devices of each size send."""
+        """Return the ranges of a flat model that devices of each size send, size -> ranges."""
         whole = setting.tensors()
         return {size: leading(whole, setting.cut(self.by, size)) for size in self.all_sizes}
 
@@ -81,12 +81,12 @@ class CutParams(AggregatingParams):
 def leading(
     whole: Sequence[Tensor], part: Sequence[Tensor], mask: Sequence[bool] | None = None
 ) -> Places:
-    """Ranges of a flat model that hold a smaller model: the first numbers of each tensor.
+    """Return the ranges of a flat model that hold a smaller model, the leading part of each tensor.
 
     Args:
-        whole: the tensors of the model.
-        part: the tensors of the smaller model, shorter along the first two axes.
-        mask: whether each tensor counts; None: all tensors.
+        whole: the tensors of the model, in the order of the flat model.
+        part: the tensors of the smaller model, which may be shorter along the first two axes.
+        mask: whether to include each tensor; None: all tensors.
     """
     ranges = list[tuple[int, int]]()
     begin = 0
@@ -104,18 +104,21 @@ def leading(
 def by_name(
     model: NDArray[np.floating], tensors: Sequence[tuple[str, Sequence[int]]]
 ) -> dict[str, NDArray[np.floating]]:
-    """The tensors of a flat model, by name, as views.
+    """Split a flat model into its tensors.
 
     Args:
-        model: the numbers [d].
-        tensors: name and shape of each tensor, in the model's order.
+        model: the flat model, [d].
+        tensors: (name, shape) of each tensor, in the order of the flat model.
+
+    Returns:
+        Tensor name -> view of the tensor in ``model``.
     """
     parts = np.split(model, np.cumsum([math.prod(shape) for _, shape in tensors])[:-1])
     return {name: part.reshape(shape) for (name, shape), part in zip(tensors, parts, strict=True)}
 
 
 class CutClient(SynchronousClient[CutParams]):
-    """Trains the received numbers, among zeros, and sends them back."""
+    """Client that trains and sends back only the part of the model that it has received."""
 
     def __init__(self, params: CutParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
@@ -137,18 +140,18 @@ class CutClient(SynchronousClient[CutParams]):
 
 @dataclass
 class CutState(FedAvgState):
-    """Memory of ``CutModels``."""
+    """Server state of ``CutModels`` strategies."""
 
     zero: Ref = field(init=False)
-    """A model of zeros."""
+    """Model in which all parameters are 0."""
 
 
 class CutModels(FedAvg[CutParams]):
     """FedAvg whose devices train smaller models, which are parts of the global model.
 
-    A device trains the received numbers among zeros. In layers with ReLU between, and in adapters,
-    zeros have no gradient and add nothing, so that the device trains the smaller model. Time,
-    memory and bytes are counted for the smaller model.
+    A device receives a part of the parameters, and all other parameters are 0. In layers with ReLU
+    between, and in adapters, these zeros have no gradient and add nothing, so that the device
+    trains the smaller model. Time, memory and bytes are counted for the smaller model.
     """
 
     Client: ClassVar[type[SynchronousClient[Any]]] = CutClient
@@ -172,7 +175,7 @@ class CutModels(FedAvg[CutParams]):
         await super().on_start()
 
     def size_of(self, device: int) -> float:
-        """The size of a device's model in this round."""
+        """Return the size of the model of ``device`` (ID) in this round."""
         sizes = self.params.sizes
         if isinstance(sizes, dict):
             largest = sizes[self.setting.kind_of(device) or ""]
@@ -200,15 +203,18 @@ class CutModels(FedAvg[CutParams]):
         return self.advance(model, self.joined(model, entries, weights), slot)
 
     async def weighed(self, entries: Sequence[Entry]) -> list[float]:
-        """The weight of each update; by default by the aggregation."""
+        """Return the weight of each update, by default the aggregation's weight."""
         return self.weights(entries)
 
     def joined(self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]) -> Ref:
-        """Join updates of different sizes into the next model.
+        """Combine updates of different sizes into the next model.
 
         Args:
             model: the present model.
-            entries: the updates.
+            entries: the received updates.
             weights: the weight of each update.
+
+        Returns:
+            The next model, before the step of the server optimiser.
         """
         raise NotImplementedError

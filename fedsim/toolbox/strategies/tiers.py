@@ -1,4 +1,4 @@
-"""Tiers of devices, by the size of their data or by their latency."""
+"""Base of strategies with tiers of devices, by data size or by latency."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,33 +15,34 @@ from fedsim.strategies.state import State
 
 @dataclass
 class TieredState(State):
-    """Memory of ``Tiered``."""
+    """Server state of ``Tiered`` strategies."""
 
     model: Ref = field(init=False)
     """The global model."""
     meeting: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Open meetings, task -> (device, time at which it was asked (s))."""
+    """Open first tasks of devices, task ID -> (device ID, time (s) at which it was asked)."""
     figures: list[float | None] = field(default_factory=list)
-    """Size (samples) or latency (s) of each device; None before its meeting."""
+    """Size (samples) or latency (s) of each device; None before the end of its first task."""
     cuts: Any = None
-    """Borders of the tiers, for ``tiers_of``; None until all reachable devices are met."""
+    """Borders of the tiers, for ``tiers_of``; None until all reachable devices are measured."""
     tier: list[int | None] = field(default_factory=list)
-    """Tier of each device; None before its meeting."""
+    """Tier index of each device; None before the end of its first task."""
     members: list[list[int]] = field(default_factory=list)
-    """Devices of each tier."""
+    """Device IDs of each tier."""
     dropped: list[int] = field(default_factory=list)
-    """Devices without room for the training."""
+    """IDs of the devices with too little memory for the training."""
     away: int = 0
-    """Number of devices that will return."""
+    """Count of unavailable devices that are measured when they return."""
 
 
 class Tiered(Strategy[P]):
-    """A server half that puts each device into a tier after its meeting.
+    """Base of strategies that assign each device to a tier, by its data size or its latency.
 
-    The meeting of a device is its first task, a report or a whole training. When all reachable
-    devices have been met, ``begin`` is called with the devices that have a figure. ``begin`` sets
-    ``cuts``, puts these devices into their tiers (``_sort_in``), and starts the training. Later
-    devices are put into the existing tiers.
+    The first task of a device, called its meeting, measures the device. It is a report of its size
+    or a whole training. When all reachable devices are measured, ``begin`` is called with the IDs
+    of the measured devices. ``begin`` sets ``cuts``, assigns these devices to their tiers
+    (``_sort_in``), and starts the training. Devices that are measured later are assigned to the
+    existing tiers.
     """
 
     state: TieredState
@@ -83,7 +84,10 @@ class Tiered(Strategy[P]):
         return task in self.state.meeting
 
     def _end_meeting(self, message: TaskEnd) -> None:
-        """Store the device's figure, drop the device, or meet it again on its return."""
+        """Store the measured size or latency of a device whose first task has ended.
+
+        A device with too little memory is dropped. A lost task is repeated when the device returns.
+        """
         state = self.state
         device, asked_at = state.meeting.pop(message.task)
         if message.outcome == "done":
@@ -114,7 +118,11 @@ class Tiered(Strategy[P]):
 
 
 def equal_width_bins(values: NDArray[np.float64], tiers: int) -> tuple[float, float]:
-    """Bins of equal width over [min, max] of ``values`` [n], outliers included.
+    """Cut the range from the smallest to the largest value into bins of equal width.
+
+    Args:
+        values: sizes (samples) or latencies (s), float64 [n].
+        tiers: count of bins.
 
     Returns:
         The lower border of the first bin, and the width of each bin.
@@ -127,15 +135,18 @@ def equal_width_bins(values: NDArray[np.float64], tiers: int) -> tuple[float, fl
 def tier_numbers(
     values: NDArray[np.float64], tiers: int, bins: tuple[float, float]
 ) -> NDArray[np.int64]:
-    """The tier of each value, int64 [n], from 0.
+    """Return the index of the tier of each value.
 
-    A value on the border of two tiers belongs to the upper one; a value outside the bins to the
-    nearest tier.
+    A value on the border of two tiers belongs to the upper tier. A value outside all bins belongs
+    to the nearest tier.
 
     Args:
         values: sizes (samples) or latencies (s), float64 [n].
-        tiers: P, the number of tiers.
-        bins: as ``equal_width_bins`` returns them.
+        tiers: P, the count of tiers.
+        bins: lower border of the first bin and width of each bin, from ``equal_width_bins``.
+
+    Returns:
+        Tier indices from 0 to P - 1, int64 [n].
     """
     low, width = bins
     if width == 0:

@@ -1,4 +1,4 @@
-"""TiFL: tiers by latency, a cohort out of one tier, and tests of all (Chai et al., 2020)."""
+"""TiFL: tiers by latency, each round with clients of one tier (Chai et al., 2020)."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.strategies.tiers import Tiered, TieredState, equal_width_bins, tier_numbers
 from fedsim.world.steps import Computation, Evaluate, Train
 
-_TEST_CLIENTS = 5  # in each tier
+_TEST_CLIENTS = 5  # maximum count of clients of each tier that test the model
 
 
 class TiFLParams(AggregatingParams):
@@ -54,7 +54,7 @@ class TiFLParams(AggregatingParams):
     """I, the number of rounds between two tests; by default the number of tiers."""
 
     @model_validator(mode="after")
-    def _one_probability_a_tier(self) -> Self:
+    def _check_probabilities(self) -> Self:
         weights = self.probabilities
         if (weights is not None) != (self.mode == "static"):
             raise ValueError(
@@ -88,15 +88,19 @@ def credit_probabilities(
     accuracies: Sequence[float | None],
     credits: Sequence[int],  # noqa: A002
 ) -> list[float]:
-    """The probability of each tier after a test: the lower its accuracy, the likelier.
+    """Compute the probability of each tier after a test, larger for a lower accuracy.
 
-    TiFL's ``ChangeProbs``: of the n tiers with credits, in ascending order of accuracy, the tier of
-    rank r = 0..n-1 gets (n - r) / (n (n + 1) / 2). Ties go by the tier's number. A tier without
-    credits gets 0; a tier of unknown accuracy (None) stands first.
+    This is TiFL's ``ChangeProbs``. The n tiers with credits are sorted by ascending accuracy. The
+    tier of rank r = 0..n-1 gets the probability (n - r) / (n (n + 1) / 2). Equal accuracies are
+    sorted by tier index. A tier of unknown accuracy (None) comes first. A tier without credits gets
+    0.
 
     Args:
-        accuracies: of the model on each tier's clients, 0 to 1.
-        credits: rounds that remain for each tier.
+        accuracies: accuracy of the model on each tier's clients, 0 to 1; None if unknown.
+        credits: count of rounds that remain for each tier.
+
+    Returns:
+        The probability of each tier, [P].
     """
 
     def rank_key(tier: int) -> tuple[float, int]:
@@ -113,7 +117,10 @@ def credit_probabilities(
 
 
 class TiFLClient(SynchronousClient[TiFLParams]):
-    """Trains as FedAvg's; on other jobs reports its size, is profiled, or tests the model."""
+    """Client that trains as FedAvg's client does, reports its size, and tests the model.
+
+    If tiers are by latency, its first task is a whole training, whose time the server measures.
+    """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         match instruction.job:
@@ -140,22 +147,22 @@ class TiFLClient(SynchronousClient[TiFLParams]):
 
 @dataclass
 class TiFLState(TieredState, FedAvgState):
-    """Memory of TiFL."""
+    """Server state of TiFL."""
 
     current: int | None = None
-    """The tier drawn last."""
+    """Index of the tier drawn last; None before the first draw."""
     probabilities: list[float] = field(default_factory=list)
-    """Weight of each tier in the draw."""
+    """Weight of each tier in the draw of a round's tier."""
     credits: list[int] = field(default_factory=list)
-    """Rounds that remain for each tier."""
+    """Count of rounds that remain for each tier."""
     tested: int | None = None
-    """The round of the last test."""
+    """Index of the round before which the last test was made; None before the first test."""
     testing: dict[int, int] = field(default_factory=dict)
-    """Open tasks of the test, task -> tier."""
+    """Open tasks of the test, task ID -> tier index."""
     testers: dict[int, list[int]] = field(default_factory=dict)
-    """Devices of each tier that have answered in the test."""
+    """Tier index -> IDs of the tier's devices that have answered in the test."""
     accuracies: list[float | None] = field(default_factory=list)
-    """Accuracy on each tier in the last test."""
+    """Accuracy of the model on each tier in the last test, 0 to 1; None if unknown."""
 
 
 class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
@@ -197,7 +204,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         self.state.probabilities = self.params.probabilities or [1.0] * tiers
         self._meet_all(tiers)
 
-    # The tiers
+    # tiers
 
     def _meet(self, device: int, job: str = "profile") -> None:
         super()._meet(device, "report" if self.params.tiers_from == "size" else job)
@@ -220,7 +227,13 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             server.stop("no device can be put into a tier")
 
     def select(self) -> list[int]:
-        """Members of a tier that is drawn; a tier without an available member is drawn again."""
+        """Draw a tier, and select clients of it.
+
+        If the tier has no available member, another tier is drawn.
+
+        Returns:
+            The device IDs; empty if no tier has an available member.
+        """
         state = self.state
         number = state.round
         generator = self.server.rng("tier", number)
@@ -237,9 +250,10 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         return []
 
     def _tier_weights(self) -> Floats:
-        """Weights of the tiers in the draw, float64 [P]; 0 for a tier without members.
+        """Return the weight of each tier in the draw, float64 [P].
 
-        If no tier has credits, the weights of all others are equal.
+        A tier without members has weight 0. If all weights would be 0, for instance as no tier has
+        credits, all tiers with members have equal weights.
         """
         inhabited = np.array([bool(members) for members in self.state.members], dtype=np.float64)
         weights = inhabited * self.state.probabilities
@@ -247,7 +261,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             weights *= np.array(self.state.credits) > 0
         return weights if weights.any() else inhabited
 
-    # The test of all tiers (Algorithm 2)
+    # test of all tiers (Algorithm 2)
 
     def _open_round(self) -> None:
         if self._test_is_due():
@@ -276,7 +290,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             server.timer("tested", server.now)
 
     async def _end_test(self) -> None:
-        """Store the accuracy on each tier, and change the probabilities (``ChangeProbs``)."""
+        """Store the accuracy on each tier, and update the probabilities (``ChangeProbs``)."""
         state = self.state
         previous = state.accuracies
         accuracies = list(previous)
@@ -302,7 +316,10 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     def _has_not_risen(
         self, previous: Sequence[float | None], accuracies: Sequence[float | None]
     ) -> bool:
-        """Whether the accuracy on the tier drawn last is at most the previous one."""
+        """Return whether the accuracy on the tier drawn last is at most its previous accuracy.
+
+        It is False if one of both is unknown.
+        """
         current = self.state.current
         if current is None:
             return False
