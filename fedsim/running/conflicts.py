@@ -45,7 +45,7 @@ def conflicts(scenario: Sections) -> Iterator[str]:
         yield from _check_sent_state(scenario)
 
 
-def _of_learning(scenario: Sections) -> Iterator[str]:
+def _check_learning(scenario: Sections) -> Iterator[str]:
     """Yield a message for each section about learning that the strategy does not use."""
     strategy = scenario.strategy
     if strategy.brings_learning:
@@ -59,7 +59,7 @@ def _of_learning(scenario: Sections) -> Iterator[str]:
         yield 'population.samples gives sizes without data; allowed with learning = "off" only'
 
 
-def _of_edges(scenario: Sections) -> Iterator[str]:
+def _check_edges(scenario: Sections) -> Iterator[str]:
     """Yield a message if the strategy needs edge servers and the network has none."""
     strategy = scenario.strategy
     if not strategy.at_edges:
@@ -75,7 +75,7 @@ def _of_edges(scenario: Sections) -> Iterator[str]:
     )
 
 
-def _of_servers(scenario: Sections) -> Iterator[str]:
+def _check_serverless(scenario: Sections) -> Iterator[str]:
     """Yield a message for each section that needs a server, for a strategy without a server."""
     up = scenario.messages.up
     problems = []
@@ -100,7 +100,7 @@ def _of_servers(scenario: Sections) -> Iterator[str]:
         )
 
 
-def _of_world(scenario: Sections) -> Iterator[str]:
+def _check_world(scenario: Sections) -> Iterator[str]:
     """Yield a message for each pair of keys that exclude each other: devices, links, checkpoints."""
     population = scenario.population
     if scenario.drift is not None and population.samples is not None:
@@ -123,7 +123,7 @@ def _of_world(scenario: Sections) -> Iterator[str]:
         yield f"[checkpoint] asks for a run that can be resumed, but {obstacle}"
 
 
-def _of_messages(scenario: Sections) -> Iterator[str]:
+def _check_messages(scenario: Sections) -> Iterator[str]:
     """Yield a message for each codec that cannot encode what the strategy sends."""
     strategy = scenario.strategy
     up = scenario.messages.up
@@ -160,7 +160,7 @@ def _of_messages(scenario: Sections) -> Iterator[str]:
         )
 
 
-def _of_objective(scenario: Sections) -> Iterator[str]:
+def _check_objective(scenario: Sections) -> Iterator[str]:
     """Yield a message for each key that needs a metric that the objective does not measure."""
     objective = scenario.objective
     metrics = ["loss", *(metric.name for metric in scenario.figures)]
@@ -193,7 +193,7 @@ def _of_objective(scenario: Sections) -> Iterator[str]:
         yield "malicious.attack turns labels around, and models learn other targets here"
 
 
-def _of_training(scenario: Sections) -> Iterator[str]:
+def _check_training(scenario: Sections) -> Iterator[str]:
     """Yield a message if the strategy cannot use the model or the trainer."""
     strategy = scenario.strategy
     training = scenario.training
@@ -224,7 +224,7 @@ def _of_training(scenario: Sections) -> Iterator[str]:
         )
 
 
-def _of_sent_state(scenario: Sections) -> Iterator[str]:
+def _check_sent_state(scenario: Sections) -> Iterator[str]:
     """Yield a message for each setting with which ``training.state = "sent"`` is impossible."""
     for problem in _obstacles_to_state(scenario):
         yield (

@@ -176,7 +176,7 @@ def _answer(
     unreached = []
     if is_requested or target is None:
         ranked = _ranked(lines, places)
-        unreached = [aim for aim in targets if not _reached_by(figures, ranked, aim, any)]
+        unreached = [aim for aim in targets if not _is_reached(figures, ranked, aim, any)]
     return WorldAnswer(
         world,
         target,
