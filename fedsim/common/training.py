@@ -66,23 +66,44 @@ class Batching:
         size: count of samples in a batch.
         last: the treatment of an incomplete last batch. ``keep``: it is a smaller batch. ``drop``:
             it is left out. ``merge``: its samples join the batch before it.
+
+    Example:
+        >>> from fedsim.plugin import Batching
+        >>> kept = Batching(size=10)
+        >>> kept.count(25), kept.last_size(25)
+        (3, 5)
+        >>> merged = Batching(size=10, last="merge")
+        >>> merged.count(25), merged.last_size(25)
+        (2, 15)
     """
 
     size: int
     last: LastBatch = "keep"
 
     def count(self, samples: int) -> int:
-        """Return the count of batches in an epoch on ``samples`` samples."""
+        """Return the count of batches in an epoch.
+
+        Args:
+            samples: count of samples of the device.
+        """
         if self.last == "keep":
             return -(-samples // self.size)
         return max(samples // self.size, min(samples, 1))
 
     def last_size(self, samples: int) -> int:
-        """Return the count of samples in the last batch of an epoch on ``samples`` samples."""
+        """Return the count of samples in the last batch of an epoch.
+
+        Args:
+            samples: count of samples of the device.
+        """
         return self.taken(samples) - self.size * max(0, self.count(samples) - 1)
 
     def taken(self, samples: N) -> N:
-        """Return how many of ``samples`` an epoch processes; an int or int64 [devices]."""
+        """Return the count of samples that an epoch processes; an int or int64 [devices].
+
+        Args:
+            samples: count of samples of the device, or of each device.
+        """
         if self.last != "drop":
             return samples
         return samples - samples % self.size * (samples >= self.size)

@@ -70,6 +70,18 @@ class State(Entries, MutableMapping[str, Any]):
 
     Fields can be read and set by key, as in a dict: ``state["round"]`` is ``state.round``. A
     subclass of a strategy may thus add entries that no field declares. Added entries are saved too.
+
+    Example:
+        >>> from dataclasses import dataclass, field
+        >>> from fedsim.plugin import State
+        >>> @dataclass
+        ... class Memory(State):
+        ...     rounds: int = 0
+        ...     losses: list[float] = field(default_factory=list)
+        >>> memory = Memory()
+        >>> memory.rounds += 1
+        >>> memory["rounds"]
+        1
     """
 
 
