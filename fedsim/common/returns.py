@@ -46,7 +46,7 @@ FindMistake = Callable[..., str]
 """Function of a value, the object and the hook's arguments, which returns the mistake or ''."""
 Check = Callable[[object], bool]
 
-_MARK = "fedsim_returns"  # name of the attribute of a base's hook with its ``Returns``
+_MARK = "fedsim_returns"  # attribute that stores the ``Returns`` on a hook of a base class
 _GUARDED = "fedsim_guarded"  # name of the attribute that marks a checking hook
 _LISTS = (list, tuple, range, np.ndarray)
 _WORDS: dict[object, str] = {

@@ -213,7 +213,7 @@ class ClientSide:
             number: index of the training in the task, from 0.
             version: version of the device's data.
         """
-        before: Any = None  # model that holds the trainer's state
+        before: Any = None  # the trainer's kept state, packed like a model
         if self._trainer.state == "kept":
             before = self.devices.of(task.device).state.get(f"trainer/{number}")
         if self._trainer.state == "sent" and task.context.instruction.job == "train":

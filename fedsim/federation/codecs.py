@@ -179,9 +179,10 @@ class Codec(Spec):
 
     @property
     def of_sums(self) -> "Codec":
-        """The codec of contents that device and server each sum; by default this codec.
+        """Return the codec for contents that sender and receiver both accumulate over rounds.
 
-        ``StrategyParams.added_up`` names these contents.
+        Without error feedback, errors of encoding would accumulate as well. The names of such
+        contents are in ``StrategyParams.added_up``. By default this codec itself is returned.
         """
         return self
 

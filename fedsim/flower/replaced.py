@@ -147,9 +147,10 @@ def _set_generators(states: States) -> None:
 
 
 class Sleeper:
-    """Sleep counter of a ClientApp's call.
+    """Simulated sleep of one call of a ClientApp.
 
-    Clocks that the app reads advance by the counted time.
+    ``time.sleep`` adds to ``slept_s`` instead of sleeping, and the clocks that the app reads
+    advance by the sum.
 
     Args:
         folder: folder of the app.

@@ -158,7 +158,7 @@ def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
 
 
 def extrapolation_lines(lines: list[str], most: int = 5) -> list[str]:
-    """Return warnings about values outside of the domain in which a rule was fitted.
+    """Return warnings about values outside the range for which a formula was fitted.
 
     Args:
         lines: descriptions of the values, one line each.

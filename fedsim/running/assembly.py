@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 Models = dict[str, dict[str, AnyArray]]
 """Models by file name; each model is its tensors by name."""
 
-_ALL_DEVICES = 2_000  # larger populations: availability is recorded of asked devices only
-_MOST_CHANGES = 200_000  # recorded changes of availability; a figure shows fewer
+_ALL_DEVICES = (
+    2_000  # larger populations: availability is recorded only of devices that were sent a task
+)
+_MOST_CHANGES = 200_000  # limit of recorded changes of availability; a picture shows fewer
 
 
 class Run:
@@ -398,7 +400,7 @@ class Run:
 
     @property
     def rules(self) -> list[str]:
-        """Text lines (str) on the domain and error of each fitted rule that this run uses."""
+        """Describe each formula that this run uses and that was fitted to measurements, as text (str)."""
         network = self.scenario.network
         lines = [*network.rules(), *network.protocol.rules()]
         if self.population.rooflines is not None:
@@ -407,7 +409,7 @@ class Run:
 
     @property
     def outside_of_rules(self) -> list[str]:
-        """Warnings (str) about values of this run outside of the domain in which a rule was fitted."""
+        """Warnings (str) about values of this run outside the range for which a formula was fitted."""
         network = self.scenario.network
         lines = [
             *network.outside_of_rules(),
@@ -424,9 +426,10 @@ class Run:
         return self.scenario.population.devices <= columns.MANY
 
     def _devices_with(self, most: int) -> NDArray[np.int64]:
-        """Return all devices if there are at most ``most``, otherwise the devices ever asked.
+        """Return the IDs of the devices that tables list; int64, ascending.
 
-        The IDs are int64 and ascending.
+        Populations of more than ``most`` devices are listed only as far as the server has sent them
+        a task.
         """
         count = self.scenario.population.devices
         if count <= most:

@@ -209,7 +209,7 @@ class Job:
         obsolete_parts = self.recorder.parts if status == "done" else []
         fingerprints = files.fingerprints(out, but=obsolete_parts)
         files.write_summary(out, {**summary, "files_sha256": fingerprints})
-        # after the summary is written: without it, a killed run must stay resumable
+        # only now: a run that is killed before its summary is written resumes from these parts
         for part in obsolete_parts:
             part.unlink()
 

@@ -62,7 +62,7 @@ class Lossy(Codec):
 
     @property
     def of_sums(self) -> Codec:
-        """This codec with error feedback, which bounds the error of a sum."""
+        """Return a copy with error feedback, so that errors do not accumulate in summed messages."""
         return self.model_copy(update={"error_feedback": True})
 
     def code(

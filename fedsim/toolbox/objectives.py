@@ -51,7 +51,7 @@ def _squares(outputs: "Tensor", targets: "Tensor") -> "Tensor":
 
 
 def _labels(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    """Scores [n, C], answered labels [n, C] and true labels [n, C], side by side: [n, 3 C]."""
+    """Concatenate the scores, the predicted and the true labels, each [n, C], to [n, 3 C]."""
     import torch
     from torch.nn.functional import one_hot
 

@@ -173,7 +173,7 @@ class Computing:
         if self.hosts is None:
             return {}
         is_due = cause is None and self.hosts.is_due(task)
-        # The running epoch has no end.
+        # `epoch_ends` lacks the epoch that was running: it ends now if it is due, else never
         if self.hosts.stop(task) and task.epoch_ends is not None:
             task.epoch_ends.append(now if is_due else math.inf)
         return {"core_s": self.hosts.used_s(task)}

@@ -137,12 +137,12 @@ class Rooflines:
         return self.kinds[kind].epoch + epoch_s(learns=True) + training.asked_besides * forward_s
 
     def rules(self) -> list[str]:
-        """Return a line (str) on each fitted rule of training times, with its domain and error."""
+        """Describe each fitted formula of training times: its range and its error, as text."""
         processors = {_processor(kind) for kind in self._used_kinds()}
         return [_RULES[processor] for processor in sorted(processors & {*_RULES})]
 
     def outside_of_rules(self, numbers: int) -> list[str]:
-        """Return warnings (str) about trainings outside of the domain of the rules.
+        """Return warnings (str) about trainings outside the range for which a formula was fitted.
 
         Args:
             numbers: count of values in a sample.

@@ -66,7 +66,7 @@ class DeviceTimes(Protocol):
         """Time of a forward pass over ``samples`` samples (s)."""
 
     def working_s(self, device: int, work: WorkAmounts) -> float:
-        """Time of other work (s)."""
+        """Time of a step ``Work``, which computes without a model (s)."""
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
         """Time until a training, or a test (None), runs out of memory (s); None if it fits."""

@@ -87,7 +87,7 @@ class Rate(NamedTuple):
         end = end[order]
         due = due[order]
         size = size[order]
-        # times in bytes that the link can have carried by then; the rate is 1 on this clock
+        # each time becomes the bytes that the link can carry until then: the capacity is 1 on this axis
         opens = self.carried(begin)
         closes = self.carried(due)
         for deadline in _late_due_times(opens, closes, size / SLACK):

@@ -88,7 +88,7 @@ class LogDefaults(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns that have a default."""
+        """Names of the log's optional columns for which a default value is given."""
         return [name for name in _MORE if getattr(self, name) is not None]
 
 

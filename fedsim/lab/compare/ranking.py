@@ -92,9 +92,10 @@ class Ranking:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the lead over the second line is certain: its interval excludes no difference.
+        """Whether the best line's lead over the second line is significant.
 
-        The lead is also certain if the best line has a single run.
+        The confidence interval of a significant lead does not contain 0. With a single run per
+        line there is no interval, and the lead counts as it is.
         """
         whole = self.whole
         if len(whole) < 2:

@@ -90,9 +90,10 @@ def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
 
 
 def _join(tables: Sequence[ComparedTable]) -> ComparedTable:
-    """Return one table with the rows of all tables that have the columns of the first table.
+    """Concatenate the tables that have the same columns as the first table.
 
-    Its first column has the title of each row's table.
+    Tables with other columns are left out. A new first column has the title of the table from
+    which a row comes.
     """
     heads = [column.head for column in tables[0].columns]
     titles: list[Cell] = []

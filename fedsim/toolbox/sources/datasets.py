@@ -22,7 +22,7 @@ from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
 from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
 
-_AGAIN = 512  # items that are read from the same Dataset a second time
+_REREAD_ITEMS = 512  # items that are read twice, to detect draws in ``__getitem__``
 _OTHER_SEEDS = (20_231, 77_003)  # seeds of the global generators while items are read again
 _INSTEAD = (
     "fedsim reads a Dataset once, so that a draw would be the same in every epoch, or another "
@@ -108,7 +108,7 @@ def _read(make: Callable[[], object], where: str) -> NamedArrays:
         arrays = _stack(_items(dataset, range(size), where), where)
         after = _states()
         _seed_generators(_OTHER_SEEDS[0])
-        sample = [*range(0, size, max(1, size // _AGAIN))][::-1]
+        sample = [*range(0, size, max(1, size // _REREAD_ITEMS))][::-1]
         repeated = _items(dataset, sample, where)
         _require_same(repeated, sample, arrays, where, "when it is read again")
         del dataset

@@ -84,7 +84,7 @@ class Campaign:
             self._ask([device])
 
     def awaits(self, device: int) -> bool:
-        """Return whether ``device`` (ID) receives its task when it returns."""
+        """Whether ``device`` (ID) is disconnected, and is sent its task once it is online again."""
         return device in self._state.waiting
 
     def resume(self, device: int) -> None:

@@ -255,13 +255,14 @@ class CloudFacts:
         return Connection(round_trip, rate, measured=False)
 
     def rules_for(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
-        """Describe the domain and the error of each rule that some pairs of regions need.
+        """Describe the formulas that estimate connections between regions without a measurement.
 
         Args:
             pairs: (sender's region, receiver's region).
 
         Returns:
-            One sentence for each rule that estimates a connection of the pairs.
+            One sentence (str) for each formula that the pairs need: the round-trip times for which
+            the formula was fitted to measurements, and its error there.
         """
         ruled = [pair for pair in pairs if not self.connection(*pair).measured]
         lines = []
@@ -280,7 +281,7 @@ class CloudFacts:
         return lines
 
     def outside_of_rules(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
-        """List the connections that a rule estimates outside of its domain.
+        """List the connections that a formula estimates outside the range of its fit.
 
         Args:
             pairs: (sender's region, receiver's region).

@@ -5,7 +5,7 @@ from typing import NotRequired, TypedDict
 
 
 class TaskFields(TypedDict):
-    """Fields of ``task-start``."""
+    """Fields of the record ``task-start`` that meters read."""
 
     task: int
     device: int

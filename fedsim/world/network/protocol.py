@@ -112,11 +112,11 @@ class Protocol(Spec):
         return by_chance * by_distance
 
     def rules(self) -> list[str]:
-        """Return a line (str) on each rule fitted to measurements, with its domain and error."""
+        """Describe each formula that was fitted to measurements: its range and its error, as text."""
         return []
 
     def outside_of_rules(self, at_once: int) -> list[str]:
-        """Return warnings (str) about parameters outside of the domain of ``rules``.
+        """Return warnings (str) about parameters outside the range for which a formula was fitted.
 
         Args:
             at_once: count of devices that send at the same time.

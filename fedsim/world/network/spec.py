@@ -117,11 +117,11 @@ class NetworkModel(Spec):
         return 0
 
     def rules(self) -> list[str]:
-        """Return a line (str) on each rule fitted to measurements, with its domain and error."""
+        """Describe each formula that was fitted to measurements: its range and its error, as text."""
         return []
 
     def outside_of_rules(self) -> list[str]:
-        """Return warnings (str) about parameters outside of the domain of a fitted rule."""
+        """Return warnings (str) about values outside the range for which a formula was fitted."""
         return []
 
     @returns(keyed="streams.generator('world/NAME')", guarded=True)

@@ -137,7 +137,15 @@ class Processes:
         )
 
     def add_computation(self, process: int, *state: *ComputationState) -> ComputeActivity:
-        """Add a computation of a process; ``state`` has the arguments of ``ComputeActivity``."""
+        """Start a computation on a device for a process of ``[world]``.
+
+        Args:
+            process: index of the process.
+            state: further arguments of ``ComputeActivity``.
+
+        Returns:
+            The computation, an event that fires at its end.
+        """
         computation = ComputeActivity(self.simulation.env, self._end_computation, *state)
         self.computing[computation.number] = computation, process
         return computation

@@ -21,8 +21,8 @@ class Plan(NamedTuple):
         adaptive: whether the device begins another epoch only if an epoch of the mean length so far
             would end before the limit.
         slack_s: time by which the computation may exceed ``limit`` by rounding (s).
-        jitter_of: count of the device's earlier tasks, if the jitter is drawn for the task; None if
-            it is drawn for the time at which an epoch begins.
+        jitter_of: index of the task among the device's tasks, for a jitter that is drawn once per
+            task. If None, a jitter is drawn for each epoch by the time at which the epoch begins.
     """
 
     epoch_s: float
