@@ -133,6 +133,39 @@ def test_docstrings_begin_with_their_subject() -> None:
     assert found == []
 
 
+_SECTION = re.compile(r"^(Args|Returns|Raises|Attributes|Example):$", re.MULTILINE)
+_ARGS = re.compile(r"^Args:\n((?:    .*\n|\n)*)", re.MULTILINE)
+_EXPLAINED = re.compile(r"^    ([*\w, ]+):", re.MULTILINE)
+
+
+def _faults_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Sections that a docstring has twice, and parameters that it explains and that are none."""
+    text = f"{ast.get_docstring(node) or ''}\n"
+    faults = [name for name, count in Counter(_SECTION.findall(text)).items() if count > 1]
+    parameters = {name.arg for name in ast.walk(node.args) if isinstance(name, ast.arg)}
+    explained = _ARGS.search(text)
+    for names in _EXPLAINED.findall(explained[1]) if explained else ():
+        faults += {name.strip(" *") for name in names.split(",")} - parameters
+    return faults
+
+
+def test_docstrings_explain_parameters_that_there_are_and_once() -> None:
+    faults = {
+        f"{path}: {node.name}": found
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (found := _faults_of(node))
+    }
+    assert faults == {}
+    wrong = 'def f(a):\n    """Do.\n\n    Args:\n        a: 1.\n\n    Args:\n        b: 2.\n    """'
+    node = ast.parse(wrong).body[0]
+    assert isinstance(node, ast.FunctionDef)
+    assert _faults_of(node) == ["Args"]
+    node = ast.parse(wrong.replace("        a: 1.", "        b: 1.")).body[0]
+    assert isinstance(node, ast.FunctionDef)
+    assert _faults_of(node) == ["Args", "b"]
+
+
 def test_a_type_has_a_name_of_its_own() -> None:
     """Classes and aliases of types at the top of a module; a leading underscore makes no other
     name.

@@ -16,23 +16,8 @@ PartState = Any
 class Entries(Mapping[str, Any]):
     """Base of a dataclass whose fields can be read and set by key, as in a dict.
 
-    Fields hold JSON-able values, refs, and lists or dicts of JSON-able values and refs. A field
-    that has no value before the run begins is declared with ``field(init=False)``.
-
-    ``state["round"]`` is ``state.round``. A subclass of a strategy may thus add entries that no
-    field declares. Added entries are saved too.
-
-    Example:
-        >>> from dataclasses import dataclass, field
-        >>> from fedsim.plugin import State
-        >>> @dataclass
-        ... class Memory(State):
-        ...     rounds: int = 0
-        ...     losses: list[float] = field(default_factory=list)
-        >>> memory = Memory()
-        >>> memory.rounds += 1
-        >>> memory["rounds"]
-        1
+    ``update["samples"]`` is ``update.samples``. Entries that no field declares can be set by key.
+    A checkpoint saves objects of this class, with such entries.
     """
 
     def __getitem__(self, name: str) -> Any:

@@ -103,9 +103,6 @@ def read_index(path: Path) -> StudyIndex:
     Args:
         path: the study's folder.
 
-    Args:
-        path: of the study's folder.
-
     Raises:
         RunFolderError: the index is missing, damaged, or of another format.
     """
