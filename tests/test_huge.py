@@ -5,7 +5,7 @@ import pytest
 from tests.benchmarks.huge import Case, all_cases, played
 
 SAMPLE = [
-    *map(Case, ("fedavg", "scaffold", "diloco", "feddyn", "flora", "hierfavg", "gossip")),
+    *map(Case, ("fedavg", "scaffold", "diloco", "feddyn", "hierfavg", "gossip")),
     Case("scaffold", "aggregation", "median"),
     Case("fedavg", "codec", {"kind": "top-k", "share": 0.2}),
     Case("fedavg", "attack", "gaussian"),

@@ -105,10 +105,16 @@ def merged(
 class FLoRAClient(CutClient):
     """Client that trains only its adapters, and sends them."""
 
+    def __init__(self, params: FLoRAParams, setting: RunInfo) -> None:
+        super().__init__(params, setting)
+        # size -> ranges of the flat model that a device of this size does not train
+        self._frozen: dict[float, Places] = {}
+        for size, adapters in self._places.items():
+            self._frozen[size] = complement(adapters, setting.parameters)
+
     def training(self, device: Device, instruction: Instruction) -> Training:
         training = super().training(device, instruction)
-        adapters = self._places[instruction["size"]]
-        return replace(training, held=complement(adapters, self.setting.parameters))
+        return replace(training, held=self._frozen[instruction["size"]])
 
 
 @dataclass

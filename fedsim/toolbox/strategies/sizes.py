@@ -93,8 +93,10 @@ def leading(
     for tensor, small, counts in zip(whole, part, mask or [True] * len(whole), strict=True):
         row = math.prod(tensor.shape[1:])
         length = math.prod(small.shape[1:])
-        if counts:
-            rows = small.size // length
+        rows = small.size // length
+        if counts and length == row:
+            ranges.append((begin, begin + rows * row))
+        elif counts:
             for start in range(begin, begin + rows * row, row):
                 ranges.append((start, start + length))
         begin += tensor.size
