@@ -128,6 +128,10 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fednova", "clients_per_round": 5, "local_epochs": 3, "deadline": "20 s"},
     {"kind": "ditto", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "feddr", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
+    {"kind": "mifa", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
+    {"kind": "q-fedavg", "clients_per_round": 5, "local_epochs": 2, "q": 1.0, "deadline": "30 s"},
+    {"kind": "ca2fl", "concurrency": 6, "buffer": 3},
+    {"kind": "fedcompass", "concurrency": 6, "min_steps": 2, "max_steps": 12},
     {"kind": "fpfc", "clients_per_round": 5, "local_epochs": 2, "lam": 0.3, "deadline": "30 s"},
     {
         "kind": "fedrep",

@@ -46,6 +46,10 @@ STRATEGIES = _Strategies(
             f"{_TOOLS}.cata_fed:CataFed",
             "CATA-Fed: what fits the time given, cohorts of like data size",
         ),
+        "ca2fl": (
+            f"{_TOOLS}.ca2fl:CA2FL",
+            "CA2FL: buffered updates, calibrated by the cached ones of all devices",
+        ),
         "cfl": (
             f"{_TOOLS}.cfl:CFL",
             "CFL: clusters are cut in two where clients pull in different directions",
@@ -79,6 +83,10 @@ STRATEGIES = _Strategies(
         "epidemic": (
             f"{_PEERS}.rounds:Epidemic",
             "Epidemic learning: each device sends its model to some at random",
+        ),
+        "fedcompass": (
+            f"{_TOOLS}.fedcompass:FedCompass",
+            "FedCompass: local steps by speed, so that groups of clients arrive together",
         ),
         "feddr": (
             f"{_TOOLS}.feddr:FedDR",
@@ -167,6 +175,10 @@ STRATEGIES = _Strategies(
             f"{_PEERS}.diloco:LocalSGD",
             "Local SGD: no server, an all-reduce takes the mean every H steps",
         ),
+        "mifa": (
+            f"{_TOOLS}.mifa:MIFA",
+            "MIFA: the latest update of every device counts in each round",
+        ),
         "moon": (
             f"{_TOOLS}.moon:MOON",
             "MOON: representations held near those of the global model",
@@ -174,6 +186,10 @@ STRATEGIES = _Strategies(
         "pfedme": (
             f"{_TOOLS}.pfedme:PFedMe",
             "pFedMe: personal models around local ones, which become the global one",
+        ),
+        "q-fedavg": (
+            f"{_TOOLS}.q_fedavg:QFedAvg",
+            "q-FedAvg: clients with larger losses weigh more",
         ),
         "refl": (
             f"{_TOOLS}.refl:REFL",

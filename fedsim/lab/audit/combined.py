@@ -18,6 +18,9 @@ _EQUAL_WEIGHTS = ("mean", "median", "trimmed-mean", "private")
 _BY_DISTANCE = {"krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}
 """Dict from distance-based aggregation to (a, b): f of n may be malicious if n >= a f + b."""
 
+_BY_STALENESS = ("ca2fl", "fedasync", "fedbuff", "fedcompass")
+"""Strategies without rounds, whose weights follow from staleness or from the buffer's size."""
+
 _SAME_SIZES = ("label-permutation", "rotation")
 """Kinds of data shift that do not change the sample count of any device."""
 
@@ -62,6 +65,8 @@ class _WeightRule:
         self._all_finite = not (evidence.events["kind"] == "non-finite").any()
         starts = evidence.events[evidence.events["kind"] == "task-start"]
         self._round_of = dict(zip(starts["task"].tolist(), starts["round"].tolist(), strict=True))
+        self._device_of = dict(zip(starts["task"].tolist(), starts["device"].tolist(), strict=True))
+        self._heard = set[int]()  # devices whose updates MIFA has received so far
         self._sample_counts = _count_samples(evidence)
         counts = evidence.data_of("aggregate")["tasks"].map(len)
         rounds = evidence.events["round"].reindex(counts.index)
@@ -80,8 +85,10 @@ class _WeightRule:
             return f"the weights are {weights.tolist()}"
         if self._strategy.get("secure_aggregation") is not None and not weights.any():
             return None  # the masked sum could not be decoded
-        if self._kind in ("fedasync", "fedbuff"):
+        if self._kind in _BY_STALENESS:
             return self._check_staleness(aggregate, weights)
+        if self._kind == "q-fedavg":
+            return self._check_fairness(weights)
         problem = self._check_tolerance(aggregate)
         if problem is not None:
             return problem
@@ -110,6 +117,8 @@ class _WeightRule:
             return np.ones(count)
         if self._kind == "feddr":
             return np.full(count, 1 / self._devices)
+        if self._kind == "mifa":
+            return np.full(count, 1 / self._remembered_devices(tasks))
         if self._strategy.get("averaging") == "gradients":
             return np.full(count, 1 / self._updates_in_round[aggregate.round])
         if self._kind in ("fesem", "fesem-mig") and self._strategy["as"] == "paper":
@@ -123,6 +132,25 @@ class _WeightRule:
         if kind in _EQUAL_WEIGHTS or kind in _BY_DISTANCE:
             return np.full(count, 1 / count)
         return None
+
+    def _remembered_devices(self, tasks: list[int]) -> int:
+        """Return the count of devices with whose updates MIFA moves the model, all devices at most.
+
+        Args:
+            tasks: the tasks of the present aggregation, whose devices are remembered from now on.
+        """
+        if self._strategy["unheard"] == "zero":
+            return self._devices
+        self._heard.update(self._device_of[task] for task in tasks)
+        return len(self._heard)
+
+    def _check_fairness(self, weights: Floats) -> str | None:
+        """Return a sentence if weights of q-FedAvg cannot be: they sum to 1 at most."""
+        if not self._learns or self._strategy["q"] == 0:
+            return _compare_weights(weights, np.full(len(weights), 1 / len(weights)))
+        if weights.sum() <= 1 + _ROUNDING:
+            return None
+        return f"the weights sum to {float(weights.sum())!r}, more than 1"
 
     def _fesem_weights(self, weights: Floats) -> Floats:
         """Return the weights that FeSEM ``as = "paper"`` may give: equal, each at most 1 / count.
@@ -205,7 +233,7 @@ class _WeightRule:
         return f"{kind} takes {due} of {count} updates alike; the weights are {weights.tolist()}"
 
     def _check_staleness(self, aggregate: _Aggregate, weights: Floats) -> str | None:
-        """Return the reason why weights of FedAsync or FedBuff contradict staleness, or None."""
+        """Return the reason why weights of a strategy without rounds contradict staleness, or None."""
         strategy = self._strategy
         version = aggregate.round
         due = [int(version - self._round_of[task]) for task in aggregate.tasks]
@@ -214,6 +242,14 @@ class _WeightRule:
         if self._kind == "fedasync":
             alphas = [_mixing_weight(strategy, version, staleness) for staleness in due]
             return _compare_weights(weights, np.array(alphas))
+        if self._kind == "fedcompass":
+            factors = strategy["alpha"] * (1 + np.array(due)) ** -strategy["exponent"]
+            return _compare_weights(weights, factors / strategy["concurrency"])
+        if self._kind == "ca2fl":
+            buffer = strategy["buffer"]
+            if len(due) != buffer:
+                return f"{len(due)} updates count, the scenario's buffer is {buffer}"
+            return _compare_weights(weights, np.full(buffer, 1 / buffer))
         discounts = [_staleness_discount(strategy, staleness) for staleness in due]
         buffer = strategy["buffer"]
         if np.count_nonzero(discounts) != buffer:

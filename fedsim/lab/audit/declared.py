@@ -129,6 +129,7 @@ summary ``summary: ENTRY``, a key of the scenario ``scenario: KEY``.
 PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "strategy": {
         "messages, weights, limits and models": (
+            "ca2fl",
             "cata-fed",
             "cfl",
             "ditto",
@@ -137,6 +138,7 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "fedavg",
             "fedbn",
             "fedbuff",
+            "fedcompass",
             "feddr",
             "feddyn",
             "fedgroup",
@@ -157,6 +159,7 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "ifca-mig",
             "lcfl",
             "local",
+            "mifa",
             "moon",
             "pfedme",
             "scaffold",
@@ -169,7 +172,12 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "gossip",
             "local-sgd",
         ),
-        "messages, limits and models; weights follow from values": ("hetlora", "refl", "rfedavg"),
+        "messages, limits and models; weights follow from values": (
+            "hetlora",
+            "q-fedavg",
+            "refl",
+            "rfedavg",
+        ),
         "limits alone; its messages and weights are the app's": ("flower",),
     },
     "aggregation": {

@@ -4,6 +4,7 @@ PEERS = ("d-psgd", "diloco", "epidemic", "gossip", "local-sgd")
 """Strategies whose devices send to each other."""
 
 PLAIN_EPOCHS = (
+    "ca2fl",
     "fedasync",
     "fedavg",
     "fedbn",
@@ -13,11 +14,22 @@ PLAIN_EPOCHS = (
     "fednova",
     "fedper",
     "fedprox",
+    "mifa",
+    "q-fedavg",
     "refl",
 )
 """Strategies in which every training has ``local_epochs`` epochs."""
 
-UNEVEN_EPOCHS = ("pfedme", "flexcfl", "fedgroup", "flower", "heterofl", "hetlora", "flora")
+UNEVEN_EPOCHS = (
+    "pfedme",
+    "fedcompass",
+    "flexcfl",
+    "fedgroup",
+    "flower",
+    "heterofl",
+    "hetlora",
+    "flora",
+)
 """Strategies in which an epoch is not always one pass over the samples."""
 
 LONGER_EPOCHS = ("moon",)
@@ -27,6 +39,7 @@ WITHOUT_GROUPS = (
     *PEERS,
     *PLAIN_EPOCHS,
     "ditto",
+    "fedcompass",
     "fedrep",
     "flora",
     "heterofl",
@@ -39,11 +52,13 @@ WITHOUT_GROUPS = (
 """Strategies without groups of devices."""
 
 WITH_GLOBAL_MODEL = (
+    "ca2fl",
     "cata-fed",
     "fedasync",
     "fedat",
     "fedavg",
     "fedbuff",
+    "fedcompass",
     "feddr",
     "feddyn",
     "fednova",
@@ -52,7 +67,9 @@ WITH_GLOBAL_MODEL = (
     "heterofl",
     "hetlora",
     "hierfavg",
+    "mifa",
     "moon",
+    "q-fedavg",
     "refl",
     "rfedavg",
     "scaffold",
@@ -82,12 +99,14 @@ REQUESTS_IN_ROUNDS = (
     "ditto",
     "fedavg",
     "fedbn",
-    "fedper",
     "fednova",
+    "fedper",
     "fedprox",
     "fedrep",
+    "mifa",
     "moon",
     "pfedme",
+    "q-fedavg",
 )
 """Strategies whose server sends requests to devices only in rounds.
 
@@ -96,3 +115,6 @@ All devices that are present are idle between rounds.
 
 UPDATES_ARE_MODELS = (*PEERS, "fpfc", "local")
 """Strategies in which each update becomes a separate model."""
+
+UPDATES_WAIT = ("fedcompass",)
+"""Strategies without rounds whose server may keep a received update while it makes versions."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import NOTHING, latest, plain_value
+from fedsim.lab.audit.strategies import UPDATES_WAIT
 from fedsim.records import folder as files
 from fedsim.records.schema import OF_PEERS
 
@@ -81,6 +82,7 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
     - An update that arrives after the last aggregation.
     - If the strategy has no rounds: an update of the same instant as the aggregation, or of another
       group.
+    - If the strategy lets updates wait (``UPDATES_WAIT``): an update that waits at the end.
     """
     events = evidence.events
     aggregates = evidence.data_of("aggregate")
@@ -96,6 +98,7 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
     relevant |= (kinds == "step-end") & (events["step"] == "train")
     records = events[relevant]
     book = _UpdateBook()
+    lets_wait = evidence.run.scenario["strategy"]["kind"] in UPDATES_WAIT
     for row, time, kind, task, number, group in zip(
         records.index.tolist(),
         records["time"].tolist(),
@@ -115,7 +118,7 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
             book.mark_lost(lost_tasks[row])
         elif kind == "aggregate":
             yield from book.aggregate(tasks_of[row], in_rounds[row], group)
-        elif kind == "round":
+        elif kind == "round" and not lets_wait:
             yield from book.close_round(time)
 
 

@@ -1,0 +1,98 @@
+"""CA2FL: buffered updates, calibrated by the cached updates of all devices (Wang et al., 2024)."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import Field
+
+from fedsim.federation import TaskEnd
+from fedsim.learning.refs import Ref
+from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams, AsynchronousState
+from fedsim.strategies.parts.server import ServerOptimiserSpec
+from fedsim.strategies.state import PartState
+from fedsim.strategies.updates import AsynchronousUpdate
+
+
+class CA2FLParams(AsynchronousParams):
+    """Parameters of CA2FL."""
+
+    kind: Literal["ca2fl"] = "ca2fl"
+    buffer: int = Field(default=10, ge=1)
+    """M, how many updates make a version."""
+    server: ServerOptimiserSpec | None = None
+    """server optimiser for the calibrated step (``parts/server``).
+
+    The paper's eta is ``lr`` of ``sgd``. None: eta is 1.
+    """
+
+
+@dataclass
+class CA2FLState(AsynchronousState):
+    """Server state of CA2FL."""
+
+    buffer: list[AsynchronousUpdate] = field(default_factory=list)
+    """Updates that have arrived since the last version."""
+    cache: dict[int, Ref] = field(default_factory=dict)
+    """Device -> h_i, its latest change of the model, for each device that has answered."""
+    server: PartState = None
+    """State of the server optimiser."""
+
+
+class CA2FL(Asynchronous[CA2FLParams]):
+    """Cache-aided asynchronous federated learning.
+
+    Source: Wang, Cao, Wu, Chen and Chen, "Tackling the data heterogeneity in asynchronous federated
+    learning with cached update calibration" (ICLR 2024), Algorithm 2. The server caches the latest
+    change h_i of each device, 0 before the first. With M updates in the buffer, v = (1/n) sum_i h_i
+    + (1/M) sum_(i in buffer) (Delta_i - h_i), then w <- w + eta v, and each h_i becomes the
+    device's newest Delta_i. The mean of the h_i is over all n devices, so that those that answer
+    often do not dominate.
+
+    Sends what FedBuff sends. An update that is not finite is left out, and changes no cache.
+    """
+
+    Params = CA2FLParams
+    State = CA2FLState
+    state: CA2FLState
+
+    async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
+        """Append an update to the buffer, and publish a version when the buffer is full.
+
+        Args:
+            message: the ended task, with ``update`` and ``samples``.
+            base: the model that the client downloaded.
+            staleness: count of versions published since that download.
+        """
+        state = self.state
+        update = self.entry(message, base)
+        update.weight = 1.0 / self.params.buffer
+        update.staleness = staleness
+        state.buffer.append(update)
+        if len(state.buffer) == self.params.buffer:
+            buffer = state.buffer
+            state.buffer = []
+            await self.publish(self._step(buffer), buffer)
+
+    def _step(self, buffer: list[AsynchronousUpdate]) -> Ref:
+        """Return the model moved by the calibrated step, and cache the buffer's changes."""
+        state = self.state
+        models = self.server.models
+        share = 1.0 / self.setting.devices
+        parts = [(state.model, 1.0)]
+        for device in sorted(state.cache):
+            parts.append((state.cache[device], share))
+        zero = models.zero()
+        newest: dict[int, Ref] = {}
+        for update in buffer:
+            cached = state.cache.get(update.device, zero)
+            difference = [(zero, 1.0), (update.update, 1.0), (update.base, -1.0)]
+            # without ``update`` the remaining coefficients sum to 0: the cached change is the result
+            change = models.mix(difference, otherwise=newest.get(update.device, cached))
+            parts.append((change, update.weight))
+            parts.append((cached, -update.weight))
+            newest[update.device] = change
+        state.cache |= newest
+        moved = models.mix(parts, otherwise=state.model, rescale=False)
+        if self.params.server is None:
+            return moved
+        return self.params.server.step(self.server, self.remembered("server"), state.model, moved)

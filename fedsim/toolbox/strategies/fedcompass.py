@@ -1,0 +1,294 @@
+"""FedCompass: local steps by each client's speed, so that groups arrive together (Li et al., 2024)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsim.common.training import Training
+from fedsim.federation import Client, Device, Header, Instruction, TaskEnd
+from fedsim.strategies.asynchronous import (
+    Asynchronous,
+    AsynchronousParams,
+    AsynchronousState,
+    OpenTask,
+)
+from fedsim.strategies.state import Entries
+from fedsim.strategies.updates import AsynchronousUpdate
+
+
+class FedCompassParams(AsynchronousParams):
+    """Parameters of FedCompass, in addition to ``AsynchronousParams``.
+
+    Attributes:
+        local_epochs: not a key; the number of local steps follows from the client's speed.
+    """
+
+    kind: Literal["fedcompass"] = "fedcompass"
+    min_steps: int = Field(default=20, ge=1)
+    """Q_min, the least count of SGD steps of a training, and the count of a client's first."""
+    max_steps: int = Field(default=100, ge=1)
+    """Q_max, the largest count of SGD steps of a training."""
+    latest_factor: float = Field(default=1.2, ge=1.0)
+    """lambda, how long a group waits, relative to the time until its expected arrival."""
+    speed_momentum: float = Field(default=0.9, gt=0.0, le=1.0)
+    """weight of the latest training in the estimate of a client's time per step."""
+    alpha: float = Field(default=0.9, gt=0.0, le=1.0)
+    """factor of all updates; the discount of staleness tau is alpha (1 + tau)^-exponent."""
+    exponent: float = Field(default=0.5, ge=0.0)
+    """exponent of the staleness discount."""
+    __annotations__["local_epochs"] = Annotated[None, Field(default=None)]
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> Self:
+        if self.max_steps < self.min_steps:
+            raise ValueError(
+                f"'max_steps' is {self.max_steps}; allowed is 'min_steps' = {self.min_steps} or more"
+            )
+        return self
+
+    def discount(self, staleness: int) -> float:
+        """Return the factor of an update of a given staleness.
+
+        Args:
+            staleness: count of versions published since the client's download.
+        """
+        return float(self.alpha * (1 + staleness) ** -self.exponent)
+
+
+class FedCompassClient(Client[FedCompassParams]):
+    """Client that takes as many SGD steps as the server asks for."""
+
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(instruction["model"], steps=instruction["steps"])
+
+
+@dataclass
+class ArrivalGroup(Entries):
+    """Clients that are expected to answer at the same time."""
+
+    expected: float
+    """Time at which the clients are expected (s)."""
+    latest: float
+    """Time after which an answer is late (s)."""
+    clients: list[int] = field(default_factory=list)
+    """Clients that have not answered yet."""
+    arrived: list[int] = field(default_factory=list)
+    """Clients that have answered in time."""
+    updates: list[AsynchronousUpdate] = field(default_factory=list)
+    """Updates of the clients that have answered in time."""
+
+
+@dataclass
+class FedCompassState(AsynchronousState):
+    """Server state of FedCompass."""
+
+    groups: dict[int, ArrivalGroup] = field(default_factory=dict)
+    """Open arrival groups by index, in the order of their creation."""
+    next_group: int = 0
+    """Index of the next group."""
+    group_of: dict[int, int] = field(default_factory=dict)
+    """Device -> index of its group, for each device that works for a group."""
+    step_s: dict[int, float] = field(default_factory=dict)
+    """Device -> estimated time of a local step (s), transfers included."""
+    steps: dict[int, int] = field(default_factory=dict)
+    """Device -> count of steps of its open training."""
+    asked_at: dict[int, float] = field(default_factory=dict)
+    """Device -> time at which it was asked (s)."""
+    late: list[AsynchronousUpdate] = field(default_factory=list)
+    """Late updates, which the next group's aggregation includes."""
+
+
+class FedCompass(Asynchronous[FedCompassParams]):
+    """Federated learning with a scheduler that knows the clients' computing power.
+
+    Source: Li et al., "FedCompass: efficient cross-silo federated learning on heterogeneous client
+    devices using a computing power-aware scheduler" (ICLR 2024, arXiv 2309.14675), and the
+    scheduler of the authors' framework APPFL.
+
+    The server estimates each client's time per local step, and gives each client a number of steps
+    between Q_min and Q_max with which it answers together with a group of other clients. A client
+    joins the open group that allows it the most steps. If there is none, it opens a group, with as
+    many steps as let the fastest client of another group join after that group's latest time and
+    Q_max steps. The answers of a group are aggregated when all its clients have answered, or at
+    the group's latest time. A late answer waits for the next aggregation of any group. A client's
+    first answer, which gives its speed, is aggregated at once.
+
+    The model becomes w + (1/N) sum_i alpha (1 + tau_i)^-a (w_i - w_i^received) over the answers,
+    with N = ``concurrency`` clients at work and staleness tau_i in versions.
+
+    Sends what FedAsync sends, and the number of steps in the header. A client that has answered
+    rests until its group is aggregated.
+    """
+
+    Params = FedCompassParams
+    Client = FedCompassClient
+    State = FedCompassState
+    state: FedCompassState
+
+    def _refill(self) -> None:
+        state = self.state
+        server = self.server
+        selection = self.params.selection
+        state.refilling = False
+        resting = {device for group in state.groups.values() for device in group.arrived}
+        at_work = len(state.open) + len(resting)
+        missing = self.params.concurrency - at_work
+        among = None
+        if resting:
+            among = [device for device in range(server.devices) if device not in resting]
+        devices = selection.select(server, state.selection, missing, (state.draws,), among)
+        chosen = server.clients.chosen(devices, type(selection).select)
+        state.draws += 1
+        for device in sorted(chosen, key=self._speed_order):
+            self._ask(device)
+        if not state.open:
+            server.look_again("refill", self.params.retry)
+        elif len(state.open) + len(resting) < self.params.concurrency:
+            server.timer("refill", server.now + self.params.retry)
+
+    def _speed_order(self, device: int) -> tuple[float, int]:
+        """Return the sorting key of a device: the fastest first, unknown ones last."""
+        return self.state.step_s.get(device, math.inf), device
+
+    def _ask(self, device: int) -> None:
+        """Ask a client for as many steps as its group allows."""
+        state = self.state
+        steps = self.params.min_steps
+        if device in state.step_s:
+            steps = self._assign(device)
+        state.steps[device] = steps
+        state.asked_at[device] = self.server.now
+        contents = {"model": state.model, "steps": Header(steps)}
+        task = self.server.ask(device, contents, round=state.version)
+        state.open[task] = OpenTask(state.version, state.model)
+
+    def _assign(self, device: int) -> int:
+        """Put a client into an arrival group, and return its count of steps."""
+        state = self.state
+        joined = self._best_group(device)
+        if joined is None:
+            steps = self._steps_of_new_group(device)
+            number = self._open_group(steps * state.step_s[device])
+        else:
+            number, steps = joined
+        state.groups[number].clients.append(device)
+        state.group_of[device] = number
+        return steps
+
+    def _best_group(self, device: int) -> tuple[int, int] | None:
+        """Return the open group that allows a client the most steps, and the count of steps."""
+        best: tuple[int, int] | None = None
+        for number, group in self.state.groups.items():
+            steps = self._steps_until(group.expected, device)
+            if not self.params.min_steps <= steps <= self.params.max_steps:
+                continue
+            if best is None or steps >= best[1]:
+                best = number, steps
+        return best
+
+    def _steps_until(self, time: float, device: int) -> int:
+        """Return how many steps a client takes until a time (s)."""
+        return math.floor((time - self.server.now) / self.state.step_s[device])
+
+    def _steps_of_new_group(self, device: int) -> int:
+        """Return the steps of a client that opens a group, which others can join later."""
+        state = self.state
+        params = self.params
+        most = -1
+        for group in state.groups.values():
+            if self.server.now >= group.latest:
+                continue
+            members = [*group.clients, *group.arrived]
+            fastest = min(state.step_s[member] for member in members)
+            steps = self._steps_until(group.latest + fastest * params.max_steps, device)
+            if steps <= params.max_steps:
+                most = max(most, steps)
+        if most < 0:
+            return params.max_steps
+        return max(most, params.min_steps)
+
+    def _open_group(self, duration: float) -> int:
+        """Open a group whose clients are expected after a time (s), and return its index."""
+        state = self.state
+        now = self.server.now
+        number = state.next_group
+        state.next_group += 1
+        latest = now + duration * self.params.latest_factor
+        state.groups[number] = ArrivalGroup(now + duration, latest)
+        self.server.timer(f"group/{number}", latest)
+        return number
+
+    async def on_timer(self, name: str) -> None:
+        kind, _, number = name.partition("/")
+        if kind != "group":
+            await super().on_timer(name)
+        elif not self.state.over:
+            await self._aggregate_group(int(number))
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        state = self.state
+        task = state.open.pop(message.task)
+        device = message.device
+        self.params.selection.heard(self.server, state.selection, message)
+        if state.over:
+            return
+        number = state.group_of.pop(device, None)
+        group = None if number is None else state.groups.get(number)
+        if group is not None:
+            group.clients.remove(device)
+        if message.outcome == "done":
+            self._measure(device)
+            update = self._update(message, task)
+            if number is None:
+                await self._publish([update])
+            elif group is None:
+                state.late.append(update)
+            else:
+                group.arrived.append(device)
+                group.updates.append(update)
+        if number is not None and group is not None and not group.clients:
+            self.server.cancel_timer(f"group/{number}")
+            await self._aggregate_group(number)
+        self._refill_soon()
+
+    def _update(self, message: TaskEnd, task: OpenTask) -> AsynchronousUpdate:
+        """Return the received update; its weight is set when it is aggregated."""
+        update = self.entry(message, task.model)
+        update["version"] = task.version
+        return update
+
+    def _measure(self, device: int) -> None:
+        """Update the estimate of a client's time per step, at the arrival of its answer."""
+        state = self.state
+        duration = self.server.now - state.asked_at[device]
+        measured = duration / state.steps[device]
+        momentum = self.params.speed_momentum
+        before = state.step_s.get(device, measured)
+        state.step_s[device] = (1.0 - momentum) * before + momentum * measured
+
+    async def _aggregate_group(self, number: int) -> None:
+        """Aggregate what has arrived of a group; clients that have not answered become late."""
+        group = self.state.groups.pop(number)
+        late = self.state.late
+        self.state.late = []
+        if group.updates:
+            await self._publish([*late, *group.updates])
+        else:
+            self.state.late = late
+        self._refill_soon()
+
+    async def _publish(self, updates: Sequence[AsynchronousUpdate]) -> None:
+        """Publish the model moved by the discounted changes of updates."""
+        state = self.state
+        mix = self.server.models.mix
+        parts = [(state.model, 1.0)]
+        for update in updates:
+            update.staleness = state.version - update["version"]
+            update.weight = self.params.discount(update.staleness) / self.params.concurrency
+            change = mix([(update.update, 1.0), (update.base, -1.0)])
+            parts.append((change, update.weight))
+        model = mix(parts, otherwise=state.model, rescale=False)
+        await self.publish(model, updates)

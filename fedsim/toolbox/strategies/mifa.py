@@ -1,0 +1,88 @@
+"""MIFA: the latest update of every device is remembered, and counts again (Gu et al., 2021)."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedsim.learning.refs import Ref
+from fedsim.strategies.fedavg import FedAvg, FedAvgState
+from fedsim.strategies.parts.aggregation import Entry
+from fedsim.strategies.round_params import SynchronousParams
+from fedsim.strategies.state import Entries
+
+
+class MIFAParams(SynchronousParams):
+    """Parameters of MIFA; see ``SynchronousParams``."""
+
+    kind: Literal["mifa"] = "mifa"
+    unheard: Literal["left-out", "zero"] = "left-out"
+    """treatment of devices that have not answered yet.
+
+    ``left-out``: the mean is over the devices that have answered. ``zero``: such a device counts
+    with an update of 0, as in Algorithm 1 if not all devices answer in the first round.
+    """
+
+
+@dataclass
+class Memory(Entries):
+    """Latest update of a device."""
+
+    change: Ref
+    """Trained model minus received model."""
+    lr: float
+    """Learning rate of the training; the paper's G is -change / lr."""
+
+
+@dataclass
+class MIFAState(FedAvgState):
+    """Server state of MIFA."""
+
+    memory: dict[int, Memory] = field(default_factory=dict)
+    """Device -> its latest update, for each device that has answered."""
+
+
+class MIFA(FedAvg[MIFAParams]):
+    """Memory-augmented impatient federated averaging.
+
+    Source: Gu, Huang, Zhang and Huang, "Fast federated learning in the presence of arbitrary device
+    unavailability" (NeurIPS 2021, arXiv 2106.04159), Algorithm 1. With the latest update G_i of
+    each device, w <- w - eta (1/N) sum_i G_i, where G_i = (w_received - w_i) / eta_received. The
+    mean is over all N devices, absent ones included, and not weighted by samples. The server waits
+    for nobody: a device that is absent counts with its last update. A round without any answer
+    moves the model as well.
+
+    In the paper every device answers in the first round. Here ``unheard`` says how others count.
+
+    Sends what FedAvg sends. An update that is not finite leaves the memory of its device unchanged.
+    """
+
+    Params = MIFAParams
+    State = MIFAState
+    state: MIFAState
+
+    async def aggregate(self) -> None:
+        state = self.state
+        mix = self.server.models.mix
+        lr = self.setting.lr_in(state.round)
+        for update in state.received:
+            state.memory[update.device] = self._remember(update, lr)
+        if not state.memory:
+            return
+        count = self.setting.devices if self.params.unheard == "zero" else len(state.memory)
+        self.record_aggregate(state.received, [1.0 / count] * len(state.received))
+        parts = [(state.model, 1.0)]
+        for device in sorted(state.memory):
+            memory = state.memory[device]
+            parts.append((memory.change, lr / memory.lr / count))
+        state.model = mix(parts, otherwise=state.model, rescale=False)
+
+    def _remember(self, update: Entry, lr: float) -> Memory:
+        """Return the memory of a device after an update; the earlier one if it is not finite."""
+        models = self.server.models
+        before = self.state.memory.get(update.device)
+        zero = models.zero()
+        earlier = zero if before is None else before.change
+        assert update.start is not None
+        parts = [(zero, 1.0), (update.update, 1.0), (update.start, -1.0)]
+        # without ``update`` the remaining coefficients sum to 0, so that ``earlier`` is the result
+        change = models.mix(parts, otherwise=earlier)
+        return Memory(change, lr)

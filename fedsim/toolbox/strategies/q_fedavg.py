@@ -1,0 +1,133 @@
+"""q-FedAvg: clients with larger losses weigh more, for a fairer accuracy (Li et al., 2020)."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.federation import Contents, Device, Instruction, Lazy, LocalResult
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.parts.aggregation import changes
+from fedsim.strategies.round_params import SynchronousParams
+from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.strategies.updates import Update
+from fedsim.world.steps import Computation, Evaluate
+
+
+class QFedAvgParams(SynchronousParams):
+    """Parameters of q-FedAvg, in addition to ``SynchronousParams``."""
+
+    kind: Literal["q-fedavg"] = "q-fedavg"
+    q: float = Field(default=0.1, ge=0.0, le=100.0)
+    """fairness: the objective is the sum of the devices' F_k^(q+1) / (q+1); 0: FedAvg's."""
+    lipschitz: float | None = Field(default=None, gt=0.0)
+    """L, an estimate of the Lipschitz constant of the gradient; None: 1 / learning rate, as in the
+    paper.
+    """
+
+    @property
+    def trains_more(self) -> str | None:
+        return "with q-fedavg a client computes the loss of the received model too"
+
+
+class QFedAvgClient(SynchronousClient[QFedAvgParams]):
+    """Client that computes the loss of the received model, trains, and reports both."""
+
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        test = Evaluate((instruction["model"],), self.testing_limit(instruction))
+        return (test, *super().work(device, instruction))
+
+    def reply(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> Contents | None:
+        assert result.tested is not None
+        contents = super().reply(device, instruction, result) or {}
+        return {**contents, "loss": Lazy("losses", result.tested)}
+
+
+def fair_weights(
+    losses: NDArray[np.float64], norms: NDArray[np.float64], q: float, lipschitz: float
+) -> NDArray[np.float64]:
+    """Compute the factors by which the clients' changes move the model (Algorithm 2).
+
+    With delta_w_k = L (w - w_k), Delta_k = F_k^q delta_w_k and h_k = q F_k^(q-1) ||delta_w_k||^2 +
+    L F_k^q, the step is w <- w - sum_k Delta_k / sum_k h_k. So the factor of w_k - w is L F_k^q /
+    sum_j h_j. The factors are computed relative to the largest loss, which changes no factor but
+    keeps powers in range.
+
+    Args:
+        losses: F_k of the received model on each client's data, float64 [K], not negative.
+        norms: ||w_k - w|| of each client, float64 [K].
+        q: the exponent.
+        lipschitz: L.
+
+    Returns:
+        The factors, float64 [K], of sum 1 at most; all 0 if all losses are 0 and q > 0.
+
+    Example:
+        >>> import numpy as np
+        >>> fair_weights(np.array([1.0, 2.0]), np.array([3.0, 4.0]), 0.0, 10.0).tolist()
+        [0.5, 0.5]
+    """
+    largest = losses.max()
+    if q == 0.0:
+        return np.full(len(losses), 1.0 / len(losses))
+    if largest == 0.0:
+        return np.zeros(len(losses))
+    relative = (losses / largest) ** q
+    # q F^(q-1) ||L (w - w_k)||^2, relative to largest^q; a loss of 0 has no part if q < 1
+    slopes = np.zeros(len(losses))
+    positive = losses > 0
+    slopes[positive] = q * relative[positive] / losses[positive]
+    steps = slopes * (lipschitz * norms) ** 2 + lipschitz * relative
+    return np.asarray(lipschitz * relative / steps.sum())
+
+
+class QFedAvg(FedAvg[QFedAvgParams]):
+    """Fair federated averaging.
+
+    Source: Li, Sanjabi, Beirami and Smith, "Fair resource allocation in federated learning" (ICLR
+    2020, arXiv 1905.10497), Algorithm 2. A client computes its loss F_k of the received model,
+    trains by SGD, and sends its model and F_k (d parameters and 4 bytes). The step of the server is
+    ``fair_weights``. With q = 0 it is FedAvg with equal weights.
+
+    In the paper clients are drawn with a probability in proportion to their samples; here by
+    ``selection``. Without learning all weights are equal. An update that is not finite, or that has
+    no finite loss, is left out.
+    """
+
+    Params = QFedAvgParams
+    Client = QFedAvgClient
+
+    async def aggregate(self) -> None:
+        received = self.state.received
+        if not received:
+            return
+        model = self.state.model
+        weights = await self._fair_weights(received)
+        self.record_aggregate(received, weights)
+        moves = changes(self.server, received)
+        parts = [(model, 1.0), *zip(moves, weights, strict=True)]
+        self.state.model = self.server.models.mix(parts, otherwise=model, rescale=False)
+
+    async def _fair_weights(self, received: Sequence[Update]) -> list[float]:
+        """Return the factor of each update's change."""
+        models = self.server.models
+        if not models.learns:
+            return [1.0 / len(received)] * len(received)
+        numbers = await models.numbers([update.contents["loss"] for update in received])
+        losses = np.array([number[0] for number in numbers])
+        values = await models.values([update.update for update in received])
+        start = (await models.value(self.state.model)).astype(np.float64)
+        norms = np.array([np.linalg.norm(value - start) for value in values])
+        is_finite = np.isfinite(losses) & np.isfinite(norms)
+        weights = np.zeros(len(received))
+        if is_finite.any():
+            lipschitz = self.params.lipschitz or 1.0 / self.setting.lr_in(self.state.round)
+            weights[is_finite] = fair_weights(
+                losses[is_finite], norms[is_finite], self.params.q, lipschitz
+            )
+        factors: list[float] = weights.tolist()
+        return factors
