@@ -6,6 +6,7 @@ A strategy consists of a server half (``Strategy``, or one of its subclasses) an
 their arguments, and when they are called.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ from fedsim.strategies.fedprox import FedProx, FedProxParams
 from fedsim.strategies.parts.aggregation import Aggregation, AggregationSpec
 from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec
 from fedsim.strategies.parts.selection import Selection, SelectionSpec
-from fedsim.strategies.parts.server import ServerOptimiser, ServerOptimiserSpec
+from fedsim.strategies.parts.server import ServerOptimizer, ServerOptimizerSpec
 from fedsim.strategies.round_params import (
     AggregatingParams,
     CombiningParams,
@@ -129,8 +130,8 @@ __all__ = [  # noqa: RUF022 - by task
     # A strategy without a server.
     "Peers", "PeersState", "PeerHalf", "PeerParams", "Peer", "PeerMessage",
     # A part of strategies, and the keys that hold one.
-    "Selection", "SelectionSpec", "Deadline", "DeadlineSpec", "Aggregation", "AggregationSpec", "ServerOptimiser",
-    "ServerOptimiserSpec", "Codec", "Coded", "Arithmetic", "Attack",
+    "Selection", "SelectionSpec", "Deadline", "DeadlineSpec", "Aggregation", "AggregationSpec", "ServerOptimizer",
+    "ServerOptimizerSpec", "Codec", "Coded", "Arithmetic", "Attack",
     # Data, and how they shift.
     "Source", "Raw", "Dataset", "Pool", "Partition", "Part", "federated", "FederatedData", "Shard", "NO_GROUP", "Shift",
     "Occasions", "Change",
@@ -150,7 +151,16 @@ __all__ = [  # noqa: RUF022 - by task
 ]  # fmt: skip
 
 
+_EARLIER = {"ServerOptimiser": ServerOptimizer, "ServerOptimiserSpec": ServerOptimizerSpec}
+"""Earlier name of a public name -> what it names; importing it is deprecated."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _EARLIER:
+        present = name.replace("Optimiser", "Optimizer")
+        message = f"fedsim.plugin.{name} is called {present} now"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return _EARLIER[name]
     if name not in _HEAVY:
         raise AttributeError(f"module 'fedsim.plugin' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"fedsim.{_HEAVY[name]}"), name)

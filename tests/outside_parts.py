@@ -322,7 +322,7 @@ class Geometric(fed.Aggregation):
         return [root / sum(roots) for root in roots] if sum(roots) else super().weights(entries)
 
 
-class Ramp(fed.ServerOptimiser):
+class Ramp(fed.ServerOptimizer):
     """Steps that begin small and grow."""
 
     growth: float = Field(default=0.5, gt=0.0, le=1.0)

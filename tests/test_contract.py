@@ -186,7 +186,7 @@ PARTS = [
     ),
     (
         {"kind": "scaffold", "clients_per_round": 7, "deadline": "20 s"}
-        | {"secure_aggregation": {"neighbours": 4, "patience": "5 s", "mask_rate": "100 kB/s"}}
+        | {"secure_aggregation": {"neighbors": 4, "patience": "5 s", "mask_rate": "100 kB/s"}}
         | {"selection": {"kind": "power-of-choice", "candidates": 8, "patience": "20 s"}},
         {},
     ),

@@ -30,7 +30,7 @@ NAN, INF = float("nan"), float("inf")
 BASES = [
     *(fed.Strategy, fed.Client, fed.Synchronous, fed.SynchronousClient, fed.Asynchronous),
     *(fed.Grouped, fed.Peers, fed.PeerHalf, fed.StrategyParams, fed.RoundParams),
-    *(fed.Selection, fed.Aggregation, fed.ServerOptimiser, fed.Deadline, fed.Codec, fed.Attack),
+    *(fed.Selection, fed.Aggregation, fed.ServerOptimizer, fed.Deadline, fed.Codec, fed.Attack),
     *(fed.Trainer, fed.Source, fed.Partition, fed.Shift, fed.AvailabilityModel, fed.Availability),
     *(fed.Distribution, fed.NetworkModel, fed.Endpoints, fed.Network, fed.Protocol),
     *(fed.Process, fed.Meter),
@@ -331,7 +331,7 @@ CASES = [
     first_shard("a test index twice for device 0", test=index(3, 3)),
     first_shard("for device 0, of 10 classes", label_map=index(1, 2)),
     *each("partition", "under", None),
-    declared("partition", "usual_normalise", "pixels"),
+    declared("partition", "usual_normalize", "pixels"),
     *each("shift", "apply", None),
     wrong("shift", "apply", lambda *_: [3], "returns 3 among the changes"),
     wrong("shift", "apply", lambda *_: [fed.Change(99, 1)], "device 99, which is no candidate"),

@@ -44,7 +44,7 @@ from tests.test_own_parts import EXECUTORS
 
 ADAMW: dict[str, Any] = {
     "kind": "torch",
-    "optimiser": "AdamW",
+    "optimizer": "AdamW",
     "lr": 0.01,
     "batch_size": 32,
     "clip_norm": 1.0,
@@ -59,7 +59,7 @@ OWN: dict[str, Any] = {
 EARLY = OWN | {"kind": "tests.own_trainers:Satisfied"}
 SENT: dict[str, Any] = {
     "kind": "torch",
-    "optimiser": "Adam",
+    "optimizer": "Adam",
     "lr": 0.01,
     "batch_size": 32,
     "state": "sent",
@@ -217,7 +217,7 @@ def test_a_round_begins_with_the_mean_of_the_states_that_were_sent(tmp_path: Pat
     ("sections", "said"),
     [
         (
-            {"training": SENT | {"optimiser": "SGD"}},
+            {"training": SENT | {"optimizer": "SGD"}},
             "the trainer is 'SGD', of whose state no size is known",
         ),
         ({"training": OWN | {"state": "sent"}}, "the trainer is 'tests.own_trainers:Steady'"),

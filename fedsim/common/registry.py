@@ -222,9 +222,23 @@ class Registry:
                 "part_kind", "kind is {kind}; it must be a name", {"kind": shown(kind)}
             )
         try:
-            return self.spec(kind).model_validate({**table, "kind": kind})
+            spec = self.spec(kind)
+            if "kind" not in table:
+                self._require_keys(spec, kind, table)
+            return spec.model_validate({**table, "kind": kind})
         except ScenarioError as error:
             raise PydanticCustomError("part_kind", "{why}", {"why": str(error)}) from None
+
+    def _require_keys(self, spec: type[Spec], kind: str, table: Mapping[str, object]) -> None:
+        """Raise an error with all kinds if a table without a kind lacks a key of the usual kind."""
+        for name, field in spec.model_fields.items():
+            if field.is_required() and name not in table:
+                raise PydanticCustomError(
+                    "part_kind",
+                    "{name} is missing: without 'kind' it is {kind}, which needs it; allowed kinds "
+                    "are {kinds}",
+                    {"name": name, "kind": repr(kind), "kinds": ", ".join(self.kinds)},
+                )
 
     def _table_of(self, value: object) -> Mapping[str, object]:
         """Expand a name or a short form to the table that it means."""

@@ -21,6 +21,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fedsim.common.errors import nearest
 from fedsim.common.field_words import hint_for_key
+from fedsim.common.notes import note
 
 Epochs = Annotated[int, Field(ge=1, le=100_000)]
 """Passes over a device's data; bounded because the end of each is recorded."""
@@ -95,12 +96,40 @@ class Spec(BaseModel):
     instead: ClassVar[Mapping[str, str]] = {}
     """Key that was removed since a base class or an earlier version -> its replacement."""
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Earlier name of a key -> its present name; the earlier name is read too, with a note."""
+
+    @classmethod
+    def with_present_names(cls, data: Mapping[str, object]) -> dict[str, object]:
+        """Return a table whose earlier names of keys are replaced by the present names.
+
+        Args:
+            data: the table as it was written.
+
+        Raises:
+            PydanticCustomError: the table has a key under both names.
+        """
+        present: dict[str, object] = {}
+        for key, value in data.items():
+            name = cls.renamed.get(key, key)
+            if name != key:
+                if name in data:
+                    raise PydanticCustomError(
+                        "unknown_key",
+                        "has {key}, an earlier name, and {name}; allowed is {name} alone",
+                        {"key": repr(key), "name": repr(name)},
+                    )
+                note(f"{key!r} is read as {name!r}, as it is called now")
+            present[name] = value
+        return present
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: object) -> object:
         """Refuse an unknown key, with the allowed and the nearest names; -0.0 becomes 0.0."""
         if not isinstance(data, dict):
             return data
+        data = cls.with_present_names(data)
         for key in data:
             if key in cls.instead and data[key] is not None:
                 raise PydanticCustomError(
@@ -109,8 +138,9 @@ class Spec(BaseModel):
                     {"key": repr(key), "instead": repr(cls.instead[key])},
                 )
             if key not in cls.model_fields:
-                names = ", ".join(cls.model_fields)
-                hint = hint_for_key(str(key)) or nearest(str(key), cls.model_fields)
+                accepted = [name for name in cls.model_fields if name in cls.takes()]
+                names = ", ".join(accepted)
+                hint = hint_for_key(str(key)) or nearest(str(key), accepted)
                 raise PydanticCustomError(
                     "unknown_key",
                     "has the unknown key {key}; allowed are {allowed}",
@@ -124,10 +154,10 @@ class Spec(BaseModel):
     def _check_modes(self) -> Self:
         """Raise an error if a key is set that has no effect, by its ``OnlyWith``."""
         fields = type(self).model_fields
-        for name, note in _modes_of(type(self)):
+        for name, only_with in _modes_of(type(self)):
             default = fields[name].get_default(call_default_factory=True)
             if getattr(self, name) != default:
-                note.check(self, name)
+                only_with.check(self, name)
         return self
 
     @classmethod
@@ -173,9 +203,9 @@ def _modes_of(spec: type[Spec]) -> list[tuple[str, OnlyWith]]:
         if not issubclass(parent, Spec):
             continue
         for name, field in parent.model_fields.items():
-            for note in field.metadata:
-                if isinstance(note, OnlyWith):
-                    notes[name] = note
+            for annotation in field.metadata:
+                if isinstance(annotation, OnlyWith):
+                    notes[name] = annotation
     return list(notes.items())
 
 

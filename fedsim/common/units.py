@@ -30,6 +30,24 @@ _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z/]+)\s*")
 
 
+_USUAL_FORMS = {
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("msec", "millisecond", "milliseconds"), "ms"),
+    **dict.fromkeys(("mins", "minute", "minutes"), "min"),
+    **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
+    "days": "day",
+    "weeks": "week",
+    **dict.fromkeys(("byte", "bytes"), "B"),
+    **dict.fromkeys(("KB", "kilobyte", "kilobytes"), "kB"),
+    **dict.fromkeys(("megabyte", "megabytes"), "MB"),
+    **dict.fromkeys(("gigabyte", "gigabytes"), "GB"),
+    "bps": "bit/s",
+    "kbps": "kbit/s",
+    "Mbps": "Mbit/s",
+    "Gbps": "Gbit/s",
+}
+"""Other usual form of a unit -> the unit, as it is written in ``scenario.toml``."""
+
 _BPS = re.compile(r"(?i)^([kmg]?)bps$")  # notations such as "Mbps" for bits or bytes per second
 
 
@@ -61,6 +79,12 @@ class Quantity:
     infinite: bool = False
     shown: tuple[str, ...] = ()
     zero: bool = True
+
+    @property
+    def _forms(self) -> dict[str, str]:
+        """Each unit that can be read -> the unit as it is written."""
+        usual = {form: unit for form, unit in _USUAL_FORMS.items() if unit in self.units}
+        return {unit: unit for unit in self.units} | usual
 
     @property
     def _base(self) -> str:
@@ -100,10 +124,11 @@ class Quantity:
         if not isinstance(text, str):
             raise _refused("{what} needs its unit: {allowed}", what=self.what, allowed=allowed)
         match = _QUANTITY.fullmatch(text)
-        if match is None or match[2] not in self.units:
+        forms = self._forms
+        if match is None or match[2] not in forms:
             hint = self._hint_at_unit(match[2]) if match else ""
             raise _refused("{what} is {allowed}{hint}", what=self.what, allowed=allowed, hint=hint)
-        value = float(match[1]) * self.units[match[2]]
+        value = float(match[1]) * self.units[forms[match[2]]]
         if math.isnan(value) or value < 0:
             raise _refused("{what} cannot be negative", what=self.what)
         return value
@@ -148,7 +173,7 @@ class Quantity:
     def __get_pydantic_json_schema__(
         self, _: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        pattern = rf"^\s*({_NUMBER.replace('[-+]?', '[+]?', 1)})\s*({'|'.join(self.units)})\s*$"
+        pattern = rf"^\s*({_NUMBER.replace('[-+]?', '[+]?', 1)})\s*({'|'.join(self._forms)})\s*$"
         return {
             "type": "string",
             "pattern": pattern,

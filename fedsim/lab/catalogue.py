@@ -134,9 +134,14 @@ def about(name: str) -> list[str]:
     lines = []
     if name in catalogue():
         lines += entry_lines(name, catalogue()[name])
+    # (description and keys of a kind): all titles under which it stands alike
+    titles: dict[tuple[str, ...], list[str]] = {}
     for title, entries in catalogue().items():
         if name in dict(entries):
-            lines += _kind_lines(name, title)
+            titles.setdefault(tuple(_kind_lines(name, title)), []).append(title)
+    for (meaning, *keys), alike in titles.items():
+        lines += [f"{name}, one of the {title}: {meaning}" for title in alike]
+        lines += keys
     lines += _path_lines(name)
     if not lines:
         lines = _search(name.lower().split())
@@ -151,8 +156,8 @@ def about(name: str) -> list[str]:
 
 
 def _kind_lines(name: str, title: str) -> list[str]:
-    """Return text lines about a name: its description, then its keys, or its figures with sources."""
-    lines = [f"{name}, one of the {title}: {dict(catalogue()[title])[name]}"]
+    """Return text lines about a kind: its description, then its keys, or its figures with sources."""
+    lines = [dict(catalogue()[title])[name]]
     specs = specs_titled(title)
     if name in specs:
         lines += _key_lines(specs[name])
@@ -185,14 +190,25 @@ def _path_lines(name: str) -> list[str]:
     lines = []
     for path, spec in tables.items():
         lines += [f"{path}: {summary(spec)}", *_key_lines(spec)]
+    # lines about a key: all places that have this key
+    places: dict[tuple[str, ...], list[str]] = {}
     for (path, *text), kinds in keys.items():
-        owners = f" of {', '.join(kinds)}" if any(kinds) else ""
-        lines += [f"{path}{owners}:", *text]
+        owners = f" of {', '.join(dict.fromkeys(kinds))}" if any(kinds) else ""
+        places.setdefault(tuple(text), []).append(f"{path}{owners}")
+    for about_key, owned in places.items():
+        lines += [*_heads(owned), *about_key]
     for path in dict.fromkeys([*tables, *(path for path, *_ in keys)]):
         if path in _NAMES_FOR:
             title = _NAMES_FOR[path]
             lines += entry_lines(title, catalogue()[title])
     return lines
+
+
+def _heads(places: list[str]) -> list[str]:
+    """Return the headline of a key that all ``places`` have alike; one line a place if many."""
+    if len(places) == 1:
+        return [f"{places[0]}:"]
+    return ["alike in:", *(f"    {place}" for place in places)]
 
 
 def _search(words: list[str]) -> list[str]:

@@ -218,7 +218,7 @@ def _check_training(scenario: Sections) -> Iterator[str]:
         )
     if training.state == "kept" and training.has_no_state:
         yield (
-            f"training.state is 'kept', and {getattr(training, 'optimiser', training.kind)!r} has "
+            f"training.state is 'kept', and {getattr(training, 'optimizer', training.kind)!r} has "
             "no state with these training.args; allowed is 'fresh', or an optimiser with momentum "
             "or moments"
         )
@@ -240,7 +240,7 @@ def _obstacles_to_state(scenario: Sections) -> Iterator[str]:
     messages = scenario.messages
     aggregation = getattr(strategy, "aggregation", None)
     if training.state_numbers({"": (2, 2)}) <= 0:
-        name = getattr(training, "optimiser", training.kind)
+        name = getattr(training, "optimizer", training.kind)
         yield f"the trainer is {name!r}, of whose state no size is known"
     if not vars(type(strategy)).get("mixes_states", False):
         yield f"strategy.kind is {strategy.kind!r}"

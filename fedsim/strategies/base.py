@@ -26,7 +26,7 @@ class StrategyParams(Spec):
     Its checks raise ``ScenarioError``. A few keys have one meaning in all strategies:
     ``local_epochs`` is read by ``Client.training`` and by selections, ``selection``
     (``SelectionSpec``) by ``client_half``, ``aggregation`` (``AggregationSpec``), ``server``
-    (``ServerOptimiserSpec``) and ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by
+    (``ServerOptimizerSpec``) and ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by
     forecasts.
     """
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from fedsim.federation import TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams, AsynchronousState
-from fedsim.strategies.parts.server import ServerOptimiserSpec
+from fedsim.strategies.parts.server import ServerOptimizerSpec
 from fedsim.strategies.state import PartState
 from fedsim.strategies.updates import AsynchronousUpdate
 
@@ -19,7 +19,7 @@ class FedBuffParams(AsynchronousParams):
     kind: Literal["fedbuff"] = "fedbuff"
     buffer: int = Field(default=10, ge=1)
     """K, how many updates make a version."""
-    server: ServerOptimiserSpec | None = None
+    server: ServerOptimizerSpec | None = None
     """server optimiser for the step along the mean of the updates (``parts/server``).
 
     The paper's eta_g is ``lr`` of ``sgd``. None: eta_g is 1.

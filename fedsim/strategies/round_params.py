@@ -14,7 +14,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.parts.deadline import DEADLINES, Deadline, DeadlineSpec, Fixed
 from fedsim.strategies.parts.secure import SecureAggregation
 from fedsim.strategies.parts.selection import Random, SelectionSpec
-from fedsim.strategies.parts.server import ServerOptimiserSpec
+from fedsim.strategies.parts.server import ServerOptimizerSpec
 from fedsim.world.population import DeadlineBase
 
 
@@ -209,7 +209,7 @@ class CombiningParams(RoundParams):
 
     aggregation: AggregationSpec = Weighted()
     """rule that combines the updates of a cohort or group into one (``parts/aggregation``)."""
-    server: ServerOptimiserSpec | None = None
+    server: ServerOptimizerSpec | None = None
     """server optimiser for the combined update (``parts/server``).
 
     None: the combined update is the new model.

@@ -23,7 +23,7 @@ from fedsim.strategies.candidates import Candidates
 from fedsim.strategies.parts.aggregation import Aggregation, Entry
 from fedsim.strategies.parts.secure import PHASES, SecurePhases
 from fedsim.strategies.parts.selection import QUESTION
-from fedsim.strategies.parts.server import ServerOptimiser
+from fedsim.strategies.parts.server import ServerOptimizer
 from fedsim.strategies.round_params import RoundParams
 from fedsim.strategies.round_state import SynchronousState as SynchronousState
 from fedsim.strategies.state import new_state, state_of_slot
@@ -123,7 +123,7 @@ class Synchronous(Strategy[S]):
         self._deadline = self.params.deadline_rule(self.setting.mean_epoch_s)
         self._aggregation: Aggregation | None = getattr(params, "aggregation", None)
         self._accounts = self._aggregation is not None and self._aggregation.accounts
-        self._optimiser: ServerOptimiser | None = getattr(params, "server", None)
+        self._optimiser: ServerOptimizer | None = getattr(params, "server", None)
         self.state.selection = new_state(self._selection)
         self.state.deadline = new_state(self._deadline)
         if self._deadline is not None and not self.params.bounds_training:

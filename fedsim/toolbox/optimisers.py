@@ -11,7 +11,7 @@ from fedsim.common.arrays import Floats
 from fedsim.federation import Server
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.server import ServerOptimiser
+from fedsim.strategies.parts.server import ServerOptimizer
 from fedsim.strategies.state import State
 
 
@@ -68,7 +68,7 @@ class AdaptiveState(State):
     """v, the second moment [d]; None before the first step."""
 
 
-class Adaptive(ServerOptimiser):
+class Adaptive(ServerOptimizer):
     """Base of the optimisers that scale steps by moments of past updates.
 
     With delta = aggregated - w: m <- beta1 m + (1 - beta1) delta, v by each kind's rule, and w <- w

@@ -268,7 +268,7 @@ def world(number: int, seed: int) -> Sections:
     if draw.random() < 0.1:
         found["learning"] = "off"
     if draw.random() < 0.2 and "torch" in TRAINERS.kinds:
-        found["training"] = {"kind": "torch", "optimiser": "Adam", "lr": 0.01, "batch_size": 16}
+        found["training"] = {"kind": "torch", "optimizer": "Adam", "lr": 0.01, "batch_size": 16}
     if draw.random() < 0.1:
         found["server"] = {"patience": "5 s"}
     return found

@@ -62,6 +62,8 @@ OWN: dict[str, Sections] = {
     "fedasync": {"concurrency": 5},
     "fedat": {"tiers": 2, "clients_per_round": 5},
     "fedbuff": {"concurrency": 6, "buffer": 3},
+    "ca2fl": {"concurrency": 6, "buffer": 3},
+    "fedcompass": {"concurrency": 6, "min_steps": 1, "max_steps": 6},
     "fl-hc": _SHARES,
     "lcfl": _SHARES,
     "hierfavg": {"clients_per_round": 8, "kappa2": 2},
@@ -120,7 +122,7 @@ PARTS: dict[str, list[Any]] = {
         *("float16", "int8", {"kind": "qsgd", "levels": 3, "error_feedback": True}),
         *({"kind": "top-k", "share": 0.2}, {"kind": "random-k", "share": 0.3}, "sign"),
     ],
-    "secure_aggregation": [{"neighbours": 4}],
+    "secure_aggregation": [{"neighbors": 4}],
 }
 ROBUST = ("median", "trimmed-mean", "krum", "multi-krum", "bulyan")
 
@@ -131,7 +133,7 @@ def kind_of(part: Any) -> str:
 
 def rounds_of(cell: Cell) -> int:
     """More where each version is a round, or where who was away must come back."""
-    asynchronous = cell["strategy"] in ("fedasync", "fedat", "fedbuff")
+    asynchronous = cell["strategy"] in ("ca2fl", "fedasync", "fedat", "fedbuff", "fedcompass")
     return (
         ROUNDS
         * (4 if asynchronous else 1)

@@ -48,12 +48,12 @@ def mnist_raw(data_root: Path) -> Raw:
 
 @pytest.fixture(scope="session")
 def mnist(mnist_raw: Raw) -> Dataset:
-    return pooled(mnist_raw, "standardise", over_test=True)
+    return pooled(mnist_raw, "standardize", over_test=True)
 
 
 @pytest.fixture(scope="session")
 def fashion(data_root: Path) -> Dataset:
-    return pooled(Fashion().load(data_root), "standardise")
+    return pooled(Fashion().load(data_root), "standardize")
 
 
 def held_out(data: FederatedData) -> np.ndarray:

@@ -14,7 +14,7 @@ from fedsim.common.training import Part
 from fedsim.learning.data.federated import (
     Dataset,
     FederatedData,
-    Normalise,
+    Normalize,
     Raw,
     Shard,
     pooled,
@@ -39,11 +39,11 @@ def test_training_samples_come_first() -> None:
         ("pixel", 16.0, [[0, 16]], [[8, 4]], [[0.0, 1.0], [0.5, 0.25]]),
         ("none", 255.0, [[7]], [[9]], [[7.0], [9.0]]),
         # pixels that never change
-        ("standardise", 255.0, [[5, 5]] * 3, [[5, 5]], [[0.0, 0.0]] * 4),
+        ("standardize", 255.0, [[5, 5]] * 3, [[5, 5]], [[0.0, 0.0]] * 4),
     ],
 )
 def test_normalisation_by_hand(
-    how: Normalise, peak: float, train: Any, test: Any, seen: Any
+    how: Normalize, peak: float, train: Any, test: Any, seen: Any
 ) -> None:
     x_train, x_test = (np.array(part, dtype=np.uint8) for part in (train, test))
     y_train, y_test = (np.zeros(len(part), int) for part in (train, test))
@@ -54,7 +54,7 @@ def test_normalisation_by_hand(
 @pytest.mark.parametrize("over_test", [True, False])
 def test_standardisation_is_that_of_fedprox(over_test: bool) -> None:
     raw = grey_images(700, 3)
-    dataset = pooled(raw, "standardise", over_test=over_test)
+    dataset = pooled(raw, "standardize", over_test=over_test)
     basis = (np.concatenate([raw.x_train, raw.x_test]) if over_test else raw.x_train).astype(
         np.float64
     )

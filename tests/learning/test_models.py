@@ -199,7 +199,7 @@ def test_momentum_has_a_state_and_moves_more() -> None:
     adam = profile(
         nn.Linear(30, 20),
         (30,),
-        TRAINERS.spec("torch").model_validate({"kind": "torch", "optimiser": "Adam"}),
+        TRAINERS.spec("torch").model_validate({"kind": "torch", "optimizer": "Adam"}),
     )
     # weights, gradients, two moments, and a count for each of two tensors
     assert adam.memory == 2 * plain.memory + 2 * 4

@@ -378,26 +378,26 @@ def test_mistakes_are_named(columns: dict[str, Any] | None, message: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("written", "partition", "normalise", "augmentation"),
+    ("written", "partition", "normalize", "augmentation"),
     [
         ({}, "iid", "pixel", "none"),
-        ({"source": "mnist", "partition": "power-law"}, "power-law", "standardise", "none"),
-        ({"source": "fashion", "partition": {"kind": "ditto"}}, "ditto", "standardise", "none"),
+        ({"source": "mnist", "partition": "power-law"}, "power-law", "standardize", "none"),
+        ({"source": "fashion", "partition": {"kind": "ditto"}}, "ditto", "standardize", "none"),
         ({"source": "fashion", "partition": Dirichlet()}, "dirichlet", "pixel", "none"),
         ({"source": "synthetic"}, "synthetic", "none", "none"),
         ({"source": "mnist", "partition": "class-bias"}, "class-bias", "pixel", Augmentation()),
         ({"partition": "class-bias", "augmentation": "none"}, "class-bias", "pixel", "none"),
-        ({"partition": "power-law", "normalise": "pixel"}, "power-law", "pixel", "none"),
+        ({"partition": "power-law", "normalize": "pixel"}, "power-law", "pixel", "none"),
         ({"augmentation": {"flip": 0.0}}, "iid", "pixel", Augmentation(flip=0.0)),
     ],
 )
 def test_what_is_usual_is_written_out(
-    written: dict[str, Any], partition: str, normalise: str, augmentation: object
+    written: dict[str, Any], partition: str, normalize: str, augmentation: object
 ) -> None:
     spec = DataSpec(**written)
-    assert (spec.partition.kind, spec.normalise, spec.augmentation) == (
+    assert (spec.partition.kind, spec.normalize, spec.augmentation) == (
         partition,
-        normalise,
+        normalize,
         augmentation,
     )
     assert DataSpec(**spec.model_dump()) == spec

@@ -82,9 +82,9 @@ def looped(
     return flat_weights(list(made.parameters()))
 
 
-ADAM: dict[str, Any] = {"optimiser": "Adam", "args": {"betas": [0.8, 0.99]}}
+ADAM: dict[str, Any] = {"optimizer": "Adam", "args": {"betas": [0.8, 0.99]}}
 ADAMW: dict[str, Any] = {
-    "optimiser": "AdamW",
+    "optimizer": "AdamW",
     "args": {"weight_decay": 0.1},
     "schedule": {"name": "CosineAnnealingLR"},
 }
@@ -217,8 +217,8 @@ def test_a_kept_state_goes_on_and_a_schedule_may_count_rounds() -> None:
     ("training", "message"),
     [
         (
-            {"optimiser": "AdmaW"},
-            r"'optimiser' is 'AdmaW'; allowed are torch's .*did you mean 'AdamW'",
+            {"optimizer": "AdmaW"},
+            r"'optimizer' is 'AdmaW'; allowed are torch's .*did you mean 'AdamW'",
         ),
         (
             {"args": {"momentun": 0.9}},
@@ -229,7 +229,7 @@ def test_a_kept_state_goes_on_and_a_schedule_may_count_rounds() -> None:
             ADAM | {"args": {"betas": [2.0, 0.9]}},
             "torch takes no step as asked: Invalid beta parameter",
         ),
-        ({"optimiser": "LBFGS"}, "'LBFGS', with which torch takes no step"),
+        ({"optimizer": "LBFGS"}, "'LBFGS', with which torch takes no step"),
         (
             {"schedule": {"name": "CosineAnealingLR"}},
             r"'schedule\.name' is .*did you mean 'CosineAnnealingLR'",

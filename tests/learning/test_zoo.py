@@ -237,7 +237,7 @@ def test_a_file_that_lacks_a_tensor_is_said_in_a_note(tmp_path: Path) -> None:
 LONG = pytest.mark.long
 PARTS = [
     ({"kind": "fedavg"}, {}),
-    ({"kind": "fedavg"}, {"training": {"kind": "torch", "optimiser": "Adam"}}),
+    ({"kind": "fedavg"}, {"training": {"kind": "torch", "optimizer": "Adam"}}),
     pytest.param({"kind": "fedavg"}, {"messages": {"up": {"kind": "qsgd"}}}, marks=LONG),
     pytest.param({"kind": "fedavg"}, {"model": {"keep": "norm.*"}}, marks=LONG),
     pytest.param({"kind": "fedavg"}, {"model": {"train": ["b.*", "norm.*"]}}, marks=LONG),

@@ -42,7 +42,7 @@ def three_wells(tmp_path: Path) -> dict[str, Any]:
     data = file_data(
         tmp_path, [(np.tile([well, 1.0], (size, 1)), np.arange(size) % 2) for size, well in wells]
     )
-    scenario = full_batches(data | {"normalise": "none"}, 3, 6, {}, lr=0.1)
+    scenario = full_batches(data | {"normalize": "none"}, 3, 6, {}, lr=0.1)
     return scenario | {
         "model": module(Curved),
         "population": {"devices": 3, "speed": "10 samples/s"},

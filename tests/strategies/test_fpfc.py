@@ -42,7 +42,7 @@ def pulled(folder: Path, strategy: dict[str, Any], rounds: int, epochs: int) -> 
     """Four devices with ``CENTERS``."""
     shards = [(np.repeat([[center, 1.0]], 10, axis=0), [0, 1] * 5) for center in CENTERS]
     sections = curved(folder, {"kind": "fpfc"} | strategy, rounds, epochs)
-    return sections | {"data": file_data(folder, shards) | {"normalise": "none"}}
+    return sections | {"data": file_data(folder, shards) | {"normalize": "none"}}
 
 
 RHO = 0.8
@@ -119,7 +119,7 @@ def test_by_the_last_layer_alone_it_finds_what_whole_models_hide(
     sections = curved(tmp_path, {"kind": "fpfc", "layers": layers}, 40, 10)
     sections |= {
         "model": module(TwoLayers),
-        "data": file_data(tmp_path, shards) | {"normalise": "none"},
+        "data": file_data(tmp_path, shards) | {"normalize": "none"},
     }
     assert groups_of(ran(sections, tmp_path / "run")) == groups
 

@@ -169,7 +169,7 @@ def test_a_shift_of_a_softmax_model_deceives_distances_of_models_and_not_losses(
         "moment": {"kind": "local", "steps": 20, "start": "own"},
         "local_epochs": 1,
     }
-    data = file_data(tmp_path, shards) | {"normalise": "none"}
+    data = file_data(tmp_path, shards) | {"normalize": "none"}
     scenario = world(data, 4, strategy, 1, **how)
     run = made(scenario)
     begins = weights(run, [run.learner.initial(1 + device) for device in range(4)])

@@ -14,7 +14,7 @@ DIGITS: Sections = {"source": "digits"}
 MLP: Sections = {"model": {"kind": "mlp", "hidden": [13]}, "data": DIGITS}
 TREE: Sections = {"network": {"kind": "tree", "cells": 3, "edge": {}}}
 OORT: Sections = {"kind": "oort", "pacer_step": "20 s"}
-SECURE: Sections = {"neighbours": 4}
+SECURE: Sections = {"neighbors": 4}
 FROM_DOWNLOAD: Sections = {"deadline": {"kind": "fixed", "time": "9 s", "since": "download"}}
 PEERS: Sections = {"population": {"devices": 6}}
 LEAVING: Sections = {"kind": "exponential", "mean_stay": "60 s"}
@@ -28,7 +28,7 @@ BATCHED: Sections = {
     "args": {"norm": "batch"},
 }
 LORA: Sections = {"model": {"kind": "mlp", "hidden": [13], "lora": {"rank": 4}}, "data": DIGITS}
-KEPT: Sections = {"kind": "torch", "optimiser": "SGD", "state": "kept"}
+KEPT: Sections = {"kind": "torch", "optimizer": "SGD", "state": "kept"}
 BY_DATA = "goes by what clients find in their data"
 ASKS_FIRST = "which asks candidates before a round begins"
 
@@ -309,7 +309,7 @@ PARAMETERS: list[Case] = [
         {},
         "neighbours is 4.* 4 clients; allowed are at most 3",
     ),
-    ({"secure_aggregation": {"neighbours": 3}}, {}, "'neighbours' is 3; allowed are even numbers"),
+    ({"secure_aggregation": {"neighbors": 3}}, {}, "'neighbors' is 3; allowed are even numbers"),
     (
         {"secure_aggregation": {}} | chosen_by("flanp", accuracy=1.0),
         {},

@@ -221,7 +221,7 @@ def curved(
     ]
     return {
         "seed": 1,
-        "data": file_data(folder, shards) | {"normalise": "none"},
+        "data": file_data(folder, shards) | {"normalize": "none"},
         "model": module(Curved),
         "training": {"lr": 0.1, "batch_size": 10},
         "population": {"devices": len(PULLS), "speed": "100 samples/s"},

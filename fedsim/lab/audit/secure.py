@@ -29,7 +29,7 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
         yield "the scenario has secure aggregation, and there are no messages of it"
     key = read(Bytes, section["key"])
     share = read(Bytes, section["share"])
-    degree = section.get("neighbours")
+    degree = section.get("neighbors", section.get("neighbours"))
     most_neighbours = degree or scenario["population"]["devices"] - 1
     parts = parts.assign(neighbours=_count_neighbours(parts, degree))
     for (direction, purpose), group in parts.groupby(["direction", "purpose"]):

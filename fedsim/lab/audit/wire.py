@@ -181,13 +181,14 @@ class MessageSizes:
     def _check_state(self, size: float) -> str | None:
         """Return the reason why the state of an optimiser cannot have a size; None if it can."""
         training = self._scenario.get("training", {})
-        numbers_each = _STATES.get(training.get("optimiser", ""))
+        optimizer = training.get("optimizer", training.get("optimiser", ""))
+        numbers_each = _STATES.get(optimizer)
         if numbers_each is None or self._trained_tensors is None:
             return None
         due = _NUMBER_BYTES * (
             numbers_each * numbers(self._trained_tensors) + len(self._trained_tensors)
         )
-        return _compare_sizes(size, due, f"the state of {training['optimiser']} has")
+        return _compare_sizes(size, due, f"the state of {optimizer} has")
 
     def _check_models(
         self, direction: str, purpose: str, size: float, device: int, number: int

@@ -19,7 +19,7 @@ from fedsim.learning.data.transforms import Augmentation, augment, rotate
 Index = NDArray[np.int32]
 
 Samples = NDArray[np.uint8] | NDArray[np.float32] | NDArray[np.int64]
-Normalise = Literal["pixel", "standardise", "none"]
+Normalize = Literal["pixel", "standardize", "none"]
 TokenAnswers = Literal["one", "each", "next"]
 """Outputs of a model for a sequence of tokens.
 
@@ -328,7 +328,7 @@ class Raw:
         y_train, y_test: labels 0..C-1, int64 [n]; or targets of any other kind, such as float32
             [n, k].
         classes: count of classes C; for targets, the count of values that a model outputs.
-        peak: the value of a white pixel, by which ``normalise = "pixel"`` divides; 1 if samples
+        peak: the value of a white pixel, by which ``normalize = "pixel"`` divides; 1 if samples
             are no images.
         vocabulary: count of different tokens; 0 if samples are no tokens.
         columns: name: further integer of each sample, by which partitions can deal; int64 [n],
@@ -409,13 +409,13 @@ class Dataset:
 
 
 def pooled(
-    raw: Raw, normalise: Normalise, *, over_test: bool = False, column: str | None = None
+    raw: Raw, normalize: Normalize, *, over_test: bool = False, column: str | None = None
 ) -> Dataset:
     """Put all samples of a data set into one pool.
 
     Args:
         raw: the data set.
-        normalise: the normalisation, as ``data.normalise`` describes it.
+        normalize: the normalisation, as ``data.normalize`` describes it.
         over_test: whether mean and standard deviation include the test samples.
         column: the column whose values are the labels; None for the data set's own labels.
 
@@ -451,10 +451,10 @@ def pooled(
             outputs=raw.classes,
             labelled=True,
         )
-    if normalise == "standardise" and not raw.vocabulary:
+    if normalize == "standardize" and not raw.vocabulary:
         mean, std = _mean_and_std(x if over_test else raw.x_train)
         pool = replace(pool, mean=mean, std=std + np.float32(_STD_FLOOR))
-    elif normalise == "pixel":
+    elif normalize == "pixel":
         pool = replace(pool, scale=1.0 / raw.peak)
     return Dataset(raw.name, pool, len(raw.y_train))
 

@@ -1,5 +1,6 @@
 """Base class and registry of partitions, and functions that deal samples to devices."""
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from fedsim.common.registry import Registry
 from fedsim.common.returns import returns
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
-from fedsim.learning.data.federated import Dataset, FederatedData, Index, Normalise, Shard
+from fedsim.learning.data.federated import Dataset, FederatedData, Index, Normalize, Shard
 from fedsim.learning.data.mistakes import find_wrong_split
 
 _SHARDS = "a FederatedData with the shard of each device, such as 'federated' makes it"
@@ -39,8 +40,8 @@ class Partition(Spec):
     """
 
     kind: str
-    usual_normalise: ClassVar[Normalise] = "pixel"
-    """Default of ``data.normalise``: ``pixel``, ``standardise`` or ``none``."""
+    usual_normalize: ClassVar[Normalize] = "pixel"
+    """Default of ``data.normalize``: ``pixel``, ``standardize`` or ``none``."""
 
     usually_augmented: ClassVar[bool] = False
     """Default of ``data.augmentation``: whether training images are distorted."""
@@ -48,6 +49,17 @@ class Partition(Spec):
     pools_test: ClassVar[bool] = False
     """Whether devices get samples of both published sets, and each tests on a tenth of its samples.
     """
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: object) -> None:
+        """Read the earlier name of ``usual_normalize``, with a warning."""
+        super().__pydantic_init_subclass__(**options)
+        earlier = vars(cls).get("usual_normalise")
+        if earlier is None:
+            return
+        message = f"{cls.__name__}.usual_normalise is called usual_normalize now"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        cls.usual_normalize = "standardize" if earlier == "standardise" else earlier
 
     @abstractmethod
     @returns(_SHARDS, find_wrong_split, keyed="streams.generator('world/data/NAME')")
@@ -286,7 +298,7 @@ class SyntheticSizes(Partition):
     """
 
     kind: Literal["synthetic"] = "synthetic"
-    usual_normalise: ClassVar[Normalise] = "none"
+    usual_normalize: ClassVar[Normalize] = "none"
 
     log_mean: float = Field(default=4.0, ge=0.0, le=10.0)
     log_std: float = Field(default=2.0, ge=0.0, le=3.0)

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
-from fedsim.learning.data.federated import Dataset, FederatedData, Normalise, pooled
+from fedsim.learning.data.federated import Dataset, FederatedData, Normalize, pooled
 from fedsim.learning.data.partitions import (
     PARTITIONS,
     Iid,
@@ -28,6 +28,8 @@ _WITHOUT_LABELS = {"iid", "rotations", "file"}
 class DataSpec(Spec):
     """``[data]``: a source of samples and a partition among the devices."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"normalise": "normalize"}
+
     source: SourceSpec = Digits()
     """a name such as ``"mnist"``, or a table with ``kind`` and the source's options."""
     root: str | None = None
@@ -36,10 +38,10 @@ class DataSpec(Spec):
     """a name, or a table with ``kind`` and options; by default ``iid``, or ``synthetic`` for the
     source ``synthetic``.
     """
-    normalise: Normalise = "pixel"
-    """``pixel`` scales bytes to [0, 1] (digits: 0..16) and leaves floats; ``standardise`` takes (x
+    normalize: Normalize = "pixel"
+    """``pixel`` scales bytes to [0, 1] (digits: 0..16) and leaves floats; ``standardize`` takes (x
     - mean) / (std + 0.001) of each pixel over the samples that the partition trains on. By default
-    as published: ``standardise`` for ``power-law`` (over all samples) and ``ditto``, ``none`` for
+    as published: ``standardize`` for ``power-law`` (over all samples) and ``ditto``, ``none`` for
     ``synthetic``, ``pixel`` for all other partitions.
     """
     augmentation: Augmentation | Literal["none"] = "none"
@@ -62,6 +64,9 @@ class DataSpec(Spec):
     def _usual(cls, data: object) -> object:
         if not isinstance(data, Mapping):
             return data
+        data = cls.with_present_names(data)
+        if data.get("normalize") == "standardise":  # as it was written before
+            data["normalize"] = "standardize"
         if "partition" not in data and _kind(data.get("source")) == "synthetic":
             data = {"partition": SyntheticSizes(), **data}
         kind = _kind(data.get("partition", "iid"))
@@ -69,7 +74,7 @@ class DataSpec(Spec):
         if isinstance(kind, str) and kind in PARTITIONS.known:
             recipe = PARTITIONS.find(kind)
         augmentation = Augmentation() if recipe.usually_augmented else "none"
-        return {"normalise": recipe.usual_normalise, "augmentation": augmentation, **data}
+        return {"normalize": recipe.usual_normalize, "augmentation": augmentation, **data}
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DataSpec":
@@ -147,7 +152,7 @@ class DataSpec(Spec):
                 "name one as data.column, list them as data.source.columns, or leave them out"
             )
         dataset = pooled(
-            raw, self.normalise, over_test=self.partition.pools_test, column=self.column
+            raw, self.normalize, over_test=self.partition.pools_test, column=self.column
         )
         deals_by_labels = self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS
         if deals_by_labels and not dataset.pool.labelled:

@@ -7,7 +7,7 @@ With all clients as neighbours it is the protocol of Bonawitz et al. (CCS 2017).
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
 
 from pydantic import Field, field_validator
 
@@ -49,7 +49,9 @@ class SecureAggregation(Spec):
     changes. Computations on devices take no time.
     """
 
-    neighbours: int | None = Field(default=None, ge=2, le=1_000_000)
+    renamed: ClassVar[Mapping[str, str]] = {"neighbours": "neighbors"}
+
+    neighbors: int | None = Field(default=None, ge=2, le=1_000_000)
     """k, even; the graph is a ring in random order, each joined to the k nearest.
 
     None: all clients of the round.
@@ -65,20 +67,20 @@ class SecureAggregation(Spec):
     patience: PositiveSeconds = 60.0
     """time that clients have for each of the three further phases (s)."""
 
-    @field_validator("neighbours")
+    @field_validator("neighbors")
     @classmethod
     def _even(cls, neighbours: int | None) -> int | None:
         if neighbours is not None and neighbours % 2:
             raise ValueError(
-                f"'neighbours' is {neighbours}; allowed are even numbers, half of them on each "
+                f"'neighbors' is {neighbours}; allowed are even numbers, half of them on each "
                 "side of a ring"
             )
         return neighbours
 
     def check(self, clients: int) -> None:
-        if self.neighbours is not None and self.neighbours >= clients:
+        if self.neighbors is not None and self.neighbors >= clients:
             raise ScenarioError(
-                f"strategy.secure_aggregation.neighbours is {self.neighbours}, and a round has "
+                f"strategy.secure_aggregation.neighbors is {self.neighbors}, and a round has "
                 f"{clients} clients; allowed are at most {clients - 1}, or none, for all"
             )
 
@@ -92,9 +94,9 @@ class SecureAggregation(Spec):
             Client -> its neighbours; all other clients if there are k or fewer of them.
         """
         count = len(clients)
-        if self.neighbours is None or self.neighbours >= count:
+        if self.neighbors is None or self.neighbors >= count:
             return {client: [near for near in clients if near != client] for client in clients}
-        half = self.neighbours // 2
+        half = self.neighbors // 2
         steps = [*range(-half, 0), *range(1, half + 1)]
         return {
             client: [clients[(at + step) % count] for step in steps]

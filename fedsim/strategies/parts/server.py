@@ -15,7 +15,7 @@ _HERE = "fedsim.strategies.parts.server"
 _TOOLS = "fedsim.toolbox.optimisers"
 OPTIMISERS = Registry(
     "server optimiser",
-    f"{_HERE}:ServerOptimiser",
+    f"{_HERE}:ServerOptimizer",
     {
         "sgd": (f"{_HERE}:SGD", "a step along the pseudo-gradient, with momentum (FedAvgM)"),
         "adagrad": (
@@ -33,7 +33,7 @@ OPTIMISERS = Registry(
 )
 
 
-class ServerOptimiser(Spec):
+class ServerOptimizer(Spec):
     """The base of every server optimiser."""
 
     kind: str
@@ -56,7 +56,7 @@ class ServerOptimiser(Spec):
         raise NotImplementedError
 
 
-ServerOptimiserSpec = Annotated[ServerOptimiser, OPTIMISERS]
+ServerOptimizerSpec = Annotated[ServerOptimizer, OPTIMISERS]
 
 
 @dataclass
@@ -67,7 +67,7 @@ class SGDState(State):
     """Velocity v [d]; None before the first step, and if the momentum is 0."""
 
 
-class SGD(ServerOptimiser):
+class SGD(ServerOptimizer):
     """Gradient descent: v <- momentum v + (aggregated - w); w <- w + lr v.
 
     With lr = 1 and no momentum the next model is the aggregated update, up to rounding.

@@ -10,7 +10,7 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import ScenarioError
 from fedsim.common.sizes import Sizes, UniformSizes
 from fedsim.common.streams import Streams
-from fedsim.learning.data.federated import Dataset, FederatedData, Index, Normalise
+from fedsim.learning.data.federated import Dataset, FederatedData, Index, Normalize
 from fedsim.learning.data.partitions import (
     Partition,
     deal_evenly,
@@ -39,7 +39,7 @@ class PowerLaw(Partition):
     """
 
     kind: Literal["power-law"] = "power-law"
-    usual_normalise: ClassVar[Normalise] = "standardise"
+    usual_normalize: ClassVar[Normalize] = "standardize"
     pools_test: ClassVar[bool] = True
 
     classes_per_device: int = Field(default=2, ge=1)
@@ -136,7 +136,7 @@ class DittoPartition(Partition):
     """
 
     kind: Literal["ditto"] = "ditto"
-    usual_normalise: ClassVar[Normalise] = "standardise"
+    usual_normalize: ClassVar[Normalize] = "standardize"
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, 5)

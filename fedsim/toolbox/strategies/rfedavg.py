@@ -14,7 +14,7 @@ from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.aggregation import Entry
-from fedsim.strategies.parts.server import ServerOptimiserSpec
+from fedsim.strategies.parts.server import ServerOptimizerSpec
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import (
@@ -59,7 +59,7 @@ class RFedAvgParams(SynchronousParams):
 
     kind: Literal["rfedavg"] = "rfedavg"
     needs_labels: ClassVar[bool] = True
-    server: ServerOptimiserSpec | None = None
+    server: ServerOptimizerSpec | None = None
     clients_per_round: int = Field(default=30, ge=1)
     weights: Literal["rfedavg", "optimal", "uniform-by-data"] = "rfedavg"
     clustering: Literal["ccs", "kmeans"] = "ccs"

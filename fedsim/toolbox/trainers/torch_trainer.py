@@ -87,8 +87,10 @@ class TorchTrainer(Trainer):
     batches, or fewer at the end of an epoch.
     """
 
+    renamed: ClassVar[Mapping[str, str]] = {"optimiser": "optimizer"}
+
     kind: Literal["torch"] = "torch"
-    optimiser: str = "SGD"
+    optimizer: str = "SGD"
     """a class of ``torch.optim``, such as ``AdamW``."""
     args: dict[str, Any] = Field(default_factory=dict)
     """arguments of the optimiser; the learning rate is ``training.lr``."""
@@ -114,9 +116,9 @@ class TorchTrainer(Trainer):
         from torch.optim import lr_scheduler
 
         optimisers = _classes(torch.optim, torch.optim.Optimizer)
-        _refuse_unknown("optimiser", self.optimiser, "args", self.args, optimisers)
+        _refuse_unknown("optimizer", self.optimizer, "args", self.args, optimisers)
         for group in self.groups:
-            _refuse_unknown("optimiser", self.optimiser, "groups.args", group.args, optimisers)
+            _refuse_unknown("optimizer", self.optimizer, "groups.args", group.args, optimisers)
         if self.schedule is not None:
             schedules = _classes(lr_scheduler, lr_scheduler.LRScheduler)
             _refuse_unknown(
@@ -136,7 +138,7 @@ class TorchTrainer(Trainer):
                     schedule.step()
         except Exception as error:
             raise ValueError(
-                f"'optimiser' is {self.optimiser!r}, with which torch takes no step as asked: "
+                f"'optimizer' is {self.optimizer!r}, with which torch takes no step as asked: "
                 f"{error}"
             ) from error
         return self
@@ -175,7 +177,7 @@ class TorchTrainer(Trainer):
         for name, parameter in parameters.items():
             parts[self._group_of(name)]["params"].append(parameter)
         groups = [part for part in parts if part["params"]]
-        optimiser_class = getattr(torch.optim, self.optimiser)
+        optimiser_class = getattr(torch.optim, self.optimizer)
         optimiser: torch.optim.Optimizer = optimiser_class(groups, lr=lr, **self.args)
         return optimiser
 
@@ -190,7 +192,7 @@ class TorchTrainer(Trainer):
     def has_no_state(self) -> bool:
         has_momentum = any(group.args.get("momentum") for group in self.groups)
         has_momentum |= bool(self.args.get("momentum"))
-        return self.optimiser == "SGD" and not has_momentum
+        return self.optimizer == "SGD" and not has_momentum
 
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
         import torch
@@ -258,7 +260,7 @@ class TorchTrainer(Trainer):
     @property
     def steps_along_gradient(self) -> bool:
         is_plain = not (self.args.keys() - {"weight_decay"} or self.groups or self.schedule)
-        return self.optimiser == "SGD" and is_plain and self.accumulate == 1
+        return self.optimizer == "SGD" and is_plain and self.accumulate == 1
 
 
 def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tuple[float, bool]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedsim.federation.contents import Partial
 from fedsim.learning.refs import Ref
-from fedsim.plugin import Aggregation, Server, ServerOptimiser
+from fedsim.plugin import Aggregation, Server, ServerOptimizer
 from fedsim.strategies import STRATEGIES, params_class
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
@@ -213,7 +213,7 @@ def test_a_group_with_too_few_updates_keeps_its_model_and_the_record_says_so() -
 # Server optimisers against torch's and steps by hand.
 
 
-def walk(optimiser: ServerOptimiser, deltas: list[Weights]) -> tuple[list[Weights], Weights]:
+def walk(optimiser: ServerOptimizer, deltas: list[Weights]) -> tuple[list[Weights], Weights]:
     """The models that an optimiser makes of updates that differ from the model by ``deltas``,
     and the first model.
     """
@@ -234,7 +234,7 @@ def drawn(count: int) -> list[Weights]:
     return [draw.normal(scale=0.1, size=650).astype(np.float32) for _ in range(count)]
 
 
-TORCHS: list[tuple[ServerOptimiser, Any]] = [
+TORCHS: list[tuple[ServerOptimizer, Any]] = [
     (
         Adam(lr=0.02, beta1=0.8, beta2=0.95, tau=1e-4, bias_correction=True),
         lambda own: torch.optim.Adam(own, lr=0.02, betas=(0.8, 0.95), eps=1e-4),
@@ -254,7 +254,7 @@ TORCHS: list[tuple[ServerOptimiser, Any]] = [
 @pytest.mark.parametrize(
     ("optimiser", "make"), TORCHS, ids=lambda value: getattr(value, "kind", "")
 )
-def test_it_is_torchs_on_the_pseudo_gradient(optimiser: ServerOptimiser, make: Any) -> None:
+def test_it_is_torchs_on_the_pseudo_gradient(optimiser: ServerOptimizer, make: Any) -> None:
     deltas = drawn(6)
     found, first = walk(optimiser, deltas)
     parameter = torch.nn.Parameter(torch.from_numpy(first.copy()))
@@ -291,7 +291,7 @@ def test_moments_by_hand(kind: type[Adam] | type[Yogi], corrected: bool) -> None
 
 
 @pytest.mark.parametrize("optimiser", [SGD(momentum=0.5), Adam(), Yogi(), Adagrad()])
-def test_a_round_without_finite_updates_moves_on(optimiser: ServerOptimiser) -> None:
+def test_a_round_without_finite_updates_moves_on(optimiser: ServerOptimizer) -> None:
     """The aggregate is then the model itself: the step is finite, now and later."""
     found, _ = walk(optimiser, [drawn(1)[0], np.zeros(650, np.float32), drawn(1)[0]])
     assert all(np.isfinite(model).all() for model in found)

@@ -269,7 +269,7 @@ def test_without_the_package_an_account_is_refused(monkeypatch: pytest.MonkeyPat
 # Secure aggregation.
 
 
-SECURE = {"neighbours": 4, "key": "32 B", "share": "48 B"}
+SECURE = {"neighbors": 4, "key": "32 B", "share": "48 B"}
 D = 650
 
 
@@ -284,8 +284,8 @@ def test_a_client_moves_what_the_paper_counts(
     """Per client and round (2 k + 2) keys, 5 k shares and d numbers up, beside the model that
     comes down.
     """
-    secure = {name: value for name, value in SECURE.items() if name != "neighbours"} | (
-        {"neighbours": k} if neighbours else {}
+    secure = {name: value for name, value in SECURE.items() if name != "neighbors"} | (
+        {"neighbors": k} if neighbours else {}
     )
     run = ran(world(ROTATED, 12, secured(secure_aggregation=secure), 2), tmp_path / "run")
     phases = {"secure-keys": (2 * k + 2) * 32, "secure-shares": 4 * k * 48, "secure-unmask": k * 48}
@@ -327,7 +327,7 @@ def test_a_round_lasts_for_its_phases(tmp_path: Path) -> None:
 
 
 def test_who_drops_out_costs_a_mask_for_each_neighbour_and_is_not_in_the_sum() -> None:
-    secure = SecureAggregation(neighbours=2, mask_rate="4 B/s")
+    secure = SecureAggregation(neighbors=2, mask_rate="4 B/s")
     graph = secure.graph([5, 3, 8, 1])
     assert graph == {5: [1, 3], 3: [5, 8], 8: [3, 1], 1: [8, 5]}
     assert secure.recovery_s(graph, [5, 3, 8, 1], [5, 3, 8, 1], 10) == 10 * 4
@@ -338,13 +338,13 @@ def test_who_drops_out_costs_a_mask_for_each_neighbour_and_is_not_in_the_sum() -
 
 
 def test_a_sum_is_read_with_enough_shares_of_every_secret() -> None:
-    secure = SecureAggregation(neighbours=2, threshold=0.6)
+    secure = SecureAggregation(neighbors=2, threshold=0.6)
     graph = secure.graph([5, 3, 8, 1])
     everybody = [5, 3, 8, 1]
     assert secure.can_be_read(graph, everybody, everybody)
     assert not secure.can_be_read(graph, everybody, [5, 3, 8])  # of 5 and 8 one share each
     assert secure.can_be_read(graph, [5, 3, 8], [5, 3, 8])
-    half = SecureAggregation(neighbours=2)
+    half = SecureAggregation(neighbors=2)
     assert half.can_be_read(graph, everybody, [5, 3])
     assert not half.can_be_read(graph, everybody, [5, 8])  # of 5 and 8 none
 
