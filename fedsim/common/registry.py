@@ -231,8 +231,8 @@ class Registry:
 
     def _require_keys(self, spec: type[Spec], kind: str, table: Mapping[str, object]) -> None:
         """Raise an error with all kinds if a table without a kind lacks a key of the usual kind."""
-        for name, field in spec.model_fields.items():
-            if field.is_required() and name not in table:
+        for name, key in spec.model_fields.items():
+            if key.is_required() and name not in table:
                 raise PydanticCustomError(
                     "part_kind",
                     "{name} is missing: without 'kind' it is {kind}, which needs it; allowed kinds "
