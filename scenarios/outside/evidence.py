@@ -1,18 +1,23 @@
-"""All predictions of other people's measurements on one page: ``docs/validation.md``, its table
+"""All predictions of other people's measurements on one page: ``docs/validation.md``, its tables
 and its picture.
 
     python scenarios/outside/evidence.py
 
-Reads ``predicted.csv`` of every study beside this file, which the studies' own programs write.
+Reads ``predicted.csv`` of every study beside this file, which the studies' own programs write, and
+``kept_apart.csv``: what came of the predictions when somebody who had the measurements that are
+not in this repository compared them.
 """
 
+import csv
 import re
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
+from scipy.stats import kendalltau
 
 from fedsim.analysis.style import GREY, PALE, SERIES, styled
 from fedsim.running.scenarios.outside.rows import Prediction, read
@@ -20,6 +25,9 @@ from fedsim.running.scenarios.outside.rows import Prediction, read
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[1] / "docs"
 BEGIN, END = "<!-- evidence: made by scenarios/outside/evidence.py -->", "<!-- end of evidence -->"
+BEGIN_APART = "<!-- kept apart: made by scenarios/outside/evidence.py -->"
+END_APART = "<!-- end of kept apart -->"
+FEWEST = 5  # measured rows of a quantity for whose order Kendall's tau is given
 MARKERS = "osD^vP*XhpdH"
 
 
@@ -30,28 +38,53 @@ class Row(NamedTuple):
     of: Prediction
 
 
+def apart_table() -> list[str]:
+    """A line for each comparison with measurements that were kept apart, misses first."""
+    lines = [
+        "| study | measured, and kept apart | fitted on | predicted against measured | wanted | met |",
+        "|---|---|---|---|---|---|",
+    ]
+    with (HERE / "kept_apart.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            link = f"[{row['study']}](/generated/results/outside-{row['study']}.md)"
+            cells = [
+                link,
+                *(row[name] for name in ("measurement", "fitted on", "result", "wanted")),
+            ]
+            lines.append(f"| {' | '.join([*cells, row['met']])} |")
+    return lines
+
+
+def rank_agreement(rows: Sequence[Row]) -> str:
+    """Kendall's tau-b of predicted and measured order; empty for fewer than ``FEWEST`` rows."""
+    known = [row.of for row in rows if row.of.measured is not None]
+    if len(known) < FEWEST:
+        return ""
+    measured = [prediction.measured for prediction in known]
+    predicted = [prediction.predicted for prediction in known]
+    return f"{kendalltau(measured, predicted).statistic:.2f}"
+
+
 def table(rows: list[Row]) -> list[str]:
     """A line for each quantity of a study, as Markdown."""
     lines = [
         "| study | quantity | predicted | measured, and given to the fit | median error | "
-        "largest | measured, and not given "
-        "| median error | largest |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        "largest | tau | measured, and not given "
+        "| median error | largest | tau |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for (study, what), group in groupby(rows, key=lambda row: (row.study, row.of.what)):
         of_what = list(group)
         cells = [f"[{study}](/generated/results/outside-{study}.md)", what, str(len(of_what))]
         for given in (True, False):
-            errors = [
-                row.of.error
-                for row in of_what
-                if row.of.given == given and row.of.error is not None
-            ]
+            seen = [row for row in of_what if row.of.given == given]
+            errors = [row.of.error for row in seen if row.of.error is not None]
             largest = f"{max(errors, key=abs):+.1%}" if errors else ""
             cells += [
                 str(len(errors) or ""),
                 f"{median(map(abs, errors)):.1%}" if errors else "",
                 largest,
+                rank_agreement(seen),
             ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -103,8 +136,16 @@ def draw(rows: list[Row]) -> Figure:
     return figure
 
 
+def _replaced(text: str, begin: str, lines: Sequence[str], end: str) -> str:
+    """Replace what stands between two lines of a page."""
+    assert begin in text, f"the page has no line {begin!r}"
+    made = "\n".join([begin, "", *lines, "", end])
+    pattern = f"{re.escape(begin)}.*?{re.escape(end)}"
+    return re.sub(pattern, lambda _: made, text, flags=re.DOTALL)
+
+
 def main() -> None:
-    """Write the table into the page, and the picture."""
+    """Write the tables into the page, and the picture."""
     rows = [
         Row(path.parent.name, of)
         for path in sorted(HERE.glob("*/predicted.csv"))
@@ -117,12 +158,9 @@ def main() -> None:
     )
     page = DOCS / "validation.md"
     text = page.read_text(encoding="utf-8")
-    assert BEGIN in text, f"{page} has no line {BEGIN!r}"
-    made = "\n".join([BEGIN, "", *table(rows), "", END])
-    page.write_text(
-        re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: made, text, flags=re.DOTALL),
-        encoding="utf-8",
-    )
+    text = _replaced(text, BEGIN_APART, apart_table(), END_APART)
+    text = _replaced(text, BEGIN, table(rows), END)
+    page.write_text(text, encoding="utf-8")
     known = sum(row.of.error is not None for row in rows)
     print(
         f"{len(rows)} predictions of {len({row.study for row in rows})} studies, {known} measured"

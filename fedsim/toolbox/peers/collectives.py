@@ -134,9 +134,10 @@ class AllReduce:
         nodes: endpoints, by rank.
         size: bytes of the vector that each node holds (``"100 MB"``).
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
-        pieces: parts of the vector, each a separate all-reduce, so that their hops overlap.
-        connections: messages of a pair under way at a time in each direction; others queue in
-            order.
+        pieces: parts of the vector, each a separate all-reduce. One part's delay passes while the
+            next part is sent, if ``connections`` is less than ``pieces``.
+        connections: messages of a pair under way at a time in each direction; further messages
+            queue in order.
 
     Example:
         >>> import fedsim

@@ -31,29 +31,35 @@ def time_s(kind: str, nodes: int, size: float, delay_s: float, rate: float) -> f
 
 
 class Rule:
-    """The constants of the rule; ``free``: rate where none was set (bytes/s), by kind."""
+    """The constants of the rule.
+
+    Args:
+        wire: bytes on the wire for a byte of payload.
+        delays: delays that an all-reduce waits for, whatever its number of nodes.
+        free: rate where none was set (bytes/s), by kind.
+    """
 
     def __init__(
-        self, wire: float = 1.0, hop: float = 1.0, free: dict[str, float] | None = None
+        self, wire: float = 1.0, delays: float = 0.0, free: dict[str, float] | None = None
     ) -> None:
-        self.wire, self.hop, self.free = (
-            wire,
-            hop,
-            free or {"allreduce": 10 * GBIT, "send_recv": 10 * GBIT},
-        )
+        self.wire = wire
+        self.delays = delays
+        self.free = free or {"allreduce": 10 * GBIT, "send_recv": 10 * GBIT}
 
     def predict(self, row: dict[str, str]) -> Prediction:
         kind, nodes, size = row["op"], int(row["nodes"]), float(row["size_MiB"]) * MIB
         rate = float(row["bw_gbit_s"]) * GBIT / self.wire if row["bw_gbit_s"] else self.free[kind]
-        delay = float(row["delay_ms"] or 0) / 1e3 * (self.hop if kind == "allreduce" else 1.0)
+        delay_s = float(row["delay_ms"] or 0) / 1e3
+        if kind == "allreduce":
+            predicted = time_s(kind, nodes, size, 0.0, rate) + self.delays * delay_s
+        else:
+            predicted = time_s(kind, nodes, size, delay_s, rate)
         cell = (
             f"{kind} {nodes} nodes {row['size_MiB']} MiB {row['delay_ms'] or 0} ms "
             f"{row['bw_gbit_s'] or 'no'} Gbit/s"
         )
         measured = float(row["time_s"]) if row.get("time_s") else None
-        return Prediction(
-            "time_s", cell, measured, time_s(kind, nodes, size, delay, rate), measured is not None
-        )
+        return Prediction("time_s", cell, measured, predicted, measured is not None)
 
 
 def fitted(rows: list[dict[str, str]]) -> Rule:
@@ -79,13 +85,13 @@ def fitted(rows: list[dict[str, str]]) -> Rule:
         op: median(map(rate_of, of(op, rate=False, delay=False)))
         for op in ("allreduce", "send_recv")
     }
+    without = Rule(wire, 0.0, free)
     above = below = 0.0
     for row in of("allreduce", rate=True, delay=True):
-        measured, without, whole = (
-            float(row["time_s"]), Rule(wire, 0.0, free).predict(row).predicted, Rule(wire, 1.0, free).predict(row).predicted
-        )  # fmt: skip
-        above += (whole - without) * (measured - without) / measured**2
-        below += (whole - without) ** 2 / measured**2
+        measured = float(row["time_s"])
+        delay_s = float(row["delay_ms"]) / 1e3
+        above += delay_s * (measured - without.predict(row).predicted) / measured**2
+        below += delay_s**2 / measured**2
     return Rule(wire, above / below, free)
 
 
@@ -95,7 +101,7 @@ def main() -> None:
     show("before anything is fitted", [Rule().predict(row) for row in rows])
     rule = fitted(rows)
     print(
-        f"fitted: {rule.wire:.4f} bytes on the wire, {rule.hop:.3f} of a hop, "
+        f"fitted: {rule.wire:.4f} bytes on the wire, {rule.delays:.2f} delays an all-reduce, "
         f"{rule.free['allreduce'] / GBIT:.2f} Gbit/s"
     )
     cells = product((8, 12, 16, 20, 24, 28, 32), (64, 128, 256, 512, 1024), SHAPES)
