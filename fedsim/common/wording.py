@@ -114,7 +114,8 @@ def _explain_problem(key: str, problem: ErrorDetails) -> str:
         case "unknown_key":
             return f"{key} {message}"
         case "part_kind":
-            return f"{key}.{message}"
+            # an error that was raised within a part may name its whole key already
+            return message if message.startswith(f"{key}.") else f"{key}.{message}"
         case "model_type":
             return (
                 f"{key} is {shown(value)}; it must be a table, and 'fedsim list {key}' names its "

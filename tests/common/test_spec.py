@@ -55,3 +55,10 @@ def test_earlier_public_names_warn() -> None:
             usual_normalise: ClassVar[str] = "standardise"
 
     assert Earlier.usual_normalize == "standardize"
+
+
+def test_a_key_of_a_part_is_named_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDSIM_ALLOW_CODE")
+    (tmp_path / "scenario.toml").write_text('[model]\nkind = "module"\nfactory = "mine:Net"\n')
+    with pytest.raises(ScenarioError, match=r"^model\.factory is 'mine:Net', which is code"):
+        fedsim.load(str(tmp_path / "scenario.toml"))
