@@ -47,7 +47,7 @@ def main(runs: tuple[Path, ...], out: Path | None, only: str | None, formats: st
     """Draw pictures of runs, each run alone and all side by side.
 
     Each RUN gets its timelines, clusters, groups and traffic; all runs together get accuracy,
-    fairness and traffic. Runs of one scenario with several seeds are one line with a band in
+    fairness and traffic. Runs of the same scenario with several seeds are one line with a band in
     ``costs``, and one bar in ``traffic-purposes``.
     """
     endings = _split_option("--format", formats, FORMATS)

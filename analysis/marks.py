@@ -92,7 +92,7 @@ def mark_rows(
 
 
 def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) -> list[Artist]:
-    """Draw marks of one kind.
+    """Draw the marks of a kind.
 
     Args:
         panel: the panel.

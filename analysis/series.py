@@ -1,4 +1,4 @@
-"""Series: runs of one scenario with several seeds, and bars of their means."""
+"""Series: runs of the same scenario with several seeds, and bars of their means."""
 
 import json
 from collections import Counter

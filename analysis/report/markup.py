@@ -94,7 +94,7 @@ def pack(columns: Mapping[str, AnyArray]) -> dict[str, object]:
     A column of n values of k bytes is written as n first bytes, n second bytes and so on.
 
     Args:
-        columns: arrays of one dimension, by name.
+        columns: arrays with a single dimension, by name.
 
     Returns:
         ``layout`` with (name, kind, length) of each column, and ``data``, the bytes of all

@@ -230,7 +230,7 @@ def _timeline(
     timeline: TimelineData,
     colours: Mapping[str, str],
 ) -> Markup:
-    """Return the timeline of one run.
+    """Return the timeline of a run.
 
     Args:
         place: index of the run on the page.
@@ -289,7 +289,7 @@ def _run_list(name: str, entries: tuple[DetailedRun, ...], selected: int) -> Mar
 
 
 def details(place: int, entry: DetailedRun, several: bool) -> Markup:
-    """Return the details of one run: pictures, and tables of devices and rounds.
+    """Return the details of a run: pictures, and tables of devices and rounds.
 
     Args:
         place: index of the run on the page, from 0.

@@ -71,7 +71,7 @@ def study_command(words: tuple[str, ...], out: Path, quiet: bool, **settings: An
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on
     where it was left.
 
-    'merge DIR...' joins folders of one study, which --shard has filled.
+    'merge DIR...' joins folders of the same study, which --shard has filled.
     """
     first, *rest = words
     if first == "merge" and rest:

@@ -38,7 +38,7 @@ Name = tuple[str, int]
 _UNNAMED: Name = ("", 0)
 
 Rearm = Callable[[int, float], object]
-"""Function of number and time (s) that sets an alarm of one kind, also after a resume."""
+"""Function of number and time (s) that sets an alarm of a kind, also after a resume."""
 
 
 class Alarm(Event):

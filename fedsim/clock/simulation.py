@@ -228,7 +228,7 @@ class Simulation:
             name: kind and number, under which a checkpoint saves the alarm.
             when: the simulated time (s), on the clock's grid.
             callback: the function, without arguments.
-            priority: order among the alarms of one instant.
+            priority: order among the alarms of the same instant.
 
         Returns:
             The alarm, which can be cancelled.

@@ -28,7 +28,7 @@ Each of the ``COLUMNS`` values is a fixed amount and an amount per sample of the
 
 
 def operation(fixed: float, a_sample: float, moved: float) -> Operations:
-    """Make the row of one operation without further passes over its data.
+    """Make the row of an operation without further passes over its data.
 
     Args:
         fixed: FLOPs of a batch.
@@ -40,7 +40,7 @@ def operation(fixed: float, a_sample: float, moved: float) -> Operations:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Cost of one SGD step on a batch.
+    """Cost of an SGD step on a batch.
 
     Attributes:
         forward, backward, update: operations of the forward pass, the backward pass and the

@@ -294,7 +294,7 @@ def specs_of(field: FieldInfo) -> dict[str, type[Spec]]:
 
 
 def spec_of(field: FieldInfo, kind: str) -> type[Spec] | None:
-    """Return the class of the tables of one kind that a key accepts.
+    """Return the class of the tables of a kind that a key accepts.
 
     Args:
         field: the key.

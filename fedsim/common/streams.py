@@ -65,7 +65,7 @@ def _root(seed: int, purpose: str) -> int:
 
 
 class Streams:
-    """Random streams of one run, in which each draw is a function of the seed and of a name.
+    """Random streams of a run, in which each draw is a function of the seed and of a name.
 
     The name of a stream is a purpose (``world/...`` is equal for every strategy) and integers, such
     as the index of a device. So draws do not depend on their order, and equal names give equal

@@ -109,7 +109,7 @@ class Batching:
         return samples - samples % self.size * (samples >= self.size)
 
     def taken_in(self, steps: int, samples: int) -> int:
-        """Return the count of samples in the first ``steps`` batches of one epoch.
+        """Return the count of samples in the first ``steps`` batches of an epoch.
 
         Args:
             steps: count of batches.

@@ -172,7 +172,7 @@ class Clients:
         """Return whether a device is available and idle, so that ``Server.ask`` accepts it now.
 
         Args:
-            device: ID of one device.
+            device: ID of a device.
         """
         return self._dispatch.is_idle(device)
 
@@ -180,7 +180,7 @@ class Clients:
         """Return whether a device has joined the population, including one that has left since.
 
         Args:
-            device: ID of one device. ``Strategy.on_arrival`` announces later arrivals.
+            device: ID of a device. ``Strategy.on_arrival`` announces later arrivals.
         """
         return bool(self._dispatch.population.arrival[device] <= self._dispatch.simulation.now)
 
@@ -188,7 +188,7 @@ class Clients:
         """Call ``Strategy.on_return`` with a device as soon as the device can be reached.
 
         Args:
-            device: ID of one device.
+            device: ID of a device.
             delay: time from now (s) before which the call does not come.
 
         Returns:
@@ -207,7 +207,7 @@ class Clients:
         method returns.
 
         Args:
-            device: ID of one device.
+            device: ID of a device.
         """
         devices = self._dispatch.devices
         if devices.population.version.item(device) != devices.used_versions.get(device, 0):

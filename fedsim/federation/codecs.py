@@ -294,7 +294,7 @@ class MessagesSpec(Spec):
 
 
 class Wire:
-    """Codec of one direction, applied to whole messages.
+    """Codec of a direction, applied to whole messages.
 
     Args:
         codec: the codec of the direction.
@@ -325,7 +325,7 @@ class Wire:
             name: ``encode`` or ``decode``.
 
         Returns:
-            A tuple of one step; an empty tuple if encoding or decoding takes no time.
+            A tuple with a single step; an empty tuple if encoding or decoding takes no time.
         """
         models = 0
         parts_s = 0.0

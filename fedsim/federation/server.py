@@ -217,7 +217,7 @@ class Server:
         probe or a test.
 
         Args:
-            device: ID of one device, available and idle.
+            device: ID of a device, available and idle.
             contents: what is sent, by name (``Contents``). The default client half trains from
                 ``model``.
             job: name of the job, which the client half reads as ``Instruction.job``.
@@ -286,7 +286,7 @@ class Server:
         """Return the API of a device's half in a strategy without a server (``Peers``).
 
         Args:
-            device: ID of one device.
+            device: ID of a device.
         """
         return Peer(device, self, self._dispatch)
 

@@ -136,7 +136,7 @@ class ServerModels:
         return self._learner.learns
 
     async def value(self, model: Ref) -> NDArray[np.float32]:
-        """Return the weights of one model, which are computed if they are needed for the first time.
+        """Return the weights of a model, which are computed if they are needed for the first time.
 
         Args:
             model: a model.
@@ -167,7 +167,7 @@ class ServerModels:
         """Return values that devices have sent: losses, choices, or results of ``Device.numbers``.
 
         Args:
-            sent: a list of ``Lazy`` contents of one kind, such as ``message["loss"]`` of several
+            sent: a list of ``Lazy`` contents of the same kind, such as ``message["loss"]`` of several
                 messages.
 
         Returns:
@@ -274,7 +274,7 @@ class ServerEdges:
         """Return the edge server of a device.
 
         Args:
-            device: ID of one device, in a network that has edge servers.
+            device: ID of a device, in a network that has edge servers.
 
         Returns:
             The ID of the edge server.
@@ -285,7 +285,7 @@ class ServerEdges:
         """Return whether an edge server is present; a lost one (``Strategy.on_edge_lost``) is not.
 
         Args:
-            edge: ID of one edge server.
+            edge: ID of an edge server.
         """
         return edge not in self._dispatch.messages.lost
 
@@ -303,7 +303,7 @@ class ServerEdges:
         ``Strategy.on_carried`` is called once when the message has ended.
 
         Args:
-            edge: ID of one edge server.
+            edge: ID of an edge server.
             contents: the contents by name.
             direction: ``"down"`` to the edge server, ``"up"`` from the edge server.
             round: the round for which the message is sent; None if it is sent for no round.

@@ -147,7 +147,7 @@ def _set_generators(states: States) -> None:
 
 
 class Sleeper:
-    """Simulated sleep of one call of a ClientApp.
+    """Simulated sleep of a call of a ClientApp.
 
     ``time.sleep`` adds to ``slept_s`` instead of sleeping, and the clocks that the app reads
     advance by the sum.

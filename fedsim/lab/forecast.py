@@ -325,7 +325,7 @@ class Beginning:
             patience_s: real time (s) that the trainings may take; further devices are skipped.
 
         Returns:
-            Real time (s) of one SGD step of one device, and of one test of the models.
+            Real time (s) of an SGD step of one device, and of one test of the models.
         """
         tests = max(1, self.tally.tests)
         together = max(1, round(len(self.tally.trainings) / tests))

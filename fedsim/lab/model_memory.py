@@ -24,7 +24,7 @@ def model_memory_lines(run: Run, together: Together, workers: int) -> list[str]:
         workers: count of workers.
 
     Returns:
-        List of one line; empty if all models of a round fit in memory.
+        List with a single line; empty if all models of a round fit in memory.
     """
     size = run.learner.bytes
     cohort = run.at_once

@@ -69,7 +69,7 @@ class LoRA(Spec):
 
 
 class Tensor(NamedTuple):
-    """Description of one tensor of a model."""
+    """Description of a tensor of a model."""
 
     name: str
     """torch's name of the tensor, such as ``0.weight``."""
@@ -235,7 +235,7 @@ class Architecture:
 
     @property
     def flops(self) -> int:
-        """FLOPs of one training step on one sample."""
+        """FLOPs of a training step on one sample."""
         shapes = self.shapes
         products = 0
         for position, layer in self.trained():

@@ -253,7 +253,7 @@ class Learning(Learner):
         return results
 
     async def _evaluate_personal(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
-        """Evaluate computed models, each on the test samples of one device.
+        """Evaluate computed models, each on the test samples of a device.
 
         Args:
             models: model, and index of the device.

@@ -57,7 +57,7 @@ class Evaluation:
         )
 
     def row(self, position: int) -> "Evaluation":
-        """Return the entry with index ``position``, as an evaluation of one entry."""
+        """Return the entry with index ``position``, as an evaluation with a single entry."""
         row = slice(position, position + 1)
         correct = None if self.correct is None else self.correct[row]
         facts = {name: entries[row] for name, entries in self.facts.items()}

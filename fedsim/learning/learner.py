@@ -224,7 +224,7 @@ class Learner:
             sizes: device: count of training samples.
 
         Raises:
-            ScenarioError: a device has a batch of one sample, and the model needs two.
+            ScenarioError: a device has a batch of a single sample, and the model needs two.
         """
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:

@@ -70,7 +70,7 @@ class Model(Spec):
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
     ) -> ModelCost:
-        """Return the cost of one training step: FLOPs, bytes and memory.
+        """Return the cost of a training step: FLOPs, bytes and memory.
 
         Terms that strategies add to the loss, such as a proximal term, are not included.
 
@@ -424,7 +424,7 @@ class SizeOnly(Model):
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
     ) -> ModelCost:
-        """Return the cost of one training step.
+        """Return the cost of a training step.
 
         A step reads the weights twice, writes the gradients once, and reads and writes the
         optimiser's tensors.

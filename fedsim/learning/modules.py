@@ -211,7 +211,7 @@ def numbers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _part_numbers(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Iterate over the names and tensors of one submodule that are in the flat model."""
+    """Iterate over the names and tensors of a submodule that are in the flat model."""
     for key, parameter in part.named_parameters(recurse=False):
         if parameter.requires_grad:
             yield key, parameter

@@ -26,7 +26,7 @@ class Initial:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """Recipe of an update: local training of one device on a version of its data.
+    """Recipe of an update: local training of a device on a version of its data.
 
     Attributes:
         training: start, terms and amount of the training.

@@ -69,7 +69,7 @@ class Calculator(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Twin(Ref):
-    """Copy of a model's recipe for the time of one computation.
+    """Copy of a model's recipe for the time of a computation.
 
     Attributes:
         original: weak reference to the model that was copied, which gets the result.

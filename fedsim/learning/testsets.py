@@ -215,7 +215,7 @@ def judge_each(
     weights: Sequence[Weights],
     shards: Sequence[Shard],
 ) -> Judged:
-    """Test several models, each on the test samples of one shard, on a worker.
+    """Test several models, each on the test samples of a shard, on a worker.
 
     Args:
         solver: the solver of the models.

@@ -25,7 +25,7 @@ NOT_IN_PAPER = (
 
 
 def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
-    """Return the delivered bytes of one message by purpose.
+    """Return the delivered bytes of a message by purpose.
 
     Payloads arrive in the order in which they were sent, so a cut message lacks the last ones.
 

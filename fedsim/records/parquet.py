@@ -27,7 +27,7 @@ _ROWS_A_PART = 100_000  # rows of a part, and of a row group of the final file
 
 
 class TableWriter:
-    """Writer of one table, which collects rows and writes them to parts.
+    """Writer of a table, which collects rows and writes them to parts.
 
     Args:
         path: path of the final file; the parts are in the same folder.
@@ -179,7 +179,7 @@ def write_columns(path: Path, columns: Mapping[str, Any], schema: pa.Schema) -> 
 
     Args:
         path: path of the file.
-        columns: columns by name, all of one length. The first column of the schema is among them;
+        columns: columns by name, all of equal length. The first column of the schema is among them;
             any other missing column is filled with empty cells.
         schema: columns of the table.
     """

@@ -51,7 +51,7 @@ _MOST_CHANGES = 200_000  # limit of recorded changes of availability; a picture 
 
 
 class Run:
-    """Components of one run of a scenario, built in the constructor.
+    """Components of a run of a scenario, built in the constructor.
 
     Args:
         scenario: the scenario.

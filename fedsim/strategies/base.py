@@ -73,7 +73,7 @@ class StrategyParams(Spec):
 
     @property
     def resizes(self) -> bool:
-        """Whether updates of one device differ in size, so that codecs cannot store residuals."""
+        """Whether updates of a device differ in size, so that codecs cannot store residuals."""
         return False
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:

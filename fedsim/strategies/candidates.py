@@ -119,7 +119,7 @@ class Candidates:
         """Remove from the cohort the candidates that the selection does not choose.
 
         Args:
-            candidates: candidates of one call of the selection.
+            candidates: candidates of a call of the selection.
             count: wanted count of devices.
         """
         state = self._state

@@ -103,7 +103,7 @@ class Rooflines:
         return Rooflines(self.kinds, self.which, self._cost_of(by, size), self._batching)
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
-        """Compute the time of one epoch of a training.
+        """Compute the time of an epoch of a training.
 
         Args:
             device: index of the device.

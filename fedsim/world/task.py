@@ -60,7 +60,7 @@ class DeviceTimes(Protocol):
     """Times of undisturbed work on each device; a ``Population`` has them."""
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
-        """Time of one epoch of a training on ``samples`` samples (s)."""
+        """Time of an epoch of a training on ``samples`` samples (s)."""
 
     def testing_s(self, device: int, samples: int) -> float:
         """Time of a forward pass over ``samples`` samples (s)."""

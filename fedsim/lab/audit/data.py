@@ -17,11 +17,11 @@ RecordData: TypeAlias = dict[str, Any]
 """Parsed ``data`` of a record, as a dict from field name to JSON value."""
 
 PayloadList: TypeAlias = tuple[tuple[str, float], ...]
-"""Purpose and size (bytes) of each part of one message."""
+"""Purpose and size (bytes) of each part of a message."""
 
 
 class DataReader(NamedTuple):
-    """Parser of the ``data`` of one kind of record.
+    """Parser of the ``data`` of a kind of record.
 
     Attributes:
         columns: dict from name to type of each column.

@@ -54,7 +54,7 @@ def _check_times(spans: pd.DataFrame, rate: Floats) -> Iterator[str]:
     """Yield a finding for each message that took too long.
 
     Args:
-        spans: messages of one direction.
+        spans: messages in the same direction.
         rate: the smallest rate that each message can have had (bytes/s); float64 [messages].
     """
     end = spans["end"].to_numpy()

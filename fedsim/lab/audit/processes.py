@@ -57,7 +57,7 @@ def outages_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_outages(evidence: Evidence, number: int, process: TomlTable) -> Iterator[str]:
-    """Yield findings for the outages of one process.
+    """Yield findings for the outages of a process.
 
     Args:
         evidence: the run folder.

@@ -368,7 +368,7 @@ def _find_rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Flo
 
 
 class _LinkSearch:
-    """Search for the links of one direction that explain the durations of a log's transfers.
+    """Search for the links of a direction that explain the durations of a log's transfers.
 
     For each trial capacity of the server's link, the rates of clients are fitted by replaying the
     transfers in the simulator. Each client's rate is fitted to the median of the transfers that its

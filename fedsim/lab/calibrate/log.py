@@ -12,7 +12,7 @@ A row is an interval of one client, or of the server:
 | ``samples`` | samples that a training processed, summed over its epochs |
 | ``epochs`` | count of epochs of a training; 1 if there is no such column |
 
-Rows have any order. A task is a client's download, training and upload, one after the other.
+Rows have any order. A task is a client's download, training and upload, in sequence.
 """
 
 import math
@@ -66,7 +66,7 @@ class _Row(Protocol):
 
 
 _Task: TypeAlias = dict[str, _Row]
-"""Rows of one task, as an ordered dict from kind of step (``what``) to row."""
+"""Rows of a task, as an ordered dict from kind of step (``what``) to row."""
 
 _STEP = [("start", float), ("end", float), ("amount", float)]
 _TASK = [

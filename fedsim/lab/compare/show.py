@@ -265,7 +265,7 @@ def _narrowest(cells: Sequence[str]) -> int:
 
 
 def _draw(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]]) -> RichTable:
-    """Return a rich table of one topic, with the best numbers in bold.
+    """Return a rich table of a topic, with the best numbers in bold.
 
     Args:
         topic: title of the table.

@@ -78,7 +78,7 @@ class StepSpan(TimeSpan):
 
 @dataclass(frozen=True, slots=True)
 class MessageSpan:
-    """Message between two endpoints; messages of one device may overlap in time.
+    """Message between two endpoints; messages of a device may overlap in time.
 
     Attributes:
         source: name of the sender, such as ``device 3``.

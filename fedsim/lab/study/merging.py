@@ -1,4 +1,4 @@
-"""Merging of folders of one study, each with a share of its runs, into one folder."""
+"""Merging of folders of the same study, each with a share of its runs, into one folder."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 
 _PROMISED = ("events", "events_sha256", "models_sha256", "bytes", "accuracy")
-"""Entries of a summary that are equal in all runs of one scenario."""
+"""Entries of a summary that are equal in all runs of the same scenario."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Merged:
 
 
 def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
-    """Merge folders of one study into one, and write the study's tables there.
+    """Merge folders of the same study into one, and write the study's tables there.
 
     Finished runs are copied. Runs that are done in several folders must have equal events, models
     and bytes. Unfinished runs stay where they are.

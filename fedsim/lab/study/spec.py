@@ -175,7 +175,7 @@ DeclaredTarget = float | str
 
 
 def _put_in_list(target: object) -> object:
-    """Return a single target as a list of one; a list is unchanged."""
+    """Return a single target as a list with a single entry; a list is unchanged."""
     is_single = isinstance(target, int | float | str) and not isinstance(target, bool)
     return [target] if is_single else target
 

@@ -92,7 +92,7 @@ class Pool:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample.
+        """Shape of a sample.
 
         (channels, height, width) for images, (features,) for vectors, (length,) for tokens.
         """
@@ -119,7 +119,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Shard:
-    """One version of one device's data: indices into the pool, and the transform of the samples.
+    """One version of a device's data: indices into the pool, and the transform of the samples.
 
     Attributes:
         train, test: pool indices, int32. A training image may occur several times, with different

@@ -47,7 +47,7 @@ class Source(Spec):
 
     kind: str
     known: ClassVar[tuple[tuple[int, ...], int] | None] = None
-    """Shape of one sample and number of classes; None if only the files have them."""
+    """Shape of a sample and number of classes; None if only the files have them."""
 
     @abstractmethod
     @returns(_RAW, find_wrong_raw, keyed="numpy.random.default_rng(SEED)")
@@ -75,7 +75,7 @@ class Source(Spec):
 
     @returns(_SIZES, find_wrong_sizes)
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
-        """Return the shape of one sample and the number of classes.
+        """Return the shape of a sample and the number of classes.
 
         It loads the data set if ``known`` is None.
 

@@ -91,7 +91,7 @@ class DataSpec(Spec):
         return self
 
     def shape_and_classes(self) -> tuple[tuple[int, ...], int]:
-        """Return the shape of one sample and the count of classes.
+        """Return the shape of a sample and the count of classes.
 
         Files are read only if the source does not declare both.
         """

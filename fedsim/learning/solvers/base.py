@@ -22,7 +22,7 @@ _NARROW = 64  # batches up to this size are always padded to the full batch size
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of one local training on n samples: for each step the indices of its samples."""
+    """Batches of a local training on n samples: for each step the indices of its samples."""
 
     rows: NDArray[np.int64]
     """indices of the samples, int64 [steps, width]; n marks an empty cell, in the last batch of an
@@ -159,7 +159,7 @@ class Descent:
 
 
 class ParameterStep:
-    """SGD of one parameter in place, with its momentum and its proximal start.
+    """SGD of a parameter in place, with its momentum and its proximal start.
 
     Args:
         parameter: the tensor that is trained.
@@ -226,7 +226,7 @@ class ParameterStep:
 
 @dataclass(frozen=True)
 class LocalSolve:
-    """Inputs of one device's local training."""
+    """Inputs of a device's local training."""
 
     weights: Weights
     """the model before the training, float [d]."""
@@ -263,7 +263,7 @@ class LocalSolve:
 
 
 class Solved(NamedTuple):
-    """Result of one device's local training."""
+    """Result of a device's local training."""
 
     weights: Weights
     """the trained weights, float [d]."""

@@ -1,4 +1,4 @@
-"""Compiled loops for the SGD of one device on dense layers, with gradients in closed form.
+"""Compiled loops for the SGD of a device on dense layers, with gradients in closed form.
 
 Weights are changed in place. The loops handle four samples and four outputs at a time, which keeps
 the registers of a CPU full. All arrays with outputs are therefore padded with zeros to a multiple

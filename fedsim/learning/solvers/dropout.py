@@ -23,7 +23,7 @@ def _signed(word: int) -> int:
 
 
 def step_key(key: int, step: int) -> int:
-    """Return the key of one SGD step of a local training, as a signed 64-bit integer.
+    """Return the key of an SGD step of a local training, as a signed 64-bit integer.
 
     Args:
         key: the key of the local training.

@@ -305,7 +305,7 @@ def _difference(changes: list[str]) -> ScenarioError:
 
 
 def _failure_on_one(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -> str:
-    """Return the reason why the module cannot be trained on a batch of one sample, else ""."""
+    """Return the reason why the module cannot be trained on a batch of a single sample, else ""."""
     batches = shuffled(np.random.default_rng(0), 1, 1, 1)
     solve = LocalSolve(weights, x[:1], y[:1], batches)
     try:

@@ -353,7 +353,7 @@ def _load(module: ModuleCopy, weights: Weights) -> dict[str, Tensor]:
 
 
 class SingleSampleError(ScenarioError):
-    """Error of a batch norm that got a batch of one sample.
+    """Error of a batch norm that got a batch of a single sample.
 
     Args:
         part: text that names the norm.

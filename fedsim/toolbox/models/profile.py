@@ -100,7 +100,7 @@ def profile(
     training: Trainer | None = None,
     objective: Objective | None = None,
 ) -> ModelCost:
-    """Count the FLOPs, bytes and memory of one training step of a module.
+    """Count the FLOPs, bytes and memory of a training step of a module.
 
     Args:
         module: the module, which is copied; its method ``loss``, if it has one, replaces the
@@ -144,7 +144,7 @@ def profile(
 
 
 class Counted(NamedTuple):
-    """FLOPs and bytes of one call of a torch operation."""
+    """FLOPs and bytes of a call of a torch operation."""
 
     flops: float
     filled: float
@@ -188,7 +188,7 @@ def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
 
 
 class _StepCounts(NamedTuple):
-    """Operations and memory of one training step on a batch."""
+    """Operations and memory of a training step on a batch."""
 
     forward: list[Counted]
     backward: list[Counted]

@@ -76,7 +76,7 @@ class HuggingFace(Source):
     path: str
     """the folder, sought as an ``npz`` file is."""
     x: str = "image"
-    """the column of the samples: images (decoded by Pillow), or lists of numbers of one length;
+    """the column of the samples: images (decoded by Pillow), or lists of numbers of equal length;
     integers are tokens.
     """
     y: str = "label"

@@ -367,7 +367,7 @@ class Intervals(AvailabilityModel):
 
     The file has a row for each interval, and the columns ``device``, ``start`` and ``end``. Rows
     have any order. Other columns are refused, as a row that means off would be taken for one that
-    means on. A device without a row is never on. All times of a file are of one form:
+    means on. A device without a row is never on. All times of a file are of the same form:
 
     - simulated times, such as ``90 s``, or bare numbers with ``unit``;
     - times of day, such as ``22:00`` to ``06:30``, every day, in the device's time zone

@@ -49,7 +49,7 @@ class Connection(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Fitted rule for the rate of one TCP connection into a cloud: window / round trip."""
+    """Fitted rule for the rate of a TCP connection into a cloud: window / round trip."""
 
     bytes: float
     """size of the window (bytes)."""

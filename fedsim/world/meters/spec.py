@@ -26,7 +26,7 @@ _ITEMS = ("hours", "gigabytes", "requests", "tasks")
 
 
 class Prices(Spec):
-    """Prices of one kind of endpoint, in the currency of the bill."""
+    """Prices of a kind of endpoint, in the currency of the bill."""
 
     per_hour: Price = 0.0
     """price of an hour: for a device during its tasks, else from the start of the run."""

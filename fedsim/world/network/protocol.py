@@ -206,7 +206,7 @@ ProtocolSpec = Annotated[Protocol, PROTOCOLS]
 
 @dataclass(frozen=True)
 class Transport:
-    """Protocol of one run, with the random streams of its weights.
+    """Protocol of a run, with the random streams of its weights.
 
     Attributes:
         protocol: the protocol, such as ``NetworkModel.protocol``.

@@ -70,7 +70,7 @@ class Tier:
 
 @dataclass(slots=True)
 class Place:
-    """State of one flow: its tier, its start and end on the tier's clock, and its weight.
+    """State of a flow: its tier, its start and end on the tier's clock, and its weight.
 
     ``units`` is the weight in units.
     """
@@ -83,7 +83,7 @@ class Place:
 
 
 class StarDirection:
-    """Sharing rule of one direction of a star, in which capped flows share one server link.
+    """Sharing rule of a direction of a star, in which capped flows share one server link.
 
     Args:
         capacity: capacity of the server link (bytes/s), which may be infinite.
