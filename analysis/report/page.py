@@ -17,6 +17,7 @@ from fedsim.common.errors import RunFolderError
 from fedsim.common.harmless import harmless
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.records.folder import refuse_within_run, writing
+from fedsim.records.ledger import total
 from fedsim.records.reading import RunFolder
 from fedsim.strategies import strategy_name
 from fedsim.version import __version__
@@ -233,8 +234,8 @@ def _ranking_sentences(subject: Subject) -> list[str]:
 def _wasted_share(run: RunFolder) -> float | None:
     """Return the share of bytes that were wasted (0..1); None if no bytes moved."""
     sizes = run.summary["bytes"]
-    total = sizes["down"] + sizes["up"]
-    return sizes["wasted"] / total if total else None
+    moved = total(sizes)
+    return sizes["wasted"] / moved if moved else None
 
 
 def _find_in_run(run: RunFolder) -> list[_Finding]:
@@ -264,8 +265,9 @@ def _wasted_bytes(run: RunFolder) -> str | None:
     share = _wasted_share(run)
     if share is None:
         return None
-    sizes = run.summary["bytes"]
-    return f"{share:.0%} of {show_bytes(sizes['down'] + sizes['up'])} that moved was wasted."
+    moved = show_bytes(total(run.summary["bytes"]))
+    amount = f"{share:.0%}" if share else "Nothing"
+    return f"{amount} of {moved} that moved was wasted."
 
 
 def _longest_round(run: RunFolder) -> str | None:

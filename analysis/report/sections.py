@@ -22,6 +22,7 @@ from fedsim.common.harmless import visible
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
 from fedsim.lab.compare.measures import measure
+from fedsim.records.ledger import total
 from fedsim.records.reading import RunFolder
 from fedsim.running.overrides import Tables
 
@@ -97,11 +98,13 @@ def _ending(run: RunFolder) -> str:
 
 def _byte_figures(run: RunFolder) -> list[tuple[str, str, str]]:
     sizes = run.summary["bytes"]
-    total = sizes["down"] + sizes["up"]
+    moved = total(sizes)
     directions = f"{show_bytes(sizes['down'])} down, {show_bytes(sizes['up'])} up"
-    share = f"{sizes['wasted'] / total:.1%} of what moved" if total else "nothing moved"
+    if "peer" in sizes:
+        directions += f", {show_bytes(sizes['peer'])} between devices"
+    share = f"{sizes['wasted'] / moved:.1%} of what moved" if moved else "nothing moved"
     return [
-        ("moved", show_bytes(total), directions),
+        ("moved", show_bytes(moved), directions),
         ("wasted", show_bytes(sizes["wasted"]), share),
     ]
 

@@ -21,7 +21,7 @@ from fedsim.common.arrays import AnyArray, Ints
 from fedsim.common.harmless import harmless
 from fedsim.lab.reading.activities import Activities, StepSpan, TimeSpan
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History
-from fedsim.lab.trackers.link_load import link_load, thinned
+from fedsim.lab.trackers.link_load import link_load, peer_load, thinned
 from fedsim.records.folder import AVAILABILITY
 from fedsim.records.reading import RunFolder
 
@@ -30,6 +30,7 @@ _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 _TICK_S = 1e-4  # usual length of a tick (s), as precise as a time on the screen
 _LEAST_TICKS = 2**20
 _MOST_TICKS = 2**31
+_MOST_MESSAGES = 20_000  # messages between devices that a timeline has; of more, some are drawn
 _POINTS = 16384  # most points of a curve: far more than pixels, so that readers can zoom in
 # kind of step: fields of its data with the work done and the whole work
 _AMOUNTS = {
@@ -55,6 +56,7 @@ class TimelineHeader(TypedDict):
         knows_away: whether the run recorded the times at which devices were unreachable.
         capacity: capacity of the server's link, ``down`` and ``up`` (bytes/s); None if unlimited.
         evaluated: whether any round has an accuracy.
+        without_server: whether devices exchange messages, and none with the server.
     """
 
     tick: float
@@ -65,6 +67,7 @@ class TimelineHeader(TypedDict):
     knows_away: bool
     capacity: dict[str, float | None]
     evaluated: bool
+    without_server: bool
 
 
 class TimelineData(NamedTuple):
@@ -104,8 +107,15 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "knows_away": run.has(AVAILABILITY),
         "capacity": capacity(run),
         "evaluated": bool(np.isfinite(arrays["round_accuracy"]).any()),
+        "without_server": _is_without_server(run),
     }
     return TimelineData(header, arrays, columns.kinds)
+
+
+def _is_without_server(run: RunFolder) -> bool:
+    """Whether devices exchange messages, and none with the server."""
+    moved = run.summary["bytes"]
+    return bool(moved.get("peer")) and not moved["down"] + moved["up"]
 
 
 class _ColumnsOfLanes:
@@ -153,6 +163,7 @@ class _ColumnsOfLanes:
             **self._absences(),
             **self._stays(),
             **self._marks(),
+            **self._messages(),
             **self._curves(),
         }
 
@@ -261,6 +272,25 @@ class _ColumnsOfLanes:
             "mark_kind": np.array([kind for _, _, kind in rows], dtype=np.uint8),
         }
 
+    def _messages(self) -> Columns:
+        """Return the messages between devices, each in the lanes of its sender and its receiver."""
+        rows = []
+        messages = self.activities.messages
+        some = style.evenly(len(messages), min(len(messages), _MOST_MESSAGES))
+        for message in [messages[index] for index in some.tolist()]:
+            for name, is_sent in ((message.source, True), (message.destination, False)):
+                kind, _, number = name.partition(" ")
+                lane = self.lanes.get(int(number)) if kind == "device" else None
+                if lane is not None:
+                    rows.append((lane, message.start, message.end, is_sent))
+        rows.sort()
+        return {
+            "message_lane": np.array([lane for lane, *_ in rows], dtype=np.uint32),
+            "message_start": self._ticks([start for _, start, *_ in rows]),
+            "message_end": self._ticks([end for _, _, end, _ in rows]),
+            "message_sent": np.array([is_sent for *_, is_sent in rows], dtype=np.uint8),
+        }
+
     def _curves(self) -> Columns:
         """Return curves of the count of active devices and the load of the server's link (bytes/s)."""
         steps = self.activities.steps
@@ -269,6 +299,7 @@ class _ColumnsOfLanes:
             "wasted": concurrency([step for step in steps if step.task_outcome != "done"]),
             "down": link_load(self.run, "down"),
             "up": link_load(self.run, "up"),
+            "peer": peer_load(self.run),
         }
         thin = {name: thinned(curve, _POINTS) for name, curve in curves.items()}
         times = {f"{name}_time": self._ticks(curve.times) for name, curve in thin.items()}
@@ -358,6 +389,7 @@ def key(timelines: Sequence[TimelineData]) -> Markup:
     """Return the legend of colours and signs in the timelines, and the help on the controls."""
     entries = [
         *_step_entries(timelines),
+        *_message_entries(timelines),
         *_presence_entries(timelines),
         *_outcome_entries(timelines),
         *_sign_entries(timelines),
@@ -386,6 +418,17 @@ def _step_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
             present.add(data.kinds[number])
     colours = step_colours(timelines)
     return [(_swatch(colour), kind) for kind, colour in colours.items() if kind in present]
+
+
+def _message_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
+    """Return the legend of messages between devices, which are thin lines at the foot of a lane."""
+    if not _has(timelines, "message_lane"):
+        return []
+    ways = ("upload", "sent to a device"), ("download", "received from a device")
+    return [
+        (_icon(el("rect", x="0", y="8", width="20", height="4", fill=style.STEPS[step])), text)
+        for step, text in ways
+    ]
 
 
 def _presence_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:

@@ -44,6 +44,7 @@ class Drawing {
     pen.lineWidth = 1;
     this.drawRounds(pen);
     if (timeline.pathed) this.drawPath(pen);
+    this.drawMessages(pen);
     this.drawMarks(pen);
     this.drawNames(pen);
     drawStrips(pen, timeline, SIZES.top + timeline.lanesHeight + SIZES.gap);
@@ -133,6 +134,31 @@ class Drawing {
       pen.strokeStyle = colour;
       pen.lineWidth = width;
       pen.stroke();
+    }
+    pen.restore();
+  }
+
+  /** Messages between devices, as lines at the foot of the sender's and the receiver's lane, if lanes are tall enough. */
+  drawMessages(pen) {
+    const { timeline } = this, { lanes, view, rows, palette } = timeline;
+    const { message_lane: own, message_start: starts, message_end: ends, message_sent: sent } = lanes;
+    if (!own.length || view.height < 5) return;
+    const tall = Math.max(2, Math.round(view.height / 4)), until = view.from + view.span;
+    const firstRow = Math.max(0, Math.floor(view.top / view.height)), lastRow = Math.ceil((view.top + timeline.lanesHeight) / view.height);
+    pen.save();
+    pen.beginPath();
+    pen.rect(timeline.gutter, SIZES.top, timeline.width, timeline.lanesHeight);
+    pen.clip();
+    for (let row = firstRow; row < Math.min(lastRow, rows.length); row++) {
+      const lane = rows[row], y = timeline.y(row) + view.height - tall - 1;
+      for (let at = lowerBound(own, lane); at < own.length && own[at] === lane; at++) {
+        if (ends[at] < view.from || starts[at] > until) continue;
+        const left = timeline.x(starts[at]), wide = Math.max(1.5, timeline.x(ends[at]) - left);
+        pen.fillStyle = "#ffffff";
+        pen.fillRect(left, y - 1, wide, tall + 1);
+        pen.fillStyle = sent[at] ? palette.steps.upload : palette.steps.download;
+        pen.fillRect(left, y, wide, tall);
+      }
     }
     pen.restore();
   }

@@ -58,6 +58,13 @@ function drawStrips(pen, timeline, top) {
   rule(pen, gutter, base, width);
 
   const load = { top: base + SIZES.gap, height: SIZES.load };
+  if (header.without_server) {
+    const rates = curves.peer.means(...span), most = Math.max(0, ...rates), floor = load.top + load.height;
+    area(() => floor, (k) => floor - (rates[k] / (most || 1)) * (load.height - 6), palette.steps.upload);
+    rule(pen, gutter, floor, width);
+    label(pen, gutter, load.top, load.height, ["messages", "of devices"], [peak(showRate(most))], width);
+    return;
+  }
   const [down, up] = ["down", "up"].map((way) => curves[way].means(...span).map((rate) => Math.min(rate, header.capacity[way] ?? Infinity)));
   const highest = Math.max(0, ...down, ...up), middle = load.top + load.height / 2;
   const size = (value) => (value / (highest || 1)) * (load.height / 2 - 3);

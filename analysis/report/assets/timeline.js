@@ -12,7 +12,7 @@ class Timeline {
     this.palette = palette;
     this.lanes = new Lanes(header, columns, palette);
     this.curves = {};
-    for (const name of ["useful", "wasted", "down", "up"]) {
+    for (const name of ["useful", "wasted", "down", "up", "peer"]) {
       this.curves[name] = new Curve(columns[`${name}_time`], columns[`${name}_value`]);
     }
     this.end = Math.max(1, header.end);

@@ -90,7 +90,8 @@ function describeCurves(timeline, time) {
   return [
     showTime(timeline.seconds(time), timeline.grain),
     `${showCount(useful + wasted)} devices at work, the work of ${showCount(wasted)} wasted`,
-    `server's link: ${showRate(mean("down"))} down, ${showRate(mean("up"))} up`,
+    timeline.header.without_server ? `between devices: ${showRate(mean("peer"))}`
+      : `server's link: ${showRate(mean("down"))} down, ${showRate(mean("up"))} up`,
   ];
 }
 

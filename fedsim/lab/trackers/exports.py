@@ -99,6 +99,8 @@ class Export:
                         scalars[f"{part}/{column}"] = float(row[column])
             scalars["traffic/down, bytes"] = row["bytes_down"]
             scalars["traffic/up, bytes"] = row["bytes_up"]
+            if row.get("bytes_peer") is not None:
+                scalars["traffic/between devices, bytes"] = row["bytes_peer"]
             scalars["traffic/so far, bytes"] = total
             yield row["time"], row["round"], scalars
 

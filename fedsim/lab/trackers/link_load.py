@@ -1,12 +1,15 @@
 """Load of the server's link over time, from a run's transfers and the devices' latencies."""
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from fedsim.common.arrays import Floats
 from fedsim.records.folder import DEVICES, TRANSFERS
 from fedsim.records.reading import RunFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Curve(NamedTuple):
@@ -42,10 +45,32 @@ def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
     has_endpoints = table["sender"].notna() | table["receiver"].notna()
     is_on_link = table["device"].notna() ^ has_endpoints
     table = table[(table["direction"] == direction) & is_on_link]
+    latency = table["device"].map(latencies).fillna(0.0).to_numpy(float)
+    return _load(table, latency)
+
+
+def peer_load(run: RunFolder) -> Curve:
+    """Compute the load of all messages between devices (bytes/s).
+
+    Each message counts with its mean rate from its start to its end.
+
+    Args:
+        run: the run folder.
+
+    Raises:
+        RunFolderError: the table is missing or damaged.
+    """
+    columns = ["start", "end", "direction", "wire_bytes"]
+    table = run.table(TRANSFERS).select(columns).to_pandas()
+    between = table[table["direction"] == "peer"]
+    return _load(between, np.zeros(len(between)))
+
+
+def _load(table: "pd.DataFrame", latency: Floats) -> Curve:
+    """Return the summed rates (bytes/s) of transfers, each from the end of its latency (s)."""
     start = table["start"].to_numpy(float)
     end = table["end"].to_numpy(float)
     size = table["wire_bytes"].to_numpy(float)
-    latency = table["device"].map(latencies).fillna(0.0).to_numpy(float)
     begin = np.minimum(start + latency, end)
     # if the latency is the whole duration, up to rounding, the bytes spread over the duration
     begin = np.where(begin < end, begin, start)
