@@ -81,11 +81,11 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
     """
     try:
         yield
-    except (FedsimError, MemoryError):
+    except (FedsimError, MemoryError, BrokenPipeError):
         raise
     except Exception as error:
         for path in paths:
-            for run in (path, *sorted(path.glob("runs/*/seed-*"))):
+            for run in sorted(path.glob("runs/*/seed-*")) or [path]:
                 if change := next(files.changes(run), None):
                     reason = f"{change} ({type(error).__name__}: {error})"
                     raise RunFolderError(

@@ -24,7 +24,7 @@ from fedsim.common.errors import RunFolderError
 from fedsim.lab.audit import audit
 from fedsim.records.folder import SUMMARY, changes, fingerprints, summary_text
 from fedsim.records.live import LIVE, RUNNING
-from fedsim.records.reading import RunFolder
+from fedsim.records.reading import RunFolder, making_sense
 from fedsim.running.runner import Job
 from fedsim.testing import eventful_world, run
 
@@ -231,3 +231,12 @@ def test_a_summary_with_numbers_that_are_none_is_refused(tiny_run: Path, number:
     )
     with pytest.raises(RunFolderError, match=r"summary\.json of .* is missing or damaged"):
         _ = RunFolder(tiny_run).summary
+
+
+def test_an_error_that_no_folder_caused_is_not_blamed_on_one(tmp_path: Path) -> None:
+    """Neither a reader that has ended nor the index of a study is damage of a folder."""
+    with pytest.raises(BrokenPipeError), making_sense([tmp_path]):
+        raise BrokenPipeError
+    (tmp_path / "runs" / "fedavg" / "seed-1").mkdir(parents=True)
+    with pytest.raises(OSError, match="full"), making_sense([tmp_path]):
+        raise OSError("full")

@@ -107,13 +107,21 @@ class Ranking:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences (str) on the best line, the second, the baseline, and the lead's certainty."""
+        """Sentences (str) on the best line, the second, the baseline, and the lead's certainty.
+
+        If lines cannot be told apart from the best, the first sentence names no best line.
+        """
         whole = self.whole
         contenders = [line for line in self.entries if not line.reference]
         if not whole or len(contenders) < 2:
             return []
         first, *rest = whole
-        words = [f"{clean(first.name)} {self._praise(first)}."]
+        figure = self.show(first.mean.mean)
+        if self.alike:
+            words = [f"no line surely {self._lead}: {self._tie}."]
+            words.append(f"{clean(first.name)} has the {self._extreme} mean, {figure}.")
+        else:
+            words = [f"{clean(first.name)} {self._lead}, {figure}."]
         if rest:
             words.append(f"{clean(rest[0].name)}, the next, {self._compare(rest[0], first)}.")
         for line in rest[1:]:
@@ -123,15 +131,37 @@ class Ranking:
             words.append(self._doubt(first))
         return words
 
-    def _praise(self, first: RankedLine) -> str:
+    @property
+    def _extreme(self) -> str:
+        """Adjective of the best figure: ``least`` for a cost, else ``lowest`` or ``highest``."""
+        if self.measure.is_cost:
+            return "least"
+        return "lowest" if self.measure.best == "least" else "highest"
+
+    @property
+    def _lead(self) -> str:
+        """Predicate of a sentence on the best line, such as ``takes the least time``."""
         measure = self.measure
         if measure.is_cost:
-            cost = measure.words
-            return f"{cost.verb} the least {cost.noun}, {self.show(first.mean.mean)}"
-        most = "lowest" if measure.best == "least" else "highest"
+            return f"{measure.words.verb} the least {measure.words.noun}"
         figure = measure.name.removeprefix("final ")
         verb = "reaches" if figure == measure.name else "ends with"
-        return f"{verb} the {most} {figure}, {first.mean.mean:.3f}"
+        return f"{verb} the {self._extreme} {figure}"
+
+    @property
+    def _tie(self) -> str:
+        """Count and figures of the lines that cannot be told apart from the best, and the rest."""
+        whole = self.whole
+        tied = [whole[0], *self.alike]
+        means = sorted(line.mean.mean for line in tied)
+        least = self.show(means[0])
+        most = self.show(means[-1])
+        figures = least if least == most else f"{least} to {most}"
+        text = f"{len(tied)} of {len(whole)} tie at {figures}"
+        rest = [line.name for line in whole if line not in tied]
+        if not rest:
+            return text
+        return f"{text}; {some_names(rest)} {'is' if len(rest) == 1 else 'are'} worse"
 
     def _doubt(self, first: RankedLine) -> str:
         """Return a sentence on the lines ``alike`` the best line.
@@ -172,17 +202,13 @@ class Ranking:
 
     @property
     def in_short(self) -> str:
-        """Sentence on the best line and the count of lines ``alike``; empty if fewer than two lines."""
+        """Sentence on the best line, or on the lines that tie; empty if fewer than two lines."""
         if len(self.whole) < 2:
             return ""
         first = self.whole[0]
-        alike = len(self.alike)
-        doubt = ""
-        if alike:
-            doubt = f", not told apart from {alike} other{'s' if alike > 1 else ''}"
         most = (self.measure.best or "").capitalize()
-        figure = self.show(first.mean.mean)
-        return f"{most} {self.measure.name}: {clean(first.name)}, {figure}{doubt}."
+        best = f"{clean(first.name)}, {self.show(first.mean.mean)}"
+        return f"{most} {self.measure.name}: {self._tie if self.alike else best}."
 
     def show(self, value: float) -> str:
         return self.measure.show(value)

@@ -119,8 +119,10 @@ def test_the_best_by_how_much_and_how_sure(tmp_path: Path) -> None:
     assert (exact.mean, exact.low, exact.high) == pytest.approx((2, 2, 2))
     assert [one.name for one in by_time.alike] == ["near", "base"]
     assert not by_time.is_sure
-    first, second, third, fourth = by_time.sentences
-    assert first == "quick takes the least time, 20 s."
+    head, mean, second, third, fourth = by_time.sentences
+    assert head.startswith("no line surely takes the least time: 3 of 4 tie at 20 s to ")
+    assert head.endswith("; twice is worse.")
+    assert mean == "quick has the least mean, 20 s."
     assert second.startswith("near, the next, takes 1.01 times as long (95 % interval 0.")
     assert "worse in 1 of 3 worlds)" in second
     assert third.startswith(
@@ -129,15 +131,18 @@ def test_the_best_by_how_much_and_how_sure(tmp_path: Path) -> None:
     assert fourth.startswith(
         "These 3 seeds do not tell it apart from near, base. Some 2 to 99 seeds more would"
     )
-    assert by_bytes.sentences[0] == "quick moves the least bytes, 200 B."
-    assert by_accuracy.sentences[0] == "near ends with the highest accuracy, 0.800."
+    head = "no line surely moves the least bytes: 3 of 4 tie at 200 B to 400 B; twice is worse."
+    assert by_bytes.sentences[0] == head
+    head = "no line surely ends with the highest accuracy: 5 of 5 tie at 0.533 to 0.800."
+    assert by_accuracy.sentences[0] == head
     assert [answer.order[0], answer.order[-1]] == [5, 3]
 
 
 def test_the_same_is_said_to_be_and_costs_of_nothing_have_no_ratio(tmp_path: Path) -> None:
     (answer,) = answers(*made(tmp_path / "same", {"one": [10.0, 20.0], "two": [10.0, 20.0]}), [0.5])
     for ranking in answer.rankings:
-        assert ranking.sentences[1] == "two, the next, does exactly as well."
+        assert ": 2 of 2 tie at " in ranking.sentences[0]
+        assert ranking.sentences[2] == "two, the next, does exactly as well."
     ranking = next(
         answers(*made(tmp_path / "free", {"free": [0.0, 0.0], "dear": [2.0, 3.0]}), [0.5])
     ).rankings[0]
