@@ -233,10 +233,12 @@ def test_a_summary_with_numbers_that_are_none_is_refused(tiny_run: Path, number:
         _ = RunFolder(tiny_run).summary
 
 
-def test_an_error_that_no_folder_caused_is_not_blamed_on_one(tmp_path: Path) -> None:
-    """Neither a reader that has ended nor the index of a study is damage of a folder."""
+def test_a_reader_that_has_ended_is_no_damage_of_a_folder(tmp_path: Path) -> None:
     with pytest.raises(BrokenPipeError), making_sense([tmp_path]):
         raise BrokenPipeError
-    (tmp_path / "runs" / "fedavg" / "seed-1").mkdir(parents=True)
+
+
+def test_a_study_is_not_blamed_for_having_no_summary(tiny_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_run, tmp_path / "runs" / "fedavg" / "seed-1")
     with pytest.raises(OSError, match="full"), making_sense([tmp_path]):
         raise OSError("full")
