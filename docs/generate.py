@@ -6,6 +6,7 @@ on its page without further work.
 
 import csv
 import inspect
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,11 +17,13 @@ import pyarrow as pa
 from board import board
 from keys import definition, table
 from kinds import part_pages, strategy_pages
+from pydantic.json_schema import JsonSchemaValue
 from text import about, page, quoted, row_of, toctree
 
 import fedsim
 from fedsim import plugin
 from fedsim.cli import main
+from fedsim.cli.results import RESULTS, output_schema
 from fedsim.common import units
 from fedsim.common.registry import Registry, specs_of
 from fedsim.common.spec import Spec
@@ -77,6 +80,7 @@ def _pages() -> Iterator[tuple[str, str]]:
     yield "board", page("The board: strategies in six worlds", board())
     yield "tables", page("Tables of a run folder", _tables())
     yield "command", page("The command line", _commands())
+    yield "output", page("Objects that `--json` prints", _outputs())
     yield from _python()
     yield from _project()
     yield from _results()
@@ -218,9 +222,47 @@ def _commands() -> Iterator[str]:
     yield "What `fedsim --help` and `fedsim VERB --help` say. " + (
         "It leaves with 0 when done, 2 where the scenario or the command line is wrong, 1 "
         "after anything else, and 130 when "
-        "interrupted, with what there was kept."
+        "interrupted, with what there was kept: [](/howto/programs.md)."
     )
     yield from _verbs(main, "fedsim")
+
+
+def _outputs() -> Iterator[str]:
+    schema = output_schema()
+    yield (
+        "What each verb prints with `--json` (see [](/howto/programs.md)), made of its JSON schema, "
+        "which `fedsim schema output` prints. Objects that others contain come last."
+    )
+    definitions = dict(schema["$defs"])
+    results = [result.__name__ for result in RESULTS]
+    for name in [*results, *(name for name in definitions if name not in results)]:
+        described = definitions[name]
+        yield f"## `{name}`"
+        yield quoted(described.get("description", ""))
+        if "properties" in described:
+            rows = ["| entry | type | what it is |", "|---|---|---|"]
+            for key, value in described["properties"].items():
+                meaning = quoted(value.get("description", "")).replace("\n", " ")
+                rows.append(f"| `{key}` | {_json_type(value)} | {meaning} |")
+            yield "\n".join(rows)
+
+
+def _json_type(schema: JsonSchemaValue) -> str:
+    """Type of an entry of an object, in words; a link's text for an object of its own."""
+    if "$ref" in schema:
+        return f"`{schema['$ref'].rpartition('/')[2]}`"
+    if "anyOf" in schema:
+        return " or ".join(_json_type(kind) for kind in schema["anyOf"])
+    if "const" in schema:
+        return f"`{json.dumps(schema['const'])}`"
+    if "enum" in schema:
+        return ", ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_json_type(schema.get('items', {}))}"
+    values = schema.get("additionalProperties")
+    if isinstance(values, dict):
+        return f"object of {_json_type(values)}"
+    return str(schema.get("type", "any value"))
 
 
 def _verbs(group: click.Group, path: str) -> Iterator[str]:

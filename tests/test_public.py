@@ -172,6 +172,7 @@ _LAYERS = {
     "lab.model_memory": "common learning running",
     "lab.tally": "common lab.model_memory learning",
     "lab.forecast": "common clock lab.model_memory lab.tally lab.terminal learning records running strategies",
+    "lab.whole_forecast": "clock common lab.forecast lab.model_memory running",
     "lab.study": "analysis common clock lab.compare lab.loading lab.reading lab.terminal records running "
     "strategies "
     "toolbox.ray world",
@@ -185,7 +186,7 @@ _LAYERS = {
     "toolbox.clustering "
     "toolbox.worlds world world.energy world.meters",
     "cli": "analysis common clock lab.audit lab.audited lab.bench lab.calibrate lab.catalogue "
-    "lab.compare lab.forecast "
+    "lab.compare lab.forecast lab.whole_forecast "
     "lab.loading lab.newcomer lab.reading lab.study lab.terminal lab.trackers records running "
     "toolbox.sources version",
     "__main__": "cli",

@@ -15,18 +15,23 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
 from fedsim.cli import options
 from fedsim.cli.beginning import BEGINNING
 from fedsim.cli.explaining import EXPLAINING
+from fedsim.cli.output import VerbOutcome, is_quiet, print_usage_error, reported
 from fedsim.cli.showing import SHOWING
 from fedsim.cli.studying import STUDYING
 from fedsim.common.harmless import say, visible
 from fedsim.running.mistakes import INTERRUPTED
 from fedsim.running.signals import end_at_once, interrupted_once, let_go, signals
 from fedsim.version import __version__
+
+if TYPE_CHECKING:
+    from fedsim.cli.results import RunResult
 
 _WATCHED_S = 2.0  # real time (s) between two updates of a watched run
 
@@ -35,10 +40,15 @@ class _Group(click.Group):
     """Group of commands whose usage errors have sanitised messages."""
 
     def invoke(self, ctx: click.Context) -> object:
+        words = [*ctx.args]  # they are gone once a verb is invoked
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            raise click.UsageError(visible(error.format_message()), error.ctx) from None
+            message = visible(error.format_message())
+            if "--json" in words:
+                print_usage_error(error, message)
+                ctx.exit(error.exit_code)
+            raise click.UsageError(message, error.ctx) from None
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -89,8 +99,7 @@ for _verb in (*BEGINNING, *STUDYING, *EXPLAINING, *SHOWING):
 @options.ALLOW_CODE
 @options.WATCH
 @options.PORT
-@options.QUIET
-@options.one_message
+@reported
 def run_command(
     scenario: str,
     out: Path,
@@ -103,8 +112,7 @@ def run_command(
     allow_code: bool,
     watch: bool,
     port: int | None,
-    quiet: bool,
-) -> int:
+) -> VerbOutcome:
     """Run SCENARIO and write a run folder."""
     from fedsim.clock.executors import make_executor
     from fedsim.lab.terminal import Console, RunProgress, summary_lines
@@ -121,12 +129,12 @@ def run_command(
         changes,
         seed,
         allow_code=allow_code,
-        tell=options.tell_dropped(quiet),
+        tell=options.tell_dropped,
     )
     with closing(make_executor(executor, workers, address, loaded.training.device)) as pool:
         live_every_s = _WATCHED_S if watch else EVERY_S
         job = Job(loaded, out, pool, resume=resume, live_every_s=live_every_s)
-        if not quiet:
+        if not is_quiet():
             say(*loaded.stop.notes, *loaded.strategy.notes, err=True)
             horizon = loaded.strategy.horizon(loaded.stop)
             progress = RunProgress(horizon, Console(stderr=True), job.run.strategy.facts)
@@ -140,11 +148,20 @@ def run_command(
         ):
             result = asyncio.run(job.execute())
     interrupted = result.summary["status"] == "interrupted"
-    if not quiet:
+    resumption = None
+    if job.checkpointer is not None and interrupted:
+        resumption = f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume"
+        if allow_code:
+            resumption += " --allow-code"
+
+    def show() -> None:
         say(*summary_lines(result.summary), f"written to {out}")
-        if job.checkpointer is not None and interrupted:
-            command = f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume"
-            if allow_code:
-                command += " --allow-code"
-            say(f"interrupted; to go on: {command}", err=True)
-    return INTERRUPTED if interrupted else 0
+        if resumption is not None:
+            say(f"interrupted; to go on: {resumption}", err=True)
+
+    def make() -> "RunResult":
+        from fedsim.cli.results import run_result
+
+        return run_result(out, resumption)
+
+    return VerbOutcome(make, show, INTERRUPTED if interrupted else 0)

@@ -1,8 +1,9 @@
 """Verbs before a run: ``new``, ``describe``, ``list``, ``init``, ``schema``, ``check``, ``data``."""
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -14,9 +15,14 @@ from fedsim.cli.options import (
     SCENARIO,
     SEED,
     one_message,
+    refuse_beside_json,
     tell_dropped,
 )
+from fedsim.cli.output import VerbOutcome, reported
 from fedsim.common.harmless import say
+
+if TYPE_CHECKING:
+    from fedsim.cli.results import CheckResult, DescribeResult, ListResult
 
 
 @click.command("new", short_help="Ask five things and write a study.")
@@ -56,31 +62,52 @@ def new_command(file: Path, **answers: Any) -> None:
 
 @click.command("describe", short_help="Say what a kind, a preset, a key or a link is.")
 @click.argument("name", nargs=-1, required=True)
-@one_message
-def describe_command(name: tuple[str, ...]) -> None:
+@reported
+def describe_command(name: tuple[str, ...]) -> VerbOutcome:
     """Say what NAME is, with its figures and their sources: a kind, a preset, a link, a key or
     table of a scenario or study.
 
     Such as: phone-mid, smartphone-4g, lte, fedbuff, energy.preset, study.parts. Any other words
     are searched for.
     """
+    return _describe(" ".join(name), "describe")
+
+
+def _describe(name: str, verb: Literal["describe", "list"]) -> VerbOutcome:
+    """Describe a name of the catalogue, a key or a table."""
     from fedsim.lab.catalogue import about
 
-    say(*about(" ".join(name)))
+    lines = about(name)
+
+    def make() -> "DescribeResult":
+        from fedsim.cli.results import DescribeResult, kinds_called
+
+        return DescribeResult(verb=verb, name=name, kinds=kinds_called(name), lines=lines)
+
+    return VerbOutcome(make, partial(say, *lines))
 
 
 @click.command("list", short_help="List what a scenario can name.")
 @click.argument("name", required=False)
-@one_message
-def list_command(name: str | None) -> None:
+@reported
+def list_command(name: str | None) -> VerbOutcome:
     """List what a scenario can name; with NAME the same as ``describe``."""
-    from fedsim.lab.catalogue import about, catalogue, entry_lines
+    from fedsim.lab.catalogue import catalogue, entry_lines
 
     if name is not None:
-        say(*about(name))
-        return
-    for title, entries in catalogue().items():
-        say(*entry_lines(title, entries))
+        return _describe(name, "list")
+    names = catalogue()
+
+    def show() -> None:
+        for title, entries in names.items():
+            say(*entry_lines(title, entries))
+
+    def make() -> "ListResult":
+        from fedsim.cli.results import ListResult, names_of
+
+        return ListResult(names=names_of(names))
+
+    return VerbOutcome(make, show)
 
 
 @click.command("init", short_help="Copy a scenario or study that comes with fedsim.")
@@ -96,16 +123,20 @@ def init_command(name: str, folder: Path) -> None:
     say(*(f"written {path}" for path in copy(name, folder)))
 
 
-@click.command("schema", short_help="Print the JSON schema of a scenario or a study.")
-@click.argument("file", type=click.Choice(["scenario", "study"]), default="scenario")
+@click.command("schema", short_help="Print the JSON schema of a scenario, a study or the output.")
+@click.argument("file", type=click.Choice(["scenario", "study", "output"]), default="scenario")
 @one_message
-def schema_command(file: Literal["scenario", "study"]) -> None:
-    """Print the JSON schema of a scenario or a study, with which editors of TOML complete keys."""
+def schema_command(file: Literal["scenario", "study", "output"]) -> None:
+    """Print the JSON schema of a scenario or a study, with which editors of TOML complete keys, or
+    of what the verbs print with --json.
+    """
     import json
 
+    from fedsim.cli.results import output_schema
     from fedsim.lab.catalogue import schema
 
-    say(*json.dumps(schema(file), indent=1).split("\n"))
+    whole = output_schema() if file == "output" else schema(file)
+    say(*json.dumps(whole, indent=1).split("\n"))
 
 
 @click.command("check", short_help="Validate a scenario; say what it will cost.")
@@ -123,7 +154,7 @@ def schema_command(file: Literal["scenario", "study"]) -> None:
     is_flag=True,
     help="Print the scenario too, with every default: the output is a scenario file.",
 )
-@one_message
+@reported
 def check_command(
     scenario: str,
     seed: int | None,
@@ -131,20 +162,31 @@ def check_command(
     allow_code: bool,
     no_trial: bool,
     toml: bool,
-) -> None:
+) -> VerbOutcome:
     """Validate SCENARIO, and say what it will cost."""
     from fedsim.clock.executors import make_executor
-    from fedsim.lab.forecast import PATIENCE_S, forecast_lines
+    from fedsim.lab.forecast import PATIENCE_S
+    from fedsim.lab.whole_forecast import forecast_whole
     from fedsim.running.scenario import load
 
-    loaded = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped())
+    refuse_beside_json("--toml", toml)
+    loaded = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped)
     patience_s = 0.0 if no_trial else PATIENCE_S
     with closing(make_executor("threads", device=loaded.training.device)) as executor:
-        lines = forecast_lines(loaded, executor, patience_s)
-    if toml:
-        say(*(f"# {line}" for line in lines), *loaded.to_toml().split("\n"))
-    else:
-        say(*lines, "it is valid; --toml prints it with every default")
+        whole = forecast_whole(loaded, executor, patience_s)
+
+    def show() -> None:
+        if toml:
+            say(*(f"# {line}" for line in whole.lines), *loaded.to_toml().split("\n"))
+        else:
+            say(*whole.lines, "it is valid; --toml prints it with every default")
+
+    def make() -> "CheckResult":
+        from fedsim.cli.results import check_result
+
+        return check_result(loaded.to_toml(), whole)
+
+    return VerbOutcome(make, show)
 
 
 @click.group("data", short_help="Fetch data sets.")

@@ -1,9 +1,10 @@
 """Verbs that explain finished runs: ``compare``, ``why`` and ``whatif``."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -13,13 +14,18 @@ from fedsim.cli.options import (
     RUNS,
     WORKERS,
     changes,
-    one_message,
     out,
+    refuse_beside_json,
     tell_dropped,
 )
+from fedsim.cli.output import VerbOutcome, reported, show_nothing
 from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say
 from fedsim.running.mistakes import INTERRUPTED
+
+if TYPE_CHECKING:
+    from fedsim.cli.results import CompareResult, WhatifResult, WhyResult
+    from fedsim.lab.compare.table import ComparedTable
 
 
 @click.command("compare", short_help="Put runs and studies side by side.")
@@ -63,7 +69,7 @@ from fedsim.running.mistakes import INTERRUPTED
 @click.option(
     "--all", "whole", is_flag=True, help="Print all figures, and not only what is asked for most."
 )
-@one_message
+@reported
 def compare_command(
     runs: tuple[Path, ...],
     form: Literal["csv", "markdown"] | None,
@@ -71,7 +77,7 @@ def compare_command(
     published: str | None,
     goal: str | None,
     **options: Any,
-) -> None:
+) -> VerbOutcome:
     """Put RUNS side by side: run folders, and folders of studies."""
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.measures import read_goal
@@ -79,15 +85,20 @@ def compare_command(
     from fedsim.lab.compare.table import Comparison
     from fedsim.lab.terminal import Console
 
+    option = f"--{form}"
+    if form is None:
+        option = "--all"
+    refuse_beside_json(option, whole or form is not None)
     criterion, budget = read_goal(goal, options["budget"])
     if published is not None:
         _refuse_unused(goal, options)
     elif goal is not None and (whole or form is not None):
-        option = "--all" if form is None else f"--{form}"
         raise ScenarioError(
             f"--goal {goal} ranks lines, but {option} prints all figures unranked; give one of "
             "the two"
         )
+    comparison = None
+    tables = []
     if published is not None:
         if len(runs) > 1:
             raise ScenarioError(f"--published is of one study, but {len(runs)} folders are given")
@@ -95,15 +106,30 @@ def compare_command(
     else:
         lines = read_lines(runs, options["baseline"], criterion, budget).begun()
         comparison = Comparison(lines, options["targets"], options["ledger"])
-        if form is None and not whole:
+
+    def all_tables() -> list["ComparedTable"]:
+        return tables if comparison is None else comparison.tables()
+
+    def show() -> None:
+        if form is not None:
+            say(*as_text(all_tables(), form).removesuffix("\n").split("\n"))
+        elif comparison is None or whole:
+            print_to(Console(), all_tables())
+        else:
             print_short(Console(), comparison)
             say("All figures: --all, --markdown and --csv print them.")
-            return
-        tables = comparison.tables()
-    if form is None:
-        print_to(Console(), tables)
-    else:
-        say(*as_text(tables, form).removesuffix("\n").split("\n"))
+
+    def make() -> "CompareResult":
+        from fedsim.cli.result_parts import answers_of, tables_of
+        from fedsim.cli.results import CompareResult
+
+        return CompareResult(
+            runs=[*map(str, runs)],
+            answers=[] if comparison is None else answers_of(comparison),
+            tables=tables_of(all_tables()),
+        )
+
+    return VerbOutcome(make, show)
 
 
 def _refuse_unused(goal: str | None, options: Mapping[str, object]) -> None:
@@ -132,8 +158,8 @@ def _refuse_unused(goal: str | None, options: Mapping[str, object]) -> None:
     metavar="N",
     help="One round: each step that it waited for.",
 )
-@one_message
-def why_command(run: Path, number: int | None) -> None:
+@reported
+def why_command(run: Path, number: int | None) -> VerbOutcome:
     """Explain how long the rounds of RUN took: the critical path of one, or of all where the
     simulated time went.
     """
@@ -150,11 +176,25 @@ def why_command(run: Path, number: int | None) -> None:
 
     paths = CriticalPaths(RunFolder(run))
     if number is None:
-        say(*run_in_words(paths))
-        print_to(Console(), [totals_table({run.name: paths})])
+        sentences = run_in_words(paths)
+        totals = paths.totals
+        table = totals_table({run.name: paths})
     else:
-        say(*round_in_words(paths, number))
-        print_to(Console(), [path_table(paths.round(number))])
+        sentences = round_in_words(paths, number)
+        totals = paths.round(number).totals
+        table = path_table(paths.round(number))
+
+    def show() -> None:
+        say(*sentences)
+        print_to(Console(), [table])
+
+    def make() -> "WhyResult":
+        from fedsim.cli.results import WhyResult, rounds_of
+
+        rounds = rounds_of(paths, number)
+        return WhyResult(run=str(run), sentences=sentences, totals_s=totals, rounds=rounds)
+
+    return VerbOutcome(make, show)
 
 
 @click.command("whatif", short_help="Run a run again with a change; show what it changed.")
@@ -163,10 +203,10 @@ def why_command(run: Path, number: int | None) -> None:
 @out("The changed run's folder; by default RUN.whatif beside RUN.")
 @WORKERS
 @ALLOW_CODE
-@one_message
+@reported
 def whatif_command(
     run: Path, changes: tuple[str, ...], out: Path | None, workers: int | None, allow_code: bool
-) -> int:
+) -> VerbOutcome:
     """Run the scenario of RUN again with a change, in the same world, and show what that
     changed, side by side.
 
@@ -186,11 +226,13 @@ def whatif_command(
     before = RunFolder(run)
     path = run.resolve()
     after = out or path.with_name(f"{path.name}.whatif")
-    scenario = load(run / SCENARIO, changes, allow_code=allow_code, tell=tell_dropped())
+    scenario = load(run / SCENARIO, changes, allow_code=allow_code, tell=tell_dropped)
     result = run_scenario(scenario, after, workers=workers)
-    if result.summary["status"] == "interrupted":
-        return INTERRUPTED
-    say(f"what if {', '.join(changes)}:")
+    status = str(result.summary["status"])
+    if status == "interrupted":
+        return VerbOutcome(
+            partial(_whatif_result, run, after, status, changes), show_nothing, INTERRUPTED
+        )
     folders = (before, RunFolder(after))
     accuracies = [folder.summary["accuracy"]["best"] for folder in folders]
     targets = []
@@ -199,12 +241,34 @@ def whatif_command(
         common = math.floor(min(accuracies) * 20) / 20
         if common:
             targets.append(common)
-    print_short(Console(), Comparison(read_lines([run, after]), targets))
+    comparison = Comparison(read_lines([run, after]), targets)
     paths = {folder.path.name: CriticalPaths(folder) for folder in folders}
-    print_to(Console(), [totals_table(paths)])
     page = write_report([run, after], after.with_name(f"{after.name}.report.html"))
-    say(f"written to {after}; both timelines are in {page}")
-    return 0
+
+    def show() -> None:
+        say(f"what if {', '.join(changes)}:")
+        print_short(Console(), comparison)
+        print_to(Console(), [totals_table(paths)])
+        say(f"written to {after}; both timelines are in {page}")
+
+    def make() -> "WhatifResult":
+        from fedsim.cli.result_parts import answers_of, tables_of
+
+        whatif = _whatif_result(run, after, status, changes)
+        whatif.page = str(page)
+        whatif.answers = answers_of(comparison)
+        whatif.tables = tables_of(comparison.tables())
+        whatif.totals_s = {str(folder.path): paths[folder.path.name].totals for folder in folders}
+        return whatif
+
+    return VerbOutcome(make, show)
+
+
+def _whatif_result(run: Path, after: Path, status: str, changes: Sequence[str]) -> "WhatifResult":
+    """Return the result of a ``whatif`` whose run is not explained yet."""
+    from fedsim.cli.results import WhatifResult
+
+    return WhatifResult(run=str(run), changed=str(after), status=status, changes=[*changes])
 
 
 EXPLAINING = (compare_command, why_command, whatif_command)

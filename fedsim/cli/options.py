@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import click
 
+from fedsim.cli.output import is_quiet, prints_json
 from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say
 from fedsim.running.mistakes import explained
@@ -36,7 +37,6 @@ WATCH = click.option(
 PORT = click.option(
     "--port", type=click.IntRange(0, 65535), help="For --watch; by default any that is free."
 )
-QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 RUN_FOLDER = click.argument("run", type=FOLDER)
 RUNS = click.argument("runs", nargs=-1, required=True, type=FOLDER)
 WORKERS = click.option(
@@ -87,14 +87,20 @@ def port_of(watch: bool, port: int | None) -> int:
     return port or 0
 
 
+def refuse_beside_json(option: str, is_given: bool) -> None:
+    """Reject an option that says how text is printed, if the verb prints JSON.
+
+    Raises:
+        ScenarioError: both are given.
+    """
+    if is_given and prints_json():
+        raise ScenarioError(f"--json prints one object, and {option} text; give one of the two")
+
+
 CHANGES = changes("Override a key, or without VALUE take it away")
 
 
-def tell_dropped(quiet: bool = False) -> Callable[[str], object]:
-    """Return a function that prints a note about a dropped key; it does nothing if ``quiet``."""
-
-    def tell(line: str) -> None:
-        if not quiet:
-            say(f"fedsim: {line}", err=True)
-
-    return tell
+def tell_dropped(line: str) -> None:
+    """Print a note about a dropped key, unless the verb is ``--quiet``."""
+    if not is_quiet():
+        say(f"fedsim: {line}", err=True)

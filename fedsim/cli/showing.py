@@ -2,7 +2,7 @@
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,8 +17,14 @@ from fedsim.cli.options import (
     out,
     port_of,
 )
+from fedsim.cli.output import VerbOutcome, reported
 from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say
+
+if TYPE_CHECKING:
+    from fedsim.cli.results import AuditResult
+
+_MOST_PROBLEMS = 5
 
 
 @click.command("audit", short_help="Check that the records of a run fit together.")
@@ -27,8 +33,8 @@ from fedsim.common.harmless import say
 @click.option(
     "--unchecked", is_flag=True, help="List all columns, keys and entries that no check covers."
 )
-@one_message
-def audit_command(run: Path, allow_code: bool, unchecked: bool) -> int:
+@reported
+def audit_command(run: Path, allow_code: bool, unchecked: bool) -> VerbOutcome:
     """Check the run folder RUN: causes before effects, one device in one place, bytes that
     balance.
     """
@@ -37,18 +43,50 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> int:
     from fedsim.records.reading import RunFolder
 
     findings, parts = audit_run(run, allow_code=allow_code)
-    if RunFolder(run).summary["status"] == "failed":
-        say("the run failed: its records end at the error, and are checked up to there")
-    for name, problems in findings.items():
-        verdict = "FAIL" if problems else "ok  "
-        say(f"{verdict} {name}")
-        say(*(f"       {problem}" for problem in problems[:5]))
-        if len(problems) > 5:
-            say(f"       and {len(problems) - 5} more")
-    say(*(f"not checked: {part}" for part in parts))
-    if unchecked:
-        say(*(f"not checked: {name} ({reason})" for name, reason in UNCHECKED.items()))
-    return 1 if any(findings.values()) else 0
+    status = str(RunFolder(run).summary["status"])
+    failing = {name: problems for name, problems in findings.items() if problems}
+
+    def show() -> None:
+        if status == "failed":
+            say("the run failed: its records end at the error, and are checked up to there")
+        for name, problems in findings.items():
+            say(*_check_lines(name, problems))
+        say(*(f"not checked: {part}" for part in parts))
+        if unchecked:
+            say(*(f"not checked: {name} ({reason})" for name, reason in UNCHECKED.items()))
+
+    def make() -> "AuditResult":
+        from fedsim.cli.results import AuditResult, CheckedPart, UncheckedEntry
+
+        entries = []
+        if unchecked:
+            entries = [UncheckedEntry(name=name, reason=why) for name, why in UNCHECKED.items()]
+        return AuditResult(
+            run=str(run),
+            passed=not failing,
+            status=status,
+            checks=[
+                CheckedPart(check=name, passed=not problems, problems=problems)
+                for name, problems in findings.items()
+            ],
+            not_checked=parts,
+            unchecked=entries,
+        )
+
+    complaints = []
+    for name, problems in failing.items():
+        complaints += _check_lines(name, problems)
+    return VerbOutcome(make, show, 1 if failing else 0, tuple(complaints))
+
+
+def _check_lines(name: str, problems: list[str]) -> list[str]:
+    """Return text lines about a check, with its first problems."""
+    verdict = "FAIL" if problems else "ok  "
+    lines = [f"{verdict} {name}"]
+    lines += [f"       {problem}" for problem in problems[:_MOST_PROBLEMS]]
+    if len(problems) > _MOST_PROBLEMS:
+        lines.append(f"       and {len(problems) - _MOST_PROBLEMS} more")
+    return lines
 
 
 @click.command("trace", short_help="Write a run for Perfetto, as Chrome trace JSON.")

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,17 +14,21 @@ from fedsim.cli.options import (
     ALLOW_CODE,
     CHANGES,
     FILE,
-    QUIET,
     WORKERS,
     changes,
-    one_message,
     out,
     tell_dropped,
 )
+from fedsim.cli.output import VerbOutcome, is_quiet, prints_json, reported, show_nothing
 from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say
 from fedsim.running.mistakes import INTERRUPTED
 from fedsim.running.signals import interrupted_once
+
+if TYPE_CHECKING:
+    from fedsim.cli.results import BenchResult, MergeResult, StudyResult, StudyStatus
+    from fedsim.lab.study.conduct import Conductor
+    from fedsim.lab.study.shards import StudyShard
 
 
 @click.command("study", short_help="Run many strategies in the same worlds; compare them.")
@@ -65,9 +71,8 @@ from fedsim.running.signals import interrupted_once
     is_flag=True,
     help="List the runs and how far each is; run and write nothing, read no data.",
 )
-@QUIET
-@one_message
-def study_command(words: tuple[str, ...], out: Path, quiet: bool, **settings: Any) -> int:
+@reported
+def study_command(words: tuple[str, ...], out: Path, **settings: Any) -> VerbOutcome:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on
     where it was left.
 
@@ -75,35 +80,43 @@ def study_command(words: tuple[str, ...], out: Path, quiet: bool, **settings: An
     """
     first, *rest = words
     if first == "merge" and rest:
-        return _merge(rest, out, settings, quiet=quiet)
+        return _merge(rest, out, settings)
     if rest:
         raise ScenarioError(
             f"a study is named by one word, and {len(words)} are given: {' '.join(words)}; several "
             "studies are run one after another"
         )
-    return _run_study(first, out, quiet=quiet, **settings)
+    return _run_study(first, out, **settings)
 
 
-def _merge(sources: Sequence[str], out: Path, settings: Mapping[str, Any], *, quiet: bool) -> int:
-    """Carry out ``fedsim study merge``; return the exit status, 1 if runs are missing."""
+def _merge(sources: Sequence[str], out: Path, settings: Mapping[str, Any]) -> VerbOutcome:
+    """Carry out ``fedsim study merge``; the exit status is 1 if runs are missing."""
     from fedsim.lab.study.merging import merge
 
     given = [name for name, value in settings.items() if _is_given(name, value)]
     if given:
         raise ScenarioError(
-            f"'study merge' takes --out and --quiet; --{given[0].replace('_', '-')} belongs to the "
-            "runs, which are done"
+            f"'study merge' takes --out, --json and --quiet; --{given[0].replace('_', '-')} belongs "
+            "to the runs, which are done"
         )
     merged = merge(sources, out)
-    if not quiet:
+    complaints: tuple[str, ...] = ()
+    if merged.missing:
+        complaints = (f"fedsim: {len(merged.missing)} runs are missing:", *merged.missing)
+
+    def show() -> None:
         say(
             f"{len(merged.copied)} runs copied to {out}, {len(merged.present)} were there",
             f"{len(merged.repeated)} were done more than once, with equal hashes",
         )
-    if merged.missing:
-        say(f"fedsim: {len(merged.missing)} runs are missing:", *merged.missing, err=True)
-        return 1
-    return 0
+        say(*complaints, err=True)
+
+    def make() -> "MergeResult":
+        from fedsim.cli.results import MergeResult
+
+        return MergeResult(folder=str(out), **asdict(merged))
+
+    return VerbOutcome(make, show, 1 if complaints else 0, complaints)
 
 
 def _is_given(name: str, value: object) -> bool:
@@ -122,59 +135,85 @@ def _run_study(
     only: tuple[str, ...],
     shard: str | None,
     dry_run: bool,
-    quiet: bool,
     **settings: Any,
-) -> int:
+) -> VerbOutcome:
     """Carry out ``fedsim study STUDY``."""
+    from fedsim.lab.study.conduct import Conductor
+    from fedsim.lab.study.plan import read_study
+    from fedsim.lab.study.pool import StudyProgress
+    from fedsim.lab.study.shards import StudyShard
+    from fedsim.lab.terminal import Console
+
+    if dry_run and is_quiet() and not prints_json():
+        raise ScenarioError(
+            "--quiet prints nothing, but --dry-run only prints; give one of the two"
+        )
+    plan = read_study(study, changes, **settings, tell=tell_dropped)
+    share = None if shard is None else StudyShard.read(shard)
+    conductor = Conductor(plan, out, workers, executor, address, only, share, tried=not dry_run)
+    if not is_quiet():
+        say(*(f"fedsim: {note}" for note in conductor.notes), err=True)
+    if dry_run:
+        show = partial(_show_plan, conductor, share)
+        return VerbOutcome(partial(_make_result, conductor, share, "dry-run"), show)
+    with (
+        closing(StudyProgress(Console(stderr=True, quiet=is_quiet()))) as progress,
+        interrupted_once(conductor.interrupt),
+    ):
+        conductor.run(progress)
+    for failure in conductor.failed:
+        say(f"fedsim: {failure.order.label} failed: {failure.error}", err=True)
+    if conductor.interrupted:
+        return VerbOutcome(
+            partial(_make_result, conductor, share, "interrupted"), show_nothing, INTERRUPTED
+        )
+    show = partial(_show_figures, conductor)
+    if conductor.complete:
+        return VerbOutcome(partial(_make_result, conductor, share, "done"), show)
+    complaints: tuple[str, ...] = ()
+    if conductor.trials is not None:
+        complaints = tuple(conductor.trials.lines_of_text())
+    return VerbOutcome(partial(_make_result, conductor, share, "incomplete"), show, 1, complaints)
+
+
+def _make_result(
+    conductor: "Conductor", share: "StudyShard | None", status: "StudyStatus"
+) -> "StudyResult":
+    from fedsim.cli.results_of_studies import study_result
+
+    return study_result(conductor, share, status)
+
+
+def _show_plan(conductor: "Conductor", share: "StudyShard | None") -> None:
+    """Print the selected runs of a study, and how far each is."""
+    from fedsim.lab.study.shards import work_of_share
+
+    for run, state in conductor.selected_runs:
+        say(f"{state:<6}  {run.folder}")
+    if conductor.trials is not None and not conductor.trials.is_over:
+        say("more trials follow from what these come to")
+    if share is not None:
+        runs = [run for run, _ in conductor.selected_runs]
+        planned = conductor.study.runs
+        work = work_of_share(runs, planned)
+        say(f"shard {share}: {len(runs)} of {len(planned)} runs, {work:.1%} of the work")
+
+
+def _show_figures(conductor: "Conductor") -> None:
+    """Print the most important figures of a study, or the trials of its search."""
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.published import CLAIMS
     from fedsim.lab.compare.show import compare_published, print_short, print_to
     from fedsim.lab.compare.table import Comparison
     from fedsim.lab.reading.study_folder import PUBLISHED
-    from fedsim.lab.study.conduct import Conductor
-    from fedsim.lab.study.plan import read_study
-    from fedsim.lab.study.pool import StudyProgress
-    from fedsim.lab.study.shards import StudyShard, predicted_work
     from fedsim.lab.terminal import Console
 
-    if dry_run and quiet:
-        raise ScenarioError(
-            "--quiet prints nothing, but --dry-run only prints; give one of the two"
-        )
-    plan = read_study(study, changes, **settings, tell=tell_dropped(quiet))
-    share = None if shard is None else StudyShard.read(shard)
-    conductor = Conductor(plan, out, workers, executor, address, only, share, tried=not dry_run)
-    if not quiet:
-        say(*(f"fedsim: {note}" for note in conductor.notes), err=True)
-    if dry_run:
-        for run, state in conductor.selected_runs:
-            say(f"{state:<6}  {run.folder}")
-        if conductor.trials is not None and not conductor.trials.is_over:
-            say("more trials follow from what these come to")
-        if share is not None:
-            runs = [run for run, _ in conductor.selected_runs]
-            work = sum(predicted_work(run.scenario) for run in runs)
-            whole = sum(predicted_work(run.scenario) for run in plan.runs)
-            part = work / whole if whole else 0.0
-            say(f"shard {share}: {len(runs)} of {len(plan.runs)} runs, {part:.1%} of the work")
-        return 0
-    with (
-        closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress,
-        interrupted_once(conductor.interrupt),
-    ):
-        conductor.run(progress)
+    out = conductor.out
     trials = conductor.trials
-    for failure in conductor.failed:
-        say(f"fedsim: {failure.order.label} failed: {failure.error}", err=True)
-    if conductor.interrupted:
-        return INTERRUPTED
-    if quiet:
-        if trials is not None and not conductor.complete:
-            say(*trials.lines_of_text(), err=True)
-    elif trials is not None:
+    if trials is not None:
         print_to(Console(), [trials.table(5)])
         say(*trials.lines_of_text(), f"written to {out}")
-    elif plan.spec.published is not None:
+    elif conductor.study.spec.published is not None:
         tables = compare_published(out, out / PUBLISHED)
         claims = [table for table in tables if table.title == CLAIMS]
         print_to(Console(), claims or tables)
@@ -182,7 +221,6 @@ def _run_study(
     else:
         print_short(Console(), Comparison(read_lines([out]).begun()))
         say(f"written to {out}: compare.md and paired.csv have all figures")
-    return 0 if conductor.complete else 1
 
 
 @click.command("bench", short_help="Rank strategies in six frozen worlds.")
@@ -195,14 +233,14 @@ def _run_study(
 @click.option("--keep", type=FILE, help="A board (CSV) to put the lines on.")
 @WORKERS
 @ALLOW_CODE
-@one_message
+@reported
 def bench_command(
     strategies: tuple[str, ...],
     out: Path | None,
     changes: tuple[str, ...],
     keep: Path | None,
     **settings: Any,
-) -> None:
+) -> VerbOutcome:
     """Run strategies in six frozen worlds, and place them on the kept board.
 
     STRATEGY is a name of the board, a kind (fedsim list strategies), an import path of your own,
@@ -215,20 +253,30 @@ def bench_command(
 
     target = out or Path("runs") / f"bench-{safe_name(strategies[0])}"
     lines = bench.bench(strategies, target, changes, **settings)
-    print_to(Console(), [bench.table_of(lines, bench.read_board())])
+    board = bench.read_board()
     tables = bench.tables_of(target)
     changed = bench.changed_tables(tables)
-    if changed:
-        say(
-            f"these are not the board's worlds, so places mean nothing: {'; '.join(changed)} "
-            "differ",
-            err=True,
-        )
     if keep is not None:
         bench.keep(lines, keep, tables)
-    say(f"runs are in {target}: fedsim report {target}")
-    if keep is not None:
-        say(f"kept in {keep}")
+
+    def show() -> None:
+        print_to(Console(), [bench.table_of(lines, board)])
+        if changed:
+            say(
+                f"these are not the board's worlds, so places mean nothing: {'; '.join(changed)} "
+                "differ",
+                err=True,
+            )
+        say(f"runs are in {target}: fedsim report {target}")
+        if keep is not None:
+            say(f"kept in {keep}")
+
+    def make() -> "BenchResult":
+        from fedsim.cli.results_of_studies import bench_result
+
+        return bench_result(target, lines, board, changed, keep)
+
+    return VerbOutcome(make, show)
 
 
 STUDYING = (study_command, bench_command)

@@ -19,6 +19,9 @@ _FEDSIM = Path(__file__).resolve().parents[1]
 _LONGEST = 2_000  # most characters of a message, which may quote a file
 _LONGEST_NAME = 200  # most characters of a name in a search for the nearest name
 _LONGEST_VALUE = 80  # most characters of a value in a message
+_NEAREST = re.compile(r"\(?[Dd]id you mean '([^']+)'\?")
+_UNKNOWN_KEY = re.compile(r"(?:the )?([\w.-]+) has the unknown key '([^']+)'")
+_KEY = re.compile(r"(?:variant '[^']*': )?(--[a-z-]+|[a-z_]\w*(?:\.\w+)*) is ['\"\d[{-]")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
@@ -190,3 +193,24 @@ def nearest(name: str, names: Iterable[str]) -> str:
     cutoff = 0.5 if len(name) > 2 else 0.6  # "on" is no hint for "no"
     matches = get_close_matches(name, candidates, n=1, cutoff=cutoff)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def key_of(message: str) -> str | None:
+    """Return the key or option at fault that begins an error's message; None if none does.
+
+    Example:
+        >>> key_of("training has the unknown key 'lrr'; allowed are lr, momentum")
+        'training.lrr'
+    """
+    unknown = _UNKNOWN_KEY.match(message)
+    if unknown is not None:
+        table = unknown[1]
+        return unknown[2] if table in ("scenario", "study") else f"{table}.{unknown[2]}"
+    match = _KEY.match(message)
+    return None if match is None else match[1]
+
+
+def nearest_of(message: str) -> str | None:
+    """Return the valid name at which an error's message hints; None if the message has no hint."""
+    match = _NEAREST.search(message)
+    return None if match is None else match[1]

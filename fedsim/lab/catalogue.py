@@ -161,11 +161,15 @@ def _kind_lines(name: str, title: str) -> list[str]:
     specs = specs_titled(title)
     if name in specs:
         lines += _key_lines(specs[name])
-    if title in _FIGURES:
-        for key, figure in _FIGURES[title](name).items():
-            value = as_toml(figure.value)
-            lines.append(f"  {key} = {value}  # {figure.source} ({figure.date})")
+    for key, figure in figures_of(title, name).items():
+        value = as_toml(figure.value)
+        lines.append(f"  {key} = {value}  # {figure.source} ({figure.date})")
     return lines
+
+
+def figures_of(title: str, name: str) -> Mapping[str, Figure]:
+    """Return the figures by key of a name under a title of the catalogue; empty if it has none."""
+    return _FIGURES[title](name) if title in _FIGURES else {}
 
 
 def _path_lines(name: str) -> list[str]:

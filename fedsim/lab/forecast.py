@@ -7,8 +7,6 @@ without learning, then a part of its training.
 
 import asyncio
 import math
-import resource
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -20,10 +18,8 @@ import numpy as np
 from fedsim.clock.executors import Executor, Inline
 from fedsim.clock.simulation import Record, Simulation
 from fedsim.common.arrays import Floats, Ints
-from fedsim.common.notes import collected_notes
 from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_seconds
-from fedsim.lab.model_memory import model_memory_lines
 from fedsim.lab.tally import Tally, UsedTraining
 from fedsim.lab.terminal import extrapolation_lines, share_done
 from fedsim.records import folder as files
@@ -380,75 +376,6 @@ async def _train_s(
         updates.append(core.train(training, device, key=number))
     await core.values(updates)
     return time.perf_counter() - start
-
-
-def forecast_lines(
-    scenario: "Scenario", executor: Executor, patience_s: float = PATIENCE_S
-) -> list[str]:
-    """Build a scenario, try its beginning, and describe its cost.
-
-    Args:
-        scenario: the scenario.
-        executor: executor that computes the learning of the trial.
-        patience_s: real time (s) for each part of the trial; 0 for no trial.
-
-    Returns:
-        Lines for people.
-
-    Raises:
-        ScenarioError: the scenario is invalid.
-        DataError: the data of the scenario cannot be read.
-    """
-    if scenario.strategy.brings_learning:
-        Simulation(scenario, executor=executor)  # rejects invalid scenarios
-        about = f"what they compute, send and learn is for {scenario.strategy.called} to say"
-        return [
-            f"{scenario.population.devices} devices; {about}",
-            *scenario.stop.notes,
-            *scenario.strategy.notes,
-        ]
-    with collected_notes() as notes:
-        trial = Beginning(scenario, executor)
-    lines = [*data_lines(trial.run), *notes, *nominal_lines(trial.run)]
-    if patience_s:
-        lines += _trial_lines(trial, patience_s)
-    return lines
-
-
-def _trial_lines(trial: Beginning, patience_s: float) -> list[str]:
-    scenario = trial.run.scenario
-    costs = forecast(trial, patience_s)
-    if not trial.share:
-        return ["what a run takes here cannot be told: not one round ended within the trial"]
-    parts = [f"{show_seconds(costs['simulation_s'])} to simulate {costs['events']:.0f} events"]
-    if scenario.learning == "on":
-        training = show_seconds(costs["training_s"])
-        testing = show_seconds(costs["testing_s"])
-        parts.append(f"{training} for {costs['trained_steps']:.0f} steps of SGD")
-        parts.append(f"{testing} for {costs['tests']:.0f} tests")
-    most = "at most " if scenario.stop.accuracy is not None else ""
-    real_s = trial.build_s + costs["simulation_s"] + costs["training_s"] + costs["testing_s"]
-    memory = show_bytes(_peak_memory())
-    disk = show_bytes(costs["disk_bytes"])
-    lines = [
-        f"here a run takes {most}about {show_seconds(real_s)}: {', '.join(parts)}",
-        f"it needs about {memory} of memory and {disk} on disk",
-    ]
-    if trial.core is not None:
-        workers = trial.workers
-        lines += model_memory_lines(trial.run, trial.tally.together, workers)
-    if trial.futile is not None:
-        lines.append(
-            f"it makes not one round ({trial.futile}): devices, deadline and strategy do not "
-            "go together"
-        )
-    return lines
-
-
-def _peak_memory() -> int:
-    """Return the peak memory (bytes) of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts kibibytes
 
 
 def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, float]:

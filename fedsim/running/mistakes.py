@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,33 @@ INTERRUPTED = 130
 _NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # errors of file names that no file can have
 
 
-def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+@dataclass(frozen=True)
+class Mistake:
+    """Error that ends a command.
+
+    Attributes:
+        program: name of the program.
+        message: message of the error.
+        status: exit status.
+        trace: traceback, if it was requested; otherwise empty.
+    """
+
+    program: str
+    message: str
+    status: int
+    trace: str = ""
+
+
+def say_mistake(mistake: Mistake) -> None:
+    """Print a mistake to stderr: its traceback if it has one, otherwise its message."""
+    text = mistake.trace or f"{mistake.program}: {mistake.message}"
+    if mistake.message:
+        say(*text.split("\n"), err=True)
+
+
+def explained(
+    program: str, report: Callable[[Mistake], None] = say_mistake
+) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Return a decorator that turns a command's errors into one message and an exit status.
 
     It adds the option ``--debug``, which shows a traceback instead of the message. A command that
@@ -34,6 +61,7 @@ def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..
 
     Args:
         program: name of the program, at the beginning of each message.
+        report: prints a mistake. An interrupted command has one with an empty message.
 
     Returns:
         The decorator. The command returns its exit status; None is 0.
@@ -49,16 +77,14 @@ def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..
                     status = command(*args, **options) or 0
             except KeyboardInterrupt:
                 status = INTERRUPTED
+                report(Mistake(program, "", status))
             except BrokenPipeError:  # the reader has ended (``| head``)
                 # Python must not flush the remaining output
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             except Exception as error:
                 message = _message(error, options.get("out"))
-                lines = [f"{program}: {message}"]
-                if debug:
-                    lines = traceback.format_exc().split("\n")
-                say(*lines, err=True)
                 status = _status(error)
+                report(Mistake(program, message, status, traceback.format_exc() if debug else ""))
             finally:
                 on_command_line.reset(context)
             sys.exit(status)

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 import fedsim
 from fedsim.clock.executors import Inline
 from fedsim.common.errors import FedsimError
-from fedsim.lab.forecast import forecast_lines
+from fedsim.lab.whole_forecast import forecast_lines
 from fedsim.learning.models import MODELS
 from fedsim.running.runner import Job
 from fedsim.running.scenario import Scenario

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import fedsim
 from fedsim.clock.executors import Inline
 from fedsim.common.errors import FedsimError
-from fedsim.lab.forecast import forecast_lines
+from fedsim.lab.whole_forecast import forecast_lines
 from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES
 from tests.benchmarks.parts_matrix import OWN, PARTS

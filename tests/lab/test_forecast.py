@@ -12,7 +12,8 @@ import pytest
 import fedsim
 from fedsim.clock.executors import Inline
 from fedsim.common.units import show_bytes
-from fedsim.lab.forecast import Beginning, expected_maximum, forecast, forecast_lines, nominal_lines
+from fedsim.lab.forecast import Beginning, expected_maximum, forecast, nominal_lines
+from fedsim.lab.whole_forecast import forecast_lines
 from tests.test_runs import STRATEGIES
 
 

@@ -11,7 +11,7 @@ import fedsim
 from fedsim.clock.executors import Inline
 from fedsim.common.errors import ScenarioError
 from fedsim.common.streams import Streams
-from fedsim.lab.forecast import forecast_lines
+from fedsim.lab.whole_forecast import forecast_lines
 from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.data.shifts import SHIFTS
 from tests.learning.small import federation

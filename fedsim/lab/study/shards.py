@@ -68,6 +68,13 @@ def predicted_work(scenario: Scenario) -> float:
     return float(rounds * clients * (1 + epochs))
 
 
+def work_of_share(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun]) -> float:
+    """Return the part (0..1) of the predicted work of ``all_runs`` that ``runs`` have."""
+    work = sum(predicted_work(run.scenario) for run in runs)
+    whole = sum(predicted_work(run.scenario) for run in all_runs)
+    return work / whole if whole else 0.0
+
+
 def deal(runs: Sequence[PlannedRun], count: int) -> list[list[PlannedRun]]:
     """Split runs into ``count`` shares of about equal predicted work.
 

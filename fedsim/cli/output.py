@@ -1,0 +1,138 @@
+"""The output of verbs: the one place that prints a verb's result, as text or as JSON."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from fedsim.common.errors import key_of, nearest_of
+from fedsim.common.harmless import say
+from fedsim.running.mistakes import Mistake, explained, say_mistake
+
+if TYPE_CHECKING:
+    from fedsim.cli.result_parts import VerbResult
+
+Verb = TypeVar("Verb", bound=Callable[..., object])
+
+_JSON = "fedsim.json"
+_QUIET = "fedsim.quiet"
+
+
+@dataclass(frozen=True)
+class VerbOutcome:
+    """VerbOutcome of a verb.
+
+    Attributes:
+        make: returns the result, which ``--json`` prints.
+        show: prints the result as text for people.
+        status: the exit code.
+        complaints: lines that ``--quiet`` prints to stderr too.
+    """
+
+    make: Callable[[], "VerbResult"]
+    show: Callable[[], None]
+    status: int = 0
+    complaints: tuple[str, ...] = ()
+
+
+def _flag(name: str, key: str, text: str) -> Callable[[Verb], Verb]:
+    """Return a decorator that adds an option whose value is kept in the context, not passed on."""
+
+    def keep(context: click.Context, _: click.Parameter, value: bool) -> None:
+        context.meta[key] = value
+
+    return click.option(
+        name, is_flag=True, expose_value=False, is_eager=True, callback=keep, help=text
+    )
+
+
+_json_option = _flag(
+    "--json", _JSON, "Print one JSON object to stdout; 'fedsim schema output' describes it."
+)
+_quiet_option = _flag("--quiet", _QUIET, "Print nothing but errors.")
+
+
+def reported(command: Callable[..., VerbOutcome]) -> Callable[..., None]:
+    """Turn a function that returns an outcome into one that prints this outcome.
+
+    It adds the options ``--json``, ``--quiet`` and ``--debug``.
+    """
+
+    @wraps(command)
+    def run(*args: object, **options: object) -> int:
+        outcome = command(*args, **options)
+        if prints_json():
+            click.echo(_as_json(outcome.make()))
+        elif is_quiet():
+            say(*outcome.complaints, err=True)
+        else:
+            outcome.show()
+        return outcome.status
+
+    return explained("fedsim", _report)(_json_option(_quiet_option(run)))
+
+
+def show_nothing() -> None:
+    """Print nothing, as the text of an outcome without one."""
+    return
+
+
+def is_quiet() -> bool:
+    """Whether the current verb has the option ``--quiet``."""
+    return _is_on(_QUIET)
+
+
+def prints_json() -> bool:
+    """Whether the current verb has the option ``--json``."""
+    return _is_on(_JSON)
+
+
+def _is_on(key: str) -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(key))
+
+
+def _report(mistake: Mistake) -> None:
+    """Print a mistake as text, or with ``--json`` as an object."""
+    if not prints_json():
+        say_mistake(mistake)
+        return
+    if mistake.trace:
+        say_mistake(mistake)
+    verb = click.get_current_context().info_name
+    message = mistake.message
+    if not message:
+        message = "interrupted"
+    _print_error(verb, message, key_of(message), nearest_of(message), mistake.status)
+
+
+def print_usage_error(error: click.UsageError, message: str) -> None:
+    """Print a mistake of the command line as JSON."""
+    key = None
+    nearest = None
+    if isinstance(error, click.NoSuchOption):
+        key = error.option_name
+        nearest = next(iter(error.possibilities or ()), None)
+    elif isinstance(error, click.BadParameter) and error.param is not None:
+        key = error.param.opts[0]
+    verb = None
+    if error.ctx is not None and error.ctx.parent is not None:
+        verb = error.ctx.info_name
+    _print_error(verb, message, key, nearest, error.exit_code)
+
+
+def _print_error(
+    verb: str | None, message: str, key: str | None, nearest: str | None, status: int
+) -> None:
+    from fedsim.cli.results import ErrorDetails, ErrorResult
+
+    details = ErrorDetails(message=message, key=key, nearest=nearest, exit_code=status)
+    click.echo(_as_json(ErrorResult(verb=verb, error=details)))
+
+
+def _as_json(result: "VerbResult") -> str:
+    """Return a result as JSON of ASCII characters; numbers that are not finite are null."""
+    return json.dumps(json.loads(result.model_dump_json()), allow_nan=False)

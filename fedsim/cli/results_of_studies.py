@@ -1,0 +1,106 @@
+"""Results of the verbs that run many scenarios, made from their studies."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from fedsim.cli.result_parts import answers_of, tables_of
+from fedsim.cli.results import (
+    BenchLineResult,
+    BenchResult,
+    ShardResult,
+    StudyResult,
+    StudyRunResult,
+    StudyStatus,
+)
+from fedsim.lab.bench import BoardLine, places
+from fedsim.lab.compare.lines import read_lines
+from fedsim.lab.compare.show import compare_published
+from fedsim.lab.compare.table import Comparison
+from fedsim.lab.reading.study_folder import PUBLISHED
+from fedsim.lab.study.conduct import Conductor
+from fedsim.lab.study.folder import states
+from fedsim.lab.study.shards import StudyShard, work_of_share
+
+
+def study_result(
+    conductor: Conductor, share: StudyShard | None, status: StudyStatus
+) -> StudyResult:
+    """Return the result of a study that was planned or carried out.
+
+    Args:
+        conductor: the conductor of the study.
+        share: the share of the runs that was selected; None for all.
+        status: how the study ended.
+    """
+    result = StudyResult(
+        folder=str(conductor.out),
+        status=status,
+        runs=_runs_of(conductor),
+        shard=_shard_result(conductor, share),
+        lines=[*conductor.notes],
+    )
+    trials = conductor.trials
+    if trials is not None:
+        result.lines += trials.lines_of_text()
+    if status in ("dry-run", "interrupted"):
+        return result
+    if trials is not None:
+        result.tables = tables_of([trials.table()])
+        return result
+    comparison = Comparison(read_lines([conductor.out]).begun())
+    result.answers = answers_of(comparison)
+    tables = comparison.tables()
+    if conductor.study.spec.published is not None:
+        tables += compare_published(conductor.out, conductor.out / PUBLISHED)
+    result.tables = tables_of(tables)
+    return result
+
+
+def _runs_of(conductor: Conductor) -> list[StudyRunResult]:
+    errors = {ended.order.folder: ended.error for ended in conductor.failed}
+    now = states(conductor.out, conductor.study)
+    state_of = dict(zip((run.folder for run in conductor.study.runs), now, strict=True))
+    return [
+        StudyRunResult(
+            folder=str(run.folder),
+            label=run.label,
+            state=state_of[run.folder],
+            error=errors.get((conductor.out / run.folder).absolute()),
+        )
+        for run, _ in conductor.selected_runs
+    ]
+
+
+def _shard_result(conductor: Conductor, share: StudyShard | None) -> ShardResult | None:
+    if share is None:
+        return None
+    runs = [run for run, _ in conductor.selected_runs]
+    work = work_of_share(runs, conductor.study.runs)
+    return ShardResult(number=share.number, count=share.count, runs=len(runs), work=work)
+
+
+def bench_result(
+    folder: Path,
+    lines: Sequence[BoardLine],
+    board: Sequence[BoardLine],
+    changed: list[str],
+    kept: Path | None,
+) -> BenchResult:
+    """Return the result of a bench.
+
+    Args:
+        folder: folder of the study that holds the runs.
+        lines: the lines of the bench.
+        board: lines of the board, among which the places are counted.
+        changed: tables of worlds that differ from the board's.
+        kept: the board on which the lines were put; None for none.
+    """
+    by_name = {(line.strategy, line.world): line for line in (*board, *lines)}
+    ranks = places([*by_name.values()])
+    results = [
+        BenchLineResult(**asdict(line), place=ranks.get((line.strategy, line.world)))
+        for line in lines
+    ]
+    board_path = None if kept is None else str(kept)
+    return BenchResult(folder=str(folder), lines=results, changed=changed, kept=board_path)

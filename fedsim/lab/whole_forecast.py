@@ -1,0 +1,135 @@
+"""The whole forecast of a scenario: its sizes, its times, and what it costs on this machine."""
+
+import resource
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedsim.clock.executors import Executor
+from fedsim.clock.simulation import Simulation
+from fedsim.common.notes import collected_notes
+from fedsim.common.units import show_bytes, show_seconds
+from fedsim.lab.forecast import PATIENCE_S, Beginning, data_lines, forecast, nominal_lines
+from fedsim.lab.model_memory import model_memory_lines
+
+if TYPE_CHECKING:
+    from fedsim.running.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class CostHere:
+    """Predicted cost of a run on this machine.
+
+    Attributes:
+        real_s: real time of the whole run (s).
+        build_s: real time to load data and build the world (s).
+        simulation_s: real time of the simulation (s).
+        training_s: real time of training (s).
+        testing_s: real time of tests (s).
+        events: count of events.
+        trained_steps: count of SGD steps.
+        tests: count of tests.
+        memory_bytes: peak memory (bytes).
+        disk_bytes: size of the run folder (bytes).
+    """
+
+    real_s: float
+    build_s: float
+    simulation_s: float
+    training_s: float
+    testing_s: float
+    events: float
+    trained_steps: float
+    tests: float
+    memory_bytes: int
+    disk_bytes: float
+
+
+@dataclass(frozen=True)
+class WholeForecast:
+    """Forecast of a scenario.
+
+    Attributes:
+        lines: text lines for people.
+        cost: cost on this machine; None if there was no trial, or if no round ended within it.
+    """
+
+    lines: list[str]
+    cost: CostHere | None = None
+
+
+def forecast_lines(
+    scenario: "Scenario", executor: Executor, patience_s: float = PATIENCE_S
+) -> list[str]:
+    """Return the text lines of ``forecast_whole``."""
+    return forecast_whole(scenario, executor, patience_s).lines
+
+
+def forecast_whole(
+    scenario: "Scenario", executor: Executor, patience_s: float = PATIENCE_S
+) -> WholeForecast:
+    """Build a scenario, try its beginning, and predict its cost.
+
+    Args:
+        scenario: the scenario.
+        executor: executor that computes the learning of the trial.
+        patience_s: real time (s) for each part of the trial; 0 for no trial.
+
+    Raises:
+        ScenarioError: the scenario is invalid.
+        DataError: the data of the scenario cannot be read.
+    """
+    if scenario.strategy.brings_learning:
+        Simulation(scenario, executor=executor)  # rejects invalid scenarios
+        about = f"what they compute, send and learn is for {scenario.strategy.called} to say"
+        return WholeForecast(
+            [
+                f"{scenario.population.devices} devices; {about}",
+                *scenario.stop.notes,
+                *scenario.strategy.notes,
+            ]
+        )
+    with collected_notes() as notes:
+        trial = Beginning(scenario, executor)
+    lines = [*data_lines(trial.run), *notes, *nominal_lines(trial.run)]
+    if not patience_s:
+        return WholeForecast(lines)
+    costs = forecast(trial, patience_s)
+    if not trial.share:
+        lines.append("what a run takes here cannot be told: not one round ended within the trial")
+        return WholeForecast(lines)
+    real_s = trial.build_s + costs["simulation_s"] + costs["training_s"] + costs["testing_s"]
+    cost = CostHere(real_s=real_s, build_s=trial.build_s, memory_bytes=_peak_memory(), **costs)
+    return WholeForecast([*lines, *_cost_lines(trial, cost)], cost)
+
+
+def _cost_lines(trial: Beginning, cost: CostHere) -> list[str]:
+    """Return text lines on the cost of a run here, from a trial that has ended."""
+    scenario = trial.run.scenario
+    parts = [f"{show_seconds(cost.simulation_s)} to simulate {cost.events:.0f} events"]
+    if scenario.learning == "on":
+        training = show_seconds(cost.training_s)
+        testing = show_seconds(cost.testing_s)
+        parts.append(f"{training} for {cost.trained_steps:.0f} steps of SGD")
+        parts.append(f"{testing} for {cost.tests:.0f} tests")
+    most = "at most " if scenario.stop.accuracy is not None else ""
+    memory = show_bytes(cost.memory_bytes)
+    disk = show_bytes(cost.disk_bytes)
+    lines = [
+        f"here a run takes {most}about {show_seconds(cost.real_s)}: {', '.join(parts)}",
+        f"it needs about {memory} of memory and {disk} on disk",
+    ]
+    if trial.core is not None:
+        lines += model_memory_lines(trial.run, trial.tally.together, trial.workers)
+    if trial.futile is not None:
+        lines.append(
+            f"it makes not one round ({trial.futile}): devices, deadline and strategy do not "
+            "go together"
+        )
+    return lines
+
+
+def _peak_memory() -> int:
+    """Return the peak memory (bytes) of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts kibibytes
