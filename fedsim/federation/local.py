@@ -5,11 +5,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from fedsim.common.spec import Spec
 from fedsim.common.training import Training
 from fedsim.federation.client import Client, RunInfo
 from fedsim.learning.spec import Trainer
 from fedsim.world.local import OwnTraining
 from fedsim.world.steps import Computation, Train
+
+AnyClient = Client[Any]
 
 _ALIVE = 4_096  # client halves that are kept; another one is built again when it is needed
 
@@ -18,12 +21,12 @@ class LocalTrainings:
     """Learning rate, batch size and steps of the trainings of each device.
 
     Args:
-        own: the local trainings of the devices; None if all devices train alike.
+        settings: the local trainings of the devices; None if all devices train alike.
         trainer: ``[training]`` of the scenario.
     """
 
-    def __init__(self, own: OwnTraining | None, trainer: Trainer) -> None:
-        self.own = own
+    def __init__(self, settings: OwnTraining | None, trainer: Trainer) -> None:
+        self.own = settings
         self._rate_in = lru_cache(maxsize=_ALIVE)(
             lambda lr: trainer.model_copy(update={"lr": lr}).lr_in
         )
@@ -83,8 +86,8 @@ class ClientHalves:
 
     def __init__(
         self,
-        make: Callable[[Any, RunInfo], Client[Any]],
-        params: Any,
+        make: Callable[[Spec, RunInfo], AnyClient],
+        params: Spec,
         setting: RunInfo,
         local: LocalTrainings,
     ) -> None:
@@ -95,17 +98,17 @@ class ClientHalves:
         self.usual = make(params, setting)
         self._half = lru_cache(maxsize=_ALIVE)(self._build)
 
-    def of(self, device: int) -> Client[Any]:
+    def of(self, device: int) -> AnyClient:
         """Return the client half of a device."""
-        own = self._local.own
-        if own is None:
+        settings = self._local.own
+        if settings is None:
             return self.usual
-        epochs = own.epochs.item(device)
-        if own.steps.item(device):
+        epochs = settings.epochs.item(device)
+        if settings.steps.item(device):
             epochs = 1
         return self._half(epochs, self._local.lr_in(device))
 
-    def _build(self, epochs: int, lr_in: Callable[[int], float] | None) -> Client[Any]:
+    def _build(self, epochs: int, lr_in: Callable[[int], float] | None) -> AnyClient:
         """Build the client half for a count of epochs (0: usual) and a learning rate by round."""
         params = self._params
         setting = self._setting

@@ -136,10 +136,10 @@ class Run:
         metric_columns = [Column(metric.name, "", "a metric") for metric in metrics]
         # refuses a duplicate column name
         with_columns(ROUNDS, [*metric_columns, *self.meters.columns("round")])
-        own: list[Column] = []
+        extra: list[Column] = []
         if scenario.population.local is not None:
-            own = [*OWN_COLUMNS.values()]
-        with_columns(DEVICES, [*own, *self.meters.columns("device")])
+            extra = [*OWN_COLUMNS.values()]
+        with_columns(DEVICES, [*extra, *self.meters.columns("device")])
         self.metrics = metrics if self.learner.learns else []
 
     def _build_batteries(self) -> None:

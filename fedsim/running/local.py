@@ -42,19 +42,19 @@ def refused_keys(scenario: "Sections") -> Iterator[str]:
             )
 
 
-def check_epochs(params: StrategyParams, own: OwnTraining | None) -> None:
+def check_epochs(params: StrategyParams, settings: OwnTraining | None) -> None:
     """Check that the strategy accepts the epochs of each device.
 
     Args:
         params: the keys of ``[strategy]``.
-        own: the local trainings of the devices; None if all devices train alike.
+        settings: the local trainings of the devices; None if all devices train alike.
 
     Raises:
         ScenarioError: the strategy refuses the epochs of a device.
     """
-    if own is None:
+    if settings is None:
         return
-    epochs = np.where(own.steps != 0, 1, own.epochs)
+    epochs = np.where(settings.steps != 0, 1, settings.epochs)
     values, first = np.unique(epochs, return_index=True)
     table = params.model_dump(mode="python", exclude_none=True)
     for value, device in zip(values.tolist(), first.tolist(), strict=True):
@@ -69,20 +69,20 @@ def check_epochs(params: StrategyParams, own: OwnTraining | None) -> None:
             ) from None
 
 
-def own_columns(own: OwnTraining | None, devices: Ints) -> dict[str, Floats]:
+def own_columns(settings: OwnTraining | None, devices: Ints) -> dict[str, Floats]:
     """Return the columns of ``devices.parquet`` with local trainings; empty if all train alike.
 
     Args:
-        own: the local trainings of the devices.
+        settings: the local trainings of the devices.
         devices: IDs of the devices in the table.
 
     Returns:
         Name -> values, float64 [len(devices)]; NaN for the scenario's value.
     """
-    if own is None:
+    if settings is None:
         return {}
     columns = {}
     for key, column in COLUMNS.items():
-        values = getattr(own, key)[devices].astype(np.float64)
+        values = getattr(settings, key)[devices].astype(np.float64)
         columns[column.name] = np.where(values == 0, np.nan, values)
     return columns

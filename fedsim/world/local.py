@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import Annotated, Generic, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -42,7 +42,7 @@ class ByKind(Distribution, Generic[Q]):
     values: dict[str, Q] = Field(min_length=1)
 
     def of_kinds(
-        self, key: str, devices: int, capacity: Capacity, own: Mapping[str, OwnKind]
+        self, key: str, devices: int, capacity: Capacity, kinds: Mapping[str, OwnKind]
     ) -> AnyArray:
         """Return the value of each device, 0 if its kind has none; [devices].
 
@@ -50,7 +50,7 @@ class ByKind(Distribution, Generic[Q]):
             key: the key of the scenario, for errors.
             devices: count of devices.
             capacity: the kinds of the devices.
-            own: kinds of the scenario.
+            kinds: kinds of the scenario.
 
         Raises:
             ScenarioError: the devices have no kinds, or none of them is of a named kind.
@@ -63,12 +63,12 @@ class ByKind(Distribution, Generic[Q]):
         for name in self.values:
             if name == DEFAULT:
                 continue
-            find_kind(name, own, key)
+            find_kind(name, kinds, key)
             if name not in capacity.names:
-                kinds = ", ".join(capacity.names)
+                allowed = ", ".join(capacity.names)
                 raise ScenarioError(
                     f"{key} has a value for {name!r}, and no device is of that kind; allowed are "
-                    f"{kinds} and {DEFAULT}{nearest(name, capacity.names)}"
+                    f"{allowed} and {DEFAULT}{nearest(name, capacity.names)}"
                 )
         rest = self.values.get(DEFAULT, 0)
         by_kind = np.array([self.values.get(name, rest) for name in capacity.names])
@@ -80,10 +80,10 @@ _OwnBatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
 _OwnRate = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
-def _by_device(quantity: Any, *forms: type[Distribution]) -> Registry:
+def _by_device(quantity: object, *forms: type[Distribution]) -> Registry:
     """Return the registry of the forms of a key: a value, shares, a list, a column, by kind."""
     all_forms: tuple[type[Spec], ...] = (Constant, *forms, Choice, Listed, FromFile, ByKind)
-    specs = [form.__class_getitem__(quantity) for form in all_forms]
+    specs = [form.__class_getitem__(cast(type[object], quantity)) for form in all_forms]
     return Registry.of(
         "distribution",
         *cast(list[type[Spec]], specs),
@@ -203,15 +203,15 @@ class LocalSpec(Spec):
                 generator = streams.generator(f"world/local/{key}")
                 values = distribution.by_device(path, generator, devices, root)
             columns[key] = values
-        own = OwnTraining(**columns)
-        both = np.flatnonzero((own.epochs != 0) & (own.steps != 0))
+        settings = OwnTraining(**columns)
+        both = np.flatnonzero((settings.epochs != 0) & (settings.steps != 0))
         if len(both):
             first = both.item(0)
             raise ScenarioError(
-                f"population.local gives device {first} {own.epochs.item(first)} epochs and "
-                f"{own.steps.item(first)} steps; allowed is one of them for a device"
+                f"population.local gives device {first} {settings.epochs.item(first)} epochs and "
+                f"{settings.steps.item(first)} steps; allowed is one of them for a device"
             )
-        return own
+        return settings
 
 
 _QUANTITIES = {"epochs": Epochs, "steps": Iterations, "batch_size": _OwnBatchSize, "lr": _OwnRate}
