@@ -55,6 +55,8 @@ class Registry:
             (``deadline = "90 s"``).
         by_device: whether a list is accepted as kind ``list``, and a table with the key ``file``
             as kind ``file``.
+        by_kind: whether a table without ``kind`` and ``file`` is accepted as kind ``by-kind``, with
+            a value for each kind of device.
         key: the key of a scenario that holds the part, in messages about a user's class.
     """
 
@@ -65,6 +67,7 @@ class Registry:
     bare: str | None = None
     by_device: bool = False
     key: str = ""
+    by_kind: bool = False
 
     @classmethod
     def of(
@@ -76,6 +79,7 @@ class Registry:
         bare: str | None = None,
         by_device: bool = False,
         key: str = "",
+        by_kind: bool = False,
     ) -> "Registry":
         """Make a registry from its classes.
 
@@ -85,10 +89,10 @@ class Registry:
         Args:
             called: name of the part in messages.
             specs: the classes.
-            base, usual, bare, by_device, key: attributes of ``Registry``.
+            base, usual, bare, by_device, key, by_kind: attributes of ``Registry``.
         """
         known = {spec.model_fields["kind"].default: (spec, summary(spec)) for spec in specs}
-        return cls(called, base, known, usual, bare, by_device, key)
+        return cls(called, base, known, usual, bare, by_device, key, by_kind)
 
     @property
     def group(self) -> str | None:
@@ -246,6 +250,8 @@ class Registry:
             return {"kind": "list", "values": value}
         if self.by_device and isinstance(value, Mapping) and "file" in value:
             return {"kind": "file", **value}
+        if self.by_kind and isinstance(value, Mapping) and "kind" not in value:
+            return {"kind": "by-kind", "values": value}
         if isinstance(value, str) and self._is_kind(value):
             return {"kind": value}
         if isinstance(value, Mapping):
@@ -272,6 +278,9 @@ class Registry:
             options.append(short[str(self.usual)]["properties"][self.bare])
         if self.by_device and "list" in short:
             options.append(short["list"]["properties"]["values"])
+        if self.by_kind:
+            by_kind = handler.resolve_ref_schema(tables["by-kind"])
+            options.append(by_kind["properties"]["values"])
         options.append({"enum": [*self]})
         options += tables.values()
         for kind, table in short.items():

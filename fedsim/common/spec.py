@@ -15,7 +15,14 @@ from itertools import pairwise
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -23,7 +30,22 @@ from fedsim.common.errors import nearest
 from fedsim.common.field_words import hint_for_key
 from fedsim.common.notes import note
 
-Epochs = Annotated[int, Field(ge=1, le=100_000)]
+
+def _one_value(value: object) -> object:
+    """Refuse a table or a list for a key that has one value for all devices."""
+    if not isinstance(value, dict | list):
+        return value
+    raise PydanticCustomError(
+        "one_value",
+        "takes one value for all devices; values by device, or by kind of device, are for the "
+        "keys of [population.local]: epochs, steps, batch_size and lr",
+    )
+
+
+ForAll = BeforeValidator(_one_value)
+"""Annotation of a key with one value, whose values by device are in ``[population.local]``."""
+
+Epochs = Annotated[int, Field(ge=1, le=100_000), ForAll]
 """Passes over a device's data; bounded because the end of each is recorded."""
 
 Iterations = Annotated[int, Field(ge=1, le=1_000_000)]

@@ -196,6 +196,7 @@ class Training:
             of the smaller model are 0 or held.
         last_gradient: whether the result is the gradient of the last step in place of the trained
             model.
+        batch_size: count of samples in a batch; None for the size in ``[training]``.
 
     Raises:
         SimulationError: ``epochs`` and ``steps`` do not go together.
@@ -222,6 +223,7 @@ class Training:
     share: float = 1.0
     cut: tuple[CutBy, float] | None = None
     last_gradient: bool = False
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and (self.steps < 1 or self.epochs != 1):
@@ -254,7 +256,11 @@ class Training:
 
     def batching(self, usual: Batching) -> Batching:
         """Return the batching of this training, for the batching ``usual`` of ``[training]``."""
-        return usual.whole if self.full_batch else usual
+        if self.full_batch:
+            return usual.whole
+        if self.batch_size is not None:
+            return Batching(self.batch_size, usual.last)
+        return usual
 
     def samples_an_epoch(self, samples: int, usual: Batching) -> int:
         """Return the count of samples that one counted epoch processes.

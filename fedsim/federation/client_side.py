@@ -6,6 +6,7 @@ device has computed.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fedsim.clock.simulation import Simulation
@@ -15,6 +16,7 @@ from fedsim.federation.client import BEST, Client, LocalResult, PreviousResult
 from fedsim.federation.contents import received
 from fedsim.federation.devices import Devices
 from fedsim.federation.envelopes import Envelopes, TaskContext
+from fedsim.federation.local import ClientHalves, LocalTrainings
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
@@ -55,11 +57,12 @@ class ClientSide:
         envelopes: builds the messages of answers.
         devices: the devices as their client halves see them.
         trainer: ``[training]`` of the scenario.
+        local: local trainings of the devices.
         attack: changes the answers of malicious devices; None if no device is malicious.
         malicious: IDs of the malicious devices.
     """
 
-    client: Client[Any]
+    halves: ClientHalves
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class ClientSide:
         envelopes: Envelopes,
         devices: Devices,
         trainer: Trainer,
+        local: LocalTrainings,
         attack: Any = None,
         malicious: Collection[int] = (),
     ) -> None:
@@ -76,14 +80,16 @@ class ClientSide:
         self._envelopes = envelopes
         self.devices = devices
         self._trainer = trainer
+        self._local = local
         self.attack = attack
         self.malicious = frozenset(malicious)
 
     def begin_real(self, device: int, context: TaskContext) -> None:
         """Begin the real work of a device's task (``Client.real``), unless it has begun already."""
-        if type(self.client).real is Client.real or context.real is not None:
+        client = self.halves.of(device)
+        if type(client).real is Client.real or context.real is not None:
             return
-        real = self.client.real(self.devices.of(device), context.instruction)
+        real = client.real(self.devices.of(device), context.instruction)
         if real:
             context.real = self._simulation.submit(real.function, *real.arguments, alone=True)
 
@@ -108,7 +114,11 @@ class ClientSide:
         if context.real is not None:  # the simulated time stands still until the work is done
             context.instruction.value = context.real.result()
             context.real = None
-        steps = tuple(self.client.work(self.devices.of(task.device), context.instruction))
+        client = self.halves.of(task.device)
+        computations = client.work(self.devices.of(task.device), context.instruction)
+        steps = tuple(
+            map(partial(self._local.adapt_step, task.device, task.round or 0), computations)
+        )
         if self._trainer.stops_early and self._learner.learns:
             steps = tuple(self._train_ahead(task, step) for step in steps)
         if self._envelopes.takes_time_to_encode:
@@ -117,8 +127,9 @@ class ClientSide:
 
     def _answer(self, task: Task, context: TaskContext) -> tuple[TaskStep, ...]:
         device = self.devices.of(task.device)
-        result = self.client.computed(device, context.instruction, self._result(task))
-        contents = self.client.reply(device, context.instruction, result)
+        client = self.halves.of(task.device)
+        result = client.computed(device, context.instruction, self._result(task))
+        contents = client.reply(device, context.instruction, result)
         if contents is None:
             return ()
         if task.device in self.malicious:
@@ -292,5 +303,6 @@ class ClientSide:
             return {}
         if context.residuals:
             self.devices.residuals[task.device] = dict(context.residuals)
-        self.client.sent(self.devices.of(task.device), context.instruction, context.reply)
+        device = self.devices.of(task.device)
+        self.halves.of(task.device).sent(device, context.instruction, context.reply)
         return received(context.reply)

@@ -58,6 +58,25 @@ class Device:
             return math.inf
         return float(population.training_s(self.number, epoch, self.samples))
 
+    def training_s(self, epochs: int) -> float:
+        """Return the time of a training over the device's samples at its undisturbed speed (s).
+
+        Infinite if the training does not fit into its memory.
+
+        Args:
+            epochs: count of epochs, if the device does not train for SGD steps of its own.
+        """
+        population = self._devices.population
+        steps = 0
+        if population.own is not None:
+            steps = population.own.steps.item(self.number)
+        if not steps:
+            return self.epoch_s * epochs
+        training = Training(None, steps=steps)
+        if population.failing_s(self.number, training, self.samples) is not None:
+            return math.inf
+        return float(population.training_s(self.number, training, self.samples))
+
     @property
     def clock_s(self) -> float:
         """Present time by the device's clock (s)."""

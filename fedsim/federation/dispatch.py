@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from fedsim.clock.simulation import Alarm, Simulation, on_grid_after
 from fedsim.common.errors import SimulationError
 from fedsim.common.streams import Streams
-from fedsim.federation.client import Client
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.contents import (
     Carried,
@@ -30,6 +29,7 @@ from fedsim.federation.contents import (
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, Measured
+from fedsim.federation.local import ClientHalves
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import SERVER, Direction
 from fedsim.world.task import Cause, Outcome, Task
@@ -130,7 +130,7 @@ class Dispatch:
         tasks: "TaskRunner",
         messages: "Messages",
         strategy: Handlers,
-        client: Client[Any],
+        halves: ClientHalves,
         begin_round: Callable[[int], None] | None,
     ) -> None:
         """Connect the objects that need this object for their own construction.
@@ -139,14 +139,14 @@ class Dispatch:
             tasks: the tasks on the devices.
             messages: the messages outside of tasks.
             strategy: the server half.
-            client: the client half.
+            halves: the client half of each device.
             begin_round: called with the index of each round; None if data do not change by round.
         """
         self.tasks = tasks
         self.messages = messages
         self.strategy = strategy
         self.begin_round = begin_round
-        self.client_side.client = client
+        self.client_side.halves = halves
         self.devices.model_s = self._model_s
 
     def _model_s(self, device: int, direction: Direction) -> float:
@@ -460,7 +460,8 @@ class Dispatch:
 
     async def notify_shift(self, device: int) -> None:
         """Pass the message of a device with changed data (``Client.on_shift``) to the strategy."""
-        contents = self.client_side.client.on_shift(self.devices.of(device))
+        client = self.client_side.halves.of(device)
+        contents = client.on_shift(self.devices.of(device))
         if contents is not None:
             await self.strategy.on_shift(device, received(contents))
 

@@ -21,6 +21,7 @@ from fedsim.learning.refs import Ref
 
 if TYPE_CHECKING:
     from fedsim.federation.contents import Handlers
+    from fedsim.federation.local import LocalTrainings
     from fedsim.learning import Evaluation, Learner
 
 ModelAssignment = Mapping[str, tuple[Ref, Sequence[int] | None]]
@@ -120,6 +121,7 @@ class Evaluator:
         spec: ``[evaluation]`` of the scenario.
         world: the present devices and their data.
         metrics: further metrics of tests.
+        local: local trainings of the devices, for fine-tuning; None if all devices train alike.
 
     Attributes:
         last: the last evaluation; None before the first.
@@ -134,11 +136,13 @@ class Evaluator:
         spec: EvaluationSpec,
         world: WorldView,
         metrics: Sequence[EvaluationMetric] = (),
+        local: "LocalTrainings | None" = None,
     ) -> None:
         self._learner = learner
         self.stop = stop
         self._spec = spec
         self._world = world
+        self._local = local
         self._metrics = metrics
         self.last: Evaluation | None = None
         self.ever: dict[str, list[int] | None] = {}
@@ -472,6 +476,8 @@ class Evaluator:
             devices = range(len(version)) if served is None else served
             for device in devices:
                 training = Training(ref, epochs)
+                if self._local is not None:
+                    training = self._local.adapt(device, training, number)
                 model = train(training, device, version=int(version[device]))
                 tuned[f"{name}/{device}"] = model, [device]
         evaluation = await self._learner.evaluate(tuned)

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedsim.clock.executors import Executor, Inline
 from fedsim.clock.simulation import Record, Simulation
-from fedsim.common.arrays import Floats, Ints
+from fedsim.common.arrays import Floats
 from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.tally import Tally, UsedTraining
@@ -76,8 +76,9 @@ def nominal_lines(run: Run) -> list[str]:
     lines += extrapolation_lines(run.outside_of_rules, most=20)
     lines += _fitting_lines(run)
     if isinstance(params, RoundParams) and scenario.stop.rounds is not None:
-        task_s = _tasks_s(run, params, down, epoch_s, up)
-        lines += _round_lines(run, params, scenario.stop.rounds, task_s, samples)
+        passes = run.population.passes(slice(0, devices, step), params.local_epochs)
+        task_s = _tasks_s(run, params, down, passes * epoch_s, up)
+        lines += _round_lines(run, params, scenario.stop.rounds, task_s, step, passes)
     return lines + scenario.stop.notes
 
 
@@ -102,10 +103,9 @@ def _fitting_lines(run: Run) -> list[str]:
     ]
 
 
-def _tasks_s(run: Run, params: RoundParams, down: Floats, epoch_s: Floats, up: Floats) -> Floats:
+def _tasks_s(run: Run, params: RoundParams, down: Floats, training_s: Floats, up: Floats) -> Floats:
     """Return the time (s) of a task of each device, at most the deadline; float64 [devices]."""
     limit = params.deadline_s(run.strategy.setting.mean_epoch_s)
-    training_s = params.local_epochs * epoch_s
     if limit is not None and params.bounds_training:
         training_s = np.minimum(training_s, limit)
     task_s = down + training_s + up
@@ -145,7 +145,7 @@ def data_lines(run: Run) -> list[str]:
 
 
 def _round_lines(
-    run: Run, params: RoundParams, rounds: int, task_s: Floats, samples: Ints
+    run: Run, params: RoundParams, rounds: int, task_s: Floats, step: int, passes: Floats
 ) -> list[str]:
     """Return two text lines with estimates of the cost of a round, and of all rounds.
 
@@ -153,8 +153,9 @@ def _round_lines(
         run: the run.
         params: parameters of its strategy.
         rounds: count of planned rounds.
-        task_s: time of a task of each device (s).
-        samples: training samples of each device.
+        task_s: time of a task of each sampled device (s).
+        step: distance of the sampled devices, from device 0.
+        passes: passes over its data of each sampled device in a training.
     """
     scenario = run.scenario
     learner = run.learner
@@ -172,11 +173,12 @@ def _round_lines(
     model_bytes = dispatch.down.model_bytes + dispatch.up.model_bytes + 2 * learner.state_bytes
     traffic = messages * model_bytes
     base_bytes = learner.base_bytes * min(devices, rounds * messages)
-    batching = scenario.training.batching
-    batches = np.mean([batching.count(count) for count in samples.tolist()])
-    steps = batches * params.local_epochs * tasks
-    passes = run.samples.mean() * params.local_epochs * tasks
-    gigaflops = passes * learner.flops_per_sample / 1e9
+    samples = run.samples[::step]
+    batches = []
+    for device, count in zip(range(0, devices, step), samples.tolist(), strict=True):
+        batches.append(run.population.batching_of(device).count(count))
+    steps = np.mean(passes * batches) * tasks
+    gigaflops = np.mean(passes * samples) * tasks * learner.flops_per_sample / 1e9
     return [
         f"a round asks {cohort}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} "
         "of simulated time, "

@@ -19,7 +19,7 @@ from torch import nn
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.streams import Streams
-from fedsim.common.training import Training
+from fedsim.common.training import Batching, Training
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.cohort import LocalWork
 from fedsim.learning.computing import ModelComputing, weights_of
@@ -150,13 +150,17 @@ class Learning(Learner):
         return bool(self._solver.fails_on_one)
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
-        batching = self._training.batching
         reason = self._solver.fails_on_one
         if not reason:
             return
-        single = [device for device, size in sizes.items() if batching.last_size(size) == 1]
+        single = [
+            device
+            for device, size in sizes.items()
+            if self._batching_of(device).last_size(size) == 1
+        ]
         if not single:
             return
+        batching = self._batching_of(single[0])
         size = sizes[single[0]]
         if size == 1:
             allowed = "a data.partition without devices of one sample"
@@ -171,6 +175,12 @@ class Learning(Learner):
             f"{len(single)} devices in all); "
             f"allowed is {allowed}, or a module that takes one, as with torch.nn.GroupNorm"
         )
+
+    def _batching_of(self, device: int) -> Batching:
+        usual = self._training.batching
+        if self.batch_sizes is None or not self.batch_sizes[device]:
+            return usual
+        return Batching(self.batch_sizes.item(device), usual.last)
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
         ref = super().given(weights)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.arrays import Ints
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import Training
 from fedsim.learning.architecture import Shape
@@ -33,6 +34,8 @@ class Learner:
         base_bytes: size of the frozen tensors (bytes).
         state_bytes: size of the trainer's state that is sent with each model (bytes).
         flops_per_sample: FLOPs of a training step on one sample.
+        batch_sizes: batch size of each device, 0 for the usual one, int64 [devices]; None: the
+            usual one for all devices.
     """
 
     learns: ClassVar[bool] = False
@@ -43,6 +46,7 @@ class Learner:
         self.base_bytes = model.base_bytes(shape, classes)
         self.state_bytes = 0.0
         self.flops_per_sample = model.flops(shape, classes)
+        self.batch_sizes: Ints | None = None
         self._serial = 0
 
     # Methods that return refs, whose weights are computed later.

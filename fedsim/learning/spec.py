@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedsim.common.registry import Registry, with_any_kind
 from fedsim.common.returns import find_outside, guard, returns
-from fedsim.common.spec import Spec
+from fedsim.common.spec import ForAll, Spec
 from fedsim.common.training import Batching, LastBatch, Penalised
 from fedsim.common.units import PositiveSeconds
 
@@ -24,9 +24,9 @@ class Trainer(Spec):
     """The base of every trainer: how a device trains a received model on its own samples."""
 
     kind: str
-    lr: float = Field(default=0.03, gt=0.0, le=1e6)
+    lr: Annotated[float, ForAll] = Field(default=0.03, gt=0.0, le=1e6)
     """learning rate eta."""
-    batch_size: int = Field(default=10, ge=1, le=1_000_000_000)
+    batch_size: Annotated[int, ForAll] = Field(default=10, ge=1, le=1_000_000_000)
     """B. Anything above a device's data means full batches."""
     last_batch: LastBatch = "keep"
     """an epoch's last batch, if it has fewer than B samples: ``keep`` it, ``drop`` it, or

@@ -19,6 +19,7 @@ from fedsim.common.errors import CheckpointError
 from fedsim.common.files import regular, replacing
 from fedsim.records import folder as files
 from fedsim.records.schema import DEVICES, column, typed, with_columns
+from fedsim.world.local import COLUMNS as OWN_COLUMNS
 from fedsim.world.meters.base import Meters
 
 _ROWS_A_BATCH = 4_096
@@ -159,7 +160,8 @@ def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> N
         columns: columns by name, with one entry per device.
         meters: the meters, which add their own columns.
     """
-    schema = with_columns(DEVICES, meters.columns("device"))
+    own = [column for column in OWN_COLUMNS.values() if column.name in columns]
+    schema = with_columns(DEVICES, [*own, *meters.columns("device")])
     write_columns(
         folder / files.DEVICES, {**columns, **meters.of_devices(columns["device"])}, schema
     )

@@ -19,12 +19,14 @@ from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, WorldView
+from fedsim.federation.local import ClientHalves, LocalTrainings
 from fedsim.federation.server import Server
 from fedsim.learning import Learner
 from fedsim.learning.architecture import LoRA
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
 from fedsim.running.drift import Drift
 from fedsim.running.learning import LearningBuilder
+from fedsim.running.local import check_epochs, own_columns
 from fedsim.strategies import strategy_class
 from fedsim.strategies.round_params import RoundParams
 from fedsim.world import columns
@@ -32,6 +34,7 @@ from fedsim.world.availability import Spans, changes, one_by_one
 from fedsim.world.batteries import Batteries
 from fedsim.world.build import WorldBuilder
 from fedsim.world.device_kinds import Capacity, estimates
+from fedsim.world.local import COLUMNS as OWN_COLUMNS
 from fedsim.world.meters.base import Column, MeterContext
 from fedsim.world.network import Network
 from fedsim.world.rooflines import Rooflines
@@ -133,7 +136,10 @@ class Run:
         metric_columns = [Column(metric.name, "", "a metric") for metric in metrics]
         # refuses a duplicate column name
         with_columns(ROUNDS, [*metric_columns, *self.meters.columns("round")])
-        with_columns(DEVICES, self.meters.columns("device"))
+        extra: list[Column] = []
+        if scenario.population.local is not None:
+            extra = [*OWN_COLUMNS.values()]
+        with_columns(DEVICES, [*extra, *self.meters.columns("device")])
         self.metrics = metrics if self.learner.learns else []
 
     def _build_batteries(self) -> None:
@@ -155,8 +161,9 @@ class Run:
     def _build_evaluator(self) -> None:
         scenario = self.scenario
         view = WorldView(self.present, self.truth, lambda: self.population.version)
+        self.local = LocalTrainings(self.population.own, scenario.training)
         self.evaluator = Evaluator(
-            self.learner, scenario.stop, scenario.evaluation, view, self.metrics
+            self.learner, scenario.stop, scenario.evaluation, view, self.metrics, self.local
         )
 
     def _build_messages(self) -> None:
@@ -179,6 +186,7 @@ class Run:
             envelopes,
             devices,
             scenario.training,
+            self.local,
             self._attack,
             self._malicious,
         )
@@ -207,7 +215,8 @@ class Run:
         strategy = strategy_class(params.kind)
         self.server = Server(self.dispatch, setting)
         self.strategy = strategy(params, self.server)
-        self._client = strategy.client_half(params, setting)
+        check_epochs(params, self.population.own)
+        self._halves = ClientHalves(strategy.client_half, params, setting, self.local)
 
     def _build_changes(self) -> None:
         """Build arrivals and departures of devices, data shifts, and processes of the world."""
@@ -225,7 +234,7 @@ class Run:
 
     def _connect(self) -> None:
         begin_round = None if self.drift is None else self.drift.begin_round
-        self.dispatch.connect(self.tasks, self.messages, self.strategy, self._client, begin_round)
+        self.dispatch.connect(self.tasks, self.messages, self.strategy, self._halves, begin_round)
 
     def _check(self) -> None:
         """Raise ``ScenarioError`` if parameters of the strategy do not fit data or network."""
@@ -293,6 +302,8 @@ class Run:
         stop = self.scenario.stop
         if data is None or not learner.needs_sizes:
             return
+        if self.population.own is not None:
+            learner.batch_sizes = self.population.own.batch_size
         if drift is None:
             learner.check_sizes(dict(enumerate(data.train_sizes().tolist())))
             return
@@ -379,6 +390,7 @@ class Run:
             "group": self.strategy.groups_of(numbers),
             "selected": [self.tasks.times_selected.get(device, 0) for device in numbers],
             "accuracy": accuracy,
+            **own_columns(population.own, devices),
         }
 
     @property

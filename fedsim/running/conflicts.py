@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from fedsim.common.errors import nearest
 from fedsim.federation.codecs import MessagesSpec, Plain
 from fedsim.federation.costs import ServerSpec
+from fedsim.running.local import refused_keys
 from fedsim.running.sections import Sections
 from fedsim.strategies.parts.aggregation import Mean, Weighted
 
@@ -32,6 +33,7 @@ def conflicts(scenario: Sections) -> Iterator[str]:
         A message for the user for each conflict.
     """
     yield from _check_learning(scenario)
+    yield from refused_keys(scenario)
     yield from _check_edges(scenario)
     if scenario.strategy.serverless:
         yield from _check_serverless(scenario)

@@ -72,6 +72,11 @@ class StrategyParams(Spec):
     """
 
     @property
+    def not_by_device(self) -> Mapping[str, str]:
+        """Keys of ``[population.local]`` that the strategy refuses: key -> reason."""
+        return {}
+
+    @property
     def resizes(self) -> bool:
         """Whether updates of a device differ in size, so that codecs cannot store residuals."""
         return False

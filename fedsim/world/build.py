@@ -85,6 +85,10 @@ class WorldBuilder:
         self.population = self._spec.build(
             self._streams, capacity.speed, samples, flops, self._root, rooflines, capacity.flops()
         )
+        if self._spec.local is not None:
+            self.population.own = self._spec.local.build(
+                self._streams, self._spec.devices, self._root, capacity, self._spec.kinds
+            )
         paths = self._spec.paths(self._streams, self._root)
         self.availability = bounded(paths, self.population.arrival, self.population.departure)
         self.all_stay = self.availability is paths

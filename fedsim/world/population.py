@@ -41,6 +41,7 @@ from fedsim.world.distributions import (
     SpeedDistribution,
 )
 from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
+from fedsim.world.local import LocalSpec, OwnTraining
 from fedsim.world.rooflines import Rooflines
 from fedsim.world.task import WorkAmounts
 
@@ -75,6 +76,7 @@ class Population:
         share_of: function that returns the relative cost of a sample of a smaller model
             (``Training.cut``).
         batching: batches of an epoch of training.
+        own: local trainings that differ by device; None if all devices train alike.
     """
 
     speed: Floats
@@ -87,6 +89,7 @@ class Population:
     flops: Floats | None = None
     share_of: Callable[[CutBy, float], float] | None = None
     batching: Batching = field(default=Batching(1))
+    own: OwnTraining | None = None
     version: Ints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +105,8 @@ class Population:
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Return the time (s) of an epoch on ``samples`` samples, without jitter or slow phases."""
+        if self.own is not None:
+            training = self.own.with_batch(device, training)
         if self.rooflines is not None:
             return (
                 training.share
@@ -141,9 +146,11 @@ class Population:
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
         """Time (s) until a computation runs out of memory; see ``Rooflines.failing_s``."""
-        return (
-            None if self.rooflines is None else self.rooflines.failing_s(device, training, samples)
-        )
+        if self.rooflines is None:
+            return None
+        if self.own is not None and training is not None:
+            training = self.own.with_batch(device, training)
+        return self.rooflines.failing_s(device, training, samples)
 
     def epochs_s(self, devices: slice = ALL, over: DeadlineBase = "all") -> Floats:
         """Return the epoch time (s) of each device in a slice, without jitter, float64 [devices].
@@ -154,10 +161,40 @@ class Population:
         """
         slowness = self.slowness[devices] if over == "unslowed" else 1.0
         if self.rooflines is not None:
-            epochs: Floats = self.rooflines.epochs_s(self.samples) / self.slowness
+            sizes = None
+            if self.own is not None:
+                sizes = self.own.batch_size
+            epochs: Floats = self.rooflines.epochs_s(self.samples, sizes) / self.slowness
             return epochs[devices] * slowness
-        samples = self.batching.taken(self.samples[devices])
+        samples = self._taken(devices)
         return samples * self.cost / (self.speed[devices] / slowness)
+
+    def _taken(self, devices: slice) -> Ints:
+        """Return the count of samples that an epoch of each device in a slice processes."""
+        samples = self.samples[devices]
+        if self.own is None or self.batching.last != "drop":
+            return self.batching.taken(samples)
+        own_sizes = self.own.batch_size[devices]
+        sizes = np.where(own_sizes == 0, self.batching.size, own_sizes)
+        return samples - samples % sizes * (samples >= sizes)
+
+    def batching_of(self, device: int) -> Batching:
+        """Return the batches of an epoch of a device's training."""
+        if self.own is None:
+            return self.batching
+        return self.own.batching(device, self.batching)
+
+    def passes(self, devices: slice, epochs: int) -> Floats:
+        """Return the count of passes over its data of each device in a slice, float64.
+
+        Args:
+            devices: the slice.
+            epochs: ``strategy.local_epochs``, for devices without their own epochs or steps.
+        """
+        samples = self.samples[devices]
+        if self.own is None:
+            return np.full(len(samples), float(epochs))
+        return self.own.passes(devices, epochs, samples, self.batching)
 
     def mean_epoch_s(self, over: DeadlineBase) -> float:
         """Return the mean epoch time of all devices (s), without jitter; see ``DeadlineBase``."""
@@ -252,6 +289,10 @@ class PopulationSpec(Spec):
     fitted_at_once: int | None = Field(default=None, ge=1)
     """clients at a time in the log that this was fitted to (``fedsim calibrate``); ``fedsim
     check`` warns of other numbers.
+    """
+    local: LocalSpec | None = None
+    """epochs, steps, batch size and learning rate by device or by kind of device; None: all devices
+    train alike.
     """
     arrivals: ArrivalsSpec | None = None
     """devices that join later; None if all are there from the start."""
@@ -409,7 +450,8 @@ class PopulationSpec(Spec):
             ScenarioError: a device has no speed, or leaves before it arrives.
         """
         if rooflines is not None:
-            rooflines.check(int(samples.min()))
+            if self.local is None or self.local.batch_size is None:
+                rooflines.check(int(samples.min()))
             speed = rooflines.speeds()
         if not speed[slowest := int(np.argmin(speed))] > 0:
             raise ScenarioError(

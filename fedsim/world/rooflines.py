@@ -17,6 +17,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.model_cost import ModelCost, Operations, Processor
 from fedsim.common.training import Batching, CutBy, Training
 from fedsim.common.units import show_bytes
+from fedsim.world.columns import alike
 from fedsim.world.device_kinds import DeviceKind
 
 _CHECKED_BATCHES = range(16, 65)
@@ -175,23 +176,31 @@ class Rooflines:
         size = min(self._batching.size, samples)
         return self._pass_s(kind, samples, size, learns=False)
 
-    def epochs_s(self, samples: Ints) -> Floats:
+    def epochs_s(self, samples: Ints, sizes: Ints | None = None) -> Floats:
         """Compute the time of an epoch of training on every device.
 
         Args:
             samples: count of samples of each device, int64 [devices].
+            sizes: batch size of each device, 0 for the usual one, int64 [devices]; None: the usual
+                one for all devices.
 
         Returns:
             The times (s), float64 [devices].
         """
         seconds = np.empty(len(samples))
-        for kind, figures in enumerate(self.kinds):
-            is_of_kind = self.which == kind
-            counts, places = np.unique(samples[is_of_kind], return_inverse=True)
-            times = []
-            for count in counts.tolist():
-                times.append(figures.epoch + self._epoch_s(kind, count, self._batching, True))
-            seconds[is_of_kind] = np.array(times)[places]
+        if sizes is None:
+            sizes = alike(0, len(samples))
+        for size in np.unique(sizes).tolist():
+            batching = self._batching
+            if size:
+                batching = replace(batching, size=size)
+            for kind, figures in enumerate(self.kinds):
+                is_of_kind = (self.which == kind) & (sizes == size)
+                counts, places = np.unique(samples[is_of_kind], return_inverse=True)
+                times = []
+                for count in counts.tolist():
+                    times.append(figures.epoch + self._epoch_s(kind, count, batching, True))
+                seconds[is_of_kind] = np.array(times, dtype=np.float64)[places]
         return seconds
 
     def speeds(self) -> Floats:
@@ -238,7 +247,10 @@ class Rooflines:
         figures = self.kinds[kind]
         if self.needed(training, samples) <= figures.room:
             return None
-        size = max(1, min(self._batching.size, samples))
+        batch_size = self._batching.size
+        if training is not None and training.batch_size is not None:
+            batch_size = training.batch_size
+        size = max(1, min(batch_size, samples))
         return figures.epoch + self._batch_s(kind, size, False)
 
     def check(self, samples: int) -> None:

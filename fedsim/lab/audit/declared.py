@@ -91,6 +91,7 @@ UNCHECKED: Mapping[str, str] = {
     "scenario: energy.battery.charging.*": "when a device was plugged in; its charge is in its books alone",
     "scenario: energy.battery.restart": "when a device works again is in its tasks",
     "scenario: energy.carbon.zones.*.share": "how devices are dealt over zones; each is in energy.parquet",
+    "scenario: population.local.*": "rates and batch sizes change values; files are not in the folder",
     "scenario: population.availability.*": "other phases than those of kind renewal, and with lifetimes or batteries",
     "scenario: strategy.clients_per_round": "more clients than were there",
     "scenario: strategy.over_selection": "more clients than were there",

@@ -33,6 +33,7 @@ from fedsim.lab.audit.frames import (
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import AVAILABILITY, DEVICES, EVENTS, ROUNDS, TRANSFERS
+from fedsim.world.local import COLUMNS as OWN_COLUMNS
 
 TomlTable = Mapping[str, Any]
 """Table of a scenario, as a dict from key to value."""
@@ -247,8 +248,11 @@ class Evidence:
 
     @cached_property
     def devices(self) -> pd.DataFrame:
-        """DataFrame of the table of devices."""
-        return self.frame(files.DEVICES, DEVICES.names)
+        """DataFrame of the table of devices, with own local trainings if the scenario has such."""
+        names = [*DEVICES.names]
+        if "local" in self.run.scenario["population"]:
+            names += [column.name for column in OWN_COLUMNS.values()]
+        return self.frame(files.DEVICES, names)
 
     def row_of(self, device: ArrayLike) -> Ints:
         """Return the row of each device in ``devices``.

@@ -9,6 +9,7 @@ import pandas as pd
 
 from fedsim.common.arrays import Floats
 from fedsim.common.streams import Streams
+from fedsim.common.training import Batching, Training
 from fedsim.common.units import TICK_S
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, at_places, report
@@ -46,8 +47,14 @@ def epochs_as_said(evidence: Evidence) -> Iterator[str]:
         return
     trainings = evidence.trainings
     of_rounds = evidence.events["round"].loc[trainings.index] != NOTHING
-    trainings = trainings[of_rounds].assign(due=strategy["local_epochs"])
-    text = "task {task} was asked for {asked:g} epochs, by the scenario for {due}"
+    trainings = trainings[of_rounds]
+    due = np.full(len(trainings), float(strategy["local_epochs"]))
+    epochs = _own(evidence, "local_epochs", trainings)
+    steps = _own(evidence, "local_steps", trainings)
+    due = np.where(np.isnan(epochs), due, epochs)
+    due = np.where(np.isnan(steps), due, 1.0)  # SGD steps count as one epoch
+    trainings = trainings.assign(due=due)
+    text = "task {task} was asked for {asked:g} epochs, by the scenario for {due:g}"
     yield from report(text, trainings, trainings["asked"] != trainings["due"])
 
 
@@ -63,7 +70,9 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
         return
     trainings = _last_trainings(evidence)
     devices = evidence.devices
-    epoch_s = at_places(devices["samples"] / devices["speed"], evidence.row_of(trainings["device"]))
+    places = evidence.row_of(trainings["device"])
+    samples = at_places(devices["samples"], places) * _passes(evidence, trainings)
+    epoch_s = samples / at_places(devices["speed"], places)
     jitter = _EpochJitter(Streams(scenario["seed"]), population["jitter"]["value"])
     ratios = np.array(
         [
@@ -84,6 +93,40 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
         "speed"
     )
     yield from report(text, trainings.assign(ratio=ratios / usual), wrong)
+
+
+def _own(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Floats:
+    """Return an own value (``population.local``) of the device of each training, else NaN.
+
+    Args:
+        evidence: the run.
+        name: column of ``devices.parquet``, which a run without own values lacks.
+        trainings: rows of ``Evidence.trainings``.
+    """
+    if name not in evidence.devices:
+        return np.full(len(trainings), np.nan)
+    return at_places(evidence.devices[name], evidence.row_of(trainings["device"]))
+
+
+def _passes(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
+    """Return the passes over the samples in a counted epoch of each training; float64.
+
+    An epoch is one pass. SGD steps of a device (``population.local.steps``) are a share of a pass,
+    or more than one.
+    """
+    steps = _own(evidence, "local_steps", trainings)
+    passes = np.ones(len(trainings))
+    if np.isnan(steps).all():
+        return passes
+    training = evidence.run.scenario["training"]
+    sizes = _own(evidence, "batch_size", trainings)
+    sizes = np.where(np.isnan(sizes), training["batch_size"], sizes)
+    samples = at_places(evidence.devices["samples"], evidence.row_of(trainings["device"]))
+    for row in np.flatnonzero(~np.isnan(steps)).tolist():
+        batching = Batching(int(sizes[row]), training["last_batch"])
+        done = Training(None, steps=int(steps[row])).samples_an_epoch(int(samples[row]), batching)
+        passes[row] = done / samples[row]
+    return passes
 
 
 def _follows_from_speed(scenario: TomlTable) -> bool:

@@ -20,6 +20,7 @@ from fedsim.common.units import TICK_S
 from fedsim.lab.audit.drawn import draw
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import read, report_differences
+from fedsim.world.local import COLUMNS as OWN_COLUMNS
 from fedsim.world.meters.energy import DAY_S, SETTING, TABLE
 
 _LINKS = {
@@ -65,7 +66,48 @@ def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
         columns["samples"] = sizes.draw(population["devices"], generator).astype(np.float64)
     if "capacity" not in population and "device" not in population:
         columns.update(_draw_links(scenario))
+    if "local" in population:
+        columns.update(_draw_own(scenario))
     yield from _check_columns(evidence.devices, columns, "")
+
+
+def _draw_own(scenario: TomlTable) -> dict[str, Floats]:
+    """Draw own epochs, steps, batch sizes and rates of devices: column -> float64 [devices].
+
+    Keys whose values are in a file are left out, and so are values by kind if the kinds are.
+    """
+    columns = {}
+    for key, column in OWN_COLUMNS.items():
+        section = scenario["population"]["local"].get(key)
+        if section is None or section["kind"] == "file":
+            continue
+        if section["kind"] == "by-kind":
+            values = _values_by_kind(scenario, section["values"])
+        else:
+            values = draw(scenario, section, f"world/local/{key}", float)
+        columns[column.name] = values
+    return columns
+
+
+def _values_by_kind(scenario: TomlTable, values: TomlTable) -> Floats:
+    """Return the value of each device's kind, NaN if the kind has none; float64 [devices]."""
+    count = scenario["population"]["devices"]
+    section = scenario["population"]["device"]
+    generator = Streams(scenario["seed"]).generator("world/device")
+    match section["kind"]:
+        case "constant":
+            names = [section["value"]] * count
+        case "choice":
+            weights = None
+            if "shares" in section:
+                weights = np.array(section["shares"]) / sum(section["shares"])
+            names = generator.choice(np.array(section["values"]), count, p=weights).tolist()
+        case "list":
+            names = section["values"]
+        case _:
+            return np.full(count, np.nan)
+    rest = values.get("default", math.nan)
+    return np.array([values.get(name, rest) for name in names], dtype=np.float64)
 
 
 def _draw_speeds(scenario: TomlTable) -> Floats:

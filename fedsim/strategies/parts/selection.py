@@ -152,6 +152,9 @@ class Selection(Spec):
     counts_steps: ClassVar[str | None] = None
     """Reason for which local steps must be SGD steps; see ``StrategyParams.counts_steps``."""
 
+    not_by_device: ClassVar[Mapping[str, str]] = {}
+    """Keys of ``[population.local]`` that the selection refuses: key -> reason."""
+
     uniform: ClassVar[bool] = False
     """Whether all available devices are equally likely to be chosen, independent of the past."""
 

@@ -1,6 +1,6 @@
 """Bases of every strategy without a server, and of its part that runs on each device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -44,6 +44,12 @@ class PeerParams(StrategyParams):
 
     None: no limit, which is refused if devices come and go.
     """
+
+    @property
+    def not_by_device(self) -> Mapping[str, str]:
+        if self.local_epochs:
+            return {}
+        return dict.fromkeys(("epochs", "steps"), "strategy.local_epochs is 0: nothing is trained")
 
     def check_population(self, population: PopulationSpec) -> None:
         if not population.comes_and_goes:

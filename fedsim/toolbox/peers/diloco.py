@@ -1,5 +1,6 @@
 """Averaging by all-reduces, without a server: local SGD, DiLoCo, and streaming DiLoCo."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -43,6 +44,12 @@ class DiLoCoParams(PeerParams):
     """
     mixing: Annotated[float, Field(ge=0.0, lt=1.0), OnlyWith("overlap")] = 0.5
     """share of a device's further trained fragment in its mix with the result."""
+
+    @property
+    def not_by_device(self) -> Mapping[str, str]:
+        if self.local_steps is None:
+            return super().not_by_device
+        return dict.fromkeys(("epochs", "steps"), "'local_steps' says how long devices train")
 
     def check(self, devices: int) -> None:
         if devices < 2:

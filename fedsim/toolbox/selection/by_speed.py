@@ -31,7 +31,7 @@ class BySpeed(Selection):
     def answer(
         self, device: Device, instruction: Instruction, result: LocalResult, params: Spec
     ) -> Contents:
-        training_s = device.epoch_s * getattr(params, "local_epochs", 1)
+        training_s = device.training_s(getattr(params, "local_epochs", 1))
         return {"resources": [device.model_s("down"), training_s, device.model_s("up")]}
 
 
@@ -129,6 +129,10 @@ class FLANP(BySpeed):
     counts_steps: ClassVar[str | None] = (
         "the selection 'flanp' finds gradients from how far steps have led"
     )
+
+    not_by_device: ClassVar[Mapping[str, str]] = {
+        "lr": "'flanp' finds gradients by one learning rate",
+    }
 
     first: int = Field(default=2, ge=1)
     """n of the first stage."""

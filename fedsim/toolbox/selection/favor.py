@@ -1,7 +1,7 @@
 """FAVOR: clients from whom an agent has learnt to expect most (Wang, Kaplan, Niu and Li, 2020)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict
 
@@ -81,6 +81,10 @@ class FAVOR(Selection):
     as it is available; until then the first model stands for its own. In strategies with groups the
     model is the mean of the groups'. Without learning clients are random.
     """
+
+    not_by_device: ClassVar[Mapping[str, str]] = {
+        "steps": "'favor' profiles a device by an epoch of training",
+    }
 
     kind: Literal["favor"] = "favor"
     looks_at_each: ClassVar[str | None] = "the selection 'favor' looks at single updates"

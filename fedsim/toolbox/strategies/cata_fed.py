@@ -1,6 +1,6 @@
 """CATA-Fed: adaptive epochs, straggler mitigation, selection by clusters (Jeong and Kim, 2022)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
@@ -197,6 +197,13 @@ class CataFedParams(CombiningParams):
 
     If false, it stays disconnected.
     """
+
+    @property
+    def not_by_device(self) -> Mapping[str, str]:
+        refused = {"steps": "CATA-Fed counts work in epochs"}
+        if self.adaptive:
+            refused["epochs"] = "with 'adaptive' clients train as many epochs as fit"
+        return refused
 
     @model_validator(mode="after")
     def _check_deadline_since(self) -> Self:

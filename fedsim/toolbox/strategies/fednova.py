@@ -1,5 +1,6 @@
 """FedNova: updates are normalised by their counts of SGD steps (Wang et al., 2020)."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,6 +29,10 @@ class FedNovaParams(FedProxParams):
     kind: Literal["fednova"] = "fednova"  # type: ignore[assignment]
     mu: float = 0.0
     effective: Annotated[Literal["reach", "steps"], OnlyWith("mu")] = "reach"
+
+    @property
+    def not_by_device(self) -> Mapping[str, str]:
+        return {"lr": "FedNova measures how far steps of one learning rate reach"}
 
 
 @lru_cache(maxsize=4096)

@@ -1,6 +1,6 @@
 """FedRep: each device trains its head, then the layers that all share (Collins et al., 2021)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from fedsim.common.spec import Epochs
@@ -22,6 +22,10 @@ class FedRepParams(FedPerParams):
     """passes of a device over its data to train its head; ``local_epochs`` train the layers below.
     """
     aggregation: AggregationSpec = Mean()
+
+    @property
+    def not_by_device(self) -> Mapping[str, str]:
+        return {"steps": "FedRep trains head and representation, each for its own epochs"}
 
 
 class FedRepClient(SynchronousClient[FedRepParams]):

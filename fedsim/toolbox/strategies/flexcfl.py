@@ -66,6 +66,10 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     """the learning rate between groups; 0 keeps them apart."""
 
     @property
+    def not_by_device(self) -> Mapping[str, str]:
+        return {"steps": "pre-trainings are counted in epochs, or have steps of their own"}
+
+    @property
     def usual_shift(self) -> ShiftTest:
         return "never" if self.kind == "fedgroup" else "aligned_l1"
 

@@ -1,5 +1,6 @@
 """HierFAVG: edge servers average their clients' models, the server theirs (Liu et al., 2020)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -38,6 +39,12 @@ class HierFAVGParams(SelectingParams, CombiningParams):
     kind: Literal["hierfavg"] = "hierfavg"
     kappa1: int | None = Field(default=None, ge=1, le=1_000_000)
     kappa2: int = Field(default=4, ge=1, le=10_000)
+
+    @property
+    def not_by_device(self) -> Mapping[str, str]:
+        if self.kappa1 is None:
+            return {}
+        return dict.fromkeys(("epochs", "steps"), "'kappa1' says how long clients train")
 
     @model_validator(mode="after")
     def _check_hierarchy(self) -> Self:

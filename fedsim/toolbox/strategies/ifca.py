@@ -1,6 +1,6 @@
 """IFCA and HypCluster: clients choose the group with the least loss (Ghosh et al., 2020)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -47,6 +47,13 @@ class IFCAParams(MigratingParams):
     makes one step on all of its data, and a group's model moves by the sum of its clients' steps,
     divided by the number of all clients of the round.
     """
+
+    @property
+    def not_by_device(self) -> Mapping[str, str]:
+        if self.averaging == "models":
+            return {}
+        reason = "with 'averaging' gradients a client makes one step on all of its data"
+        return dict.fromkeys(("epochs", "steps", "batch_size"), reason)
 
     @property
     def usual_shift(self) -> ShiftTest:

@@ -83,6 +83,10 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         return None
 
     @property
+    def not_by_device(self) -> Mapping[str, str]:
+        return {"steps": "LCFL's warm-up is counted in epochs, or has steps of its own"}
+
+    @property
     def counts_steps(self) -> str | None:
         if self.measure in _BY_GRADIENTS:
             return "a step of SGD gives LCFL's gradients"

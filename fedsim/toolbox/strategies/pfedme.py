@@ -1,6 +1,6 @@
 """pFedMe: personal models around local ones, which become the global one (T Dinh et al., 2020)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -31,6 +31,11 @@ class PFedMeParams(AggregatingParams):
     eta: float = Field(default=0.005, gt=0.0, le=1e6)
     """learning rate of the local model."""
     aggregation: AggregationSpec = Mean()
+
+    @property
+    def not_by_device(self) -> Mapping[str, str]:
+        reason = "pFedMe's clients train for 'local_rounds' batches of 'steps' steps"
+        return dict.fromkeys(("epochs", "steps"), reason)
 
     @model_validator(mode="after")
     def _check_epochs(self) -> Self:

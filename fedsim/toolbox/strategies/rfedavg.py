@@ -1,7 +1,7 @@
 """RFedAvg on clusters by CCS, and the benchmarks of its paper (Wang, Zhang and Tao)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -72,6 +72,11 @@ class RFedAvgParams(SynchronousParams):
     )
     theta: float = Field(default=math.pi / 36, ge=0.0, le=math.pi / 2)
     least_loss: float = Field(default=0.0, ge=0.0)
+
+    @property
+    def not_by_device(self) -> Mapping[str, str]:
+        reason = "a client of RFedAvg makes gradient steps on all of its data"
+        return dict.fromkeys(("steps", "batch_size"), reason)
 
     @property
     def uses_total(self) -> bool:

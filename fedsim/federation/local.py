@@ -1,0 +1,119 @@
+"""Local trainings that differ by device: the client half and the training of each device."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from fedsim.common.spec import Spec
+from fedsim.common.training import Training
+from fedsim.federation.client import Client, RunInfo
+from fedsim.learning.spec import Trainer
+from fedsim.world.local import OwnTraining
+from fedsim.world.steps import Computation, Train
+
+AnyClient = Client[Any]
+
+_ALIVE = 4_096  # client halves that are kept; another one is built again when it is needed
+
+
+class LocalTrainings:
+    """Learning rate, batch size and steps of the trainings of each device.
+
+    Args:
+        settings: the local trainings of the devices; None if all devices train alike.
+        trainer: ``[training]`` of the scenario.
+    """
+
+    def __init__(self, settings: OwnTraining | None, trainer: Trainer) -> None:
+        self.own = settings
+        self._rate_in = lru_cache(maxsize=_ALIVE)(
+            lambda lr: trainer.model_copy(update={"lr": lr}).lr_in
+        )
+
+    def lr_in(self, device: int) -> Callable[[int], float] | None:
+        """Return the learning rate of a device by round; None for the rate of ``[training]``."""
+        if self.own is None or not self.own.lr[device]:
+            return None
+        return self._rate_in(float(self.own.lr[device]))
+
+    def adapt(self, device: int, training: Training, round_number: int) -> Training:
+        """Return a training with the learning rate and batch size of its device.
+
+        Args:
+            device: ID of the device.
+            training: the training. A learning rate or batch size that it has is unchanged.
+            round_number: the round, from 0, by which the rate decays.
+        """
+        if self.own is None:
+            return training
+        training = self.own.with_batch(device, training)
+        lr_in = self.lr_in(device)
+        if lr_in is None or training.lr is not None:
+            return training
+        return replace(training, lr=lr_in(round_number))
+
+    def adapt_step(self, device: int, round_number: int, step: Computation) -> Computation:
+        """Return a step of a task with the local training of its device.
+
+        A training in epochs is one in SGD steps if its device has such. A step that is no training
+        is unchanged.
+
+        Args:
+            device: ID of the device.
+            round_number: the round, from 0.
+            step: the step.
+        """
+        if self.own is None or not isinstance(step, Train):
+            return step
+        training = self.adapt(device, step.training, round_number)
+        steps = self.own.steps.item(device)
+        if steps and training.steps is None and training.epochs == 1 and not training.full_batch:
+            training = replace(training, steps=steps)
+        return replace(step, training=training)
+
+
+class ClientHalves:
+    """Client half of each device; devices that train alike have one.
+
+    Args:
+        make: function that builds a client half from the keys of ``[strategy]`` and facts of the
+            run.
+        params: the keys of ``[strategy]``.
+        setting: facts of the run.
+        local: local trainings of the devices.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Spec, RunInfo], AnyClient],
+        params: Spec,
+        setting: RunInfo,
+        local: LocalTrainings,
+    ) -> None:
+        self._make = make
+        self._params = params
+        self._setting = setting
+        self._local = local
+        self.usual = make(params, setting)
+        self._half = lru_cache(maxsize=_ALIVE)(self._build)
+
+    def of(self, device: int) -> AnyClient:
+        """Return the client half of a device."""
+        settings = self._local.own
+        if settings is None:
+            return self.usual
+        epochs = settings.epochs.item(device)
+        if settings.steps.item(device):
+            epochs = 1
+        return self._half(epochs, self._local.lr_in(device))
+
+    def _build(self, epochs: int, lr_in: Callable[[int], float] | None) -> AnyClient:
+        """Build the client half for a count of epochs (0: usual) and a learning rate by round."""
+        params = self._params
+        setting = self._setting
+        if epochs:
+            params = params.model_copy(update={"local_epochs": epochs})
+        if lr_in is not None:
+            setting = replace(setting, lr_in=lr_in)
+        return self._make(params, setting)

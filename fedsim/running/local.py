@@ -1,0 +1,88 @@
+"""Checks and columns of local trainings that differ by device (``[population.local]``)."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import ValidationError
+
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.errors import ScenarioError
+from fedsim.common.wording import explain
+from fedsim.strategies.base import StrategyParams
+from fedsim.world.local import COLUMNS, OwnTraining
+
+if TYPE_CHECKING:
+    from fedsim.running.sections import Sections
+
+
+def refused_keys(scenario: "Sections") -> Iterator[str]:
+    """Yield a message for each key of ``[population.local]`` that strategy or selection refuses."""
+    local = scenario.population.local
+    strategy = scenario.strategy
+    if local is None:
+        return
+    if strategy.brings_learning:
+        yield (
+            f"population.local is given, and strategy.kind = {strategy.kind!r} brings its own "
+            "learning; leave it out"
+        )
+        return
+    reasons = {**strategy.not_by_device}
+    if "local_epochs" not in strategy.takes():
+        reason = "its devices do not train for 'local_epochs'"
+        reasons |= dict.fromkeys(("epochs", "steps"), reason)
+    if strategy.selected_by is not None:
+        reasons |= strategy.selected_by.not_by_device
+    for key in local.keys:
+        if key in reasons:
+            yield (
+                f"population.local.{key} is given, which {strategy.called} does not take by "
+                f"device: {reasons[key]}"
+            )
+
+
+def check_epochs(params: StrategyParams, settings: OwnTraining | None) -> None:
+    """Check that the strategy accepts the epochs of each device.
+
+    Args:
+        params: the keys of ``[strategy]``.
+        settings: the local trainings of the devices; None if all devices train alike.
+
+    Raises:
+        ScenarioError: the strategy refuses the epochs of a device.
+    """
+    if settings is None:
+        return
+    epochs = np.where(settings.steps != 0, 1, settings.epochs)
+    values, first = np.unique(epochs, return_index=True)
+    table = params.model_dump(mode="python", exclude_none=True)
+    for value, device in zip(values.tolist(), first.tolist(), strict=True):
+        if not value:
+            continue
+        try:
+            type(params).model_validate({**table, "local_epochs": value})
+        except ValidationError as error:
+            reason = explain(error, table)
+            raise ScenarioError(
+                f"population.local gives device {device} {value} epochs: {reason}"
+            ) from None
+
+
+def own_columns(settings: OwnTraining | None, devices: Ints) -> dict[str, Floats]:
+    """Return the columns of ``devices.parquet`` with local trainings; empty if all train alike.
+
+    Args:
+        settings: the local trainings of the devices.
+        devices: IDs of the devices in the table.
+
+    Returns:
+        Name -> values, float64 [len(devices)]; NaN for the scenario's value.
+    """
+    if settings is None:
+        return {}
+    columns = {}
+    for key, column in COLUMNS.items():
+        values = getattr(settings, key)[devices].astype(np.float64)
+        columns[column.name] = np.where(values == 0, np.nan, values)
+    return columns

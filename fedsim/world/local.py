@@ -1,0 +1,225 @@
+"""Table ``[population.local]``: local epochs, steps, batch size and learning rate by device."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Generic, Literal, NamedTuple, TypeVar, cast
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedsim.common.arrays import AnyArray, Floats, Ints
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Epochs, Iterations, Spec
+from fedsim.common.streams import Streams
+from fedsim.common.training import Batching, Training
+from fedsim.world.columns import alike
+from fedsim.world.device_kinds import Capacity, OwnKind, find_kind
+from fedsim.world.distributions import (
+    Choice,
+    Constant,
+    Distribution,
+    FromFile,
+    Listed,
+    LogNormal,
+    Uniform,
+)
+from fedsim.world.meters.base import Column
+
+Q = TypeVar("Q")
+
+DEFAULT = "default"
+"""Name in a table by kind whose value the kinds without a value have."""
+
+
+class ByKind(Distribution, Generic[Q]):
+    """A value for each kind of device, and ``default`` for the kinds that are not named. In a
+    scenario a table of kinds and values means this.
+    """
+
+    kind: Literal["by-kind"] = "by-kind"
+    values: dict[str, Q] = Field(min_length=1)
+
+    def of_kinds(
+        self, key: str, devices: int, capacity: Capacity, kinds: Mapping[str, OwnKind]
+    ) -> AnyArray:
+        """Return the value of each device, 0 if its kind has none; [devices].
+
+        Args:
+            key: the key of the scenario, for errors.
+            devices: count of devices.
+            capacity: the kinds of the devices.
+            kinds: kinds of the scenario.
+
+        Raises:
+            ScenarioError: the devices have no kinds, or none of them is of a named kind.
+        """
+        if capacity.which is None:
+            raise ScenarioError(
+                f"{key} gives values by kind of device ({', '.join(self.values)}), and the devices "
+                "have no kinds; allowed with population.device, else a value, a list, or a file"
+            )
+        for name in self.values:
+            if name == DEFAULT:
+                continue
+            find_kind(name, kinds, key)
+            if name not in capacity.names:
+                allowed = ", ".join(capacity.names)
+                raise ScenarioError(
+                    f"{key} has a value for {name!r}, and no device is of that kind; allowed are "
+                    f"{allowed} and {DEFAULT}{nearest(name, capacity.names)}"
+                )
+        rest = self.values.get(DEFAULT, 0)
+        by_kind = np.array([self.values.get(name, rest) for name in capacity.names])
+        column: AnyArray = by_kind[capacity.which]
+        return column
+
+
+_OwnBatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
+_OwnRate = Annotated[float, Field(gt=0.0, le=1e6)]
+
+
+def _by_device(quantity: object, *forms: type[Distribution]) -> Registry:
+    """Return the registry of the forms of a key: a value, shares, a list, a column, by kind."""
+    all_forms: tuple[type[Spec], ...] = (Constant, *forms, Choice, Listed, FromFile, ByKind)
+    specs = [form.__class_getitem__(cast(type[object], quantity)) for form in all_forms]
+    return Registry.of(
+        "distribution",
+        *cast(list[type[Spec]], specs),
+        usual="constant",
+        bare="value",
+        by_device=True,
+        by_kind=True,
+    )
+
+
+class OwnTraining(NamedTuple):
+    """Local trainings of devices as columns, [devices]; 0 stands for the scenario's value.
+
+    Attributes:
+        epochs: passes over the data, in place of ``strategy.local_epochs``; int64.
+        steps: SGD steps in place of epochs; int64.
+        batch_size: count of samples in a batch, in place of ``training.batch_size``; int64.
+        lr: learning rate of the first round, in place of ``training.lr``; float64.
+    """
+
+    epochs: Ints
+    steps: Ints
+    batch_size: Ints
+    lr: Floats
+
+    def with_batch(self, device: int, training: Training) -> Training:
+        """Return a training with the device's batch size, if it has one and the training none."""
+        size = self.batch_size.item(device)
+        if not size or training.batch_size is not None:
+            return training
+        return replace(training, batch_size=size)
+
+    def batching(self, device: int, usual: Batching) -> Batching:
+        """Return the batches of a device, for the batches ``usual`` of ``[training]``."""
+        size = self.batch_size.item(device)
+        if not size:
+            return usual
+        return Batching(size, usual.last)
+
+    def passes(self, devices: slice, epochs: int, samples: Ints, usual: Batching) -> Floats:
+        """Return the count of passes over its data of each device in a slice, float64.
+
+        Args:
+            devices: the slice.
+            epochs: ``strategy.local_epochs``.
+            samples: count of samples of each device in the slice.
+            usual: the batches of ``[training]``.
+        """
+        own_epochs = self.epochs[devices]
+        passes = np.where(own_epochs == 0, epochs, own_epochs).astype(np.float64)
+        steps = self.steps[devices]
+        sizes = self.batch_size[devices]
+        sizes = np.where(sizes == 0, usual.size, sizes)
+        batches = np.maximum(np.ceil(samples / sizes), 1.0)
+        return np.where(steps == 0, passes, steps / batches)
+
+
+class LocalSpec(Spec):
+    """``[population.local]``: local trainings that differ by device or by kind of device.
+
+    Each key takes one value, a list, shares, a column of a file, or a table of kinds of
+    ``population.device`` such as ``{ phone-mid = 1, default = 5 }``. Devices without a value train
+    as ``[strategy]`` and ``[training]`` say.
+    """
+
+    epochs: Annotated[Distribution, _by_device(Epochs)] | None = None
+    """passes over the data, in place of ``strategy.local_epochs``."""
+    steps: Annotated[Distribution, _by_device(Iterations)] | None = None
+    """SGD steps, in place of epochs."""
+    batch_size: Annotated[Distribution, _by_device(_OwnBatchSize)] | None = None
+    """samples in a batch, in place of ``training.batch_size``."""
+    lr: Annotated[Distribution, _by_device(_OwnRate, Uniform, LogNormal)] | None = None
+    """learning rate, in place of ``training.lr``; it decays as that one does."""
+
+    @model_validator(mode="after")
+    def _gives_something(self) -> "LocalSpec":
+        if not self.keys:
+            raise ValueError("is empty; allowed are epochs, steps, batch_size and lr")
+        return self
+
+    @property
+    def keys(self) -> list[str]:
+        """Names of the keys that have a value."""
+        return [name for name in type(self).model_fields if getattr(self, name) is not None]
+
+    def build(
+        self,
+        streams: Streams,
+        devices: int,
+        root: Path | None,
+        capacity: Capacity,
+        kinds: Mapping[str, OwnKind],
+    ) -> OwnTraining:
+        """Return the local training of each device.
+
+        Args:
+            streams: random streams; draws are from ``world/local/KEY``.
+            devices: count of devices.
+            root: folder of data files; None for the working directory.
+            capacity: the kinds of the devices.
+            kinds: kinds of the scenario.
+
+        Raises:
+            ScenarioError: a key does not fit the devices, or a device has both epochs and steps.
+            DataError: a file is missing or malformed.
+        """
+        columns: dict[str, AnyArray] = {}
+        for key, quantity in _QUANTITIES.items():
+            values = alike(0, devices)
+            distribution: Distribution | None = getattr(self, key)
+            path = f"population.local.{key}"
+            if isinstance(distribution, ByKind):
+                values = distribution.of_kinds(path, devices, capacity, kinds)
+            elif isinstance(distribution, FromFile):
+                values = distribution.cells(path, devices, root, quantity, empty=0)
+            elif distribution is not None:
+                generator = streams.generator(f"world/local/{key}")
+                values = distribution.by_device(path, generator, devices, root)
+            columns[key] = values
+        settings = OwnTraining(**columns)
+        both = np.flatnonzero((settings.epochs != 0) & (settings.steps != 0))
+        if len(both):
+            first = both.item(0)
+            raise ScenarioError(
+                f"population.local gives device {first} {settings.epochs.item(first)} epochs and "
+                f"{settings.steps.item(first)} steps; allowed is one of them for a device"
+            )
+        return settings
+
+
+_QUANTITIES = {"epochs": Epochs, "steps": Iterations, "batch_size": _OwnBatchSize, "lr": _OwnRate}
+
+COLUMNS = {
+    "epochs": Column("local_epochs", "", "epochs of a training, in place of strategy.local_epochs"),
+    "steps": Column("local_steps", "", "SGD steps of a training, in place of epochs"),
+    "batch_size": Column("batch_size", "", "samples in a batch, in place of training.batch_size"),
+    "lr": Column("lr", "", "learning rate, in place of training.lr"),
+}
+"""Key of ``[population.local]`` -> column of ``devices.parquet``, in which NaN is no own value."""
