@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 from fedsim.common.errors import CheckpointError
 from fedsim.common.files import regular, replacing
 from fedsim.records import folder as files
-from fedsim.records.schema import DEVICES, column, typed, with_columns
-from fedsim.world.local import COLUMNS as OWN_COLUMNS
+from fedsim.records.schema import DEVICES, OWN_TRAINING, column, typed, with_columns
 from fedsim.world.meters.base import Meters
 
 _ROWS_A_BATCH = 4_096
@@ -160,7 +159,7 @@ def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> N
         columns: columns by name, with one entry per device.
         meters: the meters, which add their own columns.
     """
-    own = [column for column in OWN_COLUMNS.values() if column.name in columns]
+    own = [column for column in OWN_TRAINING.values() if column.name in columns]
     schema = with_columns(DEVICES, [*own, *meters.columns("device")])
     write_columns(
         folder / files.DEVICES, {**columns, **meters.of_devices(columns["device"])}, schema

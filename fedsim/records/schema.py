@@ -19,13 +19,13 @@ import pyarrow as pa
 
 from fedsim.common.errors import ScenarioError
 from fedsim.world.meters import OF_SECTIONS
+from fedsim.world.meters.base import Column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fedsim.clock.simulation import Record
     from fedsim.common.arrays import AnyArray
-    from fedsim.world.meters.base import Column
 
 EVENT_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
 _FIELDS_WITH_COLUMN = frozenset(EVENT_COLUMNS[1:])
@@ -125,6 +125,15 @@ This is so in runs with very many devices. In any other run each device has a ro
 """
 
 AVAILABILITY = pa.schema([("device", pa.int32()), ("time", pa.float64()), ("on", pa.bool_())])
+
+
+OWN_TRAINING = {
+    "epochs": Column("local_epochs", "", "epochs of a training, in place of strategy.local_epochs"),
+    "steps": Column("local_steps", "", "SGD steps of a training, in place of epochs"),
+    "batch_size": Column("batch_size", "", "samples in a batch, in place of training.batch_size"),
+    "lr": Column("lr", "", "learning rate, in place of training.lr"),
+}
+"""Key of ``[population.local]`` -> column of ``devices.parquet``, in which NaN is no own value."""
 
 
 def typed(columns: "Mapping[str, type]") -> pa.Schema:

@@ -23,7 +23,7 @@ from fedsim.federation.local import ClientHalves, LocalTrainings
 from fedsim.federation.server import Server
 from fedsim.learning import Learner
 from fedsim.learning.architecture import LoRA
-from fedsim.records.schema import DEVICES, ROUNDS, with_columns
+from fedsim.records.schema import DEVICES, OWN_TRAINING, ROUNDS, with_columns
 from fedsim.running.drift import Drift
 from fedsim.running.learning import LearningBuilder
 from fedsim.running.local import check_epochs, own_columns
@@ -34,7 +34,6 @@ from fedsim.world.availability import Spans, changes, one_by_one
 from fedsim.world.batteries import Batteries
 from fedsim.world.build import WorldBuilder
 from fedsim.world.device_kinds import Capacity, estimates
-from fedsim.world.local import COLUMNS as OWN_COLUMNS
 from fedsim.world.meters.base import Column, MeterContext
 from fedsim.world.network import Network
 from fedsim.world.rooflines import Rooflines
@@ -138,7 +137,7 @@ class Run:
         with_columns(ROUNDS, [*metric_columns, *self.meters.columns("round")])
         extra: list[Column] = []
         if scenario.population.local is not None:
-            extra = [*OWN_COLUMNS.values()]
+            extra = [*OWN_TRAINING.values()]
         with_columns(DEVICES, [*extra, *self.meters.columns("device")])
         self.metrics = metrics if self.learner.learns else []
 

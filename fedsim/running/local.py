@@ -9,8 +9,9 @@ from pydantic import ValidationError
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import ScenarioError
 from fedsim.common.wording import explain
+from fedsim.records.schema import OWN_TRAINING
 from fedsim.strategies.base import StrategyParams
-from fedsim.world.local import COLUMNS, OwnTraining
+from fedsim.world.local import OwnTraining
 
 if TYPE_CHECKING:
     from fedsim.running.sections import Sections
@@ -82,7 +83,7 @@ def own_columns(settings: OwnTraining | None, devices: Ints) -> dict[str, Floats
     if settings is None:
         return {}
     columns = {}
-    for key, column in COLUMNS.items():
+    for key, column in OWN_TRAINING.items():
         values = getattr(settings, key)[devices].astype(np.float64)
         columns[column.name] = np.where(values == 0, np.nan, values)
     return columns

@@ -25,7 +25,6 @@ from fedsim.world.distributions import (
     LogNormal,
     Uniform,
 )
-from fedsim.world.meters.base import Column
 
 Q = TypeVar("Q")
 
@@ -215,11 +214,3 @@ class LocalSpec(Spec):
 
 
 _QUANTITIES = {"epochs": Epochs, "steps": Iterations, "batch_size": _OwnBatchSize, "lr": _OwnRate}
-
-COLUMNS = {
-    "epochs": Column("local_epochs", "", "epochs of a training, in place of strategy.local_epochs"),
-    "steps": Column("local_steps", "", "SGD steps of a training, in place of epochs"),
-    "batch_size": Column("batch_size", "", "samples in a batch, in place of training.batch_size"),
-    "lr": Column("lr", "", "learning rate, in place of training.lr"),
-}
-"""Key of ``[population.local]`` -> column of ``devices.parquet``, in which NaN is no own value."""

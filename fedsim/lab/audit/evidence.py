@@ -33,7 +33,14 @@ from fedsim.lab.audit.frames import (
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import AVAILABILITY, DEVICES, EVENTS, ROUNDS, TRANSFERS
-from fedsim.world.local import COLUMNS as OWN_COLUMNS
+
+OWN_COLUMNS = {
+    "epochs": "local_epochs",
+    "steps": "local_steps",
+    "batch_size": "batch_size",
+    "lr": "lr",
+}
+"""Key of ``population.local`` -> column of ``devices.parquet``."""
 
 TomlTable = Mapping[str, Any]
 """Table of a scenario, as a dict from key to value."""
@@ -251,7 +258,7 @@ class Evidence:
         """DataFrame of the table of devices, with own local trainings if the scenario has such."""
         names = [*DEVICES.names]
         if "local" in self.run.scenario["population"]:
-            names += [column.name for column in OWN_COLUMNS.values()]
+            names += OWN_COLUMNS.values()
         return self.frame(files.DEVICES, names)
 
     def row_of(self, device: ArrayLike) -> Ints:

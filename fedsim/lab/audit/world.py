@@ -18,9 +18,8 @@ from fedsim.common.sizes import Sizes
 from fedsim.common.streams import Streams
 from fedsim.common.units import TICK_S
 from fedsim.lab.audit.drawn import draw
-from fedsim.lab.audit.evidence import Evidence, TomlTable
+from fedsim.lab.audit.evidence import OWN_COLUMNS, Evidence, TomlTable
 from fedsim.lab.audit.frames import read, report_differences
-from fedsim.world.local import COLUMNS as OWN_COLUMNS
 from fedsim.world.meters.energy import DAY_S, SETTING, TABLE
 
 _LINKS = {
@@ -85,7 +84,7 @@ def _draw_own(scenario: TomlTable) -> dict[str, Floats]:
             values = _values_by_kind(scenario, section["values"])
         else:
             values = draw(scenario, section, f"world/local/{key}", float)
-        columns[column.name] = values
+        columns[column] = values
     return columns
 
 
