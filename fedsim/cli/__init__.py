@@ -20,6 +20,7 @@ import click
 
 from fedsim.cli import options
 from fedsim.cli.beginning import BEGINNING
+from fedsim.cli.deploying import DEPLOYING
 from fedsim.cli.explaining import EXPLAINING
 from fedsim.cli.showing import SHOWING
 from fedsim.cli.studying import STUDYING
@@ -64,7 +65,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     signal.default_int_handler(number, frame)
 
 
-for _verb in (*BEGINNING, *STUDYING, *EXPLAINING, *SHOWING):
+for _verb in (*BEGINNING, *STUDYING, *DEPLOYING, *EXPLAINING, *SHOWING):
     main.add_command(_verb)
 
 

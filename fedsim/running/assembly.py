@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,9 @@ class Run:
     Raises:
         ScenarioError, DataError: the run cannot be built.
     """
+
+    envelopes_type: ClassVar[type[Envelopes]] = Envelopes
+    """Builder of the messages of tasks; a run in real time also keeps what it sends."""
 
     def __init__(
         self, scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None
@@ -172,7 +175,7 @@ class Run:
             names = energy.preset
             places = energy.preset_places(self._streams, scenario.population.devices)
             devices.link_of = lambda device: names[places.item(device)]
-        envelopes = Envelopes(self.learner, down, up, devices, scenario.strategy.added_up)
+        envelopes = self.envelopes_type(self.learner, down, up, devices, scenario.strategy.added_up)
         self._client_side = ClientSide(
             self.simulation,
             self.learner,
@@ -207,7 +210,7 @@ class Run:
         strategy = strategy_class(params.kind)
         self.server = Server(self.dispatch, setting)
         self.strategy = strategy(params, self.server)
-        self._client = strategy.client_half(params, setting)
+        self.client_half = strategy.client_half(params, setting)
 
     def _build_changes(self) -> None:
         """Build arrivals and departures of devices, data shifts, and processes of the world."""
@@ -225,7 +228,9 @@ class Run:
 
     def _connect(self) -> None:
         begin_round = None if self.drift is None else self.drift.begin_round
-        self.dispatch.connect(self.tasks, self.messages, self.strategy, self._client, begin_round)
+        self.dispatch.connect(
+            self.tasks, self.messages, self.strategy, self.client_half, begin_round
+        )
 
     def _check(self) -> None:
         """Raise ``ScenarioError`` if parameters of the strategy do not fit data or network."""
