@@ -11,7 +11,7 @@ import numpy as np
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import NO_LIMIT, Limit, Training
-from fedsim.deployed.packing import Packer, Packet, Place, models_in
+from fedsim.deployed.packing import ContentPacker, ModelPlace, Packet, models_in
 from fedsim.deployed.trees import Json, TreeWriter, read_tree
 from fedsim.federation.client import Client, Instruction, LocalResult
 from fedsim.federation.client_side import ClientSide
@@ -30,7 +30,7 @@ _SERIALS_A_DEVICE = 1 << 40
 _PROBE_KEY = (1 << 31) - 1  # key of the shuffles of a training whose time alone is of interest
 
 
-class _Answer(NamedTuple):
+class _ClientAnswer(NamedTuple):
     contents: Contents
     result: LocalResult
 
@@ -38,12 +38,12 @@ class _Answer(NamedTuple):
 class _AnswerEnvelopes(Envelopes):
     """Builder of messages that keeps the answer's contents, from which they are packed."""
 
-    last: _Answer | None = None
+    last: _ClientAnswer | None = None
 
     def answer(
         self, device: int, contents: Contents, result: LocalResult, context: TaskContext
     ) -> tuple[TaskStep, ...]:
-        self.last = _Answer(contents, result)
+        self.last = _ClientAnswer(contents, result)
         return super().answer(device, contents, result, context)
 
 
@@ -76,8 +76,8 @@ class DeviceHalf:
             run.simulation, self._learner, self._envelopes, self._devices, scenario.training
         )
         self._side.client = run.client_half
-        self._down = Packer(scenario.messages.down, self._learner)
-        self._up = Packer(scenario.messages.up, self._learner, scenario.strategy.added_up)
+        self._down = ContentPacker(scenario.messages.down, self._learner)
+        self._up = ContentPacker(scenario.messages.up, self._learner, scenario.strategy.added_up)
         self._devices.model_s = self._model_s
         self._devices.clock = lambda: self._now
         self._now = 0.0  # the scenario's time (s)
@@ -265,9 +265,9 @@ class DeviceHalf:
                 reserve_s += self._download_s
         return until - reserve_s
 
-    def _pack(self, task: Task, answer: _Answer) -> Packet:
+    def _pack(self, task: Task, answer: _ClientAnswer) -> Packet:
         contents, result = answer
-        bases: dict[Ref, tuple[Ref, Place]] = {}
+        bases: dict[Ref, tuple[Ref, ModelPlace]] = {}
         if result.update is not None and result.start is not None:
             place = self._place_of(task, result.start)
             if place is not None:
@@ -287,7 +287,7 @@ class DeviceHalf:
         packet.head["outcome"] = "done"
         return packet
 
-    def _place_of(self, task: Task, start: Ref) -> Place | None:
+    def _place_of(self, task: Task, start: Ref) -> ModelPlace | None:
         """Return the place of a model in the request; None if the server did not send it."""
         instruction: Instruction = task.context.instruction
         for place, model in models_in(instruction.contents):
@@ -378,5 +378,5 @@ def _integer(value: Json) -> int:
     return value
 
 
-def _no_base(place: Place) -> Ref:
+def _no_base(place: ModelPlace) -> Ref:
     raise SimulationError(f"a request has a change of the model {place}, which no device knows")

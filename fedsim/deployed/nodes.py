@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from fedsim.common.errors import SimulationError, shown
 from fedsim.deployed.clock import WallClock
-from fedsim.deployed.packing import Packer, Packet, Place
+from fedsim.deployed.packing import ContentPacker, ModelPlace, Packet
 from fedsim.deployed.records import from_records, to_records
 from fedsim.deployed.run import SentContext, ServerRun
 from fedsim.federation.contents import BASE
@@ -42,8 +42,8 @@ class Nodes:
         self._pace = pace
         self._devices = run.scenario.population.devices
         messages = run.scenario.messages
-        self._down = Packer(messages.down, run.learner)
-        self._up = Packer(messages.up, run.learner, run.scenario.strategy.added_up)
+        self._down = ContentPacker(messages.down, run.learner)
+        self._up = ContentPacker(messages.up, run.learner, run.scenario.strategy.added_up)
         self._node_of: dict[int, int] = {}  # device -> node
         self._greeted: set[int] = set()
         self._greetings: dict[str, int] = {}  # message -> node
@@ -174,7 +174,7 @@ class Nodes:
         )
 
 
-def _model_at(task: Task, place: Place) -> Ref:
+def _model_at(task: Task, place: ModelPlace) -> Ref:
     name, index = place
     content = task.context.instruction.contents[name]
     model = content if index is None else content[index]

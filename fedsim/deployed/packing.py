@@ -8,13 +8,13 @@ import numpy as np
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import SimulationError
 from fedsim.deployed.trees import Json, TreeWriter, read_report, read_tree, value_of
-from fedsim.federation.codecs import Codec, Split
+from fedsim.federation.codecs import Codec, CodedParts
 from fedsim.federation.contents import Contents, Header, Lazy, Opaque
 from fedsim.learning import Learner
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 
-Place = tuple[str, int | None]
+ModelPlace = tuple[str, int | None]
 """Name of a content, and index in its list; None for a content that is one model."""
 
 
@@ -47,8 +47,8 @@ def total(models: list[AnyArray]) -> AnyArray:
     return models[0] + models[1]
 
 
-class Packer:
-    """Packer and unpacker of the contents of one direction's messages.
+class ContentPacker:
+    """ContentPacker and unpacker of the contents of one direction's messages.
 
     Args:
         codec: the codec of the direction.
@@ -64,7 +64,7 @@ class Packer:
     def pack(
         self,
         contents: Contents,
-        bases: Mapping[Ref, tuple[Ref, Place]],
+        bases: Mapping[Ref, tuple[Ref, ModelPlace]],
         residuals: Mapping[str, Ref],
     ) -> Packet:
         """Pack contents; the head has their forms as ``contents``.
@@ -137,7 +137,7 @@ class Packer:
         place: str,
         name: str,
         model: Ref,
-        bases: Mapping[Ref, tuple[Ref, Place]],
+        bases: Mapping[Ref, tuple[Ref, ModelPlace]],
         residuals: Mapping[str, Ref],
     ) -> Json:
         base, base_place = bases.get(model, (None, None))
@@ -153,12 +153,12 @@ class Packer:
             form["loss"] = [model.loss.value, dict(model.loss.numbers)]
         return form
 
-    def _split(self, name: str, model: Ref, base: Ref | None, residual: Ref | None) -> Split:
+    def _split(self, name: str, model: Ref, base: Ref | None, residual: Ref | None) -> CodedParts:
         codec = self._codec.of_sums if name in self._added_up else self._codec
         size = int(self._learner.parameters)
         return codec.split(self._learner, size, model, base, residual)
 
-    def unpack(self, packet: Packet, model_at: Callable[[Place], Ref]) -> Contents:
+    def unpack(self, packet: Packet, model_at: Callable[[ModelPlace], Ref]) -> Contents:
         """Return the contents of a packet by name, with decoded models.
 
         Args:
@@ -178,7 +178,7 @@ class Packer:
         packet: Packet,
         place: str,
         form: Mapping[str, Json],
-        model_at: Callable[[Place], Ref],
+        model_at: Callable[[ModelPlace], Ref],
     ) -> object:
         if "header" in form:
             return Header(read_tree(form["header"], packet.arrays, self._learner))
@@ -202,7 +202,7 @@ class Packer:
         return _unpack_numbers(payload, form)
 
     def _unpack_model(
-        self, payload: bytes, form: Mapping[str, Json], model_at: Callable[[Place], Ref]
+        self, payload: bytes, form: Mapping[str, Json], model_at: Callable[[ModelPlace], Ref]
     ) -> Ref:
         size = form["model"]
         assert isinstance(size, int)
@@ -253,9 +253,9 @@ def _unpack_numbers(payload: bytes, form: Mapping[str, Json]) -> object:
     return array.item()
 
 
-def models_in(contents: Mapping[str, object]) -> list[tuple[Place, Ref]]:
+def models_in(contents: Mapping[str, object]) -> list[tuple[ModelPlace, Ref]]:
     """Return all models of contents with their places, in order."""
-    models: list[tuple[Place, Ref]] = []
+    models: list[tuple[ModelPlace, Ref]] = []
     for name, value in contents.items():
         if isinstance(value, Ref):
             models.append(((name, None), value))

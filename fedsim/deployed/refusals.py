@@ -1,4 +1,4 @@
-"""What of a scenario has no counterpart in a deployment."""
+"""Refusals of scenarios that no deployment can run."""
 
 from collections.abc import Iterator
 

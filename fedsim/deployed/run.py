@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from fedsim.deployed.tasks import RemoteTasks
 from fedsim.federation.client_side import ClientSide
@@ -34,7 +33,7 @@ class SentEnvelopes(Envelopes):
 class RemoteClientSide(ClientSide):
     """Answers of client halves that run on other machines."""
 
-    def arrived(self, task: Task) -> Mapping[str, Any]:
+    def arrived(self, task: Task) -> Mapping[str, object]:
         context: TaskContext = task.context
         if context.brings_base:
             self.devices.bases[task.device] = True

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from fedsim.common.arrays import Flags, Ints
 from fedsim.common.errors import SimulationError
 from fedsim.federation.contents import Contents
 from fedsim.federation.dispatch import Dispatch
+from fedsim.federation.envelopes import TaskContext
 from fedsim.world.network import Network
 from fedsim.world.population import Population
 from fedsim.world.task import Cause, Task, TaskStep
@@ -126,7 +126,7 @@ class RemoteTasks:
         *,
         continues: bool = False,
         edge: int | None = None,
-        context: Any = None,
+        context: TaskContext | None = None,
     ) -> Task:
         """Send a task to a device; the arguments are attributes of ``Task``.
 

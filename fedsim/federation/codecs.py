@@ -112,7 +112,7 @@ class Coded(NamedTuple):
     kept: Ref | None = None
 
 
-class Split(NamedTuple):
+class CodedParts(NamedTuple):
     """Models of which a codec's payload is made, for the packing of a real message.
 
     Attributes:
@@ -274,12 +274,12 @@ class Codec(Spec):
         value: Ref,
         base: Ref | None,
         kept: Ref | None,
-    ) -> Split:
+    ) -> CodedParts:
         """Return the models that ``pack`` writes; the arguments are those of ``code``.
 
         By default the payload holds the decoded model of ``code`` as a whole.
         """
-        return Split(value, self.code(arithmetic, parameters, value, base, kept).received)
+        return CodedParts(value, self.code(arithmetic, parameters, value, base, kept).received)
 
     def pack(self, sent: NDArray[np.float32], exact: NDArray[np.float32]) -> Packed:
         """Write a decoded array as the payload of a message, of ``bytes(d)`` bytes.

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.common.arrays import AnyArray, Floats, Floats32, Ints
-from fedsim.federation.codecs import Arithmetic, Codec, Coded, Packed, Split
+from fedsim.federation.codecs import Arithmetic, Codec, Coded, CodedParts, Packed
 from fedsim.learning import Ref
 from fedsim.learning.functions import Function, pure
 
@@ -93,7 +93,7 @@ class Lossy(Codec):
         value: Ref,
         base: Ref | None,
         kept: Ref | None,
-    ) -> Split:
+    ) -> CodedParts:
         start = base if self.encodes == "change" else None
         exact = value
         if start is not None:
@@ -104,7 +104,7 @@ class Lossy(Codec):
         stream = ("messages/codec", value.serial) if self.draws else None
         constants = self.constants(parameters)
         sent = arithmetic.apply(type(self).function, [exact], stream=stream, **constants)
-        return Split(exact, sent, start)
+        return CodedParts(exact, sent, start)
 
 
 def _count_buckets(size: int, bucket: int | None) -> int:
@@ -118,7 +118,7 @@ def _count_buckets(size: int, bucket: int | None) -> int:
 
 
 def _split_buckets(array: AnyArray, bucket: int | None) -> Floats:
-    """Split an array into rows of ``bucket`` values, padded with 0; float64 [buckets, bucket]."""
+    """CodedParts an array into rows of ``bucket`` values, padded with 0; float64 [buckets, bucket]."""
     size = len(array)
     width = size if bucket is None else min(bucket, size)
     rows = np.zeros((_count_buckets(size, bucket), max(1, width)))
@@ -452,9 +452,9 @@ class Sparse(Lossy):
         value: Ref,
         base: Ref | None,
         kept: Ref | None,
-    ) -> Split:
+    ) -> CodedParts:
         if self.k(parameters) == parameters:
-            return Split(value, value)
+            return CodedParts(value, value)
         return super().split(arithmetic, parameters, value, base, kept)
 
     def code(

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from tests.children import popen
+
 _BIN = Path(sys.executable).parent
 _PATIENCE_S = 900.0
 
@@ -40,9 +42,7 @@ def wait_for(port: int) -> None:
 def started(command: list[str], log: Path, env: dict[str, str]) -> Iterator[None]:
     """A process of a session of its own, which ends with all of its children."""
     with log.open("w") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, env=env, start_new_session=True
-        )
+        process = popen(command, stdout=file, stderr=file, env=env, start_new_session=True)
     try:
         yield
     finally:
@@ -89,7 +89,7 @@ def deploy(app: Path, nodes: int, config: list[str], folder: Path) -> int:
         command = [str(_BIN / "flwr"), "run", str(app), "here", "--stream"]
         if run_config:
             command += ["--run-config", run_config]
-        return subprocess.run(command, env=env, timeout=_PATIENCE_S, check=False).returncode
+        return popen(command, env=env).wait(_PATIENCE_S)
 
 
 def main(app: str, nodes: str, *config: str) -> int:
