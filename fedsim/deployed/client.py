@@ -32,13 +32,11 @@ def client_app(scenario: Path) -> ClientApp:
     """
     app = ClientApp()
 
-    @app.query()
     def hello(message: Message, context: Context) -> Message:
         device = _device_of(context)
         head = Packet({"device": device, "fedsim": __version__})
         return Message(to_records(head), reply_to=message)
 
-    @app.train()
     def train(message: Message, context: Context) -> Message:
         request = from_records(message.content)
         pace = context.run_config["pace"]
@@ -60,6 +58,8 @@ def client_app(scenario: Path) -> ClientApp:
         context.state.update(records)
         return Message(to_records(answer), reply_to=message)
 
+    app.query()(hello)
+    app.train()(train)
     return app
 
 

@@ -10,7 +10,7 @@ from fedsim.clock.simulation import Simulation, on_grid_after
 class WallClock(Simulation):
     """Simulation whose clock follows the time of the day, and that waits for messages.
 
-    Timers and alarms are those of a simulation. An instant begins when its time has come, or when
+    Timers and alarms are a simulation's. An instant begins when its time has come, or when
     a message has arrived.
 
     Args:

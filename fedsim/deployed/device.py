@@ -48,7 +48,7 @@ class _AnswerEnvelopes(Envelopes):
 
 
 class DeviceHalf:
-    """Client half of a strategy on the machine of one device.
+    """Client half of a strategy on a device's machine.
 
     Args:
         scenario: the scenario of the app.
@@ -217,7 +217,7 @@ class DeviceHalf:
         return True
 
     def _has_results(self, training: Training) -> bool:
-        """Whether a training continues a result of its own task, which has no weights yet."""
+        """Whether a training continues a result of the same task, which has no weights yet."""
         return not isinstance(training.anchor, Ref | None)
 
     def _train_now(self, task: Task, training: Training) -> None:
@@ -363,7 +363,7 @@ class DeviceHalf:
         self._devices.bases[self.device] = True
         if payload != self._learner.frozen().astype("<f4").tobytes():
             raise SimulationError(
-                "the server's frozen tensors differ from those that this device has built from "
+                "the server's frozen tensors differ from the tensors that this device has built from "
                 "the scenario; install one version of torch and of fedsim on all machines"
             )
 

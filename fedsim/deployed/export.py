@@ -181,7 +181,7 @@ def _strategy_module(scenario: Scenario) -> str:
 
 
 def _files_of(module: ModuleType, done: set[Path]) -> Iterator[tuple[Path, Path]]:
-    """Yield a module's file, and those of its own modules that it imports."""
+    """Yield a module's file, and the files of the own modules that the module imports."""
     file = Path(getattr(module, "__file__", None) or "")
     root = _root(module, file)
     if root is None or file in done:

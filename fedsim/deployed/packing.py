@@ -48,7 +48,7 @@ def total(models: list[AnyArray]) -> AnyArray:
 
 
 class ContentPacker:
-    """ContentPacker and unpacker of the contents of one direction's messages.
+    """Packer and unpacker of the contents of messages in one direction.
 
     Args:
         codec: the codec of the direction.

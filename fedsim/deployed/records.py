@@ -41,7 +41,7 @@ def from_records(records: RecordDict) -> Packet:
     if HEAD not in records.config_records:
         raise SimulationError(
             f"a message has the records {', '.join(records) or 'none'}, and no {HEAD!r}; both "
-            "halves must be of one exported app"
+            "halves must come from the same exported app"
         )
     packet = Packet(json.loads(str(records.config_records[HEAD]["json"])))
     if PAYLOADS in records.array_records:

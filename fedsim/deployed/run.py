@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
 from fedsim.deployed.tasks import RemoteTasks
 from fedsim.federation.client_side import ClientSide
@@ -9,6 +10,9 @@ from fedsim.federation.contents import Contents, received
 from fedsim.federation.envelopes import Envelopes, Request, TaskContext
 from fedsim.running.assembly import Run
 from fedsim.world.task import Task
+
+if TYPE_CHECKING:
+    from fedsim.world.life import TaskRunner
 
 
 @dataclass(slots=True)
@@ -59,5 +63,9 @@ class ServerRun(Run):
     def _connect(self) -> None:
         self.remote = RemoteTasks(self.simulation, self.population, self.network, self.dispatch)
         self.dispatch.connect(
-            self.remote, self.messages, self.strategy, self.client_half, begin_round=None
+            cast("TaskRunner", self.remote),
+            self.messages,
+            self.strategy,
+            self.client_half,
+            begin_round=None,
         )

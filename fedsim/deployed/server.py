@@ -34,7 +34,6 @@ def server_app(scenario: Path) -> ServerApp:
     """
     app = ServerApp()
 
-    @app.main()
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         out = Path(str(config["out"]))
@@ -42,6 +41,7 @@ def server_app(scenario: Path) -> ServerApp:
             out, int(config["min-nodes"]), float(config["patience"])
         )
 
+    app.main()(main)
     return app
 
 
@@ -110,7 +110,11 @@ class Deployment:
         clock.post(run.dispatch.start)
         out.mkdir(parents=True, exist_ok=True)
         with (out / EVENTS).open("w") as file:
-            clock.listen(lambda record: file.write(_line(record)))
+
+            def write(record: Record) -> None:
+                file.write(_line(record))
+
+            clock.listen(write)
             for record in self.records:
                 file.write(_line(record))
             stopped = asyncio.run(clock.run())
