@@ -159,6 +159,7 @@ _LAYERS = {
     "running.checkpoint": f"{_FEDERATED} strategies world.energy",
     "running": f"{_FEDERATED} learning.data records running.checkpoint strategies version world.energy "
     "world.meters",
+    "deployed": f"{_FEDERATED} records running version",
     "lab": "",
     "lab.reading": "common records",
     "lab.terminal": "common clock records",
@@ -185,7 +186,7 @@ _LAYERS = {
     "lab.catalogue": "common clock federation lab.study learning learning.data running strategies "
     "toolbox.clustering "
     "toolbox.worlds world world.energy world.meters",
-    "cli": "analysis common clock lab.audit lab.audited lab.bench lab.calibrate lab.catalogue "
+    "cli": "analysis common clock deployed lab.audit lab.audited lab.bench lab.calibrate lab.catalogue "
     "lab.compare lab.forecast lab.whole_forecast "
     "lab.loading lab.newcomer lab.reading lab.study lab.terminal lab.trackers records running "
     "toolbox.sources version",

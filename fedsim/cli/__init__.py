@@ -21,6 +21,7 @@ import click
 
 from fedsim.cli import options
 from fedsim.cli.beginning import BEGINNING
+from fedsim.cli.deploying import DEPLOYING
 from fedsim.cli.explaining import EXPLAINING
 from fedsim.cli.output import VerbOutcome, is_quiet, print_usage_error, reported
 from fedsim.cli.showing import SHOWING
@@ -74,7 +75,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     signal.default_int_handler(number, frame)
 
 
-for _verb in (*BEGINNING, *STUDYING, *EXPLAINING, *SHOWING):
+for _verb in (*BEGINNING, *STUDYING, *DEPLOYING, *EXPLAINING, *SHOWING):
     main.add_command(_verb)
 
 

@@ -77,7 +77,7 @@ class ClientSide:
     ) -> None:
         self._simulation = simulation
         self._learner = learner
-        self._envelopes = envelopes
+        self.envelopes = envelopes
         self.devices = devices
         self._trainer = trainer
         self._local = local
@@ -116,12 +116,13 @@ class ClientSide:
             context.real = None
         client = self.halves.of(task.device)
         computations = client.work(self.devices.of(task.device), context.instruction)
-        steps = tuple(
-            map(partial(self._local.adapt_step, task.device, task.round or 0), computations)
-        )
+        steps = tuple(computations)
+        if self._local.own is not None:
+            adapt = partial(self._local.adapt_step, task.device, task.round or 0)
+            steps = tuple(map(adapt, steps))
         if self._trainer.stops_early and self._learner.learns:
             steps = tuple(self._train_ahead(task, step) for step in steps)
-        if self._envelopes.takes_time_to_encode:
+        if self.envelopes.takes_time_to_encode:
             return tuple(map(self._with_time_to_encode, steps))
         return steps
 
@@ -136,7 +137,7 @@ class ClientSide:
             result, contents = self.attack.answer(
                 self._learner, device, task.count, result, contents
             )
-        return self._envelopes.answer(task.device, contents, result, context)
+        return self.envelopes.answer(task.device, contents, result, context)
 
     def _with_time_to_encode(self, step: Computation) -> Computation:
         """Return a step with the time to encode its result.
@@ -146,7 +147,7 @@ class ClientSide:
         """
         if not isinstance(step, Train) or not step.limit.reserve_upload:
             return step
-        encoding_s = self._envelopes.encoding_s(step.limit.reserve_upload)
+        encoding_s = self.envelopes.encoding_s(step.limit.reserve_upload)
         return replace(step, limit=replace(step.limit, reserve_s=encoding_s))
 
     # Results of a task's steps.
@@ -207,7 +208,7 @@ class ClientSide:
         number = len(earlier)
         update = computed
         if update is None:
-            update = self._train(task, training, number, task.version)
+            update = self.train(task, training, number, task.version)
         if self._trainer.state == "kept":
             self.devices.of(task.device).state[f"trainer/{number}"] = update
         results.start = start
@@ -215,7 +216,7 @@ class ClientSide:
         results.update = update
         results.steps = training.sgd_steps(task.samples, self._trainer.batching)
 
-    def _train(self, task: Task, training: Training, number: int, version: int) -> Ref:
+    def train(self, task: Task, training: Training, number: int, version: int) -> Ref:
         """Return the result of a training.
 
         Args:
@@ -260,7 +261,7 @@ class ClientSide:
                 "batches"
             )
         version = self.devices.population.version.item(task.device)
-        update = self._train(task, training, len(ahead), version)
+        update = self.train(task, training, len(ahead), version)
         self._learner.compute_now(update)
         ahead.append(update)
         share = update.numbers.get("share", 1.0)

@@ -6,6 +6,8 @@ A codec determines the bytes of a message and the values that the receiver decod
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import model_validator
 
 from fedsim.common.errors import shown
@@ -17,6 +19,9 @@ from fedsim.federation.contents import Contents, Partial
 from fedsim.learning import Learner, Ref
 from fedsim.learning.functions import Function, spliced, taken
 from fedsim.world.steps import Code
+
+Packed = bytes
+"""Bytes of a packed model; ``Codec.bytes`` is a method, which hides the type in its class."""
 
 _HERE = "fedsim.federation.codecs"
 _TOOLS = "fedsim.toolbox.codecs"
@@ -105,6 +110,20 @@ class Coded(NamedTuple):
 
     received: Ref
     kept: Ref | None = None
+
+
+class CodedParts(NamedTuple):
+    """Models of which a codec's payload is made, for the packing of a real message.
+
+    Attributes:
+        exact: the array before encoding [d], such as a change.
+        sent: the decoded array [d], which the payload determines.
+        start: model to which the receiver adds ``sent``; None if ``sent`` is the whole model.
+    """
+
+    exact: Ref
+    sent: Ref
+    start: Ref | None = None
 
 
 def _find_wrong_code(value: Coded, *_: Any, **__: Any) -> str:
@@ -241,6 +260,51 @@ class Codec(Spec):
         """
         raise NotImplementedError
 
+    # Payloads of a deployment. A simulation never packs a model.
+
+    @property
+    def packs(self) -> bool:
+        """Whether the codec writes payloads of ``bytes`` bytes, which a deployment needs."""
+        return type(self).pack is not Codec.pack
+
+    def split(
+        self,
+        arithmetic: Arithmetic,
+        parameters: int,
+        value: Ref,
+        base: Ref | None,
+        kept: Ref | None,
+    ) -> CodedParts:
+        """Return the models that ``pack`` writes; the arguments are those of ``code``.
+
+        By default the payload holds the decoded model of ``code`` as a whole.
+        """
+        return CodedParts(value, self.code(arithmetic, parameters, value, base, kept).received)
+
+    def pack(self, sent: NDArray[np.float32], exact: NDArray[np.float32]) -> Packed:
+        """Write a decoded array as the payload of a message, of ``bytes(d)`` bytes.
+
+        Args:
+            sent: the decoded array, float32 [d].
+            exact: the array before encoding, float32 [d], which has norms that ``sent`` lacks.
+
+        Returns:
+            The payload, from which ``unpack`` returns ``sent`` to the bit.
+        """
+        raise NotImplementedError
+
+    def unpack(self, payload: Packed, parameters: int) -> NDArray[np.float32]:
+        """Read the payload of ``pack``.
+
+        Args:
+            payload: the payload.
+            parameters: d, the length of the array.
+
+        Returns:
+            The decoded array, float32 [d].
+        """
+        raise NotImplementedError
+
 
 CodecSpec = Annotated[Codec, CODECS]
 
@@ -269,6 +333,16 @@ class Plain(Codec):
         kept: Ref | None,
     ) -> Coded:
         return Coded(value)
+
+    @property
+    def packs(self) -> bool:
+        return self.size is None and self.dtype in ("float32", "float64")
+
+    def pack(self, sent: NDArray[np.float32], exact: NDArray[np.float32]) -> Packed:
+        return sent.astype(f"<f{_BYTES_OF[self.dtype]}").tobytes()
+
+    def unpack(self, payload: Packed, parameters: int) -> NDArray[np.float32]:
+        return np.frombuffer(payload, f"<f{_BYTES_OF[self.dtype]}").astype(np.float32)
 
 
 class MessagesSpec(Spec):

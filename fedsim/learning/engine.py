@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -27,7 +28,7 @@ from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import Layered, Model, TorchModel
-from fedsim.learning.modules import fit, load, numbers
+from fedsim.learning.modules import as_real, fit, frozen_tensors, load, numbers
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Ref, Trained
 from fedsim.learning.scratch import Weights
@@ -209,6 +210,13 @@ class Learning(Learner):
         with suppress(StopIteration):
             self._computing.compute([ref]).send(None)
         self._computing.may_wait = True
+
+    def frozen(self) -> NDArray[np.float32]:
+        if not self.base_bytes:
+            return super().frozen()
+        tensors = frozen_tensors(self._module(0, 0))
+        parts = [as_real(tensor.detach()).to(torch.float32).reshape(-1) for tensor in tensors]
+        return torch.cat(parts).cpu().numpy()
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         shapes = self._solver.tensors

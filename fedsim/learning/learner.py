@@ -164,6 +164,17 @@ class Learner:
             )
         return self._name("model", None)
 
+    def received(self, values: NDArray[np.float32], device: int | None = None) -> Ref:
+        """Return a ref of an array that another process has computed.
+
+        Args:
+            values: a model, or other values, float32 [any length].
+            device: index of the device that has computed the array; None for no device.
+        """
+        ref = self._name("model", None, device)
+        ref.settle(values)
+        return ref
+
     def zero(self) -> Ref:
         """Return a ref of the model whose weights are all 0."""
         return self._name("model", None)
@@ -230,6 +241,10 @@ class Learner:
         Raises:
             ScenarioError: a device has a batch of a single sample, and the model needs two.
         """
+
+    def frozen(self) -> NDArray[np.float32]:
+        """Return the values of the model's frozen tensors, float32 [any length]."""
+        return np.empty(0, dtype=np.float32)
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """Split a flat model [d] into tensors by torch's names; empty if learning is off."""

@@ -239,12 +239,18 @@ def as_tensor_like(values: Tensor, like: Tensor) -> Tensor:
 
 def frozen_numbers(module: nn.Module) -> int:
     """Count the values in a module's frozen tensors, which are not in the flat model."""
+    return _count(frozen_tensors(module))
+
+
+def frozen_tensors(module: nn.Module) -> list[Tensor]:
+    """Return a module's frozen tensors, which are not in the flat model, in order."""
     tensors: dict[int, Tensor] = {id(tensor): tensor for tensor in module.parameters()}
     for part in module.modules():
         for key, buffer in part.named_buffers(recurse=False):
             if key not in part._non_persistent_buffers_set and _is_number(buffer):
                 tensors[id(buffer)] = buffer
-    return _count(tensors.values()) - _count(numbers(module).values())
+    trained = {id(tensor) for tensor in numbers(module).values()}
+    return [tensor for number, tensor in tensors.items() if number not in trained]
 
 
 def _count(tensors: Iterable[Tensor]) -> int:

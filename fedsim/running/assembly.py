@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,9 @@ class Run:
     Raises:
         ScenarioError, DataError: the run cannot be built.
     """
+
+    envelopes_type: ClassVar[type[Envelopes]] = Envelopes
+    """Builder of the messages of tasks; a run in real time also keeps what it sends."""
 
     def __init__(
         self, scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None
@@ -178,7 +181,7 @@ class Run:
             names = energy.preset
             places = energy.preset_places(self._streams, scenario.population.devices)
             devices.link_of = lambda device: names[places.item(device)]
-        envelopes = Envelopes(self.learner, down, up, devices, scenario.strategy.added_up)
+        envelopes = self.envelopes_type(self.learner, down, up, devices, scenario.strategy.added_up)
         self._client_side = ClientSide(
             self.simulation,
             self.learner,
@@ -215,7 +218,7 @@ class Run:
         self.server = Server(self.dispatch, setting)
         self.strategy = strategy(params, self.server)
         check_epochs(params, self.population.own)
-        self._halves = ClientHalves(strategy.client_half, params, setting, self.local)
+        self.client_halves = ClientHalves(strategy.client_half, params, setting, self.local)
 
     def _build_changes(self) -> None:
         """Build arrivals and departures of devices, data shifts, and processes of the world."""
@@ -233,7 +236,9 @@ class Run:
 
     def _connect(self) -> None:
         begin_round = None if self.drift is None else self.drift.begin_round
-        self.dispatch.connect(self.tasks, self.messages, self.strategy, self._halves, begin_round)
+        self.dispatch.connect(
+            self.tasks, self.messages, self.strategy, self.client_halves, begin_round
+        )
 
     def _check(self) -> None:
         """Raise ``ScenarioError`` if parameters of the strategy do not fit data or network."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.common.arrays import AnyArray, Floats, Floats32, Ints
-from fedsim.federation.codecs import Arithmetic, Codec, Coded
+from fedsim.federation.codecs import Arithmetic, Codec, Coded, CodedParts, Packed
 from fedsim.learning import Ref
 from fedsim.learning.functions import Function, pure
 
@@ -73,16 +73,7 @@ class Lossy(Codec):
         base: Ref | None,
         kept: Ref | None,
     ) -> Coded:
-        start = base if self.encodes == "change" else None
-        exact = value
-        if start is not None:
-            exact = arithmetic.mix([(value, 1.0), (start, -1.0)])
-        if kept is not None:
-            exact = arithmetic.apply(added, [exact, kept])
-        # The stream has the model's serial, so that all receivers of a model get the same result.
-        stream = ("messages/codec", value.serial) if self.draws else None
-        constants = self.constants(parameters)
-        sent = arithmetic.apply(type(self).function, [exact], stream=stream, **constants)
+        exact, sent, start = self.split(arithmetic, parameters, value, base, kept)
         residual = None
         if self.error_feedback:
             # If the training diverged the residual is replaced; otherwise every later change would
@@ -94,6 +85,26 @@ class Lossy(Codec):
         if start is not None:
             received = arithmetic.apply(added, [start, sent])
         return Coded(received, residual)
+
+    def split(
+        self,
+        arithmetic: Arithmetic,
+        parameters: int,
+        value: Ref,
+        base: Ref | None,
+        kept: Ref | None,
+    ) -> CodedParts:
+        start = base if self.encodes == "change" else None
+        exact = value
+        if start is not None:
+            exact = arithmetic.mix([(value, 1.0), (start, -1.0)])
+        if kept is not None:
+            exact = arithmetic.apply(added, [exact, kept])
+        # The stream has the model's serial, so that all receivers of a model get the same result.
+        stream = ("messages/codec", value.serial) if self.draws else None
+        constants = self.constants(parameters)
+        sent = arithmetic.apply(type(self).function, [exact], stream=stream, **constants)
+        return CodedParts(exact, sent, start)
 
 
 def _count_buckets(size: int, bucket: int | None) -> int:
@@ -107,7 +118,7 @@ def _count_buckets(size: int, bucket: int | None) -> int:
 
 
 def _split_buckets(array: AnyArray, bucket: int | None) -> Floats:
-    """Split an array into rows of ``bucket`` values, padded with 0; float64 [buckets, bucket]."""
+    """CodedParts an array into rows of ``bucket`` values, padded with 0; float64 [buckets, bucket]."""
     size = len(array)
     width = size if bucket is None else min(bucket, size)
     rows = np.zeros((_count_buckets(size, bucket), max(1, width)))
@@ -136,6 +147,34 @@ def as_bfloat16(models: list[Floats32]) -> Floats32:
     return (upper << np.uint32(16)).view(np.float32)
 
 
+def _int8_scales(values: Floats) -> Floats32:
+    """Return the scale of each bucket, float32 [buckets, 1], from its values [buckets, width]."""
+    return (np.abs(values).max(axis=1, keepdims=True) / 127).astype(np.float32)
+
+
+def _norms(values: Floats) -> Floats32:
+    """Return the norm of each bucket, float32 [buckets, 1], rounded up so that no level is above s.
+
+    Args:
+        values: the values of the buckets, [buckets, width].
+    """
+    exact = np.linalg.norm(values, axis=1)
+    norms = exact.astype(np.float32)
+    return np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)[:, None]
+
+
+def _levels_of(decoded: Floats, unit: AnyArray) -> Ints:
+    """Return decoded values as whole multiples of their bucket's unit; 0 for values without one.
+
+    Args:
+        decoded: the decoded values of the buckets, [buckets, width].
+        unit: difference of two levels, [buckets, 1].
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        levels = np.rint(decoded / unit)
+    return np.where(np.isfinite(levels), levels, 0.0).astype(np.int64)
+
+
 @pure
 def as_int8(models: list[Floats32], bucket: int | None) -> Floats32:
     """Round every value to a multiple of (largest magnitude in its bucket) / 127.
@@ -148,7 +187,7 @@ def as_int8(models: list[Floats32], bucket: int | None) -> Floats32:
         The rounded values, [d].
     """
     values = _split_buckets(models[0], bucket)
-    scales = (np.abs(values).max(axis=1, keepdims=True) / 127).astype(np.float32)
+    scales = _int8_scales(values)
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.where(scales > 0, np.rint(values / scales), 0.0).clip(-127, 127)
     return _join_buckets(levels * scales, len(models[0]))
@@ -171,10 +210,7 @@ def as_levels(
         The decoded values sign(v_i) (level / s) ||v||, times ``scale``, [d].
     """
     values = _split_buckets(models[0], bucket)
-    exact = np.linalg.norm(values, axis=1)
-    norms = exact.astype(np.float32)
-    # Norms are rounded up to float32, so that no level is above s.
-    norms = np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)[:, None]
+    norms = _norms(values)
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(norms > 0, np.abs(values) * levels / norms, 0.0)
     level = np.floor(scaled)
@@ -218,12 +254,25 @@ class Float16(Halved):
     kind: Literal["float16"] = "float16"
     function: ClassVar[Function] = as_float16
 
+    def pack(self, sent: Floats32, exact: Floats32) -> Packed:
+        with np.errstate(over="ignore"):
+            return sent.astype("<f2").tobytes()
+
+    def unpack(self, payload: Packed, parameters: int) -> Floats32:
+        return np.frombuffer(payload, "<f2").astype(np.float32)
+
 
 class BFloat16(Halved):
     """Every value is sent as a bfloat16, with the range of float32 and 8 bits of precision."""
 
     kind: Literal["bfloat16"] = "bfloat16"
     function: ClassVar[Function] = as_bfloat16
+
+    def pack(self, sent: Floats32, exact: Floats32) -> Packed:
+        return (sent.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
+
+    def unpack(self, payload: Packed, parameters: int) -> Floats32:
+        return (np.frombuffer(payload, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 class Bucketed(Lossy):
@@ -235,6 +284,12 @@ class Bucketed(Lossy):
     def constants(self, parameters: int) -> dict[str, Any]:
         return {"bucket": self.bucket}
 
+    def _read_scales(self, payload: Packed, parameters: int) -> tuple[Floats32, Packed]:
+        """Return the scales of a payload, float32 [buckets, 1], and the rest of the payload."""
+        size = 4 * _count_buckets(parameters, self.bucket)
+        scales = np.frombuffer(payload[:size], "<f4").astype(np.float32)
+        return scales[:, None], payload[size:]
+
 
 class Int8(Bucketed):
     """Every value is sent as an int8, one of 255 even steps up to the largest magnitude."""
@@ -244,6 +299,16 @@ class Int8(Bucketed):
 
     def bytes(self, parameters: int) -> float:
         return parameters + 4 * _count_buckets(parameters, self.bucket)
+
+    def pack(self, sent: Floats32, exact: Floats32) -> Packed:
+        scales = _int8_scales(_split_buckets(exact, self.bucket))
+        levels = _levels_of(_split_buckets(sent, self.bucket), scales).astype(np.int8)
+        return scales.astype("<f4").tobytes() + levels.reshape(-1)[: len(sent)].tobytes()
+
+    def unpack(self, payload: Packed, parameters: int) -> Floats32:
+        scales, rest = self._read_scales(payload, parameters)
+        levels = _split_buckets(np.frombuffer(rest, np.int8), self.bucket)
+        return _join_buckets(levels * scales, parameters)
 
 
 class QSGD(Bucketed):
@@ -275,6 +340,26 @@ class QSGD(Bucketed):
         scale = 1.0 / (1.0 + omega) if self.error_feedback else 1.0
         return {"levels": self.levels, "bucket": self.bucket, "scale": scale}
 
+    def pack(self, sent: Floats32, exact: Floats32) -> Packed:
+        norms = _norms(_split_buckets(exact, self.bucket))
+        scale = self.constants(len(sent))["scale"]
+        unit = norms.astype(np.float64) / self.levels * scale
+        levels = _levels_of(_split_buckets(sent, self.bucket), unit) + self.levels
+        bits = (2 * self.levels).bit_length()
+        shifts = np.arange(bits - 1, -1, -1)
+        digits = levels.reshape(-1)[: len(sent), None] >> shifts & 1
+        return norms.astype("<f4").tobytes() + np.packbits(digits.astype(np.uint8)).tobytes()
+
+    def unpack(self, payload: Packed, parameters: int) -> Floats32:
+        norms, rest = self._read_scales(payload, parameters)
+        bits = (2 * self.levels).bit_length()
+        digits = np.unpackbits(np.frombuffer(rest, np.uint8), count=parameters * bits)
+        weights = 1 << np.arange(bits - 1, -1, -1)
+        levels = digits.reshape(parameters, bits).astype(np.int64) @ weights - self.levels
+        scale = self.constants(parameters)["scale"]
+        rounded = _split_buckets(levels, self.bucket) * (norms.astype(np.float64) / self.levels)
+        return _join_buckets(rounded, parameters) * np.float32(scale)
+
 
 class Sign(Bucketed):
     """Only the signs of a change p are sent, and a common scale ||p||_1 / d (EF-SignSGD).
@@ -289,6 +374,16 @@ class Sign(Bucketed):
 
     def bytes(self, parameters: int) -> float:
         return -(-parameters // 8) + 4 * _count_buckets(parameters, self.bucket)
+
+    def pack(self, sent: Floats32, exact: Floats32) -> Packed:
+        scales = np.abs(_split_buckets(sent, self.bucket)).max(axis=1)
+        return scales.astype("<f4").tobytes() + np.packbits(exact >= 0).tobytes()
+
+    def unpack(self, payload: Packed, parameters: int) -> Floats32:
+        scales, rest = self._read_scales(payload, parameters)
+        positive = np.unpackbits(np.frombuffer(rest, np.uint8), count=parameters)
+        signs = _split_buckets(np.where(positive, 1.0, -1.0), self.bucket)
+        return _join_buckets(signs * scales, parameters)
 
 
 class Sparse(Lossy):
@@ -320,6 +415,47 @@ class Sparse(Lossy):
             return 4 * k
         bitmap = -(-parameters // 8)
         return 4 * k + min(4 * k, bitmap)
+
+    def pack(self, sent: Floats32, exact: Floats32) -> Packed:
+        size = len(sent)
+        k = self.k(size)
+        if k == size:
+            return sent.astype("<f4").tobytes()
+        # a sent value may be 0; positions of other zeros then take its place
+        order = np.argsort(sent == 0, kind="stable")
+        positions = np.sort(order[:k])
+        mask = np.zeros(size, dtype=np.bool_)
+        mask[positions] = True
+        where = np.packbits(mask).tobytes()
+        if 4 * k < len(where):
+            where = positions.astype("<i4").tobytes()
+        return where + sent[positions].astype("<f4").tobytes()
+
+    def unpack(self, payload: Packed, parameters: int) -> Floats32:
+        k = self.k(parameters)
+        values = np.frombuffer(payload[-4 * k :], "<f4")
+        if k == parameters:
+            return values.astype(np.float32)
+        where = payload[: -4 * k]
+        array = np.zeros(parameters, dtype=np.float32)
+        if 4 * k < -(-parameters // 8):
+            array[np.frombuffer(where, "<i4")] = values
+        else:
+            bits = np.unpackbits(np.frombuffer(where, np.uint8), count=parameters)
+            array[bits.astype(np.bool_)] = values
+        return array
+
+    def split(
+        self,
+        arithmetic: Arithmetic,
+        parameters: int,
+        value: Ref,
+        base: Ref | None,
+        kept: Ref | None,
+    ) -> CodedParts:
+        if self.k(parameters) == parameters:
+            return CodedParts(value, value)
+        return super().split(arithmetic, parameters, value, base, kept)
 
     def code(
         self,

@@ -1,0 +1,43 @@
+"""Verbs of a deployment: ``flower export``."""
+
+from pathlib import Path
+
+import click
+
+from fedsim.cli.options import ALLOW_CODE, CHANGES, FOLDER, SEED, one_message, tell_dropped
+from fedsim.common.harmless import say
+
+
+@click.group("flower", short_help="Write a scenario as a Flower app.")
+def flower_group() -> None:
+    """From a study to a deployment."""
+
+
+@flower_group.command("export")
+@click.argument("scenario", type=click.Path())
+@click.argument("app", type=FOLDER)
+@SEED
+@CHANGES
+@ALLOW_CODE
+@one_message
+def flower_export_command(
+    scenario: str, app: Path, seed: int | None, changes: tuple[str, ...], allow_code: bool
+) -> None:
+    """Write SCENARIO, a file or a run folder, as a Flower app into the new folder APP.
+
+    The strategy's own server half and client half then run in real time, by 'flwr run APP'.
+    """
+    from fedsim.deployed.export import export
+    from fedsim.records.folder import SCENARIO as FILE_NAME
+    from fedsim.running.scenario import load
+
+    path = Path(scenario)
+    if path.is_dir():
+        path = path / FILE_NAME
+        scenario = str(path)
+    loaded = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped())
+    files = export(loaded, app)
+    say(*(f"written {path}" for path in files), "run it:", f"  flwr run {app}")
+
+
+DEPLOYING = (flower_group,)

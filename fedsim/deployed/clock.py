@@ -1,0 +1,54 @@
+"""A wall clock in place of the simulated one."""
+
+import math
+import time
+from collections.abc import Callable
+
+from fedsim.clock.simulation import Simulation, on_grid_after
+
+
+class WallClock(Simulation):
+    """Simulation whose clock follows the time of the day, and that waits for messages.
+
+    Timers and alarms are a simulation's. An instant begins when its time has come, or when
+    a message has arrived.
+
+    Args:
+        pace: real seconds in a second of this clock; 1.0 for real time.
+        look: called again and again while the clock waits. It sets alarms for what has arrived.
+        look_every_s: real time between two calls of ``look`` (s).
+
+    Attributes:
+        began: time of the day at which this clock was 0 (s since 1970).
+    """
+
+    def __init__(self, pace: float, look: Callable[[], None], look_every_s: float) -> None:
+        super().__init__()
+        self.pace = pace
+        self._look = look
+        self._look_every_s = look_every_s
+        self.began = time.time()
+        self._next_look = 0.0
+
+    def begin(self) -> None:
+        """Set the clock to 0."""
+        self.began = time.time()
+
+    @property
+    def wall(self) -> float:
+        """Present time of this clock, on its grid (s); ``now`` is the time of the instant."""
+        return max(self.now, on_grid_after((time.time() - self.began) / self.pace))
+
+    def _goes_on(self, due: float) -> bool:
+        while self.stopped is None and not self._interrupted:
+            if time.monotonic() >= self._next_look:
+                self._look()
+                self._next_look = time.monotonic() + self._look_every_s
+            due = self.env.peek()
+            if due <= self.wall:
+                break
+            rest_s = self._next_look - time.monotonic()
+            if due < math.inf:
+                rest_s = min(rest_s, (due - self.wall) * self.pace)
+            time.sleep(max(rest_s, 0.001))
+        return super()._goes_on(due)

@@ -1,0 +1,387 @@
+"""The client half on one machine: from a request to the answer, and the memory between requests."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import SimulationError
+from fedsim.common.training import NO_LIMIT, Limit, Training
+from fedsim.deployed.packing import ContentPacker, ModelPlace, Packet, models_in
+from fedsim.deployed.trees import Json, TreeWriter, read_tree
+from fedsim.federation.client import Client, Instruction, LocalResult
+from fedsim.federation.client_side import ClientSide
+from fedsim.federation.codecs import Wire
+from fedsim.federation.contents import BASE, Contents, Lazy, received
+from fedsim.federation.envelopes import Envelopes, TaskContext
+from fedsim.learning.refs import Ref
+from fedsim.running.assembly import Run
+from fedsim.running.scenario import Scenario
+from fedsim.world.network.endpoints import Direction
+from fedsim.world.steps import Evaluate, Pause, TaskStep, Train, Work
+from fedsim.world.task import Task
+
+_SERIALS_A_TASK = 1 << 20
+_SERIALS_A_DEVICE = 1 << 40
+_PROBE_KEY = (1 << 31) - 1  # key of the shuffles of a training whose time alone is of interest
+
+
+class _ClientAnswer(NamedTuple):
+    contents: Contents
+    result: LocalResult
+
+
+class _AnswerEnvelopes(Envelopes):
+    """Builder of messages that keeps the answer's contents, from which they are packed."""
+
+    last: _ClientAnswer | None = None
+
+    def answer(
+        self, device: int, contents: Contents, result: LocalResult, context: TaskContext
+    ) -> tuple[TaskStep, ...]:
+        self.last = _ClientAnswer(contents, result)
+        return super().answer(device, contents, result, context)
+
+
+class DeviceHalf:
+    """Client half of a strategy on a device's machine.
+
+    Args:
+        scenario: the scenario of the app.
+        device: number of the device, which selects its part of the data.
+        pace: real seconds in a second of the scenario, if the device takes the scenario's times;
+            0 if it works as fast as it can.
+    """
+
+    def __init__(self, scenario: Scenario, device: int, pace: float) -> None:
+        self.device = device
+        self._pace = pace
+        run = Run(scenario, Simulation())
+        self._learner = run.learner
+        self._devices = run.dispatch.devices
+        self._population = run.population
+        self._network = run.network
+        self._envelopes = _AnswerEnvelopes(
+            self._learner,
+            Wire(scenario.messages.down, self._learner),
+            Wire(scenario.messages.up, self._learner),
+            self._devices,
+            scenario.strategy.added_up,
+        )
+        self._side = ClientSide(
+            run.simulation,
+            self._learner,
+            self._envelopes,
+            self._devices,
+            scenario.training,
+            run.local,
+        )
+        self._side.halves = run.client_halves
+        self._down = ContentPacker(scenario.messages.down, self._learner)
+        self._up = ContentPacker(scenario.messages.up, self._learner, scenario.strategy.added_up)
+        self._devices.model_s = self._model_s
+        self._devices.clock = lambda: self._now
+        self._now = 0.0  # the scenario's time (s)
+        self._download_s = 0.0
+        self._speed: float | None = None  # measured, in samples/s
+        if pace == 0.0:
+            self._population.rooflines = None
+            self._population.speed = self._population.speed.copy()
+
+    def answer(self, request: Packet, memory: Packet, clock: Callable[[], float]) -> Packet:
+        """Carry out a request, and return the answer.
+
+        Args:
+            request: the request.
+            memory: what the device remembers; changed in place, to be stored with the answer.
+            clock: returns the present time by the server's clock (s).
+
+        Raises:
+            SimulationError: the request cannot be carried out.
+        """
+        head = request.head
+        count = _integer(head["count"])
+        first = (self.device + 1) * _SERIALS_A_DEVICE + count * _SERIALS_A_TASK
+        self._learner.restore(first)
+        self._recall(memory, head)
+        self._check_base(request)
+        asked_at = head["asked_at"]
+        assert isinstance(asked_at, int | float)
+        contents = self._down.unpack(request, _no_base)
+        job = head["job"]
+        round_number = head["round"]
+        assert isinstance(job, str)
+        assert isinstance(round_number, int | None)
+        instruction = Instruction(job, received(contents), round_number)
+        context = TaskContext(instruction, brings_base=BASE in request.payloads)
+        task = Task(0, self.device, (), round_number, None, count, context=context)
+        task.samples = self._population.samples.item(self.device)
+        self._begin(task, float(asked_at), sum(map(len, request.payloads.values())), clock)
+        answer = self._work(task, clock)
+        uploaded = sum(map(len, answer.payloads.values()))
+        answer.head |= {"samples": task.samples, "took_s": clock() - float(asked_at)}
+        if self._pace:
+            up_s = self._network.nominal_s(self.device, "up", uploaded) if uploaded else 0.0
+            self._sleep_until(self._now + up_s, clock)
+        self._remember(memory, task, answer)
+        return answer
+
+    # Time.
+
+    def _begin(self, task: Task, asked_at: float, size: int, clock: Callable[[], float]) -> None:
+        """Set the time at which the device has received its request of ``size`` bytes."""
+        if self._pace:
+            down_s = self._network.nominal_s(self.device, "down", size) if size else 0.0
+            self._now = asked_at + down_s
+        else:
+            self._now = clock()
+            self._download_s = max(0.0, self._now - asked_at)
+        task.budget_from = self._now
+
+    def _model_s(self, device: int, direction: Direction) -> float:
+        """Return the time of a model over the link (s): the scenario's, or the last download's."""
+        if self._pace:
+            size = self._envelopes.wire(direction).model_bytes
+            return float(self._network.nominal_s(device, direction, size))
+        return self._download_s
+
+    def _sleep_until(self, when: float, clock: Callable[[], float]) -> None:
+        rest_s = (when - clock()) * self._pace
+        if rest_s > 0.0:
+            time.sleep(rest_s)
+
+    # Work.
+
+    def _work(self, task: Task, clock: Callable[[], float]) -> Packet:
+        """Carry out the steps of a task, and return the packed answer."""
+        self._envelopes.last = None
+        steps = self._side.next_steps(task)
+        context: TaskContext = task.context
+        if not context.replied:
+            for step in steps:
+                if not self._compute(task, step):
+                    return Packet({"outcome": "late", "contents": {}})
+            if self._pace == 0.0:
+                self._now = clock()
+            self._side.next_steps(task)
+        if self._envelopes.last is None:
+            return Packet({"outcome": "done", "contents": {}})
+        return self._pack(task, self._envelopes.last)
+
+    def _compute(self, task: Task, step: TaskStep) -> bool:
+        """Carry out a step; return False if the task ends with it as late."""
+        began = self._now
+        match step:
+            case Train():
+                return self._train(task, step)
+            case Evaluate():
+                samples = task.samples if step.samples is None else step.samples
+                one_s = self._population.testing_s(self.device, samples)
+                self._now = began + one_s * len(step.models)
+            case Work():
+                self._now = began + self._population.working_s(self.device, step)
+            case Pause():
+                self._now = began + step.seconds
+                if self._pace == 0.0:
+                    time.sleep(step.seconds)
+        task.steps = (*task.steps, step)
+        return True
+
+    def _train(self, task: Task, step: Train) -> bool:
+        training = step.training
+        if training.part is not None:
+            task.samples = training.part.samples
+        limit = step.limit
+        epochs = training.epochs
+        epoch_s = 0.0
+        if self._pace or limit is not NO_LIMIT:
+            epoch_s = self._epoch_s(task, training)
+        until = math.inf if limit is NO_LIMIT else self._limit_of(task, limit)
+        if until < math.inf:
+            fitting = math.floor((until - self._now) / epoch_s * (1.0 + 1e-12))
+            epochs = min(epochs, max(0, fitting))
+            if limit.cut_undoes and not limit.adaptive and epochs < training.epochs:
+                epochs = 0
+        is_slow = epochs < limit.at_least and epochs < training.epochs
+        if is_slow and limit.go_on:
+            epochs = 0
+        self._now += epochs * epoch_s
+        if is_slow and not limit.go_on:
+            return False
+        if epochs != training.epochs:
+            step = replace(step, training=replace(training, epochs=epochs))
+        task.epochs = epochs
+        task.trained = (*task.trained, epochs)
+        task.steps = (*task.steps, step)
+        if epochs and isinstance(training.start, Ref) and not self._has_results(training):
+            self._train_now(task, step.training)
+        return True
+
+    def _has_results(self, training: Training) -> bool:
+        """Whether a training continues a result of the same task, which has no weights yet."""
+        return not isinstance(training.anchor, Ref | None)
+
+    def _train_now(self, task: Task, training: Training) -> None:
+        """Compute a training, so that the time after it is the time of the end of training."""
+        ahead = task.context.ahead
+        if len(ahead) != len(task.trained) - 1:
+            return
+        began = time.perf_counter()
+        update = self._side.train(task, training, len(ahead), 0)
+        self._learner.compute_now(update)
+        ahead.append(update)
+        seconds = time.perf_counter() - began
+        if training.epochs and seconds > 0.0 and self._pace == 0.0:
+            self._speed = task.samples * training.epochs / seconds
+
+    def _epoch_s(self, task: Task, training: Training) -> float:
+        """Return the time of an epoch (s): the scenario's, or a measured one."""
+        if self._pace == 0.0:
+            if self._speed is None:
+                self._speed = self._probe(task, training)
+            self._population.speed[self.device] = self._speed * self._population.cost
+        return float(self._population.training_s(self.device, training, task.samples))
+
+    def _probe(self, task: Task, training: Training) -> float:
+        """Return the speed of an epoch whose result is thrown away (samples/s)."""
+        seconds = 0.0
+        for _ in range(2):  # the first one also loads libraries
+            trial = replace(training, epochs=1)
+            ref = self._learner.train(trial, self.device, key=_PROBE_KEY)
+            began = time.perf_counter()
+            self._learner.compute_now(ref)
+            seconds = time.perf_counter() - began
+        return task.samples / max(seconds, 1e-6)
+
+    def _limit_of(self, task: Task, limit: Limit) -> float:
+        """Return the time at which a limit ends a training (s)."""
+        until = math.inf if limit.stop_at is None else limit.stop_at
+        if limit.budget is not None and task.budget_from is not None:
+            until = min(until, task.budget_from + limit.budget)
+        reserve_s = limit.reserve_s
+        if limit.reserve_upload:
+            if self._pace:
+                reserve_s += self._network.nominal_s(self.device, "up", limit.reserve_upload)
+            else:
+                reserve_s += self._download_s
+        return until - reserve_s
+
+    def _pack(self, task: Task, answer: _ClientAnswer) -> Packet:
+        contents, result = answer
+        bases: dict[Ref, tuple[Ref, ModelPlace]] = {}
+        if result.update is not None and result.start is not None:
+            place = self._place_of(task, result.start)
+            if place is not None:
+                bases[result.update] = (result.start, place)
+        residuals = self._devices.residuals.get(self.device, {})
+        packet = self._up.pack(contents, bases, residuals)
+        trained = result.trained
+        for name, value in contents.items():
+            form = packet.head["contents"]
+            assert isinstance(form, dict)
+            fields = form[name]
+            is_update = trained is not None and value is result.update
+            if is_update and isinstance(fields, dict) and "loss" not in fields:
+                assert trained is not None
+                assert trained.loss is not None
+                fields["loss"] = [trained.loss.value, dict(trained.loss.numbers)]
+        packet.head["outcome"] = "done"
+        return packet
+
+    def _place_of(self, task: Task, start: Ref) -> ModelPlace | None:
+        """Return the place of a model in the request; None if the server did not send it."""
+        instruction: Instruction = task.context.instruction
+        for place, model in models_in(instruction.contents):
+            if model is start:
+                return place
+        self._learner.compute_now(start)
+        for place, model in models_in(instruction.contents):
+            self._learner.compute_now(model)
+            if np.array_equal(np.asarray(model.value), np.asarray(start.value)):
+                return place
+        return None
+
+    # Memory between requests, as a packet.
+
+    def _recall(self, memory: Packet, head: Mapping[str, Json]) -> None:
+        """Restore the device's memory, and commit its last answer if it has arrived."""
+        tree = memory.head.get("memory")
+        values = read_tree(tree, memory.arrays, self._learner)
+        if not isinstance(values, dict):
+            values = {}
+        self._devices.states[self.device] = values.get("state", {})
+        self._devices.residuals[self.device] = values.get("residuals", {})
+        if values.get("has_base"):
+            self._devices.bases[self.device] = True
+        self._speed = values.get("speed")
+        last = values.get("last")
+        arrived = head.get("arrived")
+        if not isinstance(last, dict) or not isinstance(arrived, list):
+            return
+        count, when = arrived
+        if count != last["count"]:
+            return
+        assert isinstance(when, int | float)
+        self._now = float(when)
+        if last["residuals"]:
+            self._devices.residuals[self.device] = last["residuals"]
+        instruction = Instruction(last["job"], last["contents"], last["round"])
+        self._side.client.sent(self._devices.of(self.device), instruction, last["reply"])
+
+    def _remember(self, memory: Packet, task: Task, answer: Packet) -> None:
+        """Write the device's memory, with the answer until the server confirms its arrival."""
+        writer = TreeWriter(self._learner)
+        context: TaskContext = task.context
+        instruction = context.instruction
+        last: dict[str, object] | None = None
+        is_needed = type(self._side.client).sent is not Client.sent or context.residuals
+        if context.reply is not None and is_needed:
+            last = {
+                "count": task.count,
+                "job": instruction.job,
+                "round": instruction.round,
+                "contents": _kept(instruction.contents),
+                "reply": _kept(received(context.reply)),
+                "residuals": context.residuals or {},
+            }
+        tree = writer.write(
+            {
+                "state": self._devices.states.get(self.device, {}),
+                "residuals": self._devices.residuals.get(self.device, {}),
+                "has_base": self.device in self._devices.bases,
+                "speed": self._speed,
+                "last": last,
+            }
+        )
+        memory.head = {"memory": tree}
+        memory.arrays = writer.arrays
+
+    def _check_base(self, request: Packet) -> None:
+        """Raise ``SimulationError`` if the server's frozen tensors differ from the device's."""
+        payload = request.payloads.pop(BASE, None)
+        if payload is None:
+            return
+        self._devices.bases[self.device] = True
+        if payload != self._learner.frozen().astype("<f4").tobytes():
+            raise SimulationError(
+                "the server's frozen tensors differ from the tensors that this device has built from "
+                "the scenario; install one version of torch and of fedsim on all machines"
+            )
+
+
+def _kept(contents: Mapping[str, object]) -> dict[str, object]:
+    """Return the contents that ``Client.sent`` can read later, without deferred values."""
+    return {name: value for name, value in contents.items() if not isinstance(value, Lazy)}
+
+
+def _integer(value: Json) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _no_base(place: ModelPlace) -> Ref:
+    raise SimulationError(f"a request has a change of the model {place}, which no device knows")

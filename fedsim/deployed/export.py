@@ -1,0 +1,226 @@
+"""Writes a scenario as a Flower app."""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import tomli_w
+from pydantic import BaseModel
+
+from fedsim.common.errors import RunFolderError, ScenarioError
+from fedsim.common.harmless import clean
+from fedsim.deployed.refusals import refusals, unused
+from fedsim.running.scenario import Scenario
+from fedsim.version import __version__
+
+PACKAGE = "fedsim_app"
+"""Name of the app's package."""
+_HALF = '''"""The {title} of the app: {half} of the strategy {kind!r}, by fedsim."""
+
+import sys
+from pathlib import Path
+
+_FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(_FOLDER / "own"))
+
+from fedsim.deployed.{module} import {module}_app  # noqa: E402
+
+app = {module}_app(_FOLDER / "scenario.toml")
+'''
+_README = """# {name}
+
+A Flower app that `fedsim flower export` has written (fedsim {version}). The server half and the client
+half of the strategy `{kind}` are fedsim's own; they run in real time, over Flower's messages.
+
+    flwr run .                    # on Flower's simulation engine, as many nodes as it has
+    flwr run . DEPLOYMENT         # on the SuperLink that your Flower configuration calls so
+
+Each SuperNode needs fedsim, Flower, the data (`data.root` of `{package}/scenario.toml` on its own disk) and
+the number of its device, from 0 to {last}:
+
+    flower-supernode --insecure --superlink HOST:9092 --node-config 'partition-id=0'
+
+The run begins when {devices} nodes have answered (`min-nodes`), and ends as `[stop]` of the scenario says.
+It leaves `events.jsonl`, `summary.json` and `models/` in the folder `out`, on the server's machine.
+
+| key of the run configuration | meaning |
+|---|---|
+| `out` | folder of the results, on the machine of the ServerApp |
+| `min-nodes` | count of nodes for which the run waits; 0 for all devices of the scenario |
+| `patience` | how long it waits for them (s) |
+| `pace` | 0: nodes work as fast as they can. Above 0: each takes the times of the scenario, this many real seconds a second |
+
+## What needs care
+
+- A node that is gone is noticed late: a SuperLink reports it after its heartbeat (some 30 s to a minute), and
+  its task is lost then. A deadline ends its task earlier.
+- A node that is late goes on: Flower cannot stop a ClientApp, so the node takes its next message when it is done,
+  and its late answer is ignored.
+- Deadlines compare the clocks of two machines if a device limits its own training: keep them by NTP.
+- Relative deadlines (a share of the mean epoch) are in the scenario's times. With `pace = 0` give a deadline in
+  seconds.
+- With `pace = 0` a device measures its speed by two epochs before its first training with a time limit.
+- Every node reads the data of the scenario and takes its own part, by its number. The server tests models on all
+  test samples, which no server of real users has: leave the data out there by `evaluation.every`.
+- Codecs that round at random draw other numbers than in the simulation; the bytes are the same.
+{unused}"""
+_UNUSED = "- The scenario's {names} do not apply: real nodes are what they are.\n"
+
+
+def export(scenario: Scenario, folder: Path) -> list[Path]:
+    """Write a scenario as a Flower app.
+
+    Args:
+        scenario: the scenario.
+        folder: the app's folder, which is made; it may exist if it is empty.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        ScenarioError: a part of the scenario has no counterpart in a deployment.
+        RunFolderError: the folder has files.
+    """
+    reasons = list(refusals(scenario))
+    if reasons:
+        raise ScenarioError("\n".join(reasons))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunFolderError(f"{str(folder)!r} exists; give the app a folder of its own")
+    modules = list(_own_files(scenario))
+    package = folder / PACKAGE
+    texts = {
+        folder / "pyproject.toml": tomli_w.dumps(_project(scenario)),
+        folder / "README.md": _readme(scenario),
+        package / "__init__.py": f'"""The app {clean(scenario.name)!r}."""\n',
+        package / "server.py": _half(scenario, "ServerApp", "server"),
+        package / "client.py": _half(scenario, "ClientApp", "client"),
+        package / "scenario.toml": _deployed(scenario).to_toml(),
+    }
+    for root, file in modules:
+        texts[package / "own" / file.relative_to(root)] = file.read_text()
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return list(texts)
+
+
+def _deployed(scenario: Scenario) -> Scenario:
+    """Return a scenario without the parts that a deployment replaces by the real thing."""
+    tables = scenario.model_dump(mode="python", exclude_none=True)
+    for name in unused(scenario):
+        section, _, key = name.partition(".")
+        if key:
+            tables[section].pop(key)
+        else:
+            tables.pop(section)
+    return Scenario(**tables)
+
+
+def _project(scenario: Scenario) -> dict[str, object]:
+    name = re.sub(r"[^a-z0-9]+", "-", scenario.name.lower()).strip("-")
+    config = {"out": "results", "min-nodes": 0, "patience": 120.0, "pace": 0.0}
+    components = {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"}
+    return {
+        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+        "project": {
+            "name": name or "fedsim-app",
+            "version": "1.0.0",
+            "description": f"{scenario.strategy.kind} by fedsim",
+            "license": "Apache-2.0",
+            "dependencies": ["flwr>=1.41", f"fedsim-des=={__version__}"],
+        },
+        "tool": {
+            "hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},
+            "flwr": {"app": {"publisher": "fedsim", "components": components, "config": config}},
+        },
+    }
+
+
+def _half(scenario: Scenario, title: str, module: str) -> str:
+    return _HALF.format(
+        title=title, half=f"the {module} half", kind=scenario.strategy.kind, module=module
+    )
+
+
+def _readme(scenario: Scenario) -> str:
+    names = ", ".join(f"`{name}`" for name in unused(scenario))
+    devices = scenario.population.devices
+    return _README.format(
+        name=clean(scenario.name),
+        version=__version__,
+        kind=scenario.strategy.kind,
+        package=PACKAGE,
+        devices=devices,
+        last=devices - 1,
+        unused=_UNUSED.format(names=names) if names else "",
+    )
+
+
+# Modules of the user's own.
+
+
+def _own_files(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
+    """Yield folder and file of each module that the scenario names and no package has installed."""
+    names = {type(part).__module__ for part in _parts(scenario)}
+    names |= {path.partition(":")[0] for path in _paths(scenario)}
+    names.add(_strategy_module(scenario))
+    done: set[Path] = set()
+    for name in sorted(names):
+        module = sys.modules.get(name)
+        if module is not None:
+            yield from _files_of(module, done)
+
+
+def _strategy_module(scenario: Scenario) -> str:
+    from fedsim.strategies import strategy_class
+
+    return strategy_class(scenario.strategy.kind).__module__
+
+
+def _files_of(module: ModuleType, done: set[Path]) -> Iterator[tuple[Path, Path]]:
+    """Yield a module's file, and the files of the own modules that the module imports."""
+    file = Path(getattr(module, "__file__", None) or "")
+    root = _root(module, file)
+    if root is None or file in done:
+        return
+    done.add(file)
+    yield root, file
+    for value in list(vars(module).values()):
+        other = value if isinstance(value, ModuleType) else inspect.getmodule(value)
+        if other is not None and other is not module:
+            yield from _files_of(other, done)
+
+
+def _root(module: ModuleType, file: Path) -> Path | None:
+    """Return the folder from which a module is imported; None if it is installed."""
+    here = Path.cwd().resolve()
+    file = file.resolve()
+    is_own = file.suffix == ".py" and here in file.parents
+    installed = {"site-packages", "dist-packages"} & set(file.parts)
+    if not is_own or installed or module.__name__.partition(".")[0] == "fedsim":
+        return None
+    depth = module.__name__.count(".") + (file.name == "__init__.py")
+    return file.parents[depth]
+
+
+def _parts(value: object) -> Iterator[BaseModel]:
+    """Yield a part of a scenario and all parts within it."""
+    if isinstance(value, BaseModel):
+        yield value
+        for name in type(value).model_fields:
+            yield from _parts(getattr(value, name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _parts(item)
+
+
+def _paths(scenario: Scenario) -> Iterator[str]:
+    """Yield the import paths in a scenario's texts."""
+    for part in _parts(scenario):
+        for name in type(part).model_fields:
+            text = getattr(part, name)
+            if isinstance(text, str) and re.fullmatch(r"[\w.]+:\w+", text):
+                yield text

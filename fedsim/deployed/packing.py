@@ -1,0 +1,266 @@
+"""Contents of messages as payloads, which have the bytes that a simulated message has."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedsim.common.arrays import AnyArray
+from fedsim.common.errors import SimulationError
+from fedsim.deployed.trees import Json, TreeWriter, read_report, read_tree, value_of
+from fedsim.federation.codecs import Codec, CodedParts
+from fedsim.federation.contents import Contents, Header, Lazy, Opaque
+from fedsim.learning import Learner
+from fedsim.learning.functions import pure
+from fedsim.learning.refs import Ref
+
+ModelPlace = tuple[str, int | None]
+"""Name of a content, and index in its list; None for a content that is one model."""
+
+
+@dataclass(slots=True)
+class Packet:
+    """A message as it travels.
+
+    Attributes:
+        head: job, round and the forms of all contents, JSON; its bytes are not counted.
+        payloads: name of a content, with ``/index`` for an item of a list -> its bytes.
+        arrays: arrays of headers, whose bytes are not counted.
+    """
+
+    head: dict[str, Json]
+    payloads: dict[str, bytes] = field(default_factory=dict)
+    arrays: list[AnyArray] = field(default_factory=list)
+
+    def bytes_by_content(self) -> dict[str, int]:
+        """Return the payload's size (bytes) by the name of the content."""
+        sizes: dict[str, int] = {}
+        for name, payload in self.payloads.items():
+            content = name.rpartition("/")[0] if "/" in name else name
+            sizes[content] = sizes.get(content, 0) + len(payload)
+        return sizes
+
+
+@pure
+def total(models: list[AnyArray]) -> AnyArray:
+    """Return the sum of two arrays, [d]."""
+    return models[0] + models[1]
+
+
+class ContentPacker:
+    """Packer and unpacker of the contents of messages in one direction.
+
+    Args:
+        codec: the codec of the direction.
+        learner: names and computes models.
+        added_up: names of contents that device and server each sum.
+    """
+
+    def __init__(self, codec: Codec, learner: Learner, added_up: Collection[str] = ()) -> None:
+        self._codec = codec
+        self._learner = learner
+        self._added_up = added_up
+
+    def pack(
+        self,
+        contents: Contents,
+        bases: Mapping[Ref, tuple[Ref, ModelPlace]],
+        residuals: Mapping[str, Ref],
+    ) -> Packet:
+        """Pack contents; the head has their forms as ``contents``.
+
+        Args:
+            contents: the contents by name.
+            bases: update -> the model from which it was trained, and its place in the request.
+            residuals: name of a content -> the sender's residual.
+
+        Raises:
+            SimulationError: a content cannot be sent.
+        """
+        packet = Packet({})
+        writer = TreeWriter(self._learner)
+        forms: dict[str, Json] = {}
+        for name, value in contents.items():
+            if isinstance(value, Header):
+                forms[name] = {"header": writer.write(value.value)}
+            elif isinstance(value, Opaque):
+                forms[name] = {"opaque": writer.write(value.value), "bytes": value.bytes}
+            elif isinstance(value, Ref):
+                forms[name] = self._pack_model(packet, name, name, value, bases, residuals)
+            else:
+                forms[name] = self._pack_other(packet, name, value)
+        packet.head["contents"] = forms
+        packet.arrays = writer.arrays
+        return packet
+
+    def _pack_other(self, packet: Packet, name: str, value: object) -> Json:
+        if isinstance(value, Lazy):
+            packet.payloads[name] = self._lazy_values(value).astype("<f4").tobytes()
+            return {"lazy": value.what, "count": value.count}
+        is_list = isinstance(value, list | tuple)
+        if isinstance(value, list | tuple) and any(isinstance(item, Ref) for item in value):
+            items: list[Json] = []
+            for index, item in enumerate(value):
+                place = f"{name}/{index}"
+                if isinstance(item, Ref):
+                    items.append(self._pack_model(packet, place, "", item, {}, {}))
+                else:
+                    items.append(self._pack_other(packet, place, item))
+            return {"items": items}
+        if not is_list and not isinstance(value, int | float | np.number | np.ndarray):
+            raise SimulationError(
+                f"the content {name!r} of a message is a {type(value).__name__}, which a "
+                "deployed strategy cannot send; allowed are models, numbers, Lazy, Opaque and "
+                "Header"
+            )
+        array = np.asarray(value)
+        wire = "<f4" if array.dtype.kind == "f" else "<i4"
+        packet.payloads[name] = array.astype(wire).tobytes()
+        form = type(value).__name__ if is_list or isinstance(value, int | float) else "array"
+        return {"numbers": form, "wire": wire, "shape": list(array.shape)}
+
+    def _lazy_values(self, content: Lazy) -> AnyArray:
+        ref = content.ref
+        value = value_of(self._learner, ref)
+        match content.what:
+            case "loss":
+                return np.array([ref.train_loss])
+            case "losses":
+                return np.asarray(ref.losses)
+            case "choice":
+                return np.array([ref.choice])
+        return value
+
+    def _pack_model(
+        self,
+        packet: Packet,
+        place: str,
+        name: str,
+        model: Ref,
+        bases: Mapping[Ref, tuple[Ref, ModelPlace]],
+        residuals: Mapping[str, Ref],
+    ) -> Json:
+        base, base_place = bases.get(model, (None, None))
+        split = self._split(name, model, base, residuals.get(name))
+        sent = value_of(self._learner, split.sent)
+        exact = value_of(self._learner, split.exact)
+        packet.payloads[place] = self._codec.pack(sent, exact)
+        form: dict[str, Json] = {"model": len(sent)}
+        if split.start is not None and base_place is not None:
+            form["base"] = [base_place[0], base_place[1]]
+        if model.loss is not None:
+            self._learner.compute_now(model)
+            form["loss"] = [model.loss.value, dict(model.loss.numbers)]
+        return form
+
+    def _split(self, name: str, model: Ref, base: Ref | None, residual: Ref | None) -> CodedParts:
+        codec = self._codec.of_sums if name in self._added_up else self._codec
+        size = int(self._learner.parameters)
+        return codec.split(self._learner, size, model, base, residual)
+
+    def unpack(self, packet: Packet, model_at: Callable[[ModelPlace], Ref]) -> Contents:
+        """Return the contents of a packet by name, with decoded models.
+
+        Args:
+            packet: the packet.
+            model_at: returns the model at a place of the request, on which changes are based.
+        """
+        forms = packet.head["contents"]
+        assert isinstance(forms, dict)
+        contents: dict[str, object] = {}
+        for name, form in forms.items():
+            assert isinstance(form, dict)
+            contents[name] = self._unpack(packet, name, form, model_at)
+        return contents
+
+    def _unpack(
+        self,
+        packet: Packet,
+        place: str,
+        form: Mapping[str, Json],
+        model_at: Callable[[ModelPlace], Ref],
+    ) -> object:
+        if "header" in form:
+            return Header(read_tree(form["header"], packet.arrays, self._learner))
+        if "opaque" in form:
+            size = form["bytes"]
+            assert isinstance(size, int | float)
+            return Opaque(read_tree(form["opaque"], packet.arrays, self._learner), float(size))
+        if "items" in form:
+            items = form["items"]
+            assert isinstance(items, list)
+            values = []
+            for index, item in enumerate(items):
+                assert isinstance(item, dict)
+                values.append(self._unpack(packet, f"{place}/{index}", item, model_at))
+            return values
+        payload = packet.payloads[place]
+        if "model" in form:
+            return self._unpack_model(payload, form, model_at)
+        if "lazy" in form:
+            return self._unpack_lazy(payload, form)
+        return _unpack_numbers(payload, form)
+
+    def _unpack_model(
+        self, payload: bytes, form: Mapping[str, Json], model_at: Callable[[ModelPlace], Ref]
+    ) -> Ref:
+        size = form["model"]
+        assert isinstance(size, int)
+        sent = self._learner.received(self._codec.unpack(payload, size))
+        base = form.get("base")
+        model = sent
+        if isinstance(base, list):
+            name, index = base
+            assert isinstance(name, str)
+            assert isinstance(index, int | None)
+            model = self._learner.apply(total, [model_at((name, index)), sent])
+        report = form.get("loss")
+        if isinstance(report, list):
+            model.loss = read_report(report)
+        return model
+
+    def _unpack_lazy(self, payload: bytes, form: Mapping[str, Json]) -> Lazy:
+        values = np.frombuffer(payload, "<f4").astype(np.float32)
+        what = form["lazy"]
+        assert isinstance(what, str)
+        ref = self._learner.received(values)
+        if what == "loss":
+            ref.loss = read_report([float(values[0]), {}])
+        elif what == "losses":
+            ref.losses = values.astype(np.float64)
+        elif what == "choice":
+            ref.choice = int(values[0])
+        return Lazy(what, ref, len(values))
+
+
+def _unpack_numbers(payload: bytes, form: Mapping[str, Json]) -> object:
+    wire = form["wire"]
+    shape = form["shape"]
+    assert isinstance(wire, str)
+    assert isinstance(shape, list)
+    sizes = [size for size in shape if isinstance(size, int)]
+    array = np.frombuffer(payload, wire).reshape(sizes)
+    array = array.astype(np.float64 if wire == "<f4" else np.int64)
+    match form["numbers"]:
+        case "array":
+            return array
+        case "list":
+            return array.tolist()
+        case "tuple":
+            return tuple(array.tolist())
+        case "bool":
+            return bool(array)
+    return array.item()
+
+
+def models_in(contents: Mapping[str, object]) -> list[tuple[ModelPlace, Ref]]:
+    """Return all models of contents with their places, in order."""
+    models: list[tuple[ModelPlace, Ref]] = []
+    for name, value in contents.items():
+        if isinstance(value, Ref):
+            models.append(((name, None), value))
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            for index, item in enumerate(value):
+                if isinstance(item, Ref):
+                    models.append(((name, index), item))
+    return models

@@ -1,0 +1,53 @@
+"""Packets as Flower's records."""
+
+import json
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedsim.common.errors import SimulationError
+from fedsim.deployed.packing import Packet
+
+HEAD = "fedsim.head"
+"""Config record with the head of a packet, as JSON."""
+PAYLOADS = "fedsim.payloads"
+"""Array record with the payloads of the counted contents."""
+ARRAYS = "fedsim.arrays"
+"""Array record with the arrays of headers."""
+_PAYLOAD = "fedsim.payload"  # Flower's name of the serialisation: raw bytes
+
+
+def to_records(packet: Packet) -> RecordDict:
+    """Return a packet as the content of a Flower message."""
+    head = ConfigRecord({"json": json.dumps(packet.head)})
+    records = RecordDict({HEAD: head})
+    payloads = {
+        name: Array("uint8", (len(payload),), _PAYLOAD, payload)
+        for name, payload in packet.payloads.items()
+    }
+    if payloads:
+        records[PAYLOADS] = ArrayRecord(payloads)
+    if packet.arrays:
+        arrays = {str(number): Array(array) for number, array in enumerate(packet.arrays)}
+        records[ARRAYS] = ArrayRecord(arrays)
+    return records
+
+
+def from_records(records: RecordDict) -> Packet:
+    """Return the packet of a message's content.
+
+    Raises:
+        SimulationError: the content is of no fedsim app.
+    """
+    if HEAD not in records.config_records:
+        raise SimulationError(
+            f"a message has the records {', '.join(records) or 'none'}, and no {HEAD!r}; both "
+            "halves must come from the same exported app"
+        )
+    packet = Packet(json.loads(str(records.config_records[HEAD]["json"])))
+    if PAYLOADS in records.array_records:
+        payloads = records.array_records[PAYLOADS]
+        packet.payloads = {name: array.data for name, array in payloads.items()}
+    if ARRAYS in records.array_records:
+        arrays = records.array_records[ARRAYS]
+        packet.arrays = [arrays[str(number)].numpy() for number in range(len(arrays))]
+    return packet

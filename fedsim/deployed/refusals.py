@@ -1,0 +1,83 @@
+"""Refusals of scenarios that no deployment can run."""
+
+from collections.abc import Iterator
+
+from fedsim.running.scenario import Scenario
+
+_SENDS_PARTS = ("heterofl", "hetlora", "flora")  # strategies that send some tensors of a model
+
+
+def refusals(scenario: Scenario) -> Iterator[str]:
+    """Yield the reason of each section of a scenario that cannot be deployed.
+
+    Args:
+        scenario: the scenario.
+    """
+    strategy = scenario.strategy
+    kind = strategy.kind
+    if scenario.learning == "off":
+        yield 'learning is "off", and real devices send models; set learning = "on"'
+    if kind == "flower":
+        yield "strategy.kind is 'flower', which is a Flower app already: run it by 'flwr run'"
+    if strategy.serverless:
+        yield (
+            f"strategy.kind is {kind!r}, whose devices send to each other, and Flower's nodes "
+            "reach the server alone; allowed are strategies with a server"
+        )
+    if strategy.at_edges:
+        yield (
+            f"strategy.kind is {kind!r}, which needs edge servers, and a Flower deployment has "
+            "none; allowed are strategies without them"
+        )
+    if kind in _SENDS_PARTS or strategy.kept_by == "strategy" or scenario.model.says_what_stays:
+        yield (
+            f"strategy.kind is {kind!r}, with a model of which devices keep or receive some "
+            "tensors only; allowed are strategies that send whole models"
+        )
+    if scenario.malicious is not None:
+        yield "malicious makes devices attack, which no real device does on command; leave it out"
+    if scenario.drift is not None:
+        yield "drift changes data on command, and real data change by themselves; leave it out"
+    if scenario.energy is not None:
+        yield "energy is the charge of simulated batteries, which nodes do not report; leave it out"
+    if scenario.world.processes:
+        yield "world.processes act on simulated devices; leave them out"
+    yield from _refused_training(scenario)
+
+
+def _refused_training(scenario: Scenario) -> Iterator[str]:
+    if scenario.training.state == "sent":
+        yield (
+            "training.state is 'sent', which a deployment cannot send; allowed are 'fresh' and "
+            "'kept'"
+        )
+    if scenario.training.stops_early:
+        yield (
+            f"training.kind is {scenario.training.kind!r}, which may stop early; a deployment "
+            "needs a trainer that takes all batches"
+        )
+    if scenario.server.speed is not None:
+        yield "server.speed is a simulated server's; the real one takes its own time; leave it out"
+    for direction, codec in (("down", scenario.messages.down), ("up", scenario.messages.up)):
+        if not codec.packs:
+            yield (
+                f"messages.{direction} is {codec.kind!r}, whose bytes are counted and not "
+                "written; allowed are 'plain' in float32 or float64 without a size, the lossy "
+                "codecs (float16, int8, qsgd, top-k ...), and own codecs with 'pack' and 'unpack'"
+            )
+
+
+def unused(scenario: Scenario) -> Iterator[str]:
+    """Yield the name of each part of a scenario that a deployment replaces by the real thing."""
+    population = scenario.population
+    if population.availability.kind != "always":
+        yield "population.availability"
+    for name in ("arrivals", "departures", "slow_phases", "stragglers", "host"):
+        if getattr(population, name) is not None:
+            yield f"population.{name}"
+    if scenario.costs is not None:
+        yield "costs"
+    if scenario.meters:
+        yield "meters"
+    if scenario.server.patience:
+        yield "server.patience"

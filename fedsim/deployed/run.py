@@ -1,0 +1,72 @@
+"""The server half's run: its parts are a simulated run's, without a simulated world."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from fedsim.deployed.tasks import RemoteTasks
+from fedsim.federation.client_side import ClientSide
+from fedsim.federation.contents import Contents, received
+from fedsim.federation.envelopes import Envelopes, Request, TaskContext
+from fedsim.running.assembly import Run
+from fedsim.world.task import Task
+
+if TYPE_CHECKING:
+    from fedsim.world.life import TaskRunner
+
+
+@dataclass(slots=True)
+class SentContext(TaskContext):
+    """State of a task, with the request's contents as the server half gave them."""
+
+    outgoing: Contents = field(default_factory=dict)
+
+
+class SentEnvelopes(Envelopes):
+    """Builder of messages that keeps the contents of requests, from which they are packed."""
+
+    def request(
+        self, device: int, contents: Contents, job: str, round_number: int | None
+    ) -> Request:
+        request = super().request(device, contents, job, round_number)
+        context = request.context
+        sent = SentContext(context.instruction, brings_base=context.brings_base, outgoing=contents)
+        return Request(request.steps, sent)
+
+
+class RemoteClientSide(ClientSide):
+    """Answers of client halves that run on other machines."""
+
+    def arrived(self, task: Task) -> Mapping[str, object]:
+        context: TaskContext = task.context
+        if context.brings_base:
+            self.devices.bases[task.device] = True
+        return received(context.reply or {})
+
+
+class ServerRun(Run):
+    """Run of the server half over messages in real time."""
+
+    envelopes_type = SentEnvelopes
+    remote: RemoteTasks
+
+    def _build_messages(self) -> None:
+        super()._build_messages()
+        self.dispatch.client_side = RemoteClientSide(
+            self.simulation,
+            self.learner,
+            self._client_side.envelopes,
+            self.dispatch.devices,
+            self.scenario.training,
+            self.local,
+        )
+
+    def _connect(self) -> None:
+        self.remote = RemoteTasks(self.simulation, self.population, self.network, self.dispatch)
+        self.dispatch.connect(
+            cast("TaskRunner", self.remote),
+            self.messages,
+            self.strategy,
+            self.client_halves,
+            begin_round=None,
+        )

@@ -1,0 +1,155 @@
+"""The ServerApp of an exported app."""
+
+import asyncio
+import json
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedsim.clock.simulation import Record
+from fedsim.common.errors import SimulationError
+from fedsim.deployed.clock import WallClock
+from fedsim.deployed.nodes import Nodes
+from fedsim.deployed.run import ServerRun
+from fedsim.records import folder as files
+from fedsim.records.schema import models_digest
+from fedsim.running.scenario import Scenario, load
+from fedsim.version import __version__
+
+EVENTS = "events.jsonl"
+"""File of the records, one JSON object a line: what was measured, with times (s)."""
+_log = logging.getLogger("flwr")
+_LOOK_S = 0.02  # real time between two looks for messages (s)
+
+
+def server_app(scenario: Path) -> ServerApp:
+    """Return the ServerApp of a scenario, whose server half runs on a wall clock.
+
+    Args:
+        scenario: the app's scenario file.
+    """
+    app = ServerApp()
+
+    def main(grid: Grid, context: Context) -> None:
+        config = context.run_config
+        out = Path(str(config["out"]))
+        Deployment(load(scenario, allow_code=True), grid, float(config["pace"])).execute(
+            out, int(config["min-nodes"]), float(config["patience"])
+        )
+
+    app.main()(main)
+    return app
+
+
+class Deployment:
+    """Run of a server half over a Grid, from the first node to the files of its results.
+
+    Args:
+        scenario: the scenario of the app.
+        grid: Flower's Grid.
+        pace: real seconds in a second of the scenario, if nodes take the scenario's times; 0 for
+            real time, in which nodes work as fast as they can.
+
+    Attributes:
+        run: the server half's run.
+        records: all records so far; the measured times and bytes are in the kinds ``sent`` and
+            ``received``.
+    """
+
+    def __init__(self, scenario: Scenario, grid: Grid, pace: float) -> None:
+        if pace < 0.0:
+            raise SimulationError(
+                f"the run configuration has pace = {pace}; allowed are 0 (as fast as the nodes "
+                "are) and numbers above 0 (real seconds in a second of the scenario)"
+            )
+        self.records: list[Record] = []
+        self._clock = WallClock(pace or 1.0, self._look, _LOOK_S)
+        self._clock.listen(self.records.append)
+        self.run = ServerRun(scenario, self._clock)
+        self.run.population.arrival = np.full(scenario.population.devices, np.inf)
+        self._nodes = Nodes(grid, self.run, self._clock, pace)
+
+    def _look(self) -> None:
+        self._nodes.look()
+
+    def execute(self, out: Path, least_nodes: int, patience_s: float) -> None:
+        """Wait for nodes, run the strategy to its end, and write the results.
+
+        Args:
+            out: folder of the results.
+            least_nodes: count of nodes for which the run waits; 0 for all devices.
+            patience_s: real time for which the run waits for nodes (s).
+
+        Raises:
+            SimulationError: too few nodes have connected.
+        """
+        run = self.run
+        clock = self._clock
+        least = least_nodes or run.scenario.population.devices
+        last = time.monotonic() + patience_s
+        while self._nodes.connected < least:
+            self._nodes.look()
+            if time.monotonic() > last:
+                raise SimulationError(
+                    f"{self._nodes.connected} of {least} nodes have connected within "
+                    f"{patience_s:g} s; start more SuperNodes, or set min-nodes"
+                )
+            time.sleep(_LOOK_S)
+        clock.begin()
+        self._nodes.begun = True
+        end_s = run.scenario.stop.simulated_time
+        if end_s is not None:
+            run.stop_at(0, end_s)
+        clock.at_end(lambda: run.remote.end_all("stopped"))
+        clock.at_close(run.strategy.on_end)
+        clock.listen(_log_round, kinds=("round",))
+        clock.post(run.dispatch.start)
+        out.mkdir(parents=True, exist_ok=True)
+        with (out / EVENTS).open("w") as file:
+
+            def write(record: Record) -> None:
+                file.write(_line(record))
+
+            clock.listen(write)
+            for record in self.records:
+                file.write(_line(record))
+            stopped = asyncio.run(clock.run())
+        self._write(out, stopped)
+
+    def _write(self, out: Path, stopped: str) -> None:
+        models = asyncio.run(self.run.model_tensors())
+        files.write_models(out, models)
+        rounds = [record.fields for record in self.records if record.kind == "round"]
+        accuracies = [row["accuracy"] for row in rounds if row["accuracy"] is not None]
+        sizes = {"sent": 0, "received": 0}
+        for record in self.records:
+            if record.kind in sizes:
+                sizes[record.kind] += sum(record.fields["bytes"].values())
+        summary = {
+            "fedsim": __version__,
+            "strategy": self.run.scenario.strategy.kind,
+            "stopped": stopped,
+            "rounds": len(rounds),
+            "seconds": self._clock.now,
+            "accuracy": accuracies[-1] if accuracies else None,
+            "bytes": {"down": sizes["sent"], "up": sizes["received"]},
+            "models_sha256": models_digest(models),
+        }
+        files.write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+        _log.info("written to %s", out.resolve())
+
+
+def _line(record: Record) -> str:
+    fields = {"time": record.time, "kind": record.kind, **record.fields}
+    return json.dumps(fields, default=str) + "\n"
+
+
+def _log_round(record: Record) -> None:
+    fields = record.fields
+    accuracy = fields.get("accuracy")
+    text = "not measured" if accuracy is None else f"{accuracy:.4f}"
+    _log.info("round %s at %.2f s: accuracy %s", fields["round"], record.time, text)

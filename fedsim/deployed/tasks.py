@@ -1,0 +1,183 @@
+"""Tasks of devices that work elsewhere, in place of the tasks of a simulated world."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import Flags, Ints
+from fedsim.common.errors import SimulationError
+from fedsim.federation.contents import Contents
+from fedsim.federation.dispatch import Dispatch
+from fedsim.federation.envelopes import TaskContext
+from fedsim.world.network import Network
+from fedsim.world.population import Population
+from fedsim.world.task import Cause, Task, TaskStep
+
+
+class RemoteTasks:
+    """Tasks of the devices of a deployment, as ``Dispatch`` and ``Clients`` use them.
+
+    A device is reachable while the transport reports its node as connected.
+
+    Args:
+        simulation: the clock, which receives the records.
+        population: the devices, whose times of arrival are set when their nodes connect.
+        network: the scenario's links.
+        dispatch: is notified of ended tasks.
+
+    Attributes:
+        send: sends a task to its device; set by the server.
+        running: task ID -> task that has not ended.
+        off: devices whose node was connected and is gone.
+        arrived: device -> count and time (s) of its last task whose answer has arrived.
+        times_asked, times_selected: device -> count of its tasks, and of its selections.
+    """
+
+    batteries = None
+    send: Callable[[Task], None]
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        population: Population,
+        network: Network,
+        dispatch: Dispatch,
+    ) -> None:
+        self.simulation = simulation
+        self.population = population
+        self.network = network
+        self._dispatch = dispatch
+        self.running: dict[int, Task] = {}
+        self.off: set[int] = set()
+        self.arrived: dict[int, tuple[int, float]] = {}
+        self.times_asked: Counter[int] = Counter()
+        self.times_selected: Counter[int] = Counter()
+        self._online = np.zeros(len(population.speed), dtype=np.bool_)
+        self._busy = np.zeros(len(population.speed), dtype=np.bool_)
+        self._asked = 0
+
+    # Nodes.
+
+    def connect(self, device: int) -> None:
+        """Note that the node of a device is connected, for the first time or again."""
+        if self._online[device]:
+            return
+        self._online[device] = True
+        if device in self.off:
+            self.off.discard(device)
+            self.simulation.emit("node-return", device=device)
+            self._dispatch.on_switched_on(device)
+            return
+        is_newcomer = self.simulation.now > 0.0
+        self.population.arrival[device] = self.simulation.now
+        self.simulation.emit("node", device=device)
+        if is_newcomer:
+            self._dispatch.notify("newcomer", device)
+
+    def disconnect(self, device: int) -> None:
+        """Note that the node of a device is gone; its task is lost."""
+        if not self._online[device]:
+            return
+        self._online[device] = False
+        self.off.add(device)
+        self.simulation.emit("node-gone", device=device)
+        for task in [task for task in self.running.values() if task.device == device]:
+            self._finish(task, "lost")
+
+    # What the federation asks of the devices.
+
+    def is_idle(self, device: int) -> bool:
+        """Whether the device's node is connected and has no open task."""
+        return bool(self._online[device] and not self._busy[device])
+
+    def idle(self, devices: Ints) -> Flags:
+        """Vectorised ``is_idle``; bool [len(devices)]."""
+        free: Flags = self._online[devices] & ~self._busy[devices]
+        return free
+
+    def reachable(self, devices: Ints) -> Flags:
+        """Whether the node of each device is connected; bool [len(devices)]."""
+        online: Flags = self._online[devices]
+        return online
+
+    def reachable_until(self, device: int) -> float:
+        """Return infinity for a connected node, else the present time (s)."""
+        return math.inf if self._online[device] else self.simulation.now
+
+    def next_on(self, device: int, time: float) -> float:
+        """Return ``time`` (s): a node that is gone may be back at any time."""
+        return time
+
+    def anyone_ever(self) -> bool:
+        """Return True, as a node may always connect."""
+        return True
+
+    # Tasks.
+
+    def start(
+        self,
+        device: int,
+        steps: tuple[TaskStep, ...],
+        round: int | None,  # noqa: A002
+        group: int | None,
+        *,
+        continues: bool = False,
+        edge: int | None = None,
+        context: TaskContext | None = None,
+    ) -> Task:
+        """Send a task to a device; the arguments are attributes of ``Task``.
+
+        Raises:
+            SimulationError: the device has another task, or its node is not connected.
+        """
+        if not self.is_idle(device):
+            raise SimulationError(f"device {device} is asked, but it is busy or not connected")
+        count = self.times_asked[device]
+        task = Task(self._asked, device, steps, round, group, count, continues, edge, context)
+        self._asked += 1
+        self.times_asked[device] = count + 1
+        if round is not None and not continues:
+            self.times_selected[device] += 1
+        self.running[task.id] = task
+        self._busy[device] = True
+        task.step_start = self.simulation.now
+        self.simulation.record("task-start", dict(task.fields))
+        self.send(task)
+        return task
+
+    def receive(self, task_id: int, contents: Contents | None, outcome: Cause | None) -> None:
+        """Take the answer of a device; an answer to a task that has ended is ignored.
+
+        Args:
+            task_id: ID of the task.
+            contents: the answer's contents; None if it has none.
+            outcome: cause of an early end; None if the task is done.
+        """
+        task = self.running.get(task_id)
+        if task is None:
+            return
+        if outcome is None:
+            task.context.reply = contents
+            self.arrived[task.device] = (task.count, self.simulation.now)
+        self._finish(task, outcome)
+
+    def end(self, task_id: int, cause: Cause) -> None:
+        """End a task now, as the server does not wait for its answer any longer."""
+        task = self.running.get(task_id)
+        if task is not None:
+            self._finish(task, cause)
+
+    def end_all(self, cause: Cause) -> None:
+        """End all open tasks."""
+        for task_id in list(self.running):
+            self.end(task_id, cause)
+
+    def _finish(self, task: Task, cause: Cause | None) -> None:
+        del self.running[task.id]
+        self._busy[task.device] = False
+        task.outcome = cause or "done"
+        self.simulation.record("task-end", {**task.fields, "outcome": task.outcome})
+        self._dispatch.on_task_end(task)
