@@ -159,7 +159,7 @@ _LAYERS = {
     "running.checkpoint": f"{_FEDERATED} strategies world.energy",
     "running": f"{_FEDERATED} learning.data records running.checkpoint strategies version world.energy "
     "world.meters",
-    "deployed": f"{_FEDERATED} records running version",
+    "deployed": f"{_FEDERATED} records running strategies version",
     "lab": "",
     "lab.reading": "common records",
     "lab.terminal": "common clock records",

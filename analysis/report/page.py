@@ -234,8 +234,8 @@ def _ranking_sentences(subject: Subject) -> list[str]:
 def _wasted_share(run: RunFolder) -> float | None:
     """Return the share of bytes that were wasted (0..1); None if no bytes moved."""
     sizes = run.summary["bytes"]
-    moved = total(sizes)
-    return sizes["wasted"] / moved if moved else None
+    size = total(sizes)
+    return sizes["wasted"] / size if size else None
 
 
 def _find_in_run(run: RunFolder) -> list[_Finding]:
@@ -265,9 +265,9 @@ def _wasted_bytes(run: RunFolder) -> str | None:
     share = _wasted_share(run)
     if share is None:
         return None
-    moved = show_bytes(total(run.summary["bytes"]))
+    size = show_bytes(total(run.summary["bytes"]))
     amount = f"{share:.0%}" if share else "Nothing"
-    return f"{amount} of {moved} that moved was wasted."
+    return f"{amount} of {size} that moved was wasted."
 
 
 def _longest_round(run: RunFolder) -> str | None:

@@ -98,13 +98,13 @@ def _ending(run: RunFolder) -> str:
 
 def _byte_figures(run: RunFolder) -> list[tuple[str, str, str]]:
     sizes = run.summary["bytes"]
-    moved = total(sizes)
+    size = total(sizes)
     directions = f"{show_bytes(sizes['down'])} down, {show_bytes(sizes['up'])} up"
     if "peer" in sizes:
         directions += f", {show_bytes(sizes['peer'])} between devices"
-    share = f"{sizes['wasted'] / moved:.1%} of what moved" if moved else "nothing moved"
+    share = f"{sizes['wasted'] / size:.1%} of what moved" if size else "nothing moved"
     return [
-        ("moved", show_bytes(moved), directions),
+        ("moved", show_bytes(size), directions),
         ("wasted", show_bytes(sizes["wasted"]), share),
     ]
 

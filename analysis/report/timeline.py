@@ -114,8 +114,8 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
 
 def _is_without_server(run: RunFolder) -> bool:
     """Whether devices exchange messages, and none with the server."""
-    moved = run.summary["bytes"]
-    return bool(moved.get("peer")) and not moved["down"] + moved["up"]
+    sizes = run.summary["bytes"]
+    return bool(sizes.get("peer")) and not sizes["down"] + sizes["up"]
 
 
 class _ColumnsOfLanes:

@@ -35,7 +35,7 @@ def flower_export_command(
     if path.is_dir():
         path = path / FILE_NAME
         scenario = str(path)
-    loaded = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped())
+    loaded = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped)
     files = export(loaded, app)
     say(*(f"written {path}" for path in files), "run it:", f"  flwr run {app}")
 

@@ -247,7 +247,7 @@ class DeviceHalf:
         return float(self._population.training_s(self.device, training, task.samples))
 
     def _probe(self, task: Task, training: Training) -> float:
-        """Return the speed of an epoch whose result is thrown away (samples/s)."""
+        """Return the speed of an epoch whose result is discarded (samples/s)."""
         seconds = 0.0
         for _ in range(2):  # the first one also loads libraries
             trial = replace(training, epochs=1)
@@ -330,7 +330,8 @@ class DeviceHalf:
         if last["residuals"]:
             self._devices.residuals[self.device] = last["residuals"]
         instruction = Instruction(last["job"], last["contents"], last["round"])
-        self._side.client.sent(self._devices.of(self.device), instruction, last["reply"])
+        client = self._side.halves.of(self.device)
+        client.sent(self._devices.of(self.device), instruction, last["reply"])
 
     def _remember(self, memory: Packet, task: Task, answer: Packet) -> None:
         """Write the device's memory, with the answer until the server confirms its arrival."""
@@ -338,7 +339,9 @@ class DeviceHalf:
         context: TaskContext = task.context
         instruction = context.instruction
         last: dict[str, object] | None = None
-        is_needed = type(self._side.client).sent is not Client.sent or context.residuals
+        is_needed = (
+            type(self._side.halves.of(self.device)).sent is not Client.sent or context.residuals
+        )
         if context.reply is not None and is_needed:
             last = {
                 "count": task.count,

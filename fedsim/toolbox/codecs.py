@@ -149,7 +149,8 @@ def as_bfloat16(models: list[Floats32]) -> Floats32:
 
 def _int8_scales(values: Floats) -> Floats32:
     """Return the scale of each bucket, float32 [buckets, 1], from its values [buckets, width]."""
-    return (np.abs(values).max(axis=1, keepdims=True) / 127).astype(np.float32)
+    largest: Floats = np.abs(values).max(axis=1, keepdims=True)
+    return (largest / 127).astype(np.float32)
 
 
 def _norms(values: Floats) -> Floats32:
@@ -159,8 +160,9 @@ def _norms(values: Floats) -> Floats32:
         values: the values of the buckets, [buckets, width].
     """
     exact = np.linalg.norm(values, axis=1)
-    norms = exact.astype(np.float32)
-    return np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)[:, None]
+    norms: Floats32 = exact.astype(np.float32)
+    rounded: Floats32 = np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)
+    return rounded[:, None]
 
 
 def _levels_of(decoded: Floats, unit: AnyArray) -> Ints:
@@ -377,7 +379,8 @@ class Sign(Bucketed):
 
     def pack(self, sent: Floats32, exact: Floats32) -> Packed:
         scales = np.abs(_split_buckets(sent, self.bucket)).max(axis=1)
-        return scales.astype("<f4").tobytes() + np.packbits(exact >= 0).tobytes()
+        payload: Packed = scales.astype("<f4").tobytes() + np.packbits(exact >= 0).tobytes()
+        return payload
 
     def unpack(self, payload: Packed, parameters: int) -> Floats32:
         scales, rest = self._read_scales(payload, parameters)

@@ -92,7 +92,7 @@ class CA2FL(Asynchronous[CA2FLParams]):
             parts.append((cached, -update.weight))
             newest[update.device] = change
         state.cache |= newest
-        moved = models.mix(parts, otherwise=state.model, rescale=False)
+        stepped = models.mix(parts, otherwise=state.model, rescale=False)
         if self.params.server is None:
-            return moved
-        return self.params.server.step(self.server, self.remembered("server"), state.model, moved)
+            return stepped
+        return self.params.server.step(self.server, self.remembered("server"), state.model, stepped)

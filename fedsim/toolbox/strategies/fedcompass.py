@@ -139,10 +139,10 @@ class FedCompass(Asynchronous[FedCompassParams]):
         among = None
         if resting:
             among = [device for device in range(server.devices) if device not in resting]
-        devices = selection.select(server, state.selection, missing, (state.draws,), among)
-        chosen = server.clients.chosen(devices, type(selection).select)
+        proposed = selection.select(server, state.selection, missing, (state.draws,), among)
+        devices = server.clients.chosen(proposed, type(selection).select)
         state.draws += 1
-        for device in sorted(chosen, key=self._speed_order):
+        for device in sorted(devices, key=self._speed_order):
             self._ask(device)
         if not state.open:
             server.look_again("refill", self.params.retry)
