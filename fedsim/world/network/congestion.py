@@ -1,0 +1,257 @@
+"""Congestion control of TCP senders, vectorised over flows: CUBIC, Reno and BBR.
+
+Windows are in segments, so that the formulas are those of the standards.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+import numpy as np
+
+from fedsim.common.arrays import Flags, Floats, Ints
+
+Control = Literal["cubic", "reno", "bbr"]
+CONTROLS: tuple[str, ...] = get_args(Control)
+
+CUBIC_C = 0.4
+"""Growth constant C of CUBIC (segments/s^3; RFC 9438, section 5.1)."""
+CUBIC_BETA = 0.7
+"""Factor of the window after a loss with CUBIC (RFC 9438, section 4.6)."""
+RENO_BETA = 0.5
+"""Factor of the window after a loss with Reno (RFC 5681, section 3.1)."""
+LEAST_WINDOW = 2.0
+"""Smallest window (segments; RFC 5681, section 3.1)."""
+
+_HYSTART_LEAST_WINDOW = 16.0  # segments (Ha and Rhee, 2011)
+_HYSTART_LEAST_S = 0.004  # bounds of the rise of the round trip (s; RFC 9406, section 4.3)
+_HYSTART_MOST_S = 0.016
+_HYSTART_SHARE = 1 / 8  # of the round trip
+
+# BBR (Cardwell et al., 2017)
+_STARTUP_GAIN = 2.885
+_STARTUP_GROWTH = 1.25
+_STARTUP_ROUNDS = 3
+_GAINS = np.array([1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+_BBR_WINDOW_GAIN = 2.0
+_BBR_LEAST_WINDOW = 4.0  # segments
+_BBR_MEMORY = 10  # round trips of the filter of the largest rate
+
+
+def cubic_window(elapsed_s: Floats, peak: Floats, after_loss: Floats) -> Floats:
+    """Compute CUBIC's window W(t) = C (t - K)^3 + W_max (segments), [flows].
+
+    Source: RFC 9438, equations 1 and 2, K = cbrt((W_max - cwnd_epoch) / C).
+
+    Args:
+        elapsed_s: time since the epoch began (s), [flows].
+        peak: W_max, the window before the last loss (segments), [flows].
+        after_loss: cwnd_epoch, the window at the begin of the epoch (segments), [flows].
+    """
+    plateau_s = np.cbrt((peak - after_loss) / CUBIC_C)
+    window: Floats = CUBIC_C * (elapsed_s - plateau_s) ** 3 + peak
+    return window
+
+
+@dataclass(slots=True)
+class Senders:
+    """State of the senders of flows; float64 [flows] each.
+
+    Attributes:
+        round_trip: round trip on empty links (s).
+        window: congestion window (segments).
+        threshold: slow start threshold (segments); infinity before the first loss.
+        peak: CUBIC's W_max (segments); 0 before the first loss.
+        epoch: begin of CUBIC's epoch (s); NaN if the next growth begins an epoch.
+        epoch_window: window at the begin of the epoch (segments).
+        friendly: window that Reno would have (segments).
+        round_end: delivered segments at which the present round trip ends.
+        rate: BBR's estimate of the bottleneck's rate (segments/s).
+        best: BBR's largest rate in ``startup``, or in the present cycle (segments/s).
+        stalled: rounds without growth in BBR's startup; -1 after startup.
+        cycle: round trip of BBR's cycle of gains.
+        pace: largest rate of sending (segments/s); infinity except for BBR.
+        round_start: begin of the present round trip (s).
+        round_base: delivered segments at that time.
+    """
+
+    round_trip: Floats
+    window: Floats
+    threshold: Floats
+    peak: Floats
+    epoch: Floats
+    epoch_window: Floats
+    friendly: Floats
+    round_end: Floats
+    rate: Floats
+    best: Floats
+    stalled: Floats
+    cycle: Floats
+    pace: Floats
+    round_start: Floats
+    round_base: Floats
+
+    @classmethod
+    def none(cls) -> "Senders":
+        """Return the state without any flow."""
+        return cls(*[np.empty(0) for _ in fields(cls)])
+
+    def columns(self) -> Iterator[tuple[str, Floats]]:
+        """Yield name and values of each column."""
+        for column in fields(self):
+            yield column.name, getattr(self, column.name)
+
+    def append(self, row: dict[str, float]) -> None:
+        """Append a flow, with a value for each column."""
+        for name, values in self.columns():
+            setattr(self, name, np.append(values, row[name]))
+
+    def select(self, rows: Flags | Ints) -> None:
+        """Keep only some flows."""
+        for name, values in self.columns():
+            setattr(self, name, values[rows])
+
+
+def first_state(
+    now: float, round_trip: float, window: float, threshold: float, peak: float, rate: float
+) -> dict[str, float]:
+    """Return the row of ``Senders`` of a flow that begins.
+
+    Args:
+        now: the time (s).
+        round_trip: round trip on empty links (s).
+        window: first window (segments).
+        threshold: slow start threshold (segments), which may be infinite.
+        peak: CUBIC's W_max of the connection (segments); 0 for a new connection.
+        rate: BBR's rate of the connection (segments/s); 0 for a new connection.
+    """
+    return {
+        "round_trip": round_trip,
+        "window": window,
+        "threshold": threshold,
+        "peak": peak,
+        "epoch": np.nan,
+        "epoch_window": window,
+        "friendly": window,
+        "round_end": 0.0,
+        "rate": rate,
+        "best": rate,
+        "stalled": -1.0 if rate else 0.0,
+        "cycle": 2.0,
+        "pace": rate if rate else np.inf,
+        "round_start": now,
+        "round_base": 0.0,
+    }
+
+
+def grow(
+    senders: Senders, control: Control, acked: Floats, limited: Flags, now: float, delay: Floats
+) -> Floats:
+    """Compute the growth of windows by acknowledgements (segments), float64 [flows].
+
+    Only begins of epochs are written into ``senders``.
+
+    Args:
+        senders: the flows.
+        control: ``cubic`` or ``reno``; BBR's windows follow its rate, see ``follow_rate``.
+        acked: acknowledged segments, [flows].
+        limited: whether the window limits the flow, without which it does not grow, [flows].
+        now: the time of the acknowledgements (s).
+        delay: round trip with queues (s), [flows].
+    """
+    window = senders.window
+    slow = window < senders.threshold
+    in_slow_start = np.minimum(acked, np.maximum(senders.threshold - window, 0.0))
+    if slow.all():
+        return np.where(limited, in_slow_start, 0.0)
+    if control == "reno":
+        beyond = acked / window
+    else:
+        starts = ~slow & limited & np.isnan(senders.epoch)
+        if starts.any():
+            senders.epoch[starts] = now
+            senders.epoch_window[starts] = window[starts]
+            senders.friendly[starts] = window[starts]
+            senders.peak[starts] = np.maximum(senders.peak, window)[starts]
+        with np.errstate(invalid="ignore"):
+            elapsed = np.nan_to_num(now - senders.epoch)
+        curve = cubic_window(elapsed + delay, senders.peak, senders.epoch_window)
+        target = np.clip(curve, window, 1.5 * window)
+        cubic = (target - window) / window * acked
+        share = np.where(
+            senders.friendly < senders.peak, 3 * (1 - CUBIC_BETA) / (1 + CUBIC_BETA), 1.0
+        )
+        friendly = np.where(~slow & limited, share * acked / window, 0.0)
+        senders.friendly += friendly
+        beyond = np.maximum(cubic, senders.friendly - window)
+    growth = np.where(slow, in_slow_start, beyond)
+    return np.where(limited, growth, 0.0)
+
+
+def reduce(senders: Senders, control: Control, rows: Flags) -> None:
+    """Reduce the windows of flows that have found a loss.
+
+    Args:
+        senders: the flows.
+        control: the congestion control; BBR ignores losses.
+        rows: the flows that have found a loss, [flows].
+    """
+    if control == "bbr":
+        return
+    window = senders.window[rows]
+    beta = CUBIC_BETA if control == "cubic" else RENO_BETA
+    reduced = np.maximum(window * beta, LEAST_WINDOW)
+    # fast convergence, RFC 9438, section 4.7
+    fell = window < senders.peak[rows]
+    senders.peak[rows] = np.where(fell, window * (1 + CUBIC_BETA) / 2, window)
+    senders.window[rows] = reduced
+    senders.threshold[rows] = reduced
+    senders.epoch[rows] = np.nan
+
+
+def leave_slow_start(senders: Senders, rows: Flags, waiting: Floats) -> None:
+    """End the slow start of flows whose round trip has risen (HyStart, Ha and Rhee, 2011).
+
+    Args:
+        senders: the flows.
+        rows: the flows whose round trip ends now, [flows].
+        waiting: time in queues (s), [flows].
+    """
+    rise = np.clip(_HYSTART_SHARE * senders.round_trip, _HYSTART_LEAST_S, _HYSTART_MOST_S)
+    ends = rows & (senders.window < senders.threshold) & (waiting >= rise)
+    ends &= senders.window >= _HYSTART_LEAST_WINDOW
+    senders.threshold[ends] = senders.window[ends]
+
+
+def follow_rate(senders: Senders, rows: Flags, acked: Floats, now: float) -> None:
+    """Estimate the rate of BBR's flows at the end of a round trip; set their windows and paces.
+
+    Args:
+        senders: the flows.
+        rows: the flows whose round trip ends now, [flows].
+        acked: acknowledged segments since the begin, [flows].
+        now: the time (s).
+    """
+    elapsed = np.maximum(now - senders.round_start, 1e-9)
+    measured = (acked - senders.round_base) / elapsed
+    starting = rows & (senders.stalled >= 0)
+    grew = measured >= _STARTUP_GROWTH * senders.best
+    senders.stalled[starting] = np.where(grew, 0.0, senders.stalled + 1)[starting]
+    senders.best[rows] = np.maximum(senders.best, measured)[rows]
+    senders.rate[starting] = senders.best[starting]
+    senders.stalled[starting & (senders.stalled >= _STARTUP_ROUNDS)] = -1.0
+    probing = rows & ~starting
+    senders.cycle[probing] = (senders.cycle[probing] + 1) % _BBR_MEMORY
+    over = probing & (senders.cycle == 0)
+    senders.rate[probing] = np.maximum(senders.rate, measured)[probing]
+    senders.rate[over] = senders.best[over]
+    senders.best[over] = measured[over]
+    gain = np.where(
+        senders.stalled >= 0,
+        _STARTUP_GAIN,
+        _GAINS[(senders.cycle % len(_GAINS)).astype(np.int64)],
+    )
+    senders.pace[rows] = (gain * senders.rate)[rows]
+    share = np.where(senders.stalled >= 0, _STARTUP_GAIN, _BBR_WINDOW_GAIN)
+    window = share * senders.rate * senders.round_trip
+    senders.window[rows] = np.maximum(window, _BBR_LEAST_WINDOW)[rows]
