@@ -71,6 +71,7 @@ class Senders:
         stalled: rounds without growth in BBR's startup; -1 after startup.
         cycle: round trip of BBR's cycle of gains.
         pace: largest rate of sending (segments/s); infinity except for BBR.
+        least_wait: least time in queues in the present round trip (s).
         round_start: begin of the present round trip (s).
         round_base: delivered segments at that time.
     """
@@ -88,6 +89,7 @@ class Senders:
     stalled: Floats
     cycle: Floats
     pace: Floats
+    least_wait: Floats
     round_start: Floats
     round_base: Floats
 
@@ -139,6 +141,7 @@ def first_state(
         "stalled": -1.0 if rate else 0.0,
         "cycle": 2.0,
         "pace": rate if rate else np.inf,
+        "least_wait": np.inf,
         "round_start": now,
         "round_base": 0.0,
     }
@@ -209,16 +212,15 @@ def reduce(senders: Senders, control: Control, rows: Flags) -> None:
     senders.epoch[rows] = np.nan
 
 
-def leave_slow_start(senders: Senders, rows: Flags, waiting: Floats) -> None:
+def leave_slow_start(senders: Senders, rows: Flags) -> None:
     """End the slow start of flows whose round trip has risen (HyStart, Ha and Rhee, 2011).
 
     Args:
         senders: the flows.
         rows: the flows whose round trip ends now, [flows].
-        waiting: time in queues (s), [flows].
     """
     rise = np.clip(_HYSTART_SHARE * senders.round_trip, _HYSTART_LEAST_S, _HYSTART_MOST_S)
-    ends = rows & (senders.window < senders.threshold) & (waiting >= rise)
+    ends = rows & (senders.window < senders.threshold) & (senders.least_wait >= rise)
     ends &= senders.window >= _HYSTART_LEAST_WINDOW
     senders.threshold[ends] = senders.window[ends]
 

@@ -255,7 +255,12 @@ class Network(Endpoints):
             route = [*route, *own]
         round_trip = self.round_trip_s(source, destination)
         ends = (source, destination)
-        queues.open(flow.id, flow.wire, now, self._apply_limits(route), round_trip, ends)
+        device = source if 0 <= source < self.devices else destination
+        count = self._transfers.get(device, 0)
+        self._transfers[device] = count + 1
+        chance = self._streams.uniform("world/first-drop", device, count)
+        limited = self._apply_limits(route)
+        queues.open(flow.id, flow.wire, now, limited, round_trip, ends, chance)
 
     def cancel(self, flow: Flow) -> None:
         """Cancel a flow; it sends no more bytes, and its ``done`` is never called.

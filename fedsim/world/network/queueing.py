@@ -110,6 +110,10 @@ class Queueing:
         self._delivered = np.empty(0)
         self._dropped = np.empty(0)  # bytes dropped, of which the sender does not know
         self._lost = np.empty(0)  # bytes dropped, of which the sender knows
+        # bytes by which a flow lost less than its share of what arrived
+        self._credit = np.empty(0)
+        # whether the first link holds the sender back, so that late acknowledgements do not matter
+        self._held = np.empty(0, dtype=bool)
         self._mark = np.empty(0)  # delivered bytes at which it learns; infinity for no drop
         self._route = np.zeros((0, 1), dtype=np.int64)
         self._waiting = np.zeros((0, 1))  # bytes in the queue of each link of a route
@@ -117,6 +121,7 @@ class Queueing:
         self._senders = Senders.none()
         self._history = Deliveries()
         self._groups: list[tuple[Ints, Ints, Ints]] = []  # of each level: flows, positions, links
+        self._never_full = np.empty(0, dtype=np.int64)
         self._plan: StepPlan | None = None
         self._since_look = 0
         self._lasts = np.empty(0, dtype=np.int64)
@@ -131,6 +136,7 @@ class Queueing:
         route: Route,
         round_trip: float,
         ends: tuple[int, int],
+        chance: float = 0.5,
     ) -> None:
         """Add a flow, with the window that its connection has by now.
 
@@ -142,6 +148,7 @@ class Queueing:
                 bytes pass them.
             round_trip: round trip on empty links (s).
             ends: IDs of sender and receiver.
+            chance: number from 0 to 1 that decides which of equal flows loses a packet first.
         """
         self._commit(now)
         links = [self._link(name, capacity) for name, capacity in route] or [0]
@@ -154,7 +161,9 @@ class Queueing:
         self._size = np.append(self._size, size)
         for name in ("_sent", "_delivered", "_dropped", "_lost"):
             setattr(self, name, np.append(getattr(self, name), 0.0))
+        self._credit = np.append(self._credit, chance * self._rules.packet)
         self._mark = np.append(self._mark, math.inf)
+        self._held = np.append(self._held, False)
         self._lasts = np.append(self._lasts, len(links) - 1)
         self._route = np.vstack((self._route, np.array([padded], dtype=np.int64)))
         self._waiting = np.vstack((self._waiting, np.zeros(hops)))
@@ -222,7 +231,11 @@ class Queueing:
     def _first_state(
         self, ends: tuple[int, int], round_trip: float, now: float
     ) -> dict[str, float]:
-        """Return the state of a sender: new, or restarted after an idle time (RFC 9438, 4.8)."""
+        """Return the state of a sender: new, or restarted after an idle time.
+
+        After more than a timeout without a byte, the window is the initial one (RFC 5681, section
+        4.1), and the threshold remembers three quarters of the former window (RFC 2861).
+        """
         round_trip = max(round_trip, _LEAST_STEP_S)
         first = self._rules.initial_window
         before = self._connections.get(ends)
@@ -231,12 +244,10 @@ class Queueing:
         if self._rules.control == "bbr":
             window = max(before.window, first)
             return first_state(now, round_trip, window, math.inf, 0.0, before.rate)
-        timeouts = int((now - before.until) / (round_trip + _RETRANSMISSION_S))
-        halved = before.window / 2.0 ** min(timeouts, 60)
-        window = max(halved, min(before.window, first))
+        window = before.window
         threshold = before.threshold
-        if timeouts:
-            # congestion window validation, RFC 2861
+        if now - before.until > round_trip + _RETRANSMISSION_S:
+            window = min(window, first)
             threshold = max(threshold, 0.75 * before.window)
         return first_state(now, round_trip, window, threshold, before.peak, 0.0)
 
@@ -271,6 +282,10 @@ class Queueing:
         places = places[on_route]
         links = self._route[flows, places]
         levels = np.array(self._level)[links]
+        # links that only hold senders back
+        later = np.bincount(links, weights=1.0 * (places > 0), minlength=len(self._capacity))
+        holds = (later == 0) & self._rules.holds_back
+        self._never_full = np.flatnonzero(holds)
         self._groups = []
         for level in range(int(levels.max(initial=-1)) + 1):
             at = levels == level
@@ -306,11 +321,13 @@ class Queueing:
         self._sent += share * plan.sent
         self._delivered += share * plan.delivered
         self._dropped += share * plan.dropped
+        self._credit += share * plan.credit
         new_drops = (plan.dropped > 0) & np.isinf(self._mark)
         self._waiting += share * (plan.waiting - self._waiting)
         self._arriving += share * (plan.arriving - self._arriving)
         ahead = self._delivered + self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
         self._mark[new_drops] = ahead[new_drops]
+        self._held = plan.held
         self._senders.window += share * plan.growth
         memory = 2 * float(self._senders.round_trip.max()) + 1.0
         self._history.add(now, self._delivered, memory)
@@ -325,7 +342,7 @@ class Queueing:
         is_silent = (under_way <= _NO_BYTES) & (acked >= self._delivered - _NO_BYTES)
         learns = (acked >= self._mark - _NO_BYTES) | (np.isfinite(self._mark) & is_silent)
         if learns.any():
-            counts = learns & (self._dropped >= self._rules.packet)
+            counts = learns & (self._dropped > _NO_BYTES)
             if counts.any():
                 reduce(senders, control, counts)
             self._lost[learns] += self._dropped[learns]
@@ -334,14 +351,14 @@ class Queueing:
         segments = acked / self._rules.packet
         turns = segments >= senders.round_end
         if turns.any():
-            waiting = self._delays()
             if control == "bbr":
                 follow_rate(senders, turns & (segments > 0), segments, now)
             elif self._rules.hystart:
-                leave_slow_start(senders, turns & (segments > 0), waiting)
+                leave_slow_start(senders, turns & (segments > 0))
             in_network = self._sent - self._lost - self._dropped
             senders.round_end[turns] = (in_network / self._rules.packet)[turns] + 1e-9
             senders.round_start[turns] = now
+            senders.least_wait[turns] = math.inf
             senders.round_base[turns] = segments[turns]
 
     def _delays(self) -> Floats:
@@ -374,7 +391,9 @@ class Queueing:
     def _step(self) -> "StepPlan":
         senders = self._senders
         delays = self._delays()
+        senders.least_wait = np.minimum(senders.least_wait, delays)
         floor = np.maximum(_STEP_SHARE * senders.round_trip, _QUEUE_SHARE * delays)
+        floor[self._held] = _MOST_STEP_S
         length_s = min(max(float(floor.min()), _LEAST_STEP_S), _MOST_STEP_S)
         length_s = on_grid_after(self._since + length_s) - self._since
         end = self._since + length_s
@@ -398,6 +417,10 @@ class Queueing:
                 senders.round_trip + delays,
             )
         room = (senders.window + growth) * packet + acked + self._lost - self._sent
+        # within a step that is longer than its round trip, a held sender sends several windows
+        repeated = senders.window * packet * length_s / senders.round_trip
+        repeats = self._held & (length_s > senders.round_trip)
+        room = np.where(repeats, np.maximum(room, repeated), room)
         left = self._size + self._lost - self._sent
         # an unpaced BBR has an infinite pace
         wants = np.minimum(np.clip(room, 0.0, left), senders.pace * packet * length_s)
@@ -416,6 +439,7 @@ class Queueing:
         waiting = self._waiting.copy()
         arriving = self._arriving.copy()
         dropped = np.zeros(len(self._id))
+        credit = np.zeros(len(self._id))
         delivered = np.zeros(len(self._id))
         busy = np.ones(len(self._id))
         sent = wants
@@ -434,12 +458,12 @@ class Queueing:
             refused = new * (1 - of_new)[numbers]
             stays = np.maximum(queued + added - room, 0.0)
             excess = np.maximum(stays - self._length, 0.0)
-            unserved = np.bincount(numbers, weights=refused, minlength=links)
-            share = np.minimum(excess / np.where(unserved > 0, unserved, 1.0), 1.0)
-            if self._rules.holds_back:
-                share = np.where(self._is_first(numbers, places, links), 0.0, share)
-            falls = refused * share[numbers]
-            np.add.at(dropped, flows, falls)
+            excess[self._never_full] = 0.0
+            falls = 0.0
+            if excess.any():
+                falls, spared = self._choose_drops(excess, refused, flows, numbers)
+                np.add.at(dropped, flows, falls)
+                np.add.at(credit, flows, spared)
             waiting[flows, places] = np.maximum(old + new - out - falls, 0.0)
             arriving[flows, places] = 0.0
             last = places == self._lasts[flows]
@@ -455,13 +479,50 @@ class Queueing:
         stands = not (delivered.any() or sent.any() or arriving.any() or growth.any())
         if stands and self._is_stuck():
             length_s = math.inf
-        return StepPlan(length_s, sent, delivered, dropped, waiting, arriving, growth, ends)
+        # a held sender whose window outlasts a long step may take one
+        lasting = self._senders.window * self._rules.packet * length_s
+        held = (sent < wants) & (lasting >= sent * (self._senders.round_trip + _MOST_STEP_S))
+        return StepPlan(
+            length_s, sent, delivered, dropped, credit, waiting, arriving, growth, ends, held
+        )
 
-    def _is_first(self, numbers: Ints, places: Ints, links: int) -> Flags:
-        """Return whether each link is the first of all routes that pass it, bool [links]."""
-        later = np.bincount(numbers, weights=places > 0, minlength=links)
-        is_first: Flags = later == 0
-        return is_first
+    def _choose_drops(
+        self, excess: Floats, refused: Floats, flows: Ints, numbers: Ints
+    ) -> tuple[Floats, Floats]:
+        """Choose the flows that lose what the queues of links do not hold.
+
+        Over time each flow loses its share of what arrives, but a packet at a time, as a real
+        queue drops: the flow that has lost least in proportion is the first to lose a packet.
+
+        Args:
+            excess: bytes that do not fit, float64 [links].
+            refused: arriving bytes that are not served in this step, float64 [flows on links].
+            flows, numbers: flow and link of each.
+
+        Returns:
+            Dropped bytes, in whole packets of each link, and by how much they are less than the
+            flow's share; float64 [flows on links] each.
+        """
+        falls = np.zeros(len(flows))
+        spared = np.zeros(len(flows))
+        packet = self._rules.packet
+        for link in np.flatnonzero(excess > 0).tolist():
+            rows = np.flatnonzero((numbers == link) & (refused > 0))
+            offered = refused[rows]
+            total = float(offered.sum())
+            lost = min(math.ceil(excess.item(link) / packet) * packet, total)
+            spared[rows] = offered * (lost / total)
+            credit = self._credit[flows[rows]] + spared[rows]
+            order = np.argsort(-credit, kind="stable")
+            packets = np.minimum(offered, packet)[order]
+            before = np.cumsum(packets) - packets
+            first = np.clip(lost - before, 0.0, packets)
+            rest = lost - float(first.sum())
+            remaining = offered[order] - first
+            if rest > 0:
+                first += remaining * (rest / max(float(remaining.sum()), rest))
+            falls[rows[order]] = first
+        return falls, spared - falls
 
     def _is_stuck(self) -> bool:
         """Return whether no byte can move before a link changes."""
@@ -541,7 +602,9 @@ class Queueing:
         waiting = self._waiting.copy()
         waiting[flows, narrowest] = np.maximum(waits + sent - delivered, 0.0)
         none = np.zeros(len(self._id))
-        return StepPlan(length_s, sent, delivered, none, waiting, self._arriving, none, ends)
+        return StepPlan(
+            length_s, sent, delivered, none, none, waiting, self._arriving, none, ends, held
+        )
 
     # queries
 
@@ -585,19 +648,23 @@ class StepPlan:
     Attributes:
         length_s: its length (s); infinity if nothing moves.
         sent, delivered, dropped: bytes of each flow.
+        credit: change of ``Queueing._credit`` (bytes).
         waiting, arriving: state at its end (bytes), float64 [flows, hops].
         growth: growth of windows (segments).
         ends: end of each flow (s); infinity for flows that go on.
+        held: whether the first link of a flow holds its sender back, bool [flows].
     """
 
     length_s: float
     sent: Floats
     delivered: Floats
     dropped: Floats
+    credit: Floats
     waiting: Floats
     arriving: Floats
     growth: Floats
     ends: Floats
+    held: Flags
 
 
 _COLUMNS: Sequence[str] = (
@@ -607,7 +674,9 @@ _COLUMNS: Sequence[str] = (
     "_delivered",
     "_dropped",
     "_lost",
+    "_credit",
     "_mark",
+    "_held",
     "_lasts",
     "_route",
     "_waiting",
