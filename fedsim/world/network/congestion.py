@@ -1,18 +1,17 @@
-"""Congestion control of TCP senders, vectorised over flows: CUBIC, Reno and BBR.
+"""Congestion control of TCP senders, vectorised over flows: CUBIC and Reno.
 
 Windows are in segments, so that the formulas are those of the standards.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
 
-Control = Literal["cubic", "reno", "bbr"]
-CONTROLS: tuple[str, ...] = get_args(Control)
+Control = Literal["cubic", "reno"]
 
 CUBIC_C = 0.4
 """Growth constant C of CUBIC (segments/s^3; RFC 9438, section 5.1)."""
@@ -27,15 +26,6 @@ _HYSTART_LEAST_WINDOW = 16.0  # segments (Ha and Rhee, 2011)
 _HYSTART_LEAST_S = 0.004  # bounds of the rise of the round trip (s; RFC 9406, section 4.3)
 _HYSTART_MOST_S = 0.016
 _HYSTART_SHARE = 1 / 8  # of the round trip
-
-# BBR (Cardwell et al., 2017)
-_STARTUP_GAIN = 2.885
-_STARTUP_GROWTH = 1.25
-_STARTUP_ROUNDS = 3
-_GAINS = np.array([1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-_BBR_WINDOW_GAIN = 2.0
-_BBR_LEAST_WINDOW = 4.0  # segments
-_BBR_MEMORY = 10  # round trips of the filter of the largest rate
 
 
 def cubic_window(elapsed_s: Floats, peak: Floats, after_loss: Floats) -> Floats:
@@ -66,14 +56,7 @@ class Senders:
         epoch_window: window at the begin of the epoch (segments).
         friendly: window that Reno would have (segments).
         round_end: delivered segments at which the present round trip ends.
-        rate: BBR's estimate of the bottleneck's rate (segments/s).
-        best: BBR's largest rate in ``startup``, or in the present cycle (segments/s).
-        stalled: rounds without growth in BBR's startup; -1 after startup.
-        cycle: round trip of BBR's cycle of gains.
-        pace: largest rate of sending (segments/s); infinity except for BBR.
         least_wait: least time in queues in the present round trip (s).
-        round_start: begin of the present round trip (s).
-        round_base: delivered segments at that time.
     """
 
     round_trip: Floats
@@ -84,14 +67,7 @@ class Senders:
     epoch_window: Floats
     friendly: Floats
     round_end: Floats
-    rate: Floats
-    best: Floats
-    stalled: Floats
-    cycle: Floats
-    pace: Floats
     least_wait: Floats
-    round_start: Floats
-    round_base: Floats
 
     @classmethod
     def none(cls) -> "Senders":
@@ -115,17 +91,15 @@ class Senders:
 
 
 def first_state(
-    now: float, round_trip: float, window: float, threshold: float, peak: float, rate: float
+    round_trip: float, window: float, threshold: float, peak: float
 ) -> dict[str, float]:
     """Return the row of ``Senders`` of a flow that begins.
 
     Args:
-        now: the time (s).
         round_trip: round trip on empty links (s).
         window: first window (segments).
         threshold: slow start threshold (segments), which may be infinite.
         peak: CUBIC's W_max of the connection (segments); 0 for a new connection.
-        rate: BBR's rate of the connection (segments/s); 0 for a new connection.
     """
     return {
         "round_trip": round_trip,
@@ -136,14 +110,7 @@ def first_state(
         "epoch_window": window,
         "friendly": window,
         "round_end": 0.0,
-        "rate": rate,
-        "best": rate,
-        "stalled": -1.0 if rate else 0.0,
-        "cycle": 2.0,
-        "pace": rate if rate else np.inf,
         "least_wait": np.inf,
-        "round_start": now,
-        "round_base": 0.0,
     }
 
 
@@ -156,7 +123,7 @@ def grow(
 
     Args:
         senders: the flows.
-        control: ``cubic`` or ``reno``; BBR's windows follow its rate, see ``follow_rate``.
+        control: ``cubic`` or ``reno``.
         acked: acknowledged segments, [flows].
         limited: whether the window limits the flow, without which it does not grow, [flows].
         now: the time of the acknowledgements (s).
@@ -196,11 +163,9 @@ def reduce(senders: Senders, control: Control, rows: Flags) -> None:
 
     Args:
         senders: the flows.
-        control: the congestion control; BBR ignores losses.
+        control: ``cubic`` or ``reno``.
         rows: the flows that have found a loss, [flows].
     """
-    if control == "bbr":
-        return
     window = senders.window[rows]
     beta = CUBIC_BETA if control == "cubic" else RENO_BETA
     reduced = np.maximum(window * beta, LEAST_WINDOW)
@@ -223,37 +188,3 @@ def leave_slow_start(senders: Senders, rows: Flags) -> None:
     ends = rows & (senders.window < senders.threshold) & (senders.least_wait >= rise)
     ends &= senders.window >= _HYSTART_LEAST_WINDOW
     senders.threshold[ends] = senders.window[ends]
-
-
-def follow_rate(senders: Senders, rows: Flags, acked: Floats, now: float) -> None:
-    """Estimate the rate of BBR's flows at the end of a round trip; set their windows and paces.
-
-    Args:
-        senders: the flows.
-        rows: the flows whose round trip ends now, [flows].
-        acked: acknowledged segments since the begin, [flows].
-        now: the time (s).
-    """
-    elapsed = np.maximum(now - senders.round_start, 1e-9)
-    measured = (acked - senders.round_base) / elapsed
-    starting = rows & (senders.stalled >= 0)
-    grew = measured >= _STARTUP_GROWTH * senders.best
-    senders.stalled[starting] = np.where(grew, 0.0, senders.stalled + 1)[starting]
-    senders.best[rows] = np.maximum(senders.best, measured)[rows]
-    senders.rate[starting] = senders.best[starting]
-    senders.stalled[starting & (senders.stalled >= _STARTUP_ROUNDS)] = -1.0
-    probing = rows & ~starting
-    senders.cycle[probing] = (senders.cycle[probing] + 1) % _BBR_MEMORY
-    over = probing & (senders.cycle == 0)
-    senders.rate[probing] = np.maximum(senders.rate, measured)[probing]
-    senders.rate[over] = senders.best[over]
-    senders.best[over] = measured[over]
-    gain = np.where(
-        senders.stalled >= 0,
-        _STARTUP_GAIN,
-        _GAINS[(senders.cycle % len(_GAINS)).astype(np.int64)],
-    )
-    senders.pace[rows] = (gain * senders.rate)[rows]
-    share = np.where(senders.stalled >= 0, _STARTUP_GAIN, _BBR_WINDOW_GAIN)
-    window = share * senders.rate * senders.round_trip
-    senders.window[rows] = np.maximum(window, _BBR_LEAST_WINDOW)[rows]

@@ -249,10 +249,8 @@ class Network(Endpoints):
         destination = flow.destination
         own = self.own_links(source, destination)
         route = self.links_between(source, destination)
-        if 0 <= source < self.devices:
-            route = [own[0], *route, *own[1:]]
-        else:
-            route = [*route, *own]
+        sends_own = 0 <= source < self.devices
+        route = [*own[:sends_own], *route, *own[sends_own:]]
         round_trip = self.round_trip_s(source, destination)
         ends = (source, destination)
         device = source if 0 <= source < self.devices else destination

@@ -18,7 +18,7 @@ from fedsim.common.spec import OnlyWith, Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import Bytes, PositiveBytes, PositiveSeconds, Seconds
 from fedsim.world.network.congestion import Control
-from fedsim.world.network.queueing import QueueingRules
+from fedsim.world.network.queues import QueueingRules
 
 FloatOrFloats = TypeVar("FloatOrFloats", float, Floats)
 
@@ -205,15 +205,15 @@ class Tcp(Protocol):
     window, each link a queue that drops what it does not hold (docs/time.md).
     """
     control: Annotated[Control, _WINDOW] = "cubic"
-    """congestion control: ``cubic`` (RFC 9438), ``reno`` (RFC 5681) or ``bbr``."""
+    """congestion control: ``cubic`` (RFC 9438) or ``reno`` (RFC 5681)."""
     queue: Annotated[QueueLength, _WINDOW] = QueueLength(time="100 ms")  # type: ignore[arg-type]
     """length of each link's queue; by default 100 ms at the link's rate, a round trip of the
     internet (Villamizar and Song, 1994).
     """
-    queues: Annotated[dict[str, QueueLength], _WINDOW] = {}
+    queues: Annotated[dict[str, QueueLength], _WINDOW] = Field(default_factory=dict)
     """lengths of single links' queues by name, such as ``server up`` or ``device 3 down``."""
     hystart: Annotated[bool, _WINDOW] = True
-    """whether slow start ends when the round trip rises (HyStart; not used by ``bbr``)."""
+    """whether slow start ends when the round trip rises (HyStart)."""
     holds_back: Annotated[bool, _WINDOW] = True
     """whether a sender waits while the queue of its own first link is full (Linux's TCP small
     queues), instead of losing packets there.

@@ -7,23 +7,21 @@ linearly. While no queue can lose anything, one step lasts until the next flow e
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from fedsim.clock.simulation import on_grid_after
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.world.network.congestion import (
-    Control,
     Senders,
     first_state,
-    follow_rate,
     grow,
     leave_slow_start,
     reduce,
 )
 from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.filling import Route, max_min
+from fedsim.world.network.queues import Connection, QueueingRules, StepPlan, choose_drops
 
 _LEAST_STEP_S = 1e-3
 _MOST_STEP_S = 20e-3
@@ -31,58 +29,8 @@ _STEP_SHARE = 1 / 4  # of a round trip on empty links
 _QUEUE_SHARE = 1 / 4  # of the time in queues
 _UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
 _RETRANSMISSION_S = 0.2  # least timeout beyond the round trip (s; Linux)
-_LEAST_QUEUE = 2  # packets that every queue holds
 _PATIENCE_STEPS = 4  # steps between two looks for a jump
 _NO_BYTES = 1e-6  # bytes that count as none
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """What a connection between two endpoints remembers between flows.
-
-    Attributes:
-        window, threshold, peak: see ``Senders`` (segments).
-        rate: BBR's rate (segments/s).
-        until: end of the last flow (s).
-    """
-
-    window: float
-    threshold: float
-    peak: float
-    rate: float
-    until: float
-
-
-@dataclass(frozen=True)
-class QueueingRules:
-    """Constants of ``Queueing``.
-
-    Attributes:
-        control: congestion control.
-        packet: a full packet on the wire (bytes).
-        initial_window: window of a new connection (segments).
-        queue_s: length of queues (s); None if ``queue_bytes`` has it.
-        queue_bytes: length of queues (bytes); None if ``queue_s`` has it.
-        queues: link name -> (s, bytes), one of both None, for links with another length.
-        hystart: whether slow start ends when the round trip rises.
-        holds_back: whether the first queue of a route holds senders back instead of dropping.
-    """
-
-    control: Control
-    packet: float
-    initial_window: float
-    queue_s: float | None
-    queue_bytes: float | None
-    queues: dict[str, tuple[float | None, float | None]]
-    hystart: bool
-    holds_back: bool
-
-    def length(self, link: str, capacity: float) -> float:
-        """Return the length of a link's queue (bytes)."""
-        seconds, size = self.queues.get(link, (self.queue_s, self.queue_bytes))
-        length = capacity * seconds if seconds is not None else size
-        assert length is not None
-        return max(length, _LEAST_QUEUE * self.packet)
 
 
 class Queueing:
@@ -240,16 +188,13 @@ class Queueing:
         first = self._rules.initial_window
         before = self._connections.get(ends)
         if before is None:
-            return first_state(now, round_trip, first, math.inf, 0.0, 0.0)
-        if self._rules.control == "bbr":
-            window = max(before.window, first)
-            return first_state(now, round_trip, window, math.inf, 0.0, before.rate)
+            return first_state(round_trip, first, math.inf, 0.0)
         window = before.window
         threshold = before.threshold
         if now - before.until > round_trip + _RETRANSMISSION_S:
             window = min(window, first)
             threshold = max(threshold, 0.75 * before.window)
-        return first_state(now, round_trip, window, threshold, before.peak, 0.0)
+        return first_state(round_trip, window, threshold, before.peak)
 
     def _remember(self, row: int) -> None:
         senders = self._senders
@@ -257,7 +202,6 @@ class Queueing:
             senders.window.item(row),
             senders.threshold.item(row),
             senders.peak.item(row),
-            senders.rate.item(row),
             self._since,
         )
 
@@ -351,15 +295,11 @@ class Queueing:
         segments = acked / self._rules.packet
         turns = segments >= senders.round_end
         if turns.any():
-            if control == "bbr":
-                follow_rate(senders, turns & (segments > 0), segments, now)
-            elif self._rules.hystart:
+            if self._rules.hystart:
                 leave_slow_start(senders, turns & (segments > 0))
             in_network = self._sent - self._lost - self._dropped
             senders.round_end[turns] = (in_network / self._rules.packet)[turns] + 1e-9
-            senders.round_start[turns] = now
             senders.least_wait[turns] = math.inf
-            senders.round_base[turns] = segments[turns]
 
     def _delays(self) -> Floats:
         """Return the time in queues of each flow's route (s), float64 [flows]."""
@@ -400,30 +340,26 @@ class Queueing:
         packet = self._rules.packet
         acked_before = self._history.at(self._since - senders.round_trip)
         acked = self._history.at(end - senders.round_trip)
-        if self._rules.control == "bbr":
-            growth = np.zeros(len(self._id))
-        else:
-            in_flight = self._sent - self._lost - acked_before
-            # in slow start a window grows up to twice the flight, else only if it is full
-            slow = senders.window < senders.threshold
-            full = np.where(slow, 0.5, 1.0) * senders.window * packet
-            limited = (in_flight >= full - packet) & np.isinf(self._mark)
-            growth = grow(
-                senders,
-                self._rules.control,
-                (acked - acked_before) / packet,
-                limited,
-                end,
-                senders.round_trip + delays,
-            )
+        in_flight = self._sent - self._lost - acked_before
+        # in slow start a window grows up to twice the flight, else only if it is full
+        slow = senders.window < senders.threshold
+        full = np.where(slow, 0.5, 1.0) * senders.window * packet
+        limited = (in_flight >= full - packet) & np.isinf(self._mark)
+        growth = grow(
+            senders,
+            self._rules.control,
+            (acked - acked_before) / packet,
+            limited,
+            end,
+            senders.round_trip + delays,
+        )
         room = (senders.window + growth) * packet + acked + self._lost - self._sent
         # within a step that is longer than its round trip, a held sender sends several windows
         repeated = senders.window * packet * length_s / senders.round_trip
         repeats = self._held & (length_s > senders.round_trip)
         room = np.where(repeats, np.maximum(room, repeated), room)
         left = self._size + self._lost - self._sent
-        # an unpaced BBR has an infinite pace
-        wants = np.minimum(np.clip(room, 0.0, left), senders.pace * packet * length_s)
+        wants = np.clip(room, 0.0, left)
         return self._move(wants, length_s, growth)
 
     def _move(self, wants: Floats, length_s: float, growth: Floats) -> "StepPlan":
@@ -461,7 +397,9 @@ class Queueing:
             excess[self._never_full] = 0.0
             falls = 0.0
             if excess.any():
-                falls, spared = self._choose_drops(excess, refused, flows, numbers)
+                falls, spared = choose_drops(
+                    excess, refused, self._credit[flows], numbers, self._rules.packet
+                )
                 np.add.at(dropped, flows, falls)
                 np.add.at(credit, flows, spared)
             waiting[flows, places] = np.maximum(old + new - out - falls, 0.0)
@@ -485,44 +423,6 @@ class Queueing:
         return StepPlan(
             length_s, sent, delivered, dropped, credit, waiting, arriving, growth, ends, held
         )
-
-    def _choose_drops(
-        self, excess: Floats, refused: Floats, flows: Ints, numbers: Ints
-    ) -> tuple[Floats, Floats]:
-        """Choose the flows that lose what the queues of links do not hold.
-
-        Over time each flow loses its share of what arrives, but a packet at a time, as a real
-        queue drops: the flow that has lost least in proportion is the first to lose a packet.
-
-        Args:
-            excess: bytes that do not fit, float64 [links].
-            refused: arriving bytes that are not served in this step, float64 [flows on links].
-            flows, numbers: flow and link of each.
-
-        Returns:
-            Dropped bytes, in whole packets of each link, and by how much they are less than the
-            flow's share; float64 [flows on links] each.
-        """
-        falls = np.zeros(len(flows))
-        spared = np.zeros(len(flows))
-        packet = self._rules.packet
-        for link in np.flatnonzero(excess > 0).tolist():
-            rows = np.flatnonzero((numbers == link) & (refused > 0))
-            offered = refused[rows]
-            total = float(offered.sum())
-            lost = min(math.ceil(excess.item(link) / packet) * packet, total)
-            spared[rows] = offered * (lost / total)
-            credit = self._credit[flows[rows]] + spared[rows]
-            order = np.argsort(-credit, kind="stable")
-            packets = np.minimum(offered, packet)[order]
-            before = np.cumsum(packets) - packets
-            first = np.clip(lost - before, 0.0, packets)
-            rest = lost - float(first.sum())
-            remaining = offered[order] - first
-            if rest > 0:
-                first += remaining * (rest / max(float(remaining.sum()), rest))
-            falls[rows[order]] = first
-        return falls, spared - falls
 
     def _is_stuck(self) -> bool:
         """Return whether no byte can move before a link changes."""
@@ -558,7 +458,7 @@ class Queueing:
         """Plan one step until the next end, if no queue changes what flows deliver; else None."""
         senders = self._senders
         capacity = self._capacity
-        if self._rules.control == "bbr" or np.isfinite(self._mark).any() or self._arriving.any():
+        if np.isfinite(self._mark).any() or self._arriving.any():
             return None
         if (senders.window < senders.threshold).any():
             grows = senders.window < senders.threshold
@@ -639,32 +539,6 @@ class Queueing:
         under_way = self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
         balance: Floats = self._sent - self._delivered - under_way - self._lost - self._dropped
         return balance
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """A step: what moves in it at a constant rate; float64 [flows] unless said.
-
-    Attributes:
-        length_s: its length (s); infinity if nothing moves.
-        sent, delivered, dropped: bytes of each flow.
-        credit: change of ``Queueing._credit`` (bytes).
-        waiting, arriving: state at its end (bytes), float64 [flows, hops].
-        growth: growth of windows (segments).
-        ends: end of each flow (s); infinity for flows that go on.
-        held: whether the first link of a flow holds its sender back, bool [flows].
-    """
-
-    length_s: float
-    sent: Floats
-    delivered: Floats
-    dropped: Floats
-    credit: Floats
-    waiting: Floats
-    arriving: Floats
-    growth: Floats
-    ends: Floats
-    held: Flags
 
 
 _COLUMNS: Sequence[str] = (
