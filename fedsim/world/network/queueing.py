@@ -145,6 +145,9 @@ class Queueing:
         if link in self._names:
             self._commit(now)
             self._set_link(self._names[link], link, capacity)
+            self._plan = None
+            self.next_end = math.inf
+            self.changed = True
 
     def share(self, now: float) -> None:
         self.changed = False
@@ -218,6 +221,7 @@ class Queueing:
     def _group(self) -> None:
         """Sort the links of routes by level, so that bytes pass a route within a step."""
         self._plan = None
+        self.next_end = math.inf
         self.changed = True
         flows, places = np.nonzero(self._route >= 0)
         places_of = np.minimum(self._lasts, self._route.shape[1] - 1)[flows]
@@ -261,6 +265,7 @@ class Queueing:
         if plan is None or passed <= 0 or not len(self._id):
             return
         self._plan = None
+        self.next_end = math.inf
         share = min(passed / plan.length_s, 1.0) if plan.length_s < math.inf else 0.0
         self._sent += share * plan.sent
         self._delivered += share * plan.delivered
@@ -377,7 +382,7 @@ class Queueing:
         dropped = np.zeros(len(self._id))
         credit = np.zeros(len(self._id))
         delivered = np.zeros(len(self._id))
-        busy = np.ones(len(self._id))
+        busy = np.zeros(len(self._id))
         sent = wants
         if self._rules.holds_back:
             sent = self._hold_back(wants, length_s)
@@ -408,7 +413,7 @@ class Queueing:
             delivered[flows[last]] = out[last]
             arriving[flows[~last], places[~last] + 1] += out[~last]
             used = np.minimum((queued + added) / np.where(room > 0, room, 1.0), 1.0)
-            busy[flows[last]] = used[numbers[last]]
+            np.maximum.at(busy, flows, used[numbers])
         missing = self._size - self._delivered
         ends = np.full(len(self._id), math.inf)
         over = delivered >= missing - _NO_BYTES
