@@ -33,11 +33,17 @@ from fedsim.running.mistakes import explained
 
 HERE = Path(__file__).resolve().parent
 SEEDS = range(1, 6)  # of the unequal shares that transfers get
-PROTOCOLS = ("fluid", "tcp")
+# of a protocol, what stands in its scenario; queues are those of the testbed's links
+PROTOCOLS: dict[str, str | dict[str, Any]] = {
+    "fluid": "fluid",
+    "tcp": "tcp",
+    "window": {"kind": "tcp", "model": "window", "queue": {"time": "60 ms"}},
+}
 # of a protocol, and where in a world's row it is
 LOOKS: dict[str, tuple[dict[str, Any], float]] = {
     "fluid": ({"marker": "x", "color": SERIES[1]}, -0.17),
-    "tcp": ({"marker": "o", "color": SERIES[0]}, 0.17),
+    "tcp": ({"marker": "o", "color": SERIES[0]}, 0.0),
+    "window": ({"marker": "s", "color": SERIES[2]}, 0.17),
 }
 
 Floats = NDArray[np.float64]
@@ -68,13 +74,19 @@ class Compared(NamedTuple):
         return self.simulated / self.real - 1
 
 
-def told(name: str, world: dict[str, Any], log: Log, protocol: str) -> dict[str, Any]:
+def trainings(world: dict[str, Any], log: Log | None) -> list[float]:
+    """How long each client trains (s): on the median of a log, or as the world says without one."""
+    clients = world["clients"]
+    if log is None:
+        return [client["train"] for client in clients]
+    steps = took(log.tasks.train)
+    return [float(np.median(steps[log.tasks.client == one])) for one in range(len(clients))]
+
+
+def told(name: str, world: dict[str, Any], log: Log | None, protocol: str) -> dict[str, Any]:
     """The sections of the scenario that is this world."""
     clients = world["clients"]
-    trained = [
-        float(np.median(took(log.tasks.train)[log.tasks.client == one]))
-        for one in range(len(clients))
-    ]
+    trained = trainings(world, log)
     samples = int(world.get("samples", 100))
     strategy = {"kind": "fedavg", "clients_per_round": len(clients)}
     if "buffer" in world:
@@ -90,7 +102,7 @@ def told(name: str, world: dict[str, Any], log: Log, protocol: str) -> dict[str,
         },
         "network": {
             "kind": "star",
-            "protocol": protocol,
+            "protocol": PROTOCOLS[protocol],
             "server": {way: f"{rate} Mbit/s" for way, rate in world.get("server", {}).items()},
             "device": {way: [f"{one[way]} Mbit/s" for one in clients] for way in ("down", "up")}
             | {"latency": [f"{one.get('latency', 0)} ms" for one in clients]},

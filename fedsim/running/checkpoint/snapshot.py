@@ -28,7 +28,10 @@ from fedsim.running.checkpoint.codec import Encoder, decode
 from fedsim.strategies.state import state_classes
 from fedsim.world.batteries import Load
 from fedsim.world.messages import Message
+from fedsim.world.network.congestion import Senders
+from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.flow import Flow
+from fedsim.world.network.queues import Connection, QueueingRules, StepPlan
 from fedsim.world.network.star import Place, Tier
 from fedsim.world.steps import Payload, TaskStep
 from fedsim.world.task import Task
@@ -43,6 +46,7 @@ _CLASSES = (
     *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
     *(Task, Payload, Training, Contrast, Limit, Part),
     *(Flow, Message, Load, Place, Tier),
+    *(Connection, Deliveries, QueueingRules, Senders, StepPlan),
 )
 
 

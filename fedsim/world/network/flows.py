@@ -11,7 +11,7 @@ are shared by ``Filling``, as all other links.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from operator import attrgetter
@@ -24,6 +24,7 @@ from fedsim.world.network.endpoints import SERVER, Direction, Endpoints
 from fedsim.world.network.filling import Filling, Sharing
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.protocol import PLAIN, Transport
+from fedsim.world.network.queueing import Queueing
 from fedsim.world.network.standstill import PATIENCE_S, standstill_error
 from fedsim.world.network.windows import Windows, WindowsState
 
@@ -69,9 +70,16 @@ class Network(Endpoints):
         self._env = simulation.env
         self._env.declare_alarm("network", self._set_network_alarm, in_background=True)
         self._env.declare_alarm("latency", self._set_entry, in_background=True)
+        queueing = self._protocol.queueing()
+        self._queues: Queueing | None = None  # the only sharing rule, if links have queues
+        if queueing is not None:
+            self._refuse_unknown_queues(queueing.queues)
+            self._queues = Queueing(queueing)
+            queues = self._queues
+            sharing = lambda: queues  # noqa: E731
         self._sharing = sharing
         self._rules = [sharing()]
-        self._general = False
+        self._general = self._queues is not None
         self._crowded = False  # whether the next ``solve`` must make the network general
         # endpoints with a flow on their own link; unused in a general network
         self._sending: set[int] = set()
@@ -96,10 +104,14 @@ class Network(Endpoints):
         self._streams = transport.streams
         self.overhead = self._protocol.overhead
         self._weighs = self._protocol.weighs
-        self._slow_start = self._protocol.slow_start
+        self._slow_start = self._protocol.slow_start and self._queues is None
         # endpoint -> count of its flows so far, if flows have weights
         self._transfers: dict[int, int] = {}
         self._windows = Windows(self._protocol.window)
+
+    def _refuse_unknown_queues(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.built_rate(name)
 
     def _rule(self, flow: Flow) -> Sharing:
         return self._rules[0]
@@ -134,6 +146,8 @@ class Network(Endpoints):
     def _is_unlimited(self, flow: Flow) -> bool:
         if self._cap(flow) < math.inf:
             return False
+        if self._queues is not None and self.round_trip_s(flow.source, flow.destination) > 0:
+            return False  # its window limits it
         return all(capacity == math.inf for _, capacity in self._links_of(flow))
 
     # changes, which take effect together at the end of the instant
@@ -223,8 +237,28 @@ class Network(Endpoints):
             self._simulation.unsettle(self.solve)
 
     def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:
+        if self._queues is not None:
+            self._open(self._queues, flow, now)
+            return
         route = self._links_of(flow, own=self._general)
         self._rule(flow).enter(flow.id, flow.wire, cap, now, flow.weight, sent, route)
+
+    def _open(self, queues: Queueing, flow: Flow, now: float) -> None:
+        """Start a flow on links with queues, in the order in which its bytes pass them."""
+        source = flow.source
+        destination = flow.destination
+        own = self.own_links(source, destination)
+        route = self.links_between(source, destination)
+        sends_own = 0 <= source < self.devices
+        route = [*own[:sends_own], *route, *own[sends_own:]]
+        round_trip = self.round_trip_s(source, destination)
+        ends = (source, destination)
+        device = source if 0 <= source < self.devices else destination
+        count = self._transfers.get(device, 0)
+        self._transfers[device] = count + 1
+        chance = self._streams.uniform("world/first-drop", device, count)
+        limited = self._apply_limits(route)
+        queues.open(flow.id, flow.wire, now, limited, round_trip, ends, chance)
 
     def cancel(self, flow: Flow) -> None:
         """Cancel a flow; it sends no more bytes, and its ``done`` is never called.

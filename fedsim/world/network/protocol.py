@@ -4,18 +4,21 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import shown
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
-from fedsim.common.spec import Spec
+from fedsim.common.spec import OnlyWith, Spec
 from fedsim.common.streams import Streams
-from fedsim.common.units import Bytes, PositiveBytes, Seconds
+from fedsim.common.units import Bytes, PositiveBytes, PositiveSeconds, Seconds
+from fedsim.world.network.congestion import Control
+from fedsim.world.network.queues import QueueingRules
 
 FloatOrFloats = TypeVar("FloatOrFloats", float, Floats)
 
@@ -78,6 +81,10 @@ class Protocol(Spec):
     def window(self) -> float:
         """First window (bytes on the wire); infinity if the protocol has no slow start."""
         return self.initial_window * (self.segment + self.header) if self.slow_start else math.inf
+
+    def queueing(self) -> QueueingRules | None:
+        """Return the rules of windows and queues; None if links are shared as fluids."""
+        return None
 
     @property
     def weighs(self) -> bool:
@@ -157,6 +164,30 @@ class Fluid(Protocol):
     kind: Literal["fluid"] = "fluid"
 
 
+class QueueLength(Spec):
+    """Length of a link's queue, as a time at the link's rate or as bytes.
+
+    Attributes:
+        time: time in which the link sends a full queue.
+        size: bytes of a full queue.
+    """
+
+    time: Annotated[PositiveSeconds | None, OnlyWith("size", values=(None,))] = None
+    size: PositiveBytes | None = None
+
+    @model_validator(mode="after")
+    def _refuse_none(self) -> Self:
+        if self.time is None and self.size is None:
+            raise PydanticCustomError(
+                "no_length", "has no length; allowed is one of 'time' and 'size'"
+            )
+        return self
+
+
+_WINDOW = OnlyWith("model", values=("window",))
+_FLUID = OnlyWith("model", values=("fluid",))
+
+
 class Tcp(Protocol):
     """TCP over Ethernet: 66 bytes of headers (14 Ethernet, 20 IP, 32 TCP with timestamps) for
     1,448 of payload, slow start.
@@ -164,9 +195,48 @@ class Tcp(Protocol):
 
     kind: Literal["tcp"] = "tcp"
     header: Bytes = 66.0
-    slow_start: bool = True
-    weight_spread: float = Field(default=1.15, ge=1.0, le=10.0)
-    turns: bool = True
+    slow_start: Annotated[bool, _FLUID] = True
+    weight_spread: Annotated[float, _FLUID] = Field(default=1.15, ge=1.0, le=10.0)
+    turns: Annotated[bool, _FLUID] = True
+    weight_by_round_trip: Annotated[float, _FLUID] = Field(default=0.0, ge=0.0, le=2.0)
+    late_weight: Annotated[float, _FLUID] = Field(default=1.0, gt=0.0, le=1.0)
+    model: Literal["fluid", "window"] = "fluid"
+    """``fluid``: links are shared at once and alike; ``window``: each sender has a congestion
+    window, each link a queue that drops what it does not hold (docs/time.md).
+    """
+    control: Annotated[Control, _WINDOW] = "cubic"
+    """congestion control: ``cubic`` (RFC 9438) or ``reno`` (RFC 5681)."""
+    queue: Annotated[QueueLength, _WINDOW] = QueueLength(time="100 ms")  # type: ignore[arg-type]
+    """length of each link's queue; by default 100 ms at the link's rate, a round trip of the
+    internet (Villamizar and Song, 1994).
+    """
+    queues: Annotated[dict[str, QueueLength], _WINDOW] = Field(default_factory=dict)
+    """lengths of single links' queues by name, such as ``server up`` or ``device 3 down``."""
+    hystart: Annotated[bool, _WINDOW] = True
+    """whether slow start ends when the round trip rises (HyStart)."""
+    holds_back: Annotated[bool, _WINDOW] = True
+    """whether a sender waits while the queue of its own first link is full (Linux's TCP small
+    queues), instead of losing packets there.
+    """
+
+    @property
+    def weighs(self) -> bool:
+        return self.model == "fluid" and super().weighs
+
+    def queueing(self) -> QueueingRules | None:
+        if self.model == "fluid":
+            return None
+        lengths = {name: (length.time, length.size) for name, length in self.queues.items()}
+        return QueueingRules(
+            control=self.control,
+            packet=self.segment + self.header,
+            initial_window=float(self.initial_window),
+            queue_s=self.queue.time,
+            queue_bytes=self.queue.size,
+            queues=lengths,
+            hystart=self.hystart,
+            holds_back=self.holds_back,
+        )
 
     def rules(self) -> list[str]:
         if not self.weigh_as_measured:
@@ -187,7 +257,9 @@ class Tcp(Protocol):
 
     @property
     def weigh_as_measured(self) -> bool:
-        """Whether ``weight_spread`` has the value that was fitted to measurements."""
+        """Whether flows are weighed by the ``weight_spread`` that was fitted to measurements."""
+        if self.model == "window":
+            return False
         return bool(self.weight_spread == type(self).model_fields["weight_spread"].default)
 
 

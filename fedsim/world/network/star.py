@@ -379,7 +379,8 @@ class Star(Network):
     ) -> None:
         links = {"server down": server_down, "server up": server_up}
         super().__init__(simulation, links, down, up, latency, transport)
-        self._rules = [StarDirection(capacity, link) for link, capacity in links.items()]
+        if self._queues is None:
+            self._rules = [StarDirection(capacity, link) for link, capacity in links.items()]
 
     def route(self, source: int, destination: int) -> tuple[str, ...]:
         if source == SERVER:

@@ -1,0 +1,190 @@
+"""Congestion control of TCP senders, vectorised over flows: CUBIC and Reno.
+
+Windows are in segments, so that the formulas are those of the standards.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import numpy as np
+
+from fedsim.common.arrays import Flags, Floats, Ints
+
+Control = Literal["cubic", "reno"]
+
+CUBIC_C = 0.4
+"""Growth constant C of CUBIC (segments/s^3; RFC 9438, section 5.1)."""
+CUBIC_BETA = 0.7
+"""Factor of the window after a loss with CUBIC (RFC 9438, section 4.6)."""
+RENO_BETA = 0.5
+"""Factor of the window after a loss with Reno (RFC 5681, section 3.1)."""
+LEAST_WINDOW = 2.0
+"""Smallest window (segments; RFC 5681, section 3.1)."""
+
+_HYSTART_LEAST_WINDOW = 16.0  # segments (Ha and Rhee, 2011)
+_HYSTART_LEAST_S = 0.004  # bounds of the rise of the round trip (s; RFC 9406, section 4.3)
+_HYSTART_MOST_S = 0.016
+_HYSTART_SHARE = 1 / 8  # of the round trip
+
+
+def cubic_window(elapsed_s: Floats, peak: Floats, after_loss: Floats) -> Floats:
+    """Compute CUBIC's window W(t) = C (t - K)^3 + W_max (segments), [flows].
+
+    Source: RFC 9438, equations 1 and 2, K = cbrt((W_max - cwnd_epoch) / C).
+
+    Args:
+        elapsed_s: time since the epoch began (s), [flows].
+        peak: W_max, the window before the last loss (segments), [flows].
+        after_loss: cwnd_epoch, the window at the begin of the epoch (segments), [flows].
+    """
+    plateau_s = np.cbrt((peak - after_loss) / CUBIC_C)
+    window: Floats = CUBIC_C * (elapsed_s - plateau_s) ** 3 + peak
+    return window
+
+
+@dataclass(slots=True)
+class Senders:
+    """State of the senders of flows; float64 [flows] each.
+
+    Attributes:
+        round_trip: round trip on empty links (s).
+        window: congestion window (segments).
+        threshold: slow start threshold (segments); infinity before the first loss.
+        peak: CUBIC's W_max (segments); 0 before the first loss.
+        epoch: begin of CUBIC's epoch (s); NaN if the next growth begins an epoch.
+        epoch_window: window at the begin of the epoch (segments).
+        friendly: window that Reno would have (segments).
+        round_end: delivered segments at which the present round trip ends.
+        least_wait: least time in queues in the present round trip (s).
+    """
+
+    round_trip: Floats
+    window: Floats
+    threshold: Floats
+    peak: Floats
+    epoch: Floats
+    epoch_window: Floats
+    friendly: Floats
+    round_end: Floats
+    least_wait: Floats
+
+    @classmethod
+    def none(cls) -> "Senders":
+        """Return the state without any flow."""
+        return cls(*[np.empty(0) for _ in fields(cls)])
+
+    def columns(self) -> Iterator[tuple[str, Floats]]:
+        """Yield name and values of each column."""
+        for column in fields(self):
+            yield column.name, getattr(self, column.name)
+
+    def append(self, row: dict[str, float]) -> None:
+        """Append a flow, with a value for each column."""
+        for name, values in self.columns():
+            setattr(self, name, np.append(values, row[name]))
+
+    def select(self, rows: Flags | Ints) -> None:
+        """Keep only some flows."""
+        for name, values in self.columns():
+            setattr(self, name, values[rows])
+
+
+def first_state(
+    round_trip: float, window: float, threshold: float, peak: float
+) -> dict[str, float]:
+    """Return the row of ``Senders`` of a flow that begins.
+
+    Args:
+        round_trip: round trip on empty links (s).
+        window: first window (segments).
+        threshold: slow start threshold (segments), which may be infinite.
+        peak: CUBIC's W_max of the connection (segments); 0 for a new connection.
+    """
+    return {
+        "round_trip": round_trip,
+        "window": window,
+        "threshold": threshold,
+        "peak": peak,
+        "epoch": np.nan,
+        "epoch_window": window,
+        "friendly": window,
+        "round_end": 0.0,
+        "least_wait": np.inf,
+    }
+
+
+def grow(
+    senders: Senders, control: Control, acked: Floats, limited: Flags, now: float, delay: Floats
+) -> Floats:
+    """Compute the growth of windows by acknowledgements (segments), float64 [flows].
+
+    Only begins of epochs are written into ``senders``.
+
+    Args:
+        senders: the flows.
+        control: ``cubic`` or ``reno``.
+        acked: acknowledged segments, [flows].
+        limited: whether the window limits the flow, without which it does not grow, [flows].
+        now: the time of the acknowledgements (s).
+        delay: round trip with queues (s), [flows].
+    """
+    window = senders.window
+    slow = window < senders.threshold
+    in_slow_start = np.minimum(acked, np.maximum(senders.threshold - window, 0.0))
+    if slow.all():
+        return np.where(limited, in_slow_start, 0.0)
+    if control == "reno":
+        beyond = acked / window
+    else:
+        starts = ~slow & limited & np.isnan(senders.epoch)
+        if starts.any():
+            senders.epoch[starts] = now
+            senders.epoch_window[starts] = window[starts]
+            senders.friendly[starts] = window[starts]
+            senders.peak[starts] = np.maximum(senders.peak, window)[starts]
+        with np.errstate(invalid="ignore"):
+            elapsed = np.nan_to_num(now - senders.epoch)
+        curve = cubic_window(elapsed + delay, senders.peak, senders.epoch_window)
+        target = np.clip(curve, window, 1.5 * window)
+        cubic = (target - window) / window * acked
+        share = np.where(
+            senders.friendly < senders.peak, 3 * (1 - CUBIC_BETA) / (1 + CUBIC_BETA), 1.0
+        )
+        friendly = np.where(~slow & limited, share * acked / window, 0.0)
+        senders.friendly += friendly
+        beyond = np.maximum(cubic, senders.friendly - window)
+    growth = np.where(slow, in_slow_start, beyond)
+    return np.where(limited, growth, 0.0)
+
+
+def reduce(senders: Senders, control: Control, rows: Flags) -> None:
+    """Reduce the windows of flows that have found a loss.
+
+    Args:
+        senders: the flows.
+        control: ``cubic`` or ``reno``.
+        rows: the flows that have found a loss, [flows].
+    """
+    window = senders.window[rows]
+    beta = CUBIC_BETA if control == "cubic" else RENO_BETA
+    reduced = np.maximum(window * beta, LEAST_WINDOW)
+    # fast convergence, RFC 9438, section 4.7
+    fell = window < senders.peak[rows]
+    senders.peak[rows] = np.where(fell, window * (1 + CUBIC_BETA) / 2, window)
+    senders.window[rows] = reduced
+    senders.threshold[rows] = reduced
+    senders.epoch[rows] = np.nan
+
+
+def leave_slow_start(senders: Senders, rows: Flags) -> None:
+    """End the slow start of flows whose round trip has risen (HyStart, Ha and Rhee, 2011).
+
+    Args:
+        senders: the flows.
+        rows: the flows whose round trip ends now, [flows].
+    """
+    rise = np.clip(_HYSTART_SHARE * senders.round_trip, _HYSTART_LEAST_S, _HYSTART_MOST_S)
+    ends = rows & (senders.window < senders.threshold) & (senders.least_wait >= rise)
+    ends &= senders.window >= _HYSTART_LEAST_WINDOW
+    senders.threshold[ends] = senders.window[ends]

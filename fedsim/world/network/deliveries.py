@@ -1,0 +1,76 @@
+"""Deliveries of flows over time, from which a sender's acknowledgements follow a round trip later."""
+
+import math
+
+import numpy as np
+
+from fedsim.common.arrays import Flags, Floats
+
+_FIRST_ROWS = 64
+
+
+class Deliveries:
+    """Delivered bytes of each flow at past times, linear in between."""
+
+    def __init__(self) -> None:
+        self._times = np.full(_FIRST_ROWS, math.inf)
+        self._curves = np.zeros((_FIRST_ROWS, 0))
+        self._rows = 0
+
+    def add_flow(self, sent: float) -> None:
+        """Add a flow that has delivered ``sent`` bytes at all past times."""
+        column = np.full((len(self._curves), 1), sent)
+        self._curves = np.concatenate((self._curves, column), axis=1)
+
+    def select(self, flows: Flags) -> None:
+        """Keep only some flows."""
+        self._curves = self._curves[:, flows]
+        if not self._curves.shape[1]:
+            self._rows = 0
+
+    def add(self, now: float, delivered: Floats, memory_s: float) -> None:
+        """Add the present bytes.
+
+        Args:
+            now: the time (s).
+            delivered: bytes, float64 [flows].
+            memory_s: time (s) for which old rows are needed.
+        """
+        if self._rows and self._times[self._rows - 1] == now:
+            self._rows -= 1
+        if self._rows == len(self._times):
+            self._drop_old(now - memory_s)
+        self._times[self._rows] = now
+        self._curves[self._rows] = delivered
+        self._rows += 1
+
+    def _drop_old(self, before: float) -> None:
+        first = int(np.searchsorted(self._times[: self._rows], before, "right")) - 1
+        first = max(first, 0)
+        times = self._times[first : self._rows]
+        curves = self._curves[first : self._rows]
+        rows = max(2 * len(times), _FIRST_ROWS)
+        self._times = np.full(rows, math.inf)
+        self._curves = np.zeros((rows, curves.shape[1]))
+        self._rows = len(times)
+        self._times[: self._rows] = times
+        self._curves[: self._rows] = curves
+
+    def at(self, times: Floats) -> Floats:
+        """Return the bytes of each flow at a time for each flow (s); float64 [flows].
+
+        Later times than the last one count as the last one.
+        """
+        rows = self._rows
+        past = self._times[:rows]
+        after = np.searchsorted(past, times, "right")
+        before = np.maximum(after - 1, 0)
+        after = np.minimum(after, rows - 1)
+        flows = np.arange(len(times))
+        low = self._curves[before, flows]
+        high = self._curves[after, flows]
+        begin = past[before]
+        width = past[after] - begin
+        share = np.clip((times - begin) / np.where(width > 0, width, 1.0), 0.0, 1.0)
+        acked: Floats = low + (high - low) * share
+        return acked

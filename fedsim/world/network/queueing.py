@@ -1,0 +1,563 @@
+"""Sharing rule ``Queueing``: congestion windows of senders, and a drop-tail queue before each link.
+
+Time goes in coarse steps. Within a step each flow sends what its window allows after the
+acknowledgements of the step, each link serves its queue first in, first out, and everything moves
+linearly. While no queue can lose anything, one step lasts until the next flow ends.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedsim.clock.simulation import on_grid_after
+from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.world.network.congestion import (
+    Senders,
+    first_state,
+    grow,
+    leave_slow_start,
+    reduce,
+)
+from fedsim.world.network.deliveries import Deliveries
+from fedsim.world.network.filling import Route, max_min
+from fedsim.world.network.queues import Connection, QueueingRules, StepPlan, choose_drops
+
+_LEAST_STEP_S = 1e-3
+_MOST_STEP_S = 20e-3
+_STEP_SHARE = 1 / 4  # of a round trip on empty links
+_QUEUE_SHARE = 1 / 4  # of the time in queues
+_UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
+_RETRANSMISSION_S = 0.2  # least timeout beyond the round trip (s; Linux)
+_PATIENCE_STEPS = 4  # steps between two looks for a jump
+_NO_BYTES = 1e-6  # bytes that count as none
+
+
+class Queueing:
+    """Sharing rule of links with queues, on which flows have congestion windows.
+
+    Args:
+        rules: control, queues and packets.
+    """
+
+    def __init__(self, rules: QueueingRules) -> None:
+        self._rules = rules
+        self.next_end = math.inf
+        self.changed = False
+        self.steps = 0
+        self._names: dict[str, int] = {}  # link -> index from 1; index 0 pads routes
+        self._capacity = np.array([_UNLIMITED])
+        self._length = np.array([math.inf])
+        self._level: list[int] = [0]  # largest position of each link on a route
+        self._connections: dict[tuple[int, int], Connection] = {}
+        self._ends: dict[int, tuple[int, int]] = {}  # flow ID -> its connection
+        self._since = 0.0
+        self._id = np.empty(0, dtype=np.int64)
+        self._size = np.empty(0)
+        self._sent = np.empty(0)  # bytes that left the sender, each repeat included
+        self._delivered = np.empty(0)
+        self._dropped = np.empty(0)  # bytes dropped, of which the sender does not know
+        self._lost = np.empty(0)  # bytes dropped, of which the sender knows
+        # bytes by which a flow lost less than its share of what arrived
+        self._credit = np.empty(0)
+        # whether the first link holds the sender back, so that late acknowledgements do not matter
+        self._held = np.empty(0, dtype=bool)
+        self._mark = np.empty(0)  # delivered bytes at which it learns; infinity for no drop
+        self._route = np.zeros((0, 1), dtype=np.int64)
+        self._waiting = np.zeros((0, 1))  # bytes in the queue of each link of a route
+        self._arriving = np.zeros((0, 1))  # bytes between a link and the next
+        self._senders = Senders.none()
+        self._history = Deliveries()
+        self._groups: list[tuple[Ints, Ints, Ints]] = []  # of each level: flows, positions, links
+        self._never_full = np.empty(0, dtype=np.int64)
+        self._plan: StepPlan | None = None
+        self._since_look = 0
+        self._lasts = np.empty(0, dtype=np.int64)
+
+    # changes
+
+    def open(
+        self,
+        flow_id: int,
+        size: float,
+        now: float,
+        route: Route,
+        round_trip: float,
+        ends: tuple[int, int],
+        chance: float = 0.5,
+    ) -> None:
+        """Add a flow, with the window that its connection has by now.
+
+        Args:
+            flow_id: ID of the flow.
+            size: bytes of the flow on the wire.
+            now: the time (s).
+            route: name and capacity (bytes/s) of each of its links, in the order in which its
+                bytes pass them.
+            round_trip: round trip on empty links (s).
+            ends: IDs of sender and receiver.
+            chance: number from 0 to 1 that decides which of equal flows loses a packet first.
+        """
+        self._commit(now)
+        links = [self._link(name, capacity) for name, capacity in route] or [0]
+        for place, link in enumerate(links):
+            self._level[link] = max(self._level[link], place)
+        hops = max(self._route.shape[1], len(links))
+        self._widen(hops)
+        padded = [*links, *[0] * (hops - len(links))]
+        self._id = np.append(self._id, flow_id)
+        self._size = np.append(self._size, size)
+        for name in ("_sent", "_delivered", "_dropped", "_lost"):
+            setattr(self, name, np.append(getattr(self, name), 0.0))
+        self._credit = np.append(self._credit, chance * self._rules.packet)
+        self._mark = np.append(self._mark, math.inf)
+        self._held = np.append(self._held, False)
+        self._lasts = np.append(self._lasts, len(links) - 1)
+        self._route = np.vstack((self._route, np.array([padded], dtype=np.int64)))
+        self._waiting = np.vstack((self._waiting, np.zeros(hops)))
+        self._arriving = np.vstack((self._arriving, np.zeros(hops)))
+        self._senders.append(self._first_state(ends, round_trip, now))
+        self._history.add_flow(0.0)
+        self._ends[flow_id] = ends
+        self._group()
+
+    def enter(
+        self,
+        flow_id: int,
+        size: float,
+        cap: float,
+        now: float,
+        weight: float = 1.0,
+        sent: float = 0.0,
+        route: Route = (),
+    ) -> None:
+        """Add a flow of a new connection without a round trip; see ``open``."""
+        self.open(flow_id, size, now, route, 0.0, (flow_id, flow_id))
+
+    def leave(self, flow_id: int, now: float) -> None:
+        self._commit(now)
+        self._remove(self._id == flow_id)
+
+    def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
+        """Change nothing, because own links are links of the route here."""
+
+    def set_capacity(self, link: str, capacity: float, now: float) -> None:
+        if link in self._names:
+            self._commit(now)
+            self._set_link(self._names[link], link, capacity)
+            self._plan = None
+            self.next_end = math.inf
+            self.changed = True
+
+    def share(self, now: float) -> None:
+        self.changed = False
+        self._commit(now)
+        self._since_look = 0
+        self._plan_step()
+
+    def _link(self, name: str, capacity: float) -> int:
+        number = self._names.setdefault(name, len(self._capacity))
+        if number == len(self._capacity):
+            self._capacity = np.append(self._capacity, 0.0)
+            self._length = np.append(self._length, 0.0)
+            self._level.append(0)
+        self._set_link(number, name, capacity)
+        return number
+
+    def _set_link(self, number: int, name: str, capacity: float) -> None:
+        rate = min(capacity, _UNLIMITED)
+        self._capacity[number] = rate
+        # an outage does not shorten a queue
+        if rate:
+            self._length[number] = self._rules.length(name, rate)
+
+    def _widen(self, hops: int) -> None:
+        more = hops - self._route.shape[1]
+        if more > 0:
+            pad = ((0, 0), (0, more))
+            self._route = np.pad(self._route, pad)
+            self._waiting = np.pad(self._waiting, pad)
+            self._arriving = np.pad(self._arriving, pad)
+
+    def _first_state(
+        self, ends: tuple[int, int], round_trip: float, now: float
+    ) -> dict[str, float]:
+        """Return the state of a sender: new, or restarted after an idle time.
+
+        After more than a timeout without a byte, the window is the initial one (RFC 5681, section
+        4.1), and the threshold remembers three quarters of the former window (RFC 2861).
+        """
+        round_trip = max(round_trip, _LEAST_STEP_S)
+        first = self._rules.initial_window
+        before = self._connections.get(ends)
+        if before is None:
+            return first_state(round_trip, first, math.inf, 0.0)
+        window = before.window
+        threshold = before.threshold
+        if now - before.until > round_trip + _RETRANSMISSION_S:
+            window = min(window, first)
+            threshold = max(threshold, 0.75 * before.window)
+        return first_state(round_trip, window, threshold, before.peak)
+
+    def _remember(self, row: int) -> None:
+        senders = self._senders
+        self._connections[self._ends.pop(self._id.item(row))] = Connection(
+            senders.window.item(row),
+            senders.threshold.item(row),
+            senders.peak.item(row),
+            self._since,
+        )
+
+    def _remove(self, rows: Flags) -> None:
+        for row in np.flatnonzero(rows).tolist():
+            self._remember(row)
+        stay = ~rows
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name)[stay])
+        self._senders.select(stay)
+        self._history.select(stay)
+        self._group()
+
+    def _group(self) -> None:
+        """Sort the links of routes by level, so that bytes pass a route within a step."""
+        self._plan = None
+        self.next_end = math.inf
+        self.changed = True
+        flows, places = np.nonzero(self._route >= 0)
+        places_of = np.minimum(self._lasts, self._route.shape[1] - 1)[flows]
+        on_route = places <= places_of
+        flows = flows[on_route]
+        places = places[on_route]
+        links = self._route[flows, places]
+        levels = np.array(self._level)[links]
+        # links that only hold senders back
+        later = np.bincount(links, weights=1.0 * (places > 0), minlength=len(self._capacity))
+        holds = (later == 0) & self._rules.holds_back
+        self._never_full = np.flatnonzero(holds)
+        self._groups = []
+        for level in range(int(levels.max(initial=-1)) + 1):
+            at = levels == level
+            if at.any():
+                self._groups.append((flows[at], places[at], links[at]))
+
+    # time
+
+    def advance(self, until: float) -> list[tuple[float, int]]:
+        ended: list[tuple[float, int]] = []
+        while self.next_end <= until:
+            now = self.next_end
+            plan = self._plan
+            assert plan is not None
+            over = plan.ends <= now
+            self._commit(now)
+            if over.any():
+                ended.extend((now, flow_id) for flow_id in self._id[over].tolist())
+                self._remove(over)
+            self._plan_step()
+            self.changed = False
+        return ended
+
+    def _commit(self, now: float) -> None:
+        """Carry out the planned step as far as ``now``."""
+        plan = self._plan
+        passed = now - self._since
+        self._since = now
+        if plan is None or passed <= 0 or not len(self._id):
+            return
+        self._plan = None
+        self.next_end = math.inf
+        share = min(passed / plan.length_s, 1.0) if plan.length_s < math.inf else 0.0
+        self._sent += share * plan.sent
+        self._delivered += share * plan.delivered
+        self._dropped += share * plan.dropped
+        self._credit += share * plan.credit
+        new_drops = (plan.dropped > 0) & np.isinf(self._mark)
+        self._waiting += share * (plan.waiting - self._waiting)
+        self._arriving += share * (plan.arriving - self._arriving)
+        ahead = self._delivered + self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
+        self._mark[new_drops] = ahead[new_drops]
+        self._held = plan.held
+        self._senders.window += share * plan.growth
+        memory = 2 * float(self._senders.round_trip.max()) + 1.0
+        self._history.add(now, self._delivered, memory)
+        self._react(now)
+
+    def _react(self, now: float) -> None:
+        """Let senders learn of losses, and of the ends of their round trips."""
+        senders = self._senders
+        control = self._rules.control
+        acked = self._history.at(now - senders.round_trip)
+        under_way = self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
+        is_silent = (under_way <= _NO_BYTES) & (acked >= self._delivered - _NO_BYTES)
+        learns = (acked >= self._mark - _NO_BYTES) | (np.isfinite(self._mark) & is_silent)
+        if learns.any():
+            counts = learns & (self._dropped > _NO_BYTES)
+            if counts.any():
+                reduce(senders, control, counts)
+            self._lost[learns] += self._dropped[learns]
+            self._dropped[learns] = 0.0
+            self._mark[learns] = math.inf
+        segments = acked / self._rules.packet
+        turns = segments >= senders.round_end
+        if turns.any():
+            if self._rules.hystart:
+                leave_slow_start(senders, turns & (segments > 0))
+            in_network = self._sent - self._lost - self._dropped
+            senders.round_end[turns] = (in_network / self._rules.packet)[turns] + 1e-9
+            senders.least_wait[turns] = math.inf
+
+    def _delays(self) -> Floats:
+        """Return the time in queues of each flow's route (s), float64 [flows]."""
+        backlog = np.bincount(
+            self._route.ravel(), weights=self._waiting.ravel(), minlength=len(self._capacity)
+        )
+        rate = np.where(self._capacity > 0, self._capacity, math.inf)
+        delays: Floats = (backlog / rate)[self._route].sum(axis=1)
+        return delays
+
+    def _plan_step(self) -> None:
+        self._plan = None
+        self.next_end = math.inf
+        if not len(self._id):
+            return
+        self._history.add(self._since, self._delivered, math.inf)
+        self._since_look -= 1
+        plan = None
+        if self._since_look < 0:
+            plan = self._jump()
+            self._since_look = _PATIENCE_STEPS
+        if plan is None:
+            plan = self._step()
+        self.steps += 1
+        self._plan = plan
+        first = float(plan.ends.min())
+        self.next_end = min(self._since + plan.length_s, first)
+
+    def _step(self) -> "StepPlan":
+        senders = self._senders
+        delays = self._delays()
+        senders.least_wait = np.minimum(senders.least_wait, delays)
+        floor = np.maximum(_STEP_SHARE * senders.round_trip, _QUEUE_SHARE * delays)
+        floor[self._held] = _MOST_STEP_S
+        length_s = min(max(float(floor.min()), _LEAST_STEP_S), _MOST_STEP_S)
+        length_s = on_grid_after(self._since + length_s) - self._since
+        end = self._since + length_s
+        packet = self._rules.packet
+        acked_before = self._history.at(self._since - senders.round_trip)
+        acked = self._history.at(end - senders.round_trip)
+        in_flight = self._sent - self._lost - acked_before
+        # in slow start a window grows up to twice the flight, else only if it is full
+        slow = senders.window < senders.threshold
+        full = np.where(slow, 0.5, 1.0) * senders.window * packet
+        limited = (in_flight >= full - packet) & np.isinf(self._mark)
+        growth = grow(
+            senders,
+            self._rules.control,
+            (acked - acked_before) / packet,
+            limited,
+            end,
+            senders.round_trip + delays,
+        )
+        room = (senders.window + growth) * packet + acked + self._lost - self._sent
+        # within a step that is longer than its round trip, a held sender sends several windows
+        repeated = senders.window * packet * length_s / senders.round_trip
+        repeats = self._held & (length_s > senders.round_trip)
+        room = np.where(repeats, np.maximum(room, repeated), room)
+        left = self._size + self._lost - self._sent
+        wants = np.clip(room, 0.0, left)
+        return self._move(wants, length_s, growth)
+
+    def _move(self, wants: Floats, length_s: float, growth: Floats) -> "StepPlan":
+        """Plan the way of all bytes in a step.
+
+        Args:
+            wants: bytes that each sender wants to send, float64 [flows].
+            length_s: length of the step (s).
+            growth: growth of windows (segments), float64 [flows].
+        """
+        links = len(self._capacity)
+        room = self._capacity * length_s
+        waiting = self._waiting.copy()
+        arriving = self._arriving.copy()
+        dropped = np.zeros(len(self._id))
+        credit = np.zeros(len(self._id))
+        delivered = np.zeros(len(self._id))
+        busy = np.zeros(len(self._id))
+        sent = wants
+        if self._rules.holds_back:
+            sent = self._hold_back(wants, length_s)
+        arriving[:, 0] += sent
+        for flows, places, numbers in self._groups:
+            old = waiting[flows, places]
+            new = arriving[flows, places]
+            queued = np.bincount(numbers, weights=old, minlength=links)
+            added = np.bincount(numbers, weights=new, minlength=links)
+            of_queue = np.minimum(room / np.where(queued > 0, queued, 1.0), 1.0)
+            rest = np.maximum(room - queued, 0.0)
+            of_new = np.minimum(rest / np.where(added > 0, added, 1.0), 1.0)
+            out = old * of_queue[numbers] + new * of_new[numbers]
+            refused = new * (1 - of_new)[numbers]
+            stays = np.maximum(queued + added - room, 0.0)
+            excess = np.maximum(stays - self._length, 0.0)
+            excess[self._never_full] = 0.0
+            falls = 0.0
+            if excess.any():
+                falls, spared = choose_drops(
+                    excess, refused, self._credit[flows], numbers, self._rules.packet
+                )
+                np.add.at(dropped, flows, falls)
+                np.add.at(credit, flows, spared)
+            waiting[flows, places] = np.maximum(old + new - out - falls, 0.0)
+            arriving[flows, places] = 0.0
+            last = places == self._lasts[flows]
+            delivered[flows[last]] = out[last]
+            arriving[flows[~last], places[~last] + 1] += out[~last]
+            used = np.minimum((queued + added) / np.where(room > 0, room, 1.0), 1.0)
+            np.maximum.at(busy, flows, used[numbers])
+        missing = self._size - self._delivered
+        ends = np.full(len(self._id), math.inf)
+        over = delivered >= missing - _NO_BYTES
+        reached = missing[over] / np.maximum(delivered[over], _NO_BYTES)
+        ends[over] = self._since + length_s * busy[over] * np.clip(reached, 0.0, 1.0)
+        stands = not (delivered.any() or sent.any() or arriving.any() or growth.any())
+        if stands and self._is_stuck():
+            length_s = math.inf
+        # a held sender whose window outlasts a long step may take one
+        lasting = self._senders.window * self._rules.packet * length_s
+        held = (sent < wants) & (lasting >= sent * (self._senders.round_trip + _MOST_STEP_S))
+        return StepPlan(
+            length_s, sent, delivered, dropped, credit, waiting, arriving, growth, ends, held
+        )
+
+    def _is_stuck(self) -> bool:
+        """Return whether no byte can move before a link changes."""
+        acked = self._history.at(self._since - self._senders.round_trip)
+        waits = acked < self._delivered - _NO_BYTES
+        return not waits.any() and bool(np.isinf(self._mark).all())
+
+    def _hold_back(self, wants: Floats, length_s: float) -> Floats:
+        """Share the first link of each route among its senders, which queue no more than it sends.
+
+        Links that are not first on some route hold nobody back.
+        """
+        first = self._route[:, 0]
+        total = np.bincount(first, weights=wants, minlength=len(self._capacity))
+        room = self._capacity * length_s
+        crowded = (total > room)[first]
+        if not crowded.any():
+            return wants
+        counts = np.bincount(first[crowded], minlength=len(self._capacity))
+        sent = wants.copy()
+        if counts.max() == 1:
+            sent[crowded] = np.minimum(wants, room[first])[crowded]
+            return sent
+        used, numbers = np.unique(first[crowded], return_inverse=True)
+        capacity = np.append(room[used], _UNLIMITED)
+        ones = np.ones(len(numbers))
+        sent[crowded] = max_min(capacity, numbers.reshape(-1, 1), wants[crowded], ones)
+        return sent
+
+    # jumps
+
+    def _jump(self) -> "StepPlan | None":
+        """Plan one step until the next end, if no queue changes what flows deliver; else None."""
+        senders = self._senders
+        capacity = self._capacity
+        if np.isfinite(self._mark).any() or self._arriving.any():
+            return None
+        if (senders.window < senders.threshold).any():
+            grows = senders.window < senders.threshold
+        else:
+            grows = np.zeros(len(self._id), dtype=bool)
+        flows = np.arange(len(self._id))
+        own = capacity[self._route]
+        narrowest = own.argmin(axis=1)
+        rates = own[flows, narrowest]
+        load = np.bincount(
+            self._route.ravel(), weights=np.repeat(rates, own.shape[1]), minlength=len(capacity)
+        )
+        load[0] = 0.0
+        if (load > capacity).any() or not rates.all():
+            return None
+        packet = self._rules.packet
+        flight = rates * senders.round_trip
+        window = senders.window * packet
+        at_first = narrowest == 0
+        queue = self._length[self._route[flows, narrowest]]
+        waits = self._waiting[flows, narrowest]
+        others = self._waiting.sum(axis=1) - waits
+        held = at_first & self._rules.holds_back
+        # a queue of this part of the flight never runs dry after a loss
+        keeps = queue >= (1 / 0.5 - 1) * flight + packet
+        if self._rules.control == "cubic":
+            keeps = queue >= (1 / 0.7 - 1) * flight + packet
+        ready = (window >= flight + packet) & (others <= _NO_BYTES)
+        left = self._size + self._lost - self._sent
+        has_queue = (waits > packet) & keeps & ~grows
+        in_pipe = self._sent - self._lost - self._history.at(self._since - senders.round_trip)
+        fills = in_pipe >= flight - packet
+        if not (ready & fills & (held | has_queue | (left <= 0))).all():
+            return None
+        ends = self._since + (self._size - self._delivered) / rates
+        length_s = float(ends.min()) - self._since
+        if length_s <= _MOST_STEP_S:
+            return None
+        delivered = rates * length_s
+        sent = np.minimum(delivered, left)
+        waiting = self._waiting.copy()
+        waiting[flows, narrowest] = np.maximum(waits + sent - delivered, 0.0)
+        none = np.zeros(len(self._id))
+        return StepPlan(
+            length_s, sent, delivered, none, none, waiting, self._arriving, none, ends, held
+        )
+
+    # queries
+
+    def sent(self, flow_id: int, at: float) -> float:
+        row = int(np.flatnonzero(self._id == flow_id)[0])
+        plan = self._plan
+        delivered = self._delivered.item(row)
+        if plan is None or plan.length_s == math.inf:
+            return delivered
+        passed = min((at - self._since) / plan.length_s, 1.0)
+        return delivered + plan.delivered.item(row) * passed
+
+    def rate(self, flow_id: int) -> float:
+        row = int(np.flatnonzero(self._id == flow_id)[0])
+        plan = self._plan
+        if plan is None or plan.length_s == math.inf:
+            return 0.0
+        return plan.delivered.item(row) / plan.length_s
+
+    def queued(self) -> dict[str, tuple[float, float]]:
+        """Return bytes in the queue of each link, and its length (bytes), by name."""
+        backlog = np.bincount(
+            self._route.ravel(), weights=self._waiting.ravel(), minlength=len(self._capacity)
+        )
+        queues = {}
+        for name, number in self._names.items():
+            queues[name] = (backlog.item(number), self._length.item(number))
+        return queues
+
+    def balance(self) -> Floats:
+        """Return what each flow sent less what is delivered, on the way or dropped (bytes), [flows]."""
+        under_way = self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
+        balance: Floats = self._sent - self._delivered - under_way - self._lost - self._dropped
+        return balance
+
+
+_COLUMNS: Sequence[str] = (
+    "_id",
+    "_size",
+    "_sent",
+    "_delivered",
+    "_dropped",
+    "_lost",
+    "_credit",
+    "_mark",
+    "_held",
+    "_lasts",
+    "_route",
+    "_waiting",
+    "_arriving",
+)

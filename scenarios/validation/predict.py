@@ -1,0 +1,44 @@
+"""Mean rounds of worlds that have not run yet, as each protocol predicts them.
+
+    python scenarios/validation/predict.py NAME... --out scenarios/validation/predicted-rounds.csv
+
+The file is committed before ``testbed.py`` runs the worlds; ``compare.py`` compares both.
+"""
+
+import csv
+import tempfile
+import tomllib
+from pathlib import Path
+
+import click
+import numpy as np
+import tomli_w
+from compare import HERE, PROTOCOLS, SEEDS, told
+
+import fedsim
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+def main(names: tuple[str, ...], out: Path) -> None:
+    """Predict worlds of worlds.toml by each protocol."""
+    worlds = tomllib.loads((HERE / "worlds.toml").read_text())
+    with out.open("w", newline="") as file, tempfile.TemporaryDirectory() as scratch:
+        table = csv.writer(file)
+        table.writerow(["world", "protocol", "round, s", "95th percentile, s"])
+        for name in names:
+            for protocol in PROTOCOLS:
+                path = Path(scratch) / f"{name}-{protocol}.toml"
+                path.write_text(tomli_w.dumps(told(name, worlds[name], None, protocol)))
+                lengths = []
+                for seed in SEEDS:
+                    run = fedsim.run(fedsim.load(path, seed=seed))
+                    lengths.append(np.diff(run.rounds["time"], prepend=0.0))
+                rounds = np.concatenate(lengths)
+                late = np.percentile(rounds, 95)
+                table.writerow([name, protocol, f"{rounds.mean():.4g}", f"{late:.4g}"])
+
+
+if __name__ == "__main__":
+    main()
