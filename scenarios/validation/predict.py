@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 import numpy as np
 import tomli_w
-from compare import HERE, PROTOCOLS, SEEDS, told
 
 import fedsim
+from fedsim.running.scenarios.validation.compare import HERE, PROTOCOLS, SEEDS, told
 
 
 @click.command()

@@ -31,7 +31,7 @@ from fedsim.world.messages import Message
 from fedsim.world.network.congestion import Senders
 from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.flow import Flow
-from fedsim.world.network.queues import Connection, QueueingRules, StepPlan
+from fedsim.world.network.queues import QueueingRules, SenderMemory, StepPlan
 from fedsim.world.network.star import Place, Tier
 from fedsim.world.steps import Payload, TaskStep
 from fedsim.world.task import Task
@@ -46,7 +46,7 @@ _CLASSES = (
     *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
     *(Task, Payload, Training, Contrast, Limit, Part),
     *(Flow, Message, Load, Place, Tier),
-    *(Connection, Deliveries, QueueingRules, Senders, StepPlan),
+    *(SenderMemory, Deliveries, QueueingRules, Senders, StepPlan),
 )
 
 

@@ -206,7 +206,7 @@ class Tcp(Protocol):
     """
     control: Annotated[Control, _WINDOW] = "cubic"
     """congestion control: ``cubic`` (RFC 9438) or ``reno`` (RFC 5681)."""
-    queue: Annotated[QueueLength, _WINDOW] = QueueLength(time="100 ms")  # type: ignore[arg-type]
+    queue: Annotated[QueueLength, _WINDOW] = QueueLength.model_validate({"time": "100 ms"})
     """length of each link's queue; by default 100 ms at the link's rate, a round trip of the
     internet (Villamizar and Song, 1994).
     """

@@ -21,7 +21,7 @@ from fedsim.world.network.congestion import (
 )
 from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.filling import Route, max_min
-from fedsim.world.network.queues import Connection, QueueingRules, StepPlan, choose_drops
+from fedsim.world.network.queues import QueueingRules, SenderMemory, StepPlan, choose_drops
 
 _LEAST_STEP_S = 1e-3
 _MOST_STEP_S = 20e-3
@@ -49,7 +49,7 @@ class Queueing:
         self._capacity = np.array([_UNLIMITED])
         self._length = np.array([math.inf])
         self._level: list[int] = [0]  # largest position of each link on a route
-        self._connections: dict[tuple[int, int], Connection] = {}
+        self._connections: dict[tuple[int, int], SenderMemory] = {}
         self._ends: dict[int, tuple[int, int]] = {}  # flow ID -> its connection
         self._since = 0.0
         self._id = np.empty(0, dtype=np.int64)
@@ -201,7 +201,7 @@ class Queueing:
 
     def _remember(self, row: int) -> None:
         senders = self._senders
-        self._connections[self._ends.pop(self._id.item(row))] = Connection(
+        self._connections[self._ends.pop(self._id.item(row))] = SenderMemory(
             senders.window.item(row),
             senders.threshold.item(row),
             senders.peak.item(row),
@@ -363,8 +363,8 @@ class Queueing:
         repeated = senders.window * packet * length_s / senders.round_trip
         repeats = self._held & (length_s > senders.round_trip)
         room = np.where(repeats, np.maximum(room, repeated), room)
-        left = self._size + self._lost - self._sent
-        wants = np.clip(room, 0.0, left)
+        unsent = self._size + self._lost - self._sent
+        wants = np.clip(room, 0.0, unsent)
         return self._move(wants, length_s, growth)
 
     def _move(self, wants: Floats, length_s: float, growth: Floats) -> "StepPlan":
@@ -400,7 +400,7 @@ class Queueing:
             stays = np.maximum(queued + added - room, 0.0)
             excess = np.maximum(stays - self._length, 0.0)
             excess[self._never_full] = 0.0
-            falls = 0.0
+            falls = np.zeros(len(flows))
             if excess.any():
                 falls, spared = choose_drops(
                     excess, refused, self._credit[flows], numbers, self._rules.packet
@@ -470,11 +470,13 @@ class Queueing:
         else:
             grows = np.zeros(len(self._id), dtype=bool)
         flows = np.arange(len(self._id))
-        own = capacity[self._route]
-        narrowest = own.argmin(axis=1)
-        rates = own[flows, narrowest]
+        rates_of_links = capacity[self._route]
+        narrowest = rates_of_links.argmin(axis=1)
+        rates = rates_of_links[flows, narrowest]
         load = np.bincount(
-            self._route.ravel(), weights=np.repeat(rates, own.shape[1]), minlength=len(capacity)
+            self._route.ravel(),
+            weights=np.repeat(rates, rates_of_links.shape[1]),
+            minlength=len(capacity),
         )
         load[0] = 0.0
         if (load > capacity).any() or not rates.all():
@@ -485,25 +487,25 @@ class Queueing:
         at_first = narrowest == 0
         queue = self._length[self._route[flows, narrowest]]
         waits = self._waiting[flows, narrowest]
-        others = self._waiting.sum(axis=1) - waits
+        other_queues = self._waiting.sum(axis=1) - waits
         held = at_first & self._rules.holds_back
         # a queue of this part of the flight never runs dry after a loss
         keeps = queue >= (1 / 0.5 - 1) * flight + packet
         if self._rules.control == "cubic":
             keeps = queue >= (1 / 0.7 - 1) * flight + packet
-        ready = (window >= flight + packet) & (others <= _NO_BYTES)
-        left = self._size + self._lost - self._sent
+        ready = (window >= flight + packet) & (other_queues <= _NO_BYTES)
+        unsent = self._size + self._lost - self._sent
         has_queue = (waits > packet) & keeps & ~grows
         in_pipe = self._sent - self._lost - self._history.at(self._since - senders.round_trip)
         fills = in_pipe >= flight - packet
-        if not (ready & fills & (held | has_queue | (left <= 0))).all():
+        if not (ready & fills & (held | has_queue | (unsent <= 0))).all():
             return None
         ends = self._since + (self._size - self._delivered) / rates
         length_s = float(ends.min()) - self._since
         if length_s <= _MOST_STEP_S:
             return None
         delivered = rates * length_s
-        sent = np.minimum(delivered, left)
+        sent = np.minimum(delivered, unsent)
         waiting = self._waiting.copy()
         waiting[flows, narrowest] = np.maximum(waits + sent - delivered, 0.0)
         none = np.zeros(len(self._id))
@@ -534,7 +536,7 @@ class Queueing:
         backlog = np.bincount(
             self._route.ravel(), weights=self._waiting.ravel(), minlength=len(self._capacity)
         )
-        queues = {}
+        queues: dict[str, tuple[float, float]] = {}
         for name, number in self._names.items():
             queues[name] = (backlog.item(number), self._length.item(number))
         return queues

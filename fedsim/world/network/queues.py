@@ -12,8 +12,8 @@ _LEAST_QUEUE = 2  # packets that every queue holds
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """What a connection between two endpoints remembers between flows.
+class SenderMemory:
+    """State of a sender that lasts from one flow of a pair of endpoints to the next.
 
     Attributes:
         window, threshold, peak: see ``Senders`` (segments).
