@@ -82,8 +82,11 @@ class Growing:
             subject = gather(self._paths)
             self.page = build(subject, live=True)
         except (FedsimError, OSError) as error:
-            # a run was replacing or removing a file; the next call tries again
-            self.state = {**self.state, "says": str(error)}
+            # a run may be replacing its files; the next call tries again
+            reason = str(error)
+            if not self.page:
+                reason = f"waiting until the first tables are complete ({error})"
+            self.state = {**self.state, "says": reason}
             return False
         self._last_stamps = stamps
         count = len(subject.runs)

@@ -219,13 +219,28 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
     rows["worked_s"] = steps.groupby("device")["length"].sum()
     rows["wasted_s"] = wasted.groupby("device")["length"].sum()
     rows["share"] = rows["wasted_s"] / rows["worked_s"]
-    transfers = run.table(TRANSFERS).select(["device", "delivered"]).to_pandas()
-    of_devices = transfers.dropna(subset="device")
-    rows["bytes"] = of_devices.groupby("device")["delivered"].sum()
+    rows["bytes"] = _bytes_of_devices(run)
     facts = ["speed", "samples", *(key for _, key, _ in _OF_DEVICES)]
     rows = rows.fillna(0.0).join(history.population.reindex(columns=facts))
     rows = rows.sort_values(["wasted_s", "worked_s"], ascending=False, kind="stable")
     return rows.rename_axis("device").reset_index()
+
+
+def _bytes_of_devices(run: RunFolder) -> "pd.Series[float]":
+    """Return the bytes of messages that each device sent or received, by device.
+
+    A message between two devices counts for both, so these bytes may exceed the run's.
+    """
+    names = ["device", "delivered", "sender", "receiver"]
+    transfers = run.table(TRANSFERS).select(names).to_pandas()
+    of_tasks = transfers["device"].notna()
+    parts = [transfers.loc[of_tasks, ["device", "delivered"]]]
+    between = transfers[~of_tasks]
+    for end in ("sender", "receiver"):
+        device = between[end].astype(str).str.extract(r"^device (\d+)$", expand=False)
+        ends = between.assign(device=device.astype(float)).dropna(subset="device")
+        parts.append(ends[["device", "delivered"]])
+    return pd.concat(parts).groupby("device")["delivered"].sum()
 
 
 _OF_ROUNDS = {

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import fedsim
+from fedsim.analysis.report.tables import read_devices
 from fedsim.analysis.report.timeline import read_timeline
 from fedsim.cli import main
 from fedsim.common.units import show_bytes
@@ -70,3 +71,9 @@ def test_lanes_and_curves_of_peers_show_their_messages(family: str, tmp_path: Pa
     times = columns["peer_time"].astype(float) * data.header["tick"]
     moved = float((np.diff(times) * columns["peer_value"][:-1]).sum())
     assert moved == pytest.approx(between["wire_bytes"].sum(), rel=1e-3)
+
+
+def test_the_table_of_devices_counts_messages_at_both_ends(tmp_path: Path) -> None:
+    run = played("peers", tmp_path / "run")
+    table = read_devices(run)
+    assert table["bytes"].sum() == pytest.approx(2 * run.summary["bytes"]["peer"])
