@@ -1,9 +1,12 @@
 """The whole forecast of a scenario: its sizes, its times, and what it costs on this machine."""
 
+import math
 import resource
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fedsim.clock.executors import Executor
 from fedsim.clock.simulation import Simulation
@@ -11,6 +14,7 @@ from fedsim.common.notes import collected_notes
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.forecast import PATIENCE_S, Beginning, data_lines, forecast, nominal_lines
 from fedsim.lab.model_memory import model_memory_lines
+from fedsim.running.assembly import Run
 
 if TYPE_CHECKING:
     from fedsim.running.scenario import Scenario
@@ -92,6 +96,7 @@ def forecast_whole(
     with collected_notes() as notes:
         trial = Beginning(scenario, executor)
     lines = [*data_lines(trial.run), *notes, *nominal_lines(trial.run)]
+    lines += shared_link_lines(trial.run)
     if not patience_s:
         return WholeForecast(lines)
     costs = forecast(trial, patience_s)
@@ -101,6 +106,39 @@ def forecast_whole(
     real_s = trial.build_s + costs["simulation_s"] + costs["training_s"] + costs["testing_s"]
     cost = CostHere(real_s=real_s, build_s=trial.build_s, memory_bytes=_peak_memory(), **costs)
     return WholeForecast([*lines, *_cost_lines(trial, cost)], cost)
+
+
+_LONG_ROUND_TRIP_S = 0.02
+_MANY_ROUND_TRIPS = 200  # an upload that lasts longer hardly depends on slow start and losses
+_LOOKED_AT = slice(0, 1000)  # devices that are looked at
+
+
+def shared_link_lines(run: Run) -> list[str]:
+    """Return a text line if a shared link of the fluid model is likely to be too fast.
+
+    That is so if the cohort's uploads fill the server's link, round trips are long, and messages
+    take few round trips: then losses leave a real link idle (docs/time.md, windows and queues).
+
+    Args:
+        run: a run that has not begun.
+    """
+    network = run.network
+    server_rate = network.links.get("server up", math.inf)
+    if getattr(run.scenario.network.protocol, "model", "fluid") == "window":
+        return []
+    rates = np.asarray(network.access["up"][_LOOKED_AT], dtype=np.float64)
+    round_trip_s = 2 * float(np.median(network.latencies[_LOOKED_AT]))
+    fills_link = run.at_once * float(np.median(rates)) > server_rate
+    if not fills_link or round_trip_s < _LONG_ROUND_TRIP_S:
+        return []
+    upload_s = run.at_once * run.dispatch.up.model_bytes / server_rate
+    if upload_s > _MANY_ROUND_TRIPS * round_trip_s:
+        return []
+    return [
+        f"{run.at_once} uploads fill the server's link over round trips of "
+        f"{show_seconds(round_trip_s)}, where losses leave a real link idle: protocol = "
+        "{ kind = 'tcp', model = 'window' } simulates them, the present one is likely too fast"
+    ]
 
 
 def _cost_lines(trial: Beginning, cost: CostHere) -> list[str]:

@@ -185,3 +185,32 @@ def test_a_run_without_a_single_round_is_told(small: dict[str, Any]) -> None:
     last = forecast_lines(scenario, Inline(), 60.0)[-1]
     assert last.startswith(f"it makes not one round ({trial.futile})")
     assert told(fedsim.Scenario(**small))[1].futile is None
+
+
+@pytest.mark.parametrize(
+    ("latency", "server_up", "protocol", "warns"),
+    [
+        ("40 ms", "5 Mbit/s", "tcp", True),
+        ("2 ms", "5 Mbit/s", "tcp", False),
+        ("40 ms", "50 Mbit/s", "tcp", False),
+        ("40 ms", "5 Mbit/s", {"kind": "tcp", "model": "window"}, False),
+    ],
+)
+def test_a_full_link_over_long_round_trips_names_the_window_model(
+    latency: str, server_up: str, protocol: Any, warns: bool
+) -> None:
+    scenario = fedsim.Scenario(
+        learning="off",
+        model={"kind": "size", "bytes": "100 kB"},
+        population={"devices": 10},
+        network={
+            "kind": "star",
+            "protocol": protocol,
+            "server": {"down": "50 Mbit/s", "up": server_up},
+            "device": {"down": "10 Mbit/s", "up": "2 Mbit/s", "latency": latency},
+        },
+        strategy={"kind": "fedavg", "clients_per_round": 10},
+        stop={"rounds": 1},
+    )
+    lines = forecast_lines(scenario, Inline(), patience_s=0.0)
+    assert any("model = 'window'" in line for line in lines) == warns
