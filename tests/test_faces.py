@@ -72,6 +72,7 @@ INSIDES = {
     # of the engine, passed on unseen
     *("Alarm", "Join", "Population", "Capacity", "Rooflines", "Augmentation"),
     *("TaskStep", "Task", "StepServices", "Plan"),  # of kinds of steps (docs/howto/step.md)
+    *("CodedParts", "QueueingRules"),  # of built-in codecs and of the window model
     *("Split", "TrainingSpec", "SecureState"),  # of built-in strategies and of the built-in trainer
 }
 """Classes in public signatures that authors of parts never hold."""

@@ -152,6 +152,7 @@ def carry_out(words: list[str], place: str) -> None:
         assert result.exit_code == 0, f"{place}: {words}: {result.output}"
         return
     assert words[0] in ("fedsim", ".venv/bin/fedsim"), f"{place}: what is {words}?"
+    words, may_fail, output = _redirected(words)
     said = (*words[1:],)
     out = Path(said[said.index("--out") + 1]) if "--out" in said else Path()
     if said in DONE:
@@ -159,9 +160,22 @@ def carry_out(words: list[str], place: str) -> None:
             shutil.copytree(DONE[said], out)
         return
     result = CliRunner().invoke(main, [*said, *FEW] if said[0] == "study" else said)
-    assert result.exit_code == 0, f"{place}: {words}: {result.output}"
+    assert result.exit_code == 0 or may_fail, f"{place}: {words}: {result.output}"
+    if output is not None:
+        output.write_text(result.stdout)
     if said[0] in ("study", "report") and "--dry-run" not in said:
         DONE[said] = out.absolute()
+
+
+def _redirected(words: list[str]) -> tuple[list[str], bool, Path | None]:
+    """A command without its ``|| true`` and ``> FILE``, whether it may fail, and the file."""
+    may_fail = words[-2:] == ["||", "true"]
+    if may_fail:
+        words = words[:-2]
+    if ">" not in words:
+        return words, may_fail, None
+    at = words.index(">")
+    return words[:at], may_fail, Path(words[at + 1])
 
 
 def run_as_change(block: Block) -> None:

@@ -65,7 +65,7 @@ def reported(command: Callable[..., VerbOutcome]) -> Callable[..., None]:
     def run(*args: object, **options: object) -> int:
         outcome = command(*args, **options)
         if prints_json():
-            click.echo(_as_json(outcome.make()))
+            say(_as_json(outcome.make()))
         elif is_quiet():
             say(*outcome.complaints, err=True)
         else:
@@ -130,7 +130,7 @@ def _print_error(
     from fedsim.cli.results import ErrorDetails, ErrorResult
 
     details = ErrorDetails(message=message, key=key, nearest=nearest, exit_code=status)
-    click.echo(_as_json(ErrorResult(verb=verb, error=details)))
+    say(_as_json(ErrorResult(verb=verb, error=details)))
 
 
 def _as_json(result: "VerbResult") -> str:

@@ -255,7 +255,11 @@ class Training:
         return 0 if self.contrast is None else 2
 
     def batching(self, usual: Batching) -> Batching:
-        """Return the batching of this training, for the batching ``usual`` of ``[training]``."""
+        """Return the batching of this training.
+
+        Args:
+            usual: the batching of ``[training]``.
+        """
         if self.full_batch:
             return usual.whole
         if self.batch_size is not None:

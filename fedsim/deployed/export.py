@@ -11,6 +11,7 @@ import tomli_w
 from pydantic import BaseModel
 
 from fedsim.common.errors import RunFolderError, ScenarioError
+from fedsim.common.files import read_text
 from fedsim.common.harmless import clean
 from fedsim.deployed.refusals import refusals, unused
 from fedsim.running.scenario import Scenario
@@ -100,7 +101,7 @@ def export(scenario: Scenario, folder: Path) -> list[Path]:
         package / "scenario.toml": _deployed(scenario).to_toml(),
     }
     for root, file in modules:
-        texts[package / "own" / file.relative_to(root)] = file.read_text()
+        texts[package / "own" / file.relative_to(root)] = read_text(file)
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

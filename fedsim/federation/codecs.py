@@ -275,9 +275,16 @@ class Codec(Spec):
         base: Ref | None,
         kept: Ref | None,
     ) -> CodedParts:
-        """Return the models that ``pack`` writes; the arguments are those of ``code``.
+        """Return the models that ``pack`` writes.
 
         By default the payload holds the decoded model of ``code`` as a whole.
+
+        Args:
+            arithmetic: arithmetic of models, for the side that encodes.
+            parameters: count of parameters of the model.
+            value: the model to encode.
+            base: the model that sender and receiver both have; None if there is none.
+            kept: the error that the sender has stored; None if there is none.
         """
         return CodedParts(value, self.code(arithmetic, parameters, value, base, kept).received)
 

@@ -277,8 +277,17 @@ def test_kept_logs_are_of_their_worlds(name: str) -> None:
             assert took(steps).min() > least
 
 
+# rounds of these differ by whom a full queue hits, which a calibrated world does not have
+BY_LOSSES = ("near-far", "far-slow", "mixed-rates")
+
+
 @pytest.mark.parametrize(
-    "name", [name for name, world in WORLDS.items() if "buffer" not in world and name != "torch"]
+    "name",
+    [
+        name
+        for name, world in WORLDS.items()
+        if "buffer" not in world and name not in ("torch", *BY_LOSSES)
+    ],
 )
 def test_held_out_rounds_of_the_kept_logs_are_predicted(name: str, tmp_path: Path) -> None:
     calibrate(STUDY / "logs" / f"{name}.csv", tmp_path / "out", LogDefaults())
@@ -294,7 +303,7 @@ def test_worlds_that_are_told_to_fedsim_take_as_long(
     """By preset ``tcp``, with nothing fitted but how long trainings take."""
     compare = module_at(STUDY / "compare.py")
     monkeypatch.setattr(compare, "SEEDS", range(1, 2))
-    monkeypatch.setattr(compare, "PROTOCOLS", ("tcp",))
+    monkeypatch.setattr(compare, "PROTOCOLS", {"tcp": compare.PROTOCOLS["tcp"]})
     found = list(compare.compared(name, WORLDS[name], tmp_path))
     assert abs(found[0].errors).mean() < 0.02
     assert f"| {name} | tcp |" in compare.table(found)

@@ -258,7 +258,7 @@ class Network(Endpoints):
         self._transfers[device] = count + 1
         chance = self._streams.uniform("world/first-drop", device, count)
         limited = self._apply_limits(route)
-        queues.open(flow.id, flow.wire, now, limited, round_trip, ends, chance)
+        queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, chance)
 
     def cancel(self, flow: Flow) -> None:
         """Cancel a flow; it sends no more bytes, and its ``done`` is never called.

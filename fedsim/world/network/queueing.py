@@ -76,7 +76,7 @@ class Queueing:
 
     # changes
 
-    def open(
+    def begin(
         self,
         flow_id: int,
         size: float,
@@ -131,8 +131,8 @@ class Queueing:
         sent: float = 0.0,
         route: Route = (),
     ) -> None:
-        """Add a flow of a new connection without a round trip; see ``open``."""
-        self.open(flow_id, size, now, route, 0.0, (flow_id, flow_id))
+        """Add a flow of a new connection without a round trip; see ``begin``."""
+        self.begin(flow_id, size, now, route, 0.0, (flow_id, flow_id))
 
     def leave(self, flow_id: int, now: float) -> None:
         self._commit(now)

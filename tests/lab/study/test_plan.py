@@ -484,7 +484,7 @@ def test_a_study_of_a_regression_is_ranked_and_drawn(tmp_path: Path) -> None:
     out = finish(write(tmp_path / "study.toml", tables), tmp_path / "out")
     (answer,) = Comparison(read_lines([out])).answers()
     assert f"{answer.target:g}" == "mse 2.5"
-    assert "fast ends with the lowest mse" in answer.words[0]
+    assert "fast has the lowest mean" in answer.words[0]
     assert "time to target mse 2.5" in [one.measure.name for one in answer.rankings]
     runs = [RunFolder(path.parent) for path in sorted(out.glob("runs/**/summary.json"))]
     assert draw_accuracy(runs[:1]).axes[0].get_ylabel().startswith("test mse")
