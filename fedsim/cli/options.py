@@ -42,7 +42,7 @@ RUNS = click.argument("runs", nargs=-1, required=True, type=FOLDER)
 WORKERS = click.option(
     "--workers",
     type=int,
-    help="Threads or processes; by default one per core. No influence on results.",
+    help="Threads or processes; by default one per core of this process. No influence on results.",
 )
 
 

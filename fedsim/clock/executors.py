@@ -19,6 +19,7 @@ from typing import IO, Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from fedsim.common.errors import ScenarioError, SimulationError, nearest
 from fedsim.common.imports import at, learn, places
+from fedsim.common.machine import usable_cores
 
 EXECUTORS = {
     "inline": "all work in one thread",
@@ -85,7 +86,8 @@ def make_executor(
 
     Args:
         name: a key of ``EXECUTORS`` (``--executor``).
-        workers: number of threads or processes (``--workers``); by default one per core.
+        workers: number of threads or processes (``--workers``); by default one per core that this
+            process may use.
         address: address of a running Ray cluster, ``HOST:PORT`` or ``auto`` (``--address``).
         device: torch's name of the device that computes (``training.device``).
 
@@ -105,7 +107,9 @@ def make_executor(
             )
         return Inline()
     if name == "threads":
-        return Threads(workers or os.cpu_count() or 1)
+        if workers is None:
+            workers = usable_cores()
+        return Threads(workers)
     if name != "ray":
         raise ScenarioError(
             f"--executor is {name!r}; allowed are {', '.join(EXECUTORS)}{nearest(name, EXECUTORS)}"

@@ -4,8 +4,6 @@ The server sees neither data, labels nor speed of a client.
 """
 
 import math
-import os
-import sys
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedsim.clock.simulation import on_grid
 from fedsim.common.errors import SimulationError, home_of, shown
+from fedsim.common.machine import usable_memory
 from fedsim.common.streams import Shuffle
 
 if TYPE_CHECKING:
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 
 _BYTES_TO_LOOK_AT = 200  # memory for phase and ID of one device
 _LEAST_ASKED = 16  # checking one device for availability takes about as long as checking 16
-
-
-def _memory_bytes() -> int:
-    """Return the memory of this machine (bytes); ``sys.maxsize`` if the system reports none."""
-    names = getattr(os, "sysconf_names", {})
-    if "SC_PHYS_PAGES" not in names:
-        return sys.maxsize
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Clients:
@@ -81,12 +72,12 @@ class Clients:
             SimulationError: the machine lacks the memory to look at all devices.
         """
         demand = self.count * _BYTES_TO_LOOK_AT
-        memory = _memory_bytes()
+        memory = usable_memory()
         if demand > memory:
             raise SimulationError(
                 f"the strategy looks at all {self.count:,} devices at once, which takes some "
                 f"{demand / 1e9:.0f} GB, and this "
-                f"machine has {memory / 1e9:.0f}; allowed are {memory // _BYTES_TO_LOOK_AT:,} "
+                f"process may use {memory / 1e9:.0f}; allowed are {memory // _BYTES_TO_LOOK_AT:,} "
                 "devices, or a strategy that draws "
                 "its clients at random (fedavg), which looks at those alone"
             )

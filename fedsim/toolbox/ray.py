@@ -33,6 +33,7 @@ from fedsim.clock.executors import Answer, Executor, answer
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.imports import learn, places
+from fedsim.common.machine import usable_cores
 
 _SHARED_BYTES = 1 << 15  # least size of a shared array; a smaller one costs less in the parcel
 _TRIES = 20  # retries of a call whose worker process is lost
@@ -235,7 +236,7 @@ class Ray(Executor):
         os.environ[_TOKEN] = _make_token()
         # Ray then asks for tokens, and says so in its settings even if it has read them
         os.environ.pop(_AUTH_MODE, None)
-        processes = workers or os.cpu_count()
+        processes = usable_cores() if workers is None else workers
         self._ray.init("local", num_cpus=processes, include_dashboard=False, **options)
         host = self._ray.get_runtime_context().gcs_address.rpartition(":")[0]
         if host == "127.0.0.1":

@@ -111,7 +111,7 @@ def test_who_looks_at_all_of_too_many_is_told_what_that_would_take(
     )
     built = Simulation(scenario).installed
     assert len(built.server.clients.online()) > 1
-    monkeypatch.setattr(clients, "_memory_bytes", lambda: DEVICES * 200 - 1)
+    monkeypatch.setattr(clients, "usable_memory", lambda: DEVICES * 200 - 1)
     with pytest.raises(
         SimulationError,
         match=r"all 60 devices at once, .* allowed are 59 devices, or a strategy that draws",

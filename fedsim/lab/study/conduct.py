@@ -1,6 +1,5 @@
 """Running a study: validate its runs, carry out the missing runs, and write the tables."""
 
-import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -12,6 +11,7 @@ from fedsim.clock.executors import make_executor
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
 from fedsim.common.imports import from_file
+from fedsim.common.machine import usable_cores
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import folder as files
 from fedsim.lab.study.folder import RunState
@@ -51,7 +51,7 @@ def run_study(
         out: folder of the study, new or of an earlier call.
         changes: ``key.path=value`` texts that override the base.
         executor: ``processes`` of this machine, or ``ray``.
-        workers: count of parallel runs; by default one per core.
+        workers: count of parallel runs; by default one per core that this process may use.
         address: Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
         size: name of a size of the study; by default the first.
         seeds: count of seeds, starting at seed 1; by default the seeds of the study.
@@ -87,7 +87,7 @@ class Conductor:
     Args:
         study: the planned study.
         out: folder of the study.
-        workers: count of parallel runs; by default one per core.
+        workers: count of parallel runs; by default one per core that this process may use.
         executor: ``processes`` of this machine, or ``ray``, whose nodes all see the study's
             folder. The executor does not influence results.
         address: Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
@@ -266,7 +266,7 @@ class Conductor:
         lock: Sequence[int] = ()
         if self.trials is not None:
             lock = stack.enter_context(files.locked(self.out))
-        workers = self._workers or os.cpu_count() or 1
+        workers = usable_cores() if self._workers is None else self._workers
         return stack.enter_context(closing(WorkerPool(workers, progress, lock)))
 
     def _cluster(self) -> "Ray":

@@ -1,0 +1,131 @@
+"""Cores and memory that this process may use: a container, a batch job, or the whole machine.
+
+Limits of control groups are read in version 2 of their interface (Linux,
+``Documentation/admin-guide/cgroup-v2.rst``), limits of a job from the variables that Slurm sets
+(``man sbatch``, "OUTPUT ENVIRONMENT VARIABLES").
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_SYSTEM = Path("/")
+_MEBIBYTE = 1 << 20  # unit of Slurm's variables
+
+
+def usable_cores(system: Path = _SYSTEM) -> int:
+    """Return the count of cores that this process may use, at least 1.
+
+    The count is the smallest of: the cores of the machine; the cores to which the process is bound
+    (the kernel leaves out those that its cpuset forbids); the processor time that its control
+    groups grant, rounded down; the cores of its Slurm job.
+
+    Args:
+        system: folder that has ``proc/self/cgroup`` and ``sys/fs/cgroup``.
+    """
+    counts = [os.cpu_count() or 1]
+    if hasattr(os, "sched_getaffinity"):
+        counts.append(len(os.sched_getaffinity(0)))
+    for quota in _limits(system, "cpu.max"):
+        counts.append(_cores_of_quota(quota))
+    job_cores = _slurm_cores()
+    if job_cores is not None:
+        counts.append(job_cores)
+    return max(1, min(counts))
+
+
+def usable_memory(system: Path = _SYSTEM) -> int:
+    """Return the memory (bytes) that this process may use; ``sys.maxsize`` if nothing limits it.
+
+    The amount is the smallest of: the memory of the machine, the limits of the control groups of
+    the process, and the memory of its Slurm job on this node.
+
+    Args:
+        system: folder that has ``proc/self/cgroup`` and ``sys/fs/cgroup``.
+    """
+    amounts = [_machine_memory()]
+    for limit in _limits(system, "memory.max"):
+        if limit.isdecimal():
+            amounts.append(int(limit))
+    job_memory = _slurm_memory()
+    if job_memory is not None:
+        amounts.append(job_memory)
+    return min(amounts)
+
+
+def _machine_memory() -> int:
+    names = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" not in names:
+        return sys.maxsize
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limits(system: Path, name: str) -> Iterator[str]:
+    """Yield the text of a limit in the control group of this process and in each group above."""
+    mount = system / "sys/fs/cgroup"
+    group = mount / _group_path(system)
+    # a container without a namespace for groups reads a path that its mount lacks: only the
+    # groups that exist are read, at last the one at the mount itself
+    for folder in (group, *group.parents):
+        text = _text(folder / name)
+        if text is not None:
+            yield text
+        if folder == mount:
+            return
+
+
+def _group_path(system: Path) -> str:
+    """Return the path of this process's control group below the mount; empty if it has none."""
+    for line in (_text(system / "proc/self/cgroup") or "").splitlines():
+        hierarchy, _, path = line.partition("::")
+        if hierarchy == "0" and ".." not in path.split("/"):  # '..': outside the namespace
+            return path.strip("/")
+    return ""
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _cores_of_quota(text: str) -> int:
+    """Return the whole cores of ``cpu.max``, "QUOTA PERIOD" (microseconds), or all cores."""
+    fields = text.split()
+    if len(fields) != 2 or not all(field.isdecimal() for field in fields) or int(fields[1]) == 0:
+        return sys.maxsize  # "max PERIOD": no limit
+    return max(1, int(fields[0]) // int(fields[1]))
+
+
+def _slurm_cores() -> int | None:
+    """Return the cores of a task of this process's Slurm job, or of the job on this node."""
+    per_task = _slurm_number("SLURM_CPUS_PER_TASK")
+    if per_task is not None:
+        return per_task
+    return _slurm_number("SLURM_CPUS_ON_NODE")
+
+
+def _slurm_memory() -> int | None:
+    """Return the memory (bytes) of this process's Slurm job on this node."""
+    per_node = _slurm_number("SLURM_MEM_PER_NODE")
+    if per_node is not None:
+        return per_node * _MEBIBYTE
+    per_core = _slurm_number("SLURM_MEM_PER_CPU")
+    if per_core is None:
+        return None
+    cores = _slurm_number("SLURM_CPUS_ON_NODE")
+    if cores is None:
+        cores = _slurm_cores()
+    if cores is None:
+        return None
+    return per_core * cores * _MEBIBYTE
+
+
+def _slurm_number(name: str) -> int | None:
+    """Return a variable of this process's Slurm job; None outside a job, or if it is no limit."""
+    text = os.environ.get(name, "")
+    if "SLURM_JOB_ID" not in os.environ or not text.isdecimal() or int(text) == 0:
+        return None  # 0 MB: all memory of the node
+    return int(text)
