@@ -240,7 +240,8 @@ def _bytes_of_devices(run: RunFolder) -> "pd.Series[float]":
         device = between[end].astype(str).str.extract(r"^device (\d+)$", expand=False)
         ends = between.assign(device=device.astype(float)).dropna(subset="device")
         parts.append(ends[["device", "delivered"]])
-    return pd.concat(parts).groupby("device")["delivered"].sum()
+    sizes: pd.Series[float] = pd.concat(parts).groupby("device")["delivered"].sum()
+    return sizes
 
 
 _OF_ROUNDS = {

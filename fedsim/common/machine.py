@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedsim.common.files import read_text
+
 _SYSTEM = Path("/")
 _MEBIBYTE = 1 << 20  # unit of Slurm's variables
 
@@ -86,7 +88,7 @@ def _group_path(system: Path) -> str:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return read_text(path).strip()
     except (OSError, UnicodeDecodeError):
         return None
 
