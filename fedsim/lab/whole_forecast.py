@@ -136,8 +136,8 @@ def shared_link_lines(run: Run) -> list[str]:
         return []
     return [
         f"{run.at_once} uploads fill the server's link over round trips of "
-        f"{show_seconds(round_trip_s)}, where losses leave a real link idle: protocol = "
-        "{ kind = 'tcp', model = 'window' } simulates them, the present one is likely too fast"
+        f"{show_seconds(round_trip_s)}, where losses leave a real link idle: network.protocol of "
+        "kind 'tcp' with model 'window' simulates them, the present one is likely too fast"
     ]
 
 

@@ -213,4 +213,4 @@ def test_a_full_link_over_long_round_trips_names_the_window_model(
         stop={"rounds": 1},
     )
     lines = forecast_lines(scenario, Inline(), patience_s=0.0)
-    assert any("model = 'window'" in line for line in lines) == warns
+    assert any("model 'window'" in line for line in lines) == warns
