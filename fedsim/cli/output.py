@@ -23,7 +23,7 @@ _QUIET = "fedsim.quiet"
 
 @dataclass(frozen=True)
 class VerbOutcome:
-    """VerbOutcome of a verb.
+    """Outcome of a verb: its result, its text and its exit code.
 
     Attributes:
         make: returns the result, which ``--json`` prints.

@@ -124,7 +124,7 @@ def shared_link_lines(run: Run) -> list[str]:
     """
     network = run.network
     server_rate = network.links.get("server up", math.inf)
-    if getattr(run.scenario.network.protocol, "model", "fluid") == "window":
+    if run.scenario.network.protocol.queueing() is not None:
         return []
     rates = np.asarray(network.access["up"][_LOOKED_AT], dtype=np.float64)
     round_trip_s = 2 * float(np.median(network.latencies[_LOOKED_AT]))

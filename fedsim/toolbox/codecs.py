@@ -118,7 +118,7 @@ def _count_buckets(size: int, bucket: int | None) -> int:
 
 
 def _split_buckets(array: AnyArray, bucket: int | None) -> Floats:
-    """CodedParts an array into rows of ``bucket`` values, padded with 0; float64 [buckets, bucket]."""
+    """Split an array into rows of ``bucket`` values, padded with 0; float64 [buckets, bucket]."""
     size = len(array)
     width = size if bucket is None else min(bucket, size)
     rows = np.zeros((_count_buckets(size, bucket), max(1, width)))

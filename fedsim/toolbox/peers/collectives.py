@@ -8,7 +8,8 @@ import simpy
 from fedsim.clock.environment import ProcessGenerator
 from fedsim.common.errors import SimulationError, nearest
 from fedsim.common.units import Bytes
-from fedsim.world.processes.world import World, quantity
+from fedsim.world.processes.values import quantity
+from fedsim.world.processes.world import World
 
 CollectiveKind = Literal["ring", "tree", "butterfly", "server"]
 

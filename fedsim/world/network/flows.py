@@ -70,15 +70,9 @@ class Network(Endpoints):
         self._env = simulation.env
         self._env.declare_alarm("network", self._set_network_alarm, in_background=True)
         self._env.declare_alarm("latency", self._set_entry, in_background=True)
-        queueing = self._protocol.queueing()
-        self._queues: Queueing | None = None  # the only sharing rule, if links have queues
-        if queueing is not None:
-            self._refuse_unknown_queues(queueing.queues)
-            self._queues = Queueing(queueing)
-            queues = self._queues
-            sharing = lambda: queues  # noqa: E731
+        self._queues = self._build_queues()  # the only sharing rule, if links have queues
         self._sharing = sharing
-        self._rules = [sharing()]
+        self._rules = [self._queues or sharing()]
         self._general = self._queues is not None
         self._crowded = False  # whether the next ``solve`` must make the network general
         # endpoints with a flow on their own link; unused in a general network
@@ -108,6 +102,14 @@ class Network(Endpoints):
         # endpoint -> count of its flows so far, if flows have weights
         self._transfers: dict[int, int] = {}
         self._windows = Windows(self._protocol.window)
+
+    def _build_queues(self) -> Queueing | None:
+        """Return the queues of the links; None if links are shared as fluids."""
+        rules = self._protocol.queueing()
+        if rules is None:
+            return None
+        self._refuse_unknown_queues(rules.queues)
+        return Queueing(rules)
 
     def _refuse_unknown_queues(self, names: Iterable[str]) -> None:
         for name in names:
@@ -510,7 +512,7 @@ class Network(Endpoints):
         self._transfers = state["transfers"]
         self._windows.restore(cast(WindowsState, state))
         self.limits = state["limits"]
-        if self._general:
+        if self._general and self._queues is None:
             self._rules = [self._sharing()]
         for rule, saved in zip(self._rules, state["rules"], strict=True):
             vars(rule).update(saved)

@@ -4,7 +4,8 @@ from fedsim.world.processes.activity import Activity
 from fedsim.world.processes.base import PROCESSES, Process, WorldSpec
 from fedsim.world.processes.holds import Hold
 from fedsim.world.processes.processes import Processes
-from fedsim.world.processes.world import DeviceFacts, World
+from fedsim.world.processes.values import DeviceFacts
+from fedsim.world.processes.world import World
 
 __all__ = [
     "PROCESSES",

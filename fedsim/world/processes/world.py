@@ -3,11 +3,10 @@
 import json
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import simpy
-from pydantic import TypeAdapter, ValidationError
 
 from fedsim.clock.environment import Environment, ProcessGenerator
 from fedsim.clock.simulation import Simulation, on_grid
@@ -24,36 +23,11 @@ from fedsim.world.processes.activity import (
     Sending,
 )
 from fedsim.world.processes.holds import Effects, Hold, Holds
+from fedsim.world.processes.values import DeviceFacts, indices, quantity
 from fedsim.world.steps import Payload, Work
 
 # columns of every record, of which a process may set only ``device``
 _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
-
-
-class DeviceFacts(NamedTuple):
-    """Properties of a device, which ``World.device`` returns.
-
-    Attributes:
-        speed: training speed (samples/s).
-        flops: FLOP/s that the device reaches; None if unknown.
-        down, up: rates of the device's link (bytes/s).
-        latency: latency of the device's link (s).
-        samples: count of training samples that the device holds.
-        kind: name of its kind; None if devices have no kinds.
-        arrival, departure: times at which it joins and leaves (s).
-        present: whether it has joined and not left.
-    """
-
-    speed: float
-    flops: float | None
-    down: float
-    up: float
-    latency: float
-    samples: int
-    kind: str | None
-    arrival: float
-    departure: float
-    present: bool
 
 
 class ProcessServices(Effects, Protocol):
@@ -481,7 +455,7 @@ class World:
             raise SimulationError(
                 f"a device cannot compute at {factor!r} of its speed; allowed is a number above 0"
             )
-        return self._processes.holds.add("pace", _numbers(devices, self.devices, "device"), factor)
+        return self._processes.holds.add("pace", indices(devices, self.devices, "device"), factor)
 
     def off(self, devices: int | Iterable[int]) -> Hold:
         """Make devices unreachable until the hold ends; their tasks and activities are lost.
@@ -511,7 +485,7 @@ class World:
             >>> world.now
             30.0
         """
-        return self._processes.holds.add("off", _numbers(devices, self.devices, "device"), 1.0)
+        return self._processes.holds.add("off", indices(devices, self.devices, "device"), 1.0)
 
     def lose(self, edges: int | Iterable[int]) -> Hold:
         """Fail edge servers until the hold ends; their state and their devices' tasks are lost.
@@ -526,7 +500,7 @@ class World:
             SimulationError: there is no such edge server.
         """
         return self._processes.holds.add(
-            "edge", _numbers(edges, self._processes.messages.edges, "edge server"), 1.0
+            "edge", indices(edges, self._processes.messages.edges, "edge server"), 1.0
         )
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
@@ -583,47 +557,4 @@ class World:
         return endpoint if isinstance(endpoint, int) else self._processes.network.endpoint(endpoint)
 
     def _device(self, device: int | str) -> int:
-        return _numbers(self._endpoint(device), self.devices, "device")[0]
-
-
-def _numbers(numbers: int | Iterable[int], count: int, thing: str) -> list[int]:
-    """Convert one index or several to a list.
-
-    Raises:
-        SimulationError: an index is not one of 0 to ``count`` - 1; the message names the ``thing``.
-    """
-    listed = [numbers] if isinstance(numbers, int) else [int(number) for number in numbers]
-    for number in listed:
-        if 0 <= number < count:
-            continue
-        allowed = "the network has none (network.edge)"
-        if count:
-            allowed = f"allowed are 0 to {count - 1}"
-        raise SimulationError(f"there is no {thing} {number}; {allowed}")
-    return listed
-
-
-def quantity(value: float | str, kind: Any, name: str) -> float:
-    """Convert a number in the base unit, or text with a unit, to a number in the base unit.
-
-    Args:
-        value: the number, or the text such as ``"5 MB"``.
-        kind: the quantity, such as ``fedsim.common.units.Bytes``.
-        name: the value's name in errors.
-
-    Returns:
-        The value in the base unit, 0 or more.
-
-    Raises:
-        SimulationError: the value is not a quantity of this kind.
-    """
-    try:
-        if isinstance(value, str):
-            number: float = TypeAdapter[float](kind).validate_python(value)
-        else:
-            number = float(value)
-    except ValidationError as error:
-        raise SimulationError(f"{name} is {value!r}: {error.errors()[0]['msg']}") from None
-    if not 0 <= number < math.inf:
-        raise SimulationError(f"{name} is {value!r}; allowed is a finite number of 0 or more")
-    return number
+        return indices(self._endpoint(device), self.devices, "device")[0]
