@@ -136,7 +136,7 @@ def run_command(
         live_every_s = _WATCHED_S if watch else EVERY_S
         job = Job(loaded, out, pool, resume=resume, live_every_s=live_every_s)
         if not is_quiet():
-            say(*loaded.stop.notes, *loaded.strategy.notes, err=True)
+            say(*loaded.stop.notes, *loaded.strategy.notes, *job.run.learner.notes, err=True)
             horizon = loaded.strategy.horizon(loaded.stop)
             progress = RunProgress(horizon, Console(stderr=True), job.run.strategy.facts)
             job.simulation.listen(progress.take, kinds=("round", "task-end"))

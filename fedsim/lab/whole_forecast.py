@@ -95,7 +95,7 @@ def forecast_whole(
         )
     with collected_notes() as notes:
         trial = Beginning(scenario, executor)
-    lines = [*data_lines(trial.run), *notes, *nominal_lines(trial.run)]
+    lines = [*data_lines(trial.run), *notes, *trial.run.learner.notes, *nominal_lines(trial.run)]
     lines += shared_link_lines(trial.run)
     if not patience_s:
         return WholeForecast(lines)

@@ -13,7 +13,6 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import AnyArray
 from fedsim.common.streams import Streams
 from fedsim.learning import scratch
-from fedsim.learning.cohort import LocalWork
 from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.functions import (
     FunctionCall,
@@ -22,9 +21,10 @@ from fedsim.learning.functions import (
     mean_state,
     weighted_sum,
 )
+from fedsim.learning.local_work import LocalWork
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Waves
 from fedsim.learning.scratch import Scratch, Weights
-from fedsim.learning.streaming import WAITING, Stream
+from fedsim.learning.streaming import WAITING, ResultOf, Stream
 from fedsim.learning.sums import coefficients_of
 
 _REQUESTS = 8  # requests per worker and wave; with fewer, workers would idle at a wave's end
@@ -104,30 +104,49 @@ class ModelComputing:
 
     # Methods of ``streaming.Calculator``, which compute one model at a time.
 
-    def begin(self, ref: Ref) -> "Future[Any] | Weights":
-        """Begin to compute a model that is no mix, and whose parents are computed.
+    @property
+    def at_once(self) -> int:
+        """Count of trainings that are best begun at once."""
+        return self._work.at_once
+
+    def begin(self, refs: Sequence[Ref]) -> "list[ResultOf | Weights]":
+        """Begin to compute models that are no mixes, and whose parents are computed.
 
         Returns:
-            The weights, or a future of the work's results.
+            For each model its weights, or its place in a future.
         """
+        begun: dict[int, ResultOf | Weights] = {}
+        trained: list[int] = []
+        for position, ref in enumerate(refs):
+            if isinstance(ref.recipe, Trained):
+                trained.append(position)
+            else:
+                begun[position] = self._begin(ref)
+        jobs = [self._work.job(refs[position], self._data) for position in trained]
+        order = self._work.order(jobs)
+        for first in range(0, len(order), self.at_once):
+            chosen = order[first : first + self.at_once]
+            future = self._simulation.submit(self._work.train, [jobs[place] for place in chosen])
+            for index, place in enumerate(chosen):
+                begun[trained[place]] = ResultOf(future, index)
+        return [begun[position] for position in range(len(refs))]
+
+    def _begin(self, ref: Ref) -> "ResultOf | Weights":
         recipe = ref.recipe
         submit = self._simulation.submit
-        if isinstance(recipe, Trained):
-            return submit(self._work.train, [self._work.job(ref, self._data)])
         if isinstance(recipe, Best):
-            return submit(self._work.objectives, [self._work.question(ref, self._data)])
+            return ResultOf(submit(self._work.objectives, [self._work.question(ref, self._data)]))
         if isinstance(recipe, Initial):
             return self._initial(recipe.count)
         call = self._call(ref)
         if isinstance(call, FunctionCall):
-            return submit(carry_out_all, [call])
+            return ResultOf(submit(carry_out_all, [call]))
         return call
 
-    async def wait(self, work: "Future[Any]") -> Any:
-        """Await a future that ``begin`` has returned, and return the only result in its list."""
-        results = await self._result(work)
-        (result,) = results
-        return result
+    async def wait(self, work: "ResultOf") -> Any:
+        """Await a future that ``begin`` has returned, and return the result at its place."""
+        results = await self._result(work.future)
+        return results[work.place]
 
     def finish(self, ref: Ref, result: Any) -> None:
         """Store the result of ``begin`` or ``wait`` in ``ref``."""
@@ -213,7 +232,9 @@ class ModelComputing:
 
     async def _train(self, refs: Sequence[Ref]) -> None:
         jobs = [self._work.job(ref, self._data) for ref in refs]
-        results = await self._submit_chunks(self._work.train, jobs, self._work.order(jobs))
+        results = await self._submit_chunks(
+            self._work.train, jobs, self._work.order(jobs), self._work.at_once
+        )
         for ref, job, solved in zip(refs, jobs, results, strict=True):
             self._settle_training(ref, job.recipe.round, solved)
 
@@ -225,7 +246,11 @@ class ModelComputing:
         ref.state = solved.state or ref.state
 
     async def _submit_chunks(
-        self, work: Callable[..., Any], items: Sequence[Any], order: Sequence[int] | None = None
+        self,
+        work: Callable[..., Any],
+        items: Sequence[Any],
+        order: Sequence[int] | None = None,
+        at_once: int = 1,
     ) -> list[Any]:
         """Apply ``work`` to chunks of the items, on the workers.
 
@@ -233,13 +258,15 @@ class ModelComputing:
             work: returns a list with one result for each item of its argument, a list.
             items: the items.
             order: indices of the items in the order of submission; None for ascending order.
+            at_once: count of items that ``work`` does at once, of which a chunk has a multiple.
 
         Returns:
             The result for each item, in the order of ``items``.
         """
         if order is None:
             order = range(len(items))
-        size = max(1, -(-len(items) // (_REQUESTS * self._simulation.executor.workers)))
+        least = max(1, -(-len(items) // (_REQUESTS * self._simulation.executor.workers)))
+        size = -(-least // at_once) * at_once
         requests = []
         for start in range(0, len(items), size):
             positions = order[start : start + size]

@@ -22,16 +22,18 @@ from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.streams import Streams
 from fedsim.common.training import Batching, Training
 from fedsim.learning.architecture import Architecture
-from fedsim.learning.cohort import LocalWork
 from fedsim.learning.computing import ModelComputing, weights_of
 from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.learner import Learner
+from fedsim.learning.local_work import LocalWork
 from fedsim.learning.models import Layered, Model, TorchModel
 from fedsim.learning.modules import as_real, fit, frozen_tensors, load, numbers
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Ref, Trained
 from fedsim.learning.scratch import Weights
+from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, shuffled
+from fedsim.learning.solvers.cohort import Cohort
 from fedsim.learning.solvers.probe import SAMPLES, probe
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights
 from fedsim.learning.solvers.selection import pick, torch_device
@@ -99,10 +101,13 @@ class Learning(Learner):
         device = torch_device(training.device)
         losses = None if self._objective.is_plain else self._objective.losses
         template = self._template(model)
-        self._solver = pick(template, device, training.sgd.solver, training, losses)
+        rule = training.sgd
+        self._solver = pick(template, device, rule.solver, training, losses, rule.lanes)
         samples = FederatedData(data.pool, [], data.augmentation)  # omits the shards, which change
         if model.is_tried:
             self._try(data)
+        if isinstance(self._solver, Cohort):
+            self._try_stack(self._solver, data)
         self._work = LocalWork(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         self._computing = ModelComputing(
@@ -145,6 +150,34 @@ class Learning(Learner):
                 "numpy and random, which have a seed"
             )
         probe(self._solver, self._objective, *data.train_samples(shard))
+
+    def _try_stack(self, solver: Cohort, data: FederatedData) -> None:
+        """Try a stack of models on the first batch of a device, for each width of batches."""
+        tried: set[int] = set()
+        batching = self._training.batching
+        for shard in sorted(data.shards, key=lambda shard: -len(shard.train)):
+            samples = len(shard.train)
+            columns = max(batch_width(samples, batching.size), batching.last_size(samples))
+            if not samples or columns in tried:
+                continue
+            tried.add(columns)
+            batches = shuffled(
+                np.random.default_rng(0), samples, batching.size, 1, last=batching.last
+            )
+            x, y = data.train_samples(shard)
+            solve = LocalSolve(self._initial(0), torch.from_numpy(x), torch.from_numpy(y), batches)
+            rule = Descent(self._training.lr, clip=self._training.sgd.clip)
+            reason = solver.try_stack(solve, rule)
+            if reason:
+                self.notes.append(
+                    f"training.solver = 'cohort' trains devices with {samples} samples, and others "
+                    f"with batches like theirs, one after the other: {reason}"
+                )
+        if solver.one_by_one:
+            self.notes.append(
+                "in a stack of training.solver = 'cohort', torch computes one model after the "
+                f"other in {', '.join(solver.one_by_one)}"
+            )
 
     @property
     def needs_sizes(self) -> bool:

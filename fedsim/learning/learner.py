@@ -36,6 +36,7 @@ class Learner:
         flops_per_sample: FLOPs of a training step on one sample.
         batch_sizes: batch size of each device, 0 for the usual one, int64 [devices]; None: the
             usual one for all devices.
+        notes: text lines for the user, on how models are trained.
     """
 
     learns: ClassVar[bool] = False
@@ -47,6 +48,7 @@ class Learner:
         self.state_bytes = 0.0
         self.flops_per_sample = model.flops(shape, classes)
         self.batch_sizes: Ints | None = None
+        self.notes: list[str] = []
         self._serial = 0
 
     # Methods that return refs, whose weights are computed later.

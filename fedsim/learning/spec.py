@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from fedsim.learning.solvers.context import LocalData, TrainingContext
 
 
+LANES = 16
+"""Models in a stack, unless ``training.lanes`` says otherwise."""
+
+
 class Trainer(Spec):
     """The base of every trainer: how a device trains a received model on its own samples."""
 
@@ -197,9 +201,14 @@ class TrainingSpec(Trainer):
     """
     l2_on: Penalised = "kernels"
     """all ``kernels``, or the kernels of ``dense`` layers alone, as in FlexCFL's FEMNIST-CNN."""
-    solver: Literal["fast", "reference"] = "fast"
-    """``fast``: the fastest solver for the model; ``reference``: plain torch, whose results are
-    equal up to rounding.
+    solver: Literal["fast", "reference", "cohort"] = "fast"
+    """``fast``: the fastest solver for the model and the device; ``reference``: plain torch, one
+    device at a time; ``cohort``: several devices at a time, as one stack of models, which is the
+    fastest on a GPU. Results are equal up to rounding.
+    """
+    lanes: int = Field(default=LANES, ge=1, le=4096)
+    """count of models in a stack of the ``cohort`` solver. Each of them needs memory for weights,
+    gradients and activations, so that large models need fewer.
     """
     state: None = None  # type: ignore[assignment]
     real_limit: None = None  # type: ignore[assignment]

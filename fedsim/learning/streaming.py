@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from fedsim.common.arrays import AnyArray
@@ -39,20 +40,38 @@ _AHEAD = 8  # next steps that are searched for further work, per result in ``WAI
 _OPEN_SUMS = 3  # greatest depth of mixes that are parts of one another and accumulate at a time
 
 
+class ResultOf(NamedTuple):
+    """Result of a model among those of a future."""
+
+    future: "Future[Any]"
+    """future of a list of results."""
+    place: int = 0
+    """index of the model's result."""
+
+
 class Calculator(Protocol):
-    """Interface that computes single models, whose parents are already computed."""
+    """Interface that computes single models, whose parents are already computed.
+
+    Attributes:
+        workers: count of workers.
+        parameters: count of weights of a model.
+        at_once: count of trainings that are best begun at once.
+    """
 
     workers: int
     parameters: int
 
-    def begin(self, ref: Ref) -> "Future[Any] | Weights":
-        """Begin to compute a model that is no mix; return its result, or a future of it."""
+    @property
+    def at_once(self) -> int: ...
+
+    def begin(self, refs: Sequence[Ref]) -> "list[ResultOf | Weights]":
+        """Begin to compute models that are no mixes; return their results, or futures of them."""
 
     def finish(self, ref: Ref, result: Any) -> None:
         """Store the result that ``begin`` has returned, or that its future has, in ``ref``."""
 
-    async def wait(self, work: "Future[Any]") -> Any:
-        """Await a future that ``begin`` has returned, and return its result."""
+    async def wait(self, work: ResultOf) -> Any:
+        """Await a result that ``begin`` has returned, and return it."""
 
     def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
         """Record that the mix ``ref`` leaves out ``models``, whose weights are not finite."""
@@ -230,7 +249,7 @@ class Stream:
 
     async def _compute_all(self, twins: Sequence[Twin]) -> None:
         steps = steps_of(twins)
-        waiting: dict[Twin, Future[Any] | Weights] = {}
+        waiting: dict[Twin, ResultOf | Weights] = {}
         sums: dict[Twin, _Sum] = {}
         while steps:
             ref, part = steps.popleft()
@@ -242,7 +261,7 @@ class Stream:
                 await self._compute(ref, steps, waiting)
 
     async def _compute(
-        self, ref: Twin, steps: deque[ModelStep], waiting: "dict[Twin, Future[Any] | Weights]"
+        self, ref: Twin, steps: deque[ModelStep], waiting: dict[Twin, ResultOf | Weights]
     ) -> None:
         """Compute a model that is no mix, and begin to compute the next ones at the same time.
 
@@ -252,17 +271,14 @@ class Stream:
             waiting: model: its result or a future of it, for models that have been begun.
         """
         calculator = self._calculator
-        if ref not in waiting:
-            waiting[ref] = calculator.begin(ref)
-        most = WAITING * calculator.workers
-        for position, step in enumerate(steps):
-            if len(waiting) >= most or position >= _AHEAD * most:
-                break
-            later = step.ref
-            if step.part is None and later not in waiting and _is_ready(later):
-                waiting[later] = calculator.begin(later)
-        result = waiting.pop(ref)
-        if isinstance(result, Future):
+        begins = [] if ref in waiting else [ref]
+        most = WAITING * calculator.workers * calculator.at_once
+        # a stack of models begins once there is room for all of it
+        if begins or len(waiting) <= most - calculator.at_once:
+            begins += self._next(steps, waiting, most - len(waiting) - len(begins))
+        waiting.update(zip(begins, calculator.begin(begins), strict=True))
+        result: Any = waiting.pop(ref)
+        if isinstance(result, ResultOf):
             result = await calculator.wait(result)
         recipe = ref.recipe
         assert recipe is not None
@@ -271,6 +287,19 @@ class Stream:
         self._settled(ref, recipe)
         for parent in parents(recipe):
             self._use(parent)
+
+    def _next(
+        self, steps: deque[ModelStep], waiting: Mapping[Twin, ResultOf | Weights], most: int
+    ) -> list[Twin]:
+        """Return at most ``most`` of the next models that can begin now."""
+        ready: list[Twin] = []
+        ahead = _AHEAD * WAITING * self._calculator.workers * self._calculator.at_once
+        for step in islice(steps, ahead):
+            if len(ready) >= most:
+                break
+            if step.part is None and step.ref not in waiting and _is_ready(step.ref):
+                ready.append(step.ref)
+        return ready
 
     def _settled(self, ref: Twin, recipe: Recipe) -> None:
         """Copy a twin's result to its original, if this exists, and free the twin if unneeded.

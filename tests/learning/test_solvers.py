@@ -29,7 +29,7 @@ from fedsim.learning.architecture import (
     convolution,
     dense,
 )
-from fedsim.learning.cohort import last_gradient
+from fedsim.learning.local_work import last_gradient
 from fedsim.learning.models import CNN5, MODELS, Layered, Logistic, Perceptron
 from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, one_thread, shuffled
 from fedsim.learning.solvers.compiled import compiled, compiled_entry

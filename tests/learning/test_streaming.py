@@ -24,7 +24,7 @@ from fedsim.learning.functions import spliced, weighted_sum
 from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Applied, Initial, Mixed, Ref, Trained, Waves
 from fedsim.learning.scratch import Scratch, Weights, Written
-from fedsim.learning.streaming import Stream, steps_of, twins_of
+from fedsim.learning.streaming import ResultOf, Stream, steps_of, twins_of
 from fedsim.running.checkpoint.codec import Encoder
 from tests.learning.small import federation, learning, run
 
@@ -42,6 +42,7 @@ class Plain:
 
     workers = 1
     parameters = D
+    at_once = 1
 
     def __init__(self) -> None:
         self.arrays: list[weakref.ref[Any]] = []
@@ -50,7 +51,10 @@ class Plain:
         self.lost: list[str] = []
         self.left_out: list[tuple[str, list[str]]] = []
 
-    def begin(self, ref: Ref) -> Weights:
+    def begin(self, refs: Sequence[Ref]) -> list[ResultOf | Weights]:
+        return [self._begin(ref) for ref in refs]
+
+    def _begin(self, ref: Ref) -> Weights:
         self.begun.append(ref.name)
         self.alive.append(sum(array() is not None for array in self.arrays))
         if ref.name in self.lost:

@@ -286,9 +286,14 @@ class Solver(ABC):
         kernels: names of the tensors that are kernels, to which the L2 penalty applies.
         fails_on_one: the reason why the model cannot be trained on a batch of one sample; "" if
             there is none.
+        at_once: count of trainings for which ``solve_all`` is called at best.
     """
 
     fails_on_one = ""
+
+    @property
+    def at_once(self) -> int:
+        return 1
 
     def __init__(
         self,
@@ -310,6 +315,17 @@ class Solver(ABC):
             solve: the device's start, samples and batches.
             descent: the rule of an SGD step.
         """
+
+    def solve_all(self, trainings: Sequence[tuple[LocalSolve, Descent]]) -> list[Solved]:
+        """Train the model on the samples of several devices.
+
+        Args:
+            trainings: inputs of each local training, and the rule of its steps.
+
+        Returns:
+            The result of each training, as ``solve`` has it.
+        """
+        return [self.solve(*training) for training in trainings]
 
     @abstractmethod
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:

@@ -170,6 +170,54 @@ class TrainingContext:
         return self._loss_sum / self._loss_count
 
 
+class Representations:
+    """Representations of samples: the inputs of a module's last dense layer.
+
+    Args:
+        module: the module; a hook notes what its last dense layer receives, until ``close``.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._inputs: list[Tensor] = []
+        last = [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
+        self._hook = last.register_forward_pre_hook(self._note)
+
+    def _note(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._inputs.append(args[0])
+
+    def take_all(self) -> Tensor:
+        """Return the representations of all passes since the last call, [n, r]."""
+        representation = torch.cat(self._inputs).flatten(1)
+        self._inputs.clear()
+        return representation
+
+    def take_last(self) -> Tensor:
+        """Return the representations of the last pass, [b, r], and forget earlier ones."""
+        representation = self._inputs[-1].flatten(1)
+        self._inputs.clear()
+        return representation
+
+    def close(self) -> None:
+        """Remove the hook."""
+        self._hook.remove()
+
+
+def contrastive_terms(
+    current: Tensor, received: Tensor, previous: Tensor, temperature: float
+) -> Tensor:
+    """Return MOON's contrastive term of each sample, without its weight, [b].
+
+    Args:
+        current: representations by the model in training, [b, r].
+        received: representations by the received model, [b, r].
+        previous: representations by the device's previous model, [b, r].
+        temperature: temperature of the term.
+    """
+    to_received = functional.cosine_similarity(current, received)
+    to_previous = functional.cosine_similarity(current, previous)
+    return functional.softplus((to_previous - to_received) / temperature)
+
+
 @contextmanager
 def contrastive_loss(
     module: nn.Module, contrast: Contrast, start: Weights, apply: Callable[[Weights], object]
@@ -189,32 +237,22 @@ def contrastive_loss(
         A function that returns the term (a scalar), given the indices [b] of the batch to which
         the module was applied last.
     """
-    inputs: list[Tensor] = []
-    last = [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
-    hook = last.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-
-    def represent(weights: Weights) -> Tensor:
-        apply(weights)
-        representation = torch.cat(inputs).flatten(1)
-        inputs.clear()
-        return representation
-
+    representations = Representations(module)
     with torch.no_grad():
-        received = represent(start)
-        previous = represent(contrast.previous)
+        apply(start)
+        received = representations.take_all()
+        apply(contrast.previous)
+        previous = representations.take_all()
 
     def loss(batch: Tensor) -> Tensor:
-        current = inputs[-1].flatten(1)
-        inputs.clear()
-        to_received = functional.cosine_similarity(current, received[batch])
-        to_previous = functional.cosine_similarity(current, previous[batch])
-        difference = (to_previous - to_received) / contrast.temperature
-        return contrast.weight * functional.softplus(difference).mean()
+        current = representations.take_last()
+        terms = contrastive_terms(current, received[batch], previous[batch], contrast.temperature)
+        return contrast.weight * terms.mean()
 
     try:
         yield loss
     finally:
-        hook.remove()
+        representations.close()
 
 
 def parts_of(model: Weights | None, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,8 +9,9 @@ from fedsim.common.errors import ScenarioError
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.by_trainer import ByTrainer
+from fedsim.learning.solvers.cohort import Cohort
 from fedsim.learning.solvers.reference import Reference, module_of
-from fedsim.learning.spec import Trainer, TrainingSpec
+from fedsim.learning.spec import LANES, Trainer, TrainingSpec
 
 
 def pick(
@@ -19,22 +20,28 @@ def pick(
     choice: str,
     trainer: Trainer | None = None,
     losses: Callable[..., torch.Tensor] | None = None,
+    lanes: int = LANES,
 ) -> Solver:
     """Return the fastest solver that can train a model.
 
     Args:
         model: layers as data, or a module.
         device: the torch device on which the solver computes.
-        choice: ``training.solver``; ``fast`` allows gradients in closed form.
+        choice: ``training.solver``; ``fast`` allows gradients in closed form, and stacks of models
+            on a GPU.
         trainer: the scenario's trainer; None for fedsim's SGD.
         losses: a function that computes the loss of each sample, [n]; None for cross-entropy.
+        lanes: ``training.lanes``, the count of models in a stack.
 
     Returns:
-        ``ByTrainer`` if the trainer is not fedsim's SGD. Otherwise ``Dense`` for dense layers with
-        cross-entropy on a CPU, and ``Reference`` for all further models.
+        ``ByTrainer`` if the trainer is not fedsim's SGD. Otherwise ``Cohort`` if it is chosen, or
+        on a GPU, ``Dense`` for dense layers with cross-entropy on a CPU, and ``Reference`` for all
+        further models.
     """
     if trainer is not None and not isinstance(trainer, TrainingSpec):
         return ByTrainer(_as_module(model), device, trainer, losses=losses)
+    if choice == "cohort" or (choice == "fast" and device.type == "cuda"):
+        return Cohort(_as_module(model), device, losses, lanes)
     allows_closed_form = losses is None and choice == "fast" and device.type == "cpu"
     if allows_closed_form and isinstance(model, Architecture) and model.is_dense:
         from fedsim.learning.solvers.dense import Dense  # imports numba

@@ -125,28 +125,54 @@ class LocalWork:
             The result of each job, in the order of ``jobs``.
         """
         one_thread()
-        rule = self._training.sgd
         results = []
-        for job in jobs:
-            local = job.recipe.training
-            descent = Descent(
-                job.lr,
-                rule.momentum,
-                rule.weight_decay,
-                rule.l2,
-                mu=local.mu,
-                l2_on=rule.l2_on,
-                held=local.held,
-                clip=rule.clip,
-            )
-            needs_autograd = local.contrast is not None or rule.clip is not None
-            solver = self._solver.plain if needs_autograd else self._solver
-            solve = self._local_solve(job)
-            if local.last_gradient:
-                results.append(last_gradient(solver, solve, descent))
-            else:
-                results.append(solver.solve(solve, descent))
+        for begin in range(0, len(jobs), self.at_once):
+            results += self._train_at_once(jobs[begin : begin + self.at_once])
         return results
+
+    @property
+    def at_once(self) -> int:
+        """Count of trainings that the solver carries out at once."""
+        return self._solver.at_once
+
+    def _train_at_once(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
+        """Carry out at most ``at_once`` trainings."""
+        results: dict[int, Solved] = {}
+        together: dict[int, tuple[LocalSolve, Descent]] = {}
+        for position, job in enumerate(jobs):
+            solve = self._local_solve(job)
+            descent = self._descent(job)
+            if job.recipe.training.last_gradient:
+                results[position] = last_gradient(self._solver_of(job), solve, descent)
+            else:
+                together[position] = solve, descent
+        if together:
+            # one job at a time if the solvers of jobs may differ
+            solver = self._solver_of(jobs[next(iter(together))])
+            solved = solver.solve_all(list(together.values()))
+            results.update(zip(together, solved, strict=True))
+        return [results[position] for position in range(len(jobs))]
+
+    def _solver_of(self, job: TrainingJob) -> Solver:
+        """Return the solver of a training, which may have terms without a closed form."""
+        needs_autograd = job.recipe.training.contrast is not None
+        needs_autograd |= self._training.sgd.clip is not None
+        return self._solver.plain if needs_autograd else self._solver
+
+    def _descent(self, job: TrainingJob) -> Descent:
+        """Return the rule of a training's steps."""
+        rule = self._training.sgd
+        local = job.recipe.training
+        return Descent(
+            job.lr,
+            rule.momentum,
+            rule.weight_decay,
+            rule.l2,
+            mu=local.mu,
+            l2_on=rule.l2_on,
+            held=local.held,
+            clip=rule.clip,
+        )
 
     def _local_solve(self, job: TrainingJob) -> LocalSolve:
         recipe = job.recipe

@@ -1,0 +1,331 @@
+"""The cohort solver: local SGD of many devices at once, as one stack of models by autograd."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim.common.errors import FedsimError
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread
+from fedsim.learning.solvers.context import Representations, contrastive_terms
+from fedsim.learning.solvers.reference import Reference, same_results
+from fedsim.learning.solvers.stack import LaneLoss, Stack, plan_lanes
+from fedsim.learning.solvers.watched import ModuleCopy
+from fedsim.learning.spec import LANES
+
+_ALIGNED = 16  # samples of a lane's batch are a multiple of this, so that all lanes begin alike
+_TOLERANCE = 1e-2  # norm of the trial's difference from plain torch, relative to the change
+_STEEP = 2.0**24  # learning rate with which the bits of a gradient become those of a weight
+_NOISE = 0.1  # standard deviation of what is added to the weights of each lane
+_NO_RULE = "There is a performance drop because we have not yet implemented the batching rule for "
+
+
+def _warn_of_operations(warns: bool) -> None:
+    """Set whether torch warns, in each step, of operations that it computes lane by lane."""
+    vars(torch._C._functorch)["_set_vmap_fallback_warning_enabled"](warns)
+
+
+_warn_of_operations(False)
+
+
+class StackKind(NamedTuple):
+    """Facts that trainings in one stack share; a function of the scenario and the device."""
+
+    width: int
+    """samples in a padded batch."""
+    descent: Descent
+    """the rule of a step, with ``lr`` 0, which may differ."""
+    contrast: tuple[float, float] | None
+    """weight and temperature of the contrastive term."""
+    has_constant: bool
+    """whether a constant is added to the gradients."""
+
+
+class Cohort(Reference):
+    """Solver that trains several devices' models at once, by ``torch.func``.
+
+    A stack has a fixed count of lanes, and all lanes have batches of one padded size, so that no
+    bit of a result depends on the other lanes or on a lane's place. Lanes that are left over repeat
+    a training, and their results are dropped. A model that cannot be stacked is trained one device
+    at a time, as by ``Reference``.
+
+    Args:
+        module: the module, which is copied and not changed.
+        device: the torch device of the computation.
+        losses: computes the loss of each sample, [n]; None for softmax cross-entropy.
+        lanes: count of models in a stack.
+
+    Attributes:
+        lanes: count of models in a stack.
+        reason: the reason why the module can never be stacked; "" if there is none.
+        widths: counts of samples in a padded batch for which a trial succeeded; trainings with
+            other batches are carried out one at a time.
+        one_by_one: operations that torch computes for one lane after the other.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        losses: Callable[..., Tensor] | None = None,
+        lanes: int = LANES,
+    ) -> None:
+        super().__init__(module, device, losses=losses)
+        self.lanes = lanes
+        self.reason = self._find_obstacle()
+        self.widths: set[int] = set()
+        self.one_by_one: tuple[str, ...] = ()
+
+    def _find_obstacle(self) -> str:
+        """Return why a module cannot be stacked, as far as its parts tell; "" if nothing does."""
+        for name, part in self._template.named_modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                return f"{name or 'it'} is a {type(part).__name__}, a norm by the batch"
+        for name, parameter in self._template.named_parameters():
+            if parameter.is_complex():
+                return f"its tensor {name} is complex"
+        return ""
+
+    @property
+    def at_once(self) -> int:
+        return self.lanes if self.widths else 1
+
+    def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
+        (solved,) = self.solve_all([(solve, descent)])
+        return solved
+
+    def solve_all(self, trainings: Sequence[tuple[LocalSolve, Descent]]) -> list[Solved]:
+        results: dict[int, Solved] = {}
+        stacks: dict[StackKind, list[int]] = {}
+        for position, (solve, descent) in enumerate(trainings):
+            kind = kind_of(solve, descent)
+            if solve.batches.steps and kind.width in self.widths:
+                stacks.setdefault(kind, []).append(position)
+            else:
+                results[position] = super().solve(solve, descent)
+        for kind, positions in stacks.items():
+            for begin in range(0, len(positions), self.lanes):
+                part = positions[begin : begin + self.lanes]
+                solved = self._solve_stack(kind, [trainings[position] for position in part])
+                results.update(zip(part, solved, strict=True))
+        return [results[position] for position in range(len(trainings))]
+
+    def _solve_stack(
+        self, kind: StackKind, trainings: Sequence[tuple[LocalSolve, Descent]]
+    ) -> list[Solved]:
+        """Train at most ``lanes`` models of one kind, and check a user's module."""
+
+        def train(module: ModuleCopy) -> list[Solved]:
+            return self.train_stack(module, kind, trainings)
+
+        device, number, _ = trainings[0][0].task
+        where = f"in the training of device {device} in round {number}"
+        self._repeat_first(*trainings[0], where)
+        return self.watch.use(train, _same_stacks, where, trains=True)
+
+    def train_stack(
+        self,
+        copied_module: ModuleCopy,
+        kind: StackKind,
+        trainings: Sequence[tuple[LocalSolve, Descent]],
+    ) -> list[Solved]:
+        """Train models in one stack.
+
+        Args:
+            copied_module: a copy of the module.
+            kind: the facts that the trainings share.
+            trainings: inputs and rule of 1 to ``lanes`` trainings with one step or more.
+
+        Returns:
+            The result of each training.
+        """
+        lanes = [*trainings]
+        while len(lanes) < self.lanes:
+            lanes.append(trainings[-1])
+        solves = [solve for solve, _ in lanes]
+        lr = torch.tensor([descent.lr for _, descent in lanes], device=self.device)
+        plan = plan_lanes(solves, kind.width, self.device)
+        x = torch.cat([self._on_device(solve.x) for solve in solves])
+        y = torch.cat([solve.y for solve in solves]).to(self.device)
+        start = np.stack([solve.weights for solve in solves])
+        constant = None
+        if kind.has_constant:
+            constants = [solve.constant(descent) for solve, descent in lanes]
+            constant = torch.from_numpy(
+                np.stack([value for value in constants if value is not None])
+            )
+        with self.stack(copied_module, kind, solves) as stack:
+            stack.load(torch.from_numpy(start), constant)
+            losses = stack.descend(plan, x, y, lr)
+            weights = stack.weights().cpu().numpy()
+        results = []
+        totals = losses.tolist()
+        for lane, (solve, _) in enumerate(trainings):
+            trained = weights[lane].astype(solve.weights.dtype)
+            results.append(Solved(trained, solve.batches.mean_loss(totals[lane])))
+        return results
+
+    @contextmanager
+    def stack(
+        self, copied_module: ModuleCopy, kind: StackKind, solves: Sequence[LocalSolve]
+    ) -> Iterator["Stack"]:
+        """Context with a stack of models in training mode, whose weights are still to be loaded.
+
+        Args:
+            copied_module: a copy of the module.
+            kind: the facts that the trainings of the lanes share.
+            solves: the trainings of the lanes.
+        """
+        module = copied_module.module
+        copied_module.restore()
+        losses = LaneLoss(self, copied_module)
+        with ExitStack() as contexts:
+            if kind.contrast is not None:
+                representations = Representations(module)
+                contexts.callback(representations.close)
+                with torch.no_grad():
+                    losses.contrast = self._contrast(copied_module, representations, solves)
+            module.train()
+            yield Stack(losses, copied_module.flat, kind.descent, self)
+
+    def _contrast(
+        self,
+        copied_module: ModuleCopy,
+        representations: Representations,
+        solves: Sequence[LocalSolve],
+    ) -> Callable[[Tensor], Tensor]:
+        """Return a function that computes the contrastive term of each sample, [b].
+
+        Args:
+            copied_module: the copy of the module.
+            representations: what its last dense layer receives.
+            solves: the trainings of the lanes, all with a contrastive term.
+
+        Returns:
+            A function of the indices [b] of samples to which the module was applied last.
+        """
+        contrasts = [solve.contrast for solve in solves if solve.contrast is not None]
+        by_received = []
+        by_previous = []
+        for solve, contrast in zip(solves, contrasts, strict=True):
+            self._apply(copied_module, solve.weights, solve.x)
+            by_received.append(representations.take_all())
+            self._apply(copied_module, contrast.previous, solve.x)
+            by_previous.append(representations.take_all())
+        received = torch.cat(by_received)
+        previous = torch.cat(by_previous)
+        term = contrasts[0]
+
+        def contrast_of(rows: Tensor) -> Tensor:
+            current = representations.take_last()
+            return term.weight * contrastive_terms(
+                current, received[rows], previous[rows], term.temperature
+            )
+
+        return contrast_of
+
+    def try_stack(self, solve: LocalSolve, descent: Descent) -> str:
+        """Try one step of a stack; its width of batches is stacked from then on if that succeeds.
+
+        The stack must agree with plain torch, and give each lane the same bits at other places.
+        On a CPU the latter fails for some sizes of tensors, as matrices of which a lane does not
+        begin at a cache line are multiplied in another order.
+
+        Args:
+            solve: the training of which the first step is tried.
+            descent: the rule of its steps.
+
+        Returns:
+            The reason why such trainings are not stacked; "" if they are.
+        """
+        self.reason = self.reason or self._find_state()
+        if self.reason:
+            return self.reason
+        one_thread()
+        step = replace(solve, batches=solve.batches.between(0, 1))
+        kind = kind_of(step, descent)
+        try:
+            with _noted_operations() as operations:
+                stacked = self.train_stack(self.watch.fresh(), kind, [(step, descent)])
+            places = self._compare_places(kind, step, descent)
+            plain = super().solve(step, descent)
+        except FedsimError:
+            raise
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            return f"torch cannot stack it ({type(error).__name__}: {lines[0]})"
+        self.one_by_one = tuple(operations)
+        if not places:
+            return "the last bits of its gradients depend on the place in a stack"
+        change = float(np.linalg.norm(plain.weights - solve.weights))
+        difference = float(np.linalg.norm(plain.weights - stacked[0].weights))
+        if difference > _TOLERANCE * change:
+            return (
+                f"a step differs from plain torch by {difference:.2g}, of a change of {change:.2g}"
+            )
+        self.widths.add(kind.width)
+        return ""
+
+    def _find_state(self) -> str:
+        """Return why a user's module cannot be stacked, as far as its trial told; else ""."""
+        if self.keyed["training"]:
+            return "its module draws random numbers in forward"
+        if self.watch.harmless:
+            return f"its module keeps {', '.join(sorted(self.watch.harmless))} between steps"
+        return ""
+
+    def _compare_places(self, kind: StackKind, step: LocalSolve, descent: Descent) -> bool:
+        """Return whether the gradients of all lanes have the same bits at other places."""
+        draw = np.random.default_rng(0)
+        steep = replace(descent, lr=_STEEP)
+        lanes = []
+        for lane in range(self.lanes):
+            noise = draw.normal(0.0, _NOISE, len(step.weights))
+            weights = (step.weights + noise).astype(step.weights.dtype)
+            lanes.append((replace(step, weights=weights, key=lane), steep))
+        first = self.train_stack(self.watch.fresh(), kind, lanes)
+        for turn in {1, self.lanes // 2}:
+            turned = self.train_stack(self.watch.fresh(), kind, lanes[turn:] + lanes[:turn])
+            if not _same_stacks(first, turned[-turn:] + turned[:-turn]):
+                return False
+        return True
+
+
+def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
+    """Return the facts that a training must share with the others in its stack."""
+    columns = solve.batches.rows.shape[1]
+    contrast = None
+    if solve.contrast is not None:
+        contrast = (solve.contrast.weight, solve.contrast.temperature)
+    has_constant = solve.constant(descent) is not None
+    width = -(-columns // _ALIGNED) * _ALIGNED
+    return StackKind(width, replace(descent, lr=0.0), contrast, has_constant)
+
+
+def _same_stacks(first: Sequence[Solved], second: Sequence[Solved]) -> bool:
+    """Return whether two stacks have bitwise equal results."""
+    return all(same_results(*pair) for pair in zip(first, second, strict=True))
+
+
+@contextmanager
+def _noted_operations() -> Iterator[list[str]]:
+    """Context that lists the operations that torch computes for one lane after the other."""
+    names: list[str] = []
+    _warn_of_operations(True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield names
+    finally:
+        _warn_of_operations(False)
+    for warning in caught:
+        text = str(warning.message)
+        if text.startswith(_NO_RULE):
+            name = text.removeprefix(_NO_RULE).split()[0].removesuffix(".")
+            if name not in names:
+                names.append(name)

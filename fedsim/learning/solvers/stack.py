@@ -1,0 +1,280 @@
+"""Stacks of models: their losses and gradients by ``torch.func``, and their steps of SGD."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedsim.learning.modules import outputs_of
+from fedsim.learning.solvers.base import Descent, LocalSolve
+from fedsim.learning.solvers.context import rules
+from fedsim.learning.solvers.dropout import KeyedDropout, step_key
+from fedsim.learning.solvers.reference import Reference
+from fedsim.learning.solvers.watched import ModuleCopy
+
+
+@dataclass(frozen=True)
+class LanePlan:
+    """Batches of a stack's lanes, padded to one shape. S steps, W lanes, b samples a batch."""
+
+    rows: Tensor
+    """indices of the samples among those of all lanes, int64 [S, W * b]; a cell without a sample
+    repeats the first sample of its lane.
+    """
+    mask: Tensor
+    """1 for cells with a sample, else 0; float [S, W, b]."""
+    counts: Tensor
+    """count of samples in each batch, at least 1; float [S, W]."""
+    is_active: Tensor
+    """whether a lane takes the step, bool [S, W]."""
+    counts_loss: Tensor
+    """whether the loss of a step counts for the training loss, bool [S, W]."""
+    keys: Tensor
+    """key of each lane's dropout masks, int64 [S, W]."""
+    all_active: tuple[bool, ...]
+    """for each step, whether all lanes take it."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.all_active)
+
+
+def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -> LanePlan:
+    """Pad the batches of several trainings to one shape.
+
+    Args:
+        solves: the trainings, one for each lane.
+        width: samples in a padded batch.
+        device: torch device of the result.
+    """
+    lanes = len(solves)
+    steps = max(solve.batches.steps for solve in solves)
+    shape = (steps, lanes, width)
+    rows = np.zeros(shape, dtype=np.int64)
+    mask = np.zeros(shape, dtype=np.float32)
+    counts = np.ones(shape[:2], dtype=np.float32)
+    is_active = np.zeros(shape[:2], dtype=np.bool_)
+    counts_loss = np.zeros(shape[:2], dtype=np.bool_)
+    keys = np.zeros(shape[:2], dtype=np.int64)
+    first = 0
+    for lane, solve in enumerate(solves):
+        batches = solve.batches
+        samples = len(solve.y)
+        cells = batches.rows[:, :width]
+        columns = cells.shape[1]
+        is_sample = cells < samples
+        rows[:, lane] = first
+        rows[: batches.steps, lane, :columns] = first + np.where(is_sample, cells, 0)
+        mask[: batches.steps, lane, :columns] = is_sample
+        counts[: batches.steps, lane] = batches.counts
+        is_active[: batches.steps, lane] = True
+        counts_loss[batches.last_epoch : batches.steps, lane] = True
+        for step in range(batches.steps):
+            keys[step, lane] = step_key(solve.key, step)
+        first += samples
+    return LanePlan(
+        torch.from_numpy(rows.reshape(steps, -1)).to(device),
+        torch.from_numpy(mask).to(device),
+        torch.from_numpy(counts).to(device),
+        torch.from_numpy(is_active).to(device),
+        torch.from_numpy(counts_loss).to(device),
+        torch.from_numpy(keys).to(device),
+        tuple(bool(lanes.all()) for lanes in is_active),
+    )
+
+
+class LaneLoss(nn.Module):
+    """Module that applies the trained module to a lane's batch, and returns its loss.
+
+    Args:
+        solver: the solver, which has the loss of a sample.
+        copied_module: the copy of the trained module.
+
+    Attributes:
+        contrast: returns the contrastive term of each sample, [b], for the indices of a batch; None
+            for no term.
+    """
+
+    def __init__(self, solver: Reference, copied_module: ModuleCopy) -> None:
+        super().__init__()
+        self.module = copied_module.module
+        self._losses = partial(solver.losses_of, copied_module)
+        self.contrast: Callable[[Tensor], Tensor] | None = None
+
+    def forward(
+        self, x: Tensor, y: Tensor, mask: Tensor, count: Tensor, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mean loss of a batch with all terms, and the sum of its samples' losses.
+
+        Args:
+            x: samples, [b, *shape].
+            y: targets, [b, ...].
+            mask: 1 for samples that count, else 0; [b].
+            count: count of these samples.
+            rows: indices of the samples among those of all lanes, [b].
+        """
+        outputs = outputs_of(self.module, x)
+        losses = self._losses(outputs, y)
+        losses = losses.reshape(len(losses), -1)
+        total = (losses * mask[:, None]).sum()
+        loss = total / (count * losses.shape[1])
+        if self.contrast is not None:
+            loss = loss + (self.contrast(rows) * mask).sum() / count
+        return loss, total
+
+
+class Stack:
+    """Models of a stack's lanes, which SGD changes in place.
+
+    Args:
+        losses: computes a lane's loss.
+        flat: name: tensor of the flat model, for names and shapes.
+        descent: the rule of the steps; its ``lr`` is not used.
+        solver: the solver, with the kernels' names.
+    """
+
+    def __init__(
+        self, losses: LaneLoss, flat: dict[str, Tensor], descent: Descent, solver: Reference
+    ) -> None:
+        self._losses = losses
+        self._descent = descent
+        self._flat = flat
+        self._sizes = [tensor.numel() for tensor in flat.values()]
+        self._shrinkage: dict[str, float] = {}
+        for name, rule in rules(replace(descent, lr=1.0), flat).items():
+            tensor = flat[name]
+            if tensor.requires_grad and rule.lr:  # a held tensor has the learning rate 0
+                self._shrinkage[name] = rule.shrinkage(name in solver.kernels, tensor.ndim)
+        dropouts = []
+        for name, part in losses.named_modules():
+            if isinstance(part, KeyedDropout):
+                dropouts.append(f"{name}.key")
+        self._keys = tuple(dropouts)
+        self._tensors: dict[str, Tensor] = {}
+        self._fixed: dict[str, Tensor] = {}
+        self._start: dict[str, Tensor] = {}
+        self._constant: dict[str, Tensor] = {}
+        self._velocity: dict[str, Tensor] = {}
+        self._gradients = vmap(grad(self._loss, has_aux=True), in_dims=(0, 0, 0, 0, 0))
+
+    def _loss(
+        self,
+        trained: dict[str, Tensor],
+        fixed: dict[str, Tensor],
+        key: Tensor,
+        samples: tuple[Tensor, Tensor],
+        cells: tuple[Tensor, Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss of one lane with all terms, and the sum of its samples' losses."""
+        tensors = {f"module.{name}": tensor for name, tensor in {**fixed, **trained}.items()}
+        for name in self._keys:
+            tensors[name] = key
+        loss, total = functional_call(self._losses, tensors, (*samples, *cells))
+        return loss, total
+
+    def load(self, weights: Tensor, constant: Tensor | None) -> None:
+        """Set the models.
+
+        Args:
+            weights: the start of each lane, float [W, d].
+            constant: added to the gradient of every step, float [W, d]; None for 0.
+        """
+        for name, tensor in self._split(weights).items():
+            if name in self._shrinkage:
+                self._tensors[name] = tensor
+            else:
+                self._fixed[name] = tensor
+        if self._descent.mu:
+            self._start = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        if self._descent.momentum:
+            for name, tensor in self._tensors.items():
+                self._velocity[name] = torch.zeros_like(tensor)
+        if constant is not None:
+            self._constant = self._split(constant)
+
+    def _split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Split flat models [W, d] into new tensors [W, *shape] by name."""
+        parts = {}
+        pieces = torch.split(flat, self._sizes, dim=1)
+        for (name, like), piece in zip(self._flat.items(), pieces, strict=True):
+            parts[name] = piece.to(like.device, like.dtype, copy=True).reshape(-1, *like.shape)
+        return parts
+
+    def weights(self) -> Tensor:
+        """Return the flat models, float [W, d]."""
+        parts = []
+        for name in self._flat:
+            tensor = self._tensors[name] if name in self._tensors else self._fixed[name]
+            parts.append(tensor.flatten(1))
+        flat = torch.cat(parts, dim=1)
+        return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+
+    def descend(self, plan: LanePlan, x: Tensor, y: Tensor, lr: Tensor) -> Tensor:
+        """Take all steps, without waiting for the device in between.
+
+        Args:
+            plan: the batches.
+            x: samples of all lanes, [n, *shape].
+            y: their targets, [n, ...].
+            lr: learning rate of each lane, [W].
+
+        Returns:
+            The sum of the samples' losses in the last epoch, for each lane, float64 [W].
+        """
+        lanes = len(lr)
+        totals = torch.zeros(lanes, dtype=torch.float64, device=x.device)
+        for step in range(plan.steps):
+            rows = plan.rows[step]
+            samples = (_by_lane(x[rows], lanes), _by_lane(y[rows], lanes))
+            cells = (plan.mask[step], plan.counts[step], _by_lane(rows, lanes))
+            gradients, sums = self._gradients(
+                self._tensors, self._fixed, plan.keys[step], samples, cells
+            )
+            self._move(gradients, lr, None if plan.all_active[step] else plan.is_active[step])
+            totals += torch.where(plan.counts_loss[step], sums, 0.0).double()
+        return totals
+
+    def _move(self, gradients: dict[str, Tensor], lr: Tensor, active: Tensor | None) -> None:
+        """Take one step of each lane, or only of the active lanes [W]."""
+        descent = self._descent
+        if descent.clip is not None:
+            gradients = _clip(gradients, descent.clip)
+        for name, weight in self._tensors.items():
+            gradient = gradients[name]
+            if self._shrinkage[name]:
+                gradient = gradient.add(weight, alpha=self._shrinkage[name])
+            if descent.mu:
+                gradient = gradient.sub(self._start[name], alpha=descent.mu)
+            if name in self._constant:
+                gradient = gradient.add(self._constant[name])
+            if descent.momentum:
+                gradient = self._velocity[name].mul_(descent.momentum).add_(gradient)
+            moved = weight - _along(lr.to(weight.dtype), weight) * gradient
+            if active is not None:  # a factor 0 would not stop a lane that has diverged
+                moved = torch.where(_along(active, weight), moved, weight)
+            self._tensors[name] = moved
+
+
+def _by_lane(samples: Tensor, lanes: int) -> Tensor:
+    """Split the first dimension of samples [W * b, ...] into lanes, [W, b, ...]."""
+    return samples.reshape(lanes, -1, *samples.shape[1:])
+
+
+def _along(values: Tensor, like: Tensor) -> Tensor:
+    """Append dimensions of length 1 to values [W], as many as ``like`` has further ones."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _clip(gradients: dict[str, Tensor], most: float) -> dict[str, Tensor]:
+    """Scale the gradients of each lane down to a joint norm of at most ``most``."""
+    squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
+    norm = torch.stack(squares).sum(0).sqrt()
+    factor = (most / norm).clamp(max=1.0)
+    clipped = {}
+    for name, gradient in gradients.items():
+        clipped[name] = gradient * _along(factor.to(gradient.dtype), gradient)
+    return clipped

@@ -1,0 +1,287 @@
+"""The cohort solver with every strategy, and with architectures that people train.
+
+    python -m tests.benchmarks.cohort strategies           # every strategy: the same bits by other executors
+    python -m tests.benchmarks.cohort strategies fedavg    # this one alone
+    python -m tests.benchmarks.cohort architectures        # difference from plain torch, time, what falls back
+
+``strategies`` runs each strategy in the world ``star`` of ``hashes`` with ``training.solver =
+"cohort"``: in the process itself, with two threads, and with memory for three models alone. The
+hashes must agree. ``architectures`` trains a stack of devices, and the same devices one by one.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import fedsim
+from fedsim.clock.executors import Executor, Inline, Threads
+from fedsim.learning import scratch
+from fedsim.learning.data.federated import TokenShape
+from fedsim.learning.modules import numbers
+from fedsim.learning.solvers.base import Descent, LocalSolve, one_thread, shuffled
+from fedsim.learning.solvers.cohort import Cohort
+from fedsim.learning.solvers.reference import Reference, flat_weights
+from fedsim.running.runner import Job
+from fedsim.strategies import STRATEGIES as REGISTERED
+from fedsim.toolbox.models.tokens import CharLSTM, Transformer
+from tests.benchmarks.hashes import OF_WORLDS, STRATEGIES, WORLDS
+from tests.benchmarks.script import parser
+
+_LANES = 4
+_SMALL_ROOM = 4.0 * 1000 * 3  # bytes of three models of the world ``star``
+_COMPARED = ("events_sha256", "models_sha256", "accuracy")
+
+
+class Residual(nn.Module):
+    """Basic block of ResNet-18 with group norm (He et al. 2016, Hsieh et al. 2020)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.GroupNorm(2, outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.GroupNorm(2, outputs),
+        )
+        self.short: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.short = nn.Sequential(convolution, nn.GroupNorm(2, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.short(x))
+
+
+def resnet18() -> nn.Module:
+    """ResNet-18 for images of 32 x 32, with group norm."""
+    blocks: list[nn.Module] = [
+        nn.Conv2d(3, 64, 3, 1, 1, bias=False),
+        nn.GroupNorm(2, 64),
+        nn.ReLU(),
+    ]
+    inputs = 64
+    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        blocks += [Residual(inputs, outputs, stride), Residual(outputs, outputs, 1)]
+        inputs = outputs
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+class Inverted(nn.Module):
+    """Block of MobileNetV2 with group norm (Sandler et al. 2018)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, wider: int) -> None:
+        super().__init__()
+        hidden = inputs * wider
+        self.adds = stride == 1 and inputs == outputs
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, hidden, 1, bias=False),
+            nn.GroupNorm(4, hidden),
+            nn.ReLU6(),
+            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False),
+            nn.GroupNorm(4, hidden),
+            nn.ReLU6(),
+            nn.Conv2d(hidden, outputs, 1, bias=False),
+            nn.GroupNorm(4, outputs),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        changed: Tensor = self.body(x)
+        return x + changed if self.adds else changed
+
+
+def mobilenet() -> nn.Module:
+    """MobileNetV2 for images of 32 x 32, with group norm."""
+    blocks: list[nn.Module] = [
+        nn.Conv2d(3, 32, 3, 1, 1, bias=False),
+        nn.GroupNorm(4, 32),
+        nn.ReLU6(),
+    ]
+    inputs = 32
+    table = (
+        (1, 16, 1, 1),
+        (6, 24, 2, 1),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )
+    for wider, outputs, count, first in table:
+        for number in range(count):
+            blocks.append(Inverted(inputs, outputs, first if number == 0 else 1, wider))
+            inputs = outputs
+    blocks += [nn.Conv2d(320, 1280, 1, bias=False), nn.GroupNorm(4, 1280), nn.ReLU6()]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 10))
+
+
+class SmallViT(nn.Module):
+    """Vision transformer with patches of 4 x 4, four layers of 64 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 64, 4, 4)
+        self.place = nn.Parameter(torch.randn(64, 64) * 0.02)
+        layer = nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 4)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.embed(x).flatten(2).transpose(1, 2) + self.place
+        scores: Tensor = self.head(self.layers(patches).mean(1))
+        return scores
+
+
+def batch_normed() -> nn.Module:
+    """A network with norms by the batch."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(7200, 10)
+    )
+
+
+def torch_dropout() -> nn.Module:
+    """A network that draws in its forward, besides torch's dropout layers."""
+
+    class Noisy(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            scores: Tensor = super().forward(nn.functional.dropout(x, 0.2, self.training))
+            return scores
+
+    return Noisy(nn.Flatten(), nn.Linear(3072, 10))
+
+
+TOKENS = TokenShape.of((20,), 61)
+ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "MLP, 200 units": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 200), nn.ReLU(), nn.Linear(200, 10)),
+        (3, 32, 32),
+    ),
+    "ResNet-18, group norm": (resnet18, (3, 32, 32)),
+    "MobileNetV2, group norm": (mobilenet, (3, 32, 32)),
+    "ViT, 4 layers": (SmallViT, (3, 32, 32)),
+    "char-lstm": (lambda: CharLSTM().made(TOKENS, 61), TOKENS),
+    "transformer": (lambda: Transformer().made(TOKENS, 61), TOKENS),
+    "MLP, 7 units": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 7), nn.ReLU(), nn.Linear(7, 10)),
+        (3, 32, 32),
+    ),
+    "batch norm": (batch_normed, (3, 32, 32)),
+    "dropout in forward": (torch_dropout, (3, 32, 32)),
+}
+
+
+def trainings(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[LocalSolve, Descent]]:
+    """One epoch on two batches, for each lane of a stack."""
+    draw = np.random.default_rng(0)
+    weights = flat_weights(list(numbers(module).values()))
+    work = []
+    for device in range(_LANES):
+        samples = 32 - 2 * device
+        if isinstance(shape, TokenShape):
+            x = torch.from_numpy(draw.integers(0, 61, (samples, *shape)))
+            y = torch.from_numpy(draw.integers(0, 61, samples))
+        else:
+            x = torch.from_numpy(draw.normal(size=(samples, *shape)).astype(np.float32))
+            y = torch.from_numpy(draw.integers(0, 10, samples))
+        solve = LocalSolve(weights, x, y, shuffled(draw, samples, 16, 1), key=device)
+        work.append((solve, Descent(0.01, momentum=0.9)))
+    return work
+
+
+def show_architectures() -> int:
+    """Print a row for each architecture; return 1 if a stack differs from plain torch."""
+    one_thread()
+    wrong = 0
+    for name, (make, shape) in ARCHITECTURES.items():
+        torch.manual_seed(0)
+        module = make()
+        work = trainings(module, shape)
+        cohort = Cohort(module, torch.device("cpu"), lanes=_LANES)
+        reason = cohort.try_stack(*work[0])
+        if reason:
+            print(f"{name:<24} one at a time: {reason}", flush=True)
+            continue
+        plain = Reference(module, torch.device("cpu"))
+        begin = time.process_time()
+        expected = plain.solve_all(work)
+        alone_s = time.process_time() - begin
+        begin = time.process_time()
+        found = cohort.solve_all(work)
+        stacked_s = time.process_time() - begin
+        differences = []
+        for one, other in zip(expected, found, strict=True):
+            scale = np.abs(one.weights).max()
+            differences.append(float(np.abs(one.weights - other.weights).max() / scale))
+        same = [solved.weights.tobytes() for solved in cohort.solve_all(work[::-1])][::-1]
+        turned = same == [solved.weights.tobytes() for solved in found]
+        wrong += max(differences) > 1e-5 or not turned
+        lane_by_lane = (
+            f"; lane by lane: {', '.join(cohort.one_by_one)}" if cohort.one_by_one else ""
+        )
+        print(
+            f"{name:<24} {len(work[0][0].weights):>10} numbers  difference {max(differences):.1e}  "
+            f"bits by place {'same' if turned else 'DIFFER'}  CPU {alone_s:.2f} s alone, "
+            f"{stacked_s:.2f} s stacked{lane_by_lane}",
+            flush=True,
+        )
+    return 1 if wrong else 0
+
+
+def compare(kind: str) -> str:
+    """Run a strategy with the cohort solver in three ways; return what differs, or why not run."""
+    sections = WORLDS["star"] | OF_WORLDS.get(kind, {})
+    sections |= {"strategy": {"kind": kind} | STRATEGIES.get(kind, {})}
+    training = dict(sections["training"]) | {"solver": "cohort", "lanes": _LANES}
+    scenario = fedsim.Scenario(**sections | {"training": training, "stop": {"rounds": 6}})
+
+    def told(executor: Executor) -> dict[str, Any]:
+        job = Job(scenario, None, executor)
+        summary = asyncio.run(job.execute()).summary
+        return {name: summary.get(name) for name in _COMPARED}
+
+    expected = told(Inline())
+    ways = {"two threads": told(Threads(2))}
+    usual = scratch.ROOM
+    try:
+        scratch.ROOM = _SMALL_ROOM
+        ways["little memory"] = told(Inline())
+    finally:
+        scratch.ROOM = usual
+    wrong = [way for way, found in ways.items() if found != expected]
+    return f"DIFFERS by {', '.join(wrong)}" if wrong else "same"
+
+
+def show_strategies(kinds: list[str]) -> int:
+    """Print a row for each strategy; return 1 if hashes differ."""
+    wrong = 0
+    for kind in kinds or [
+        kind for kind in dict.fromkeys([*REGISTERED, *STRATEGIES]) if kind != "flower"
+    ]:
+        try:
+            result = compare(kind)
+        except fedsim.FedsimError as error:
+            result = f"refused: {error}"
+        wrong += result.startswith("DIFFERS")
+        print(f"{kind:<16} {result}", flush=True)
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    """Run one of the two comparisons."""
+    arguments = parser(__doc__)
+    arguments.add_argument("what", choices=["strategies", "architectures"])
+    arguments.add_argument("kinds", nargs="*", metavar="STRATEGY")
+    options = arguments.parse_args()
+    if options.what == "architectures":
+        return show_architectures()
+    return show_strategies(options.kinds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
