@@ -2,8 +2,8 @@
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,6 +22,24 @@ if TYPE_CHECKING:
 
 LANES = 16
 """Models in a stack, unless ``training.lanes`` says otherwise."""
+
+
+class TrainingSession(NamedTuple):
+    """Facts of a local training on which the steps of an optimiser depend.
+
+    All but the learning rate are for schedules, and keep their defaults without one.
+    """
+
+    lr: float
+    """learning rate of the round."""
+    round: int = 0
+    """index of the round, from 0."""
+    epochs: int = 1
+    """count of local epochs."""
+    steps: int = 1
+    """count of steps."""
+    per_epoch: int = 1
+    """count of steps in an epoch."""
 
 
 class Trainer(Spec):
@@ -127,6 +145,37 @@ class Trainer(Spec):
             weight_decay=rule.weight_decay,
             foreach=False,
         )
+
+    @property
+    def stack_lanes(self) -> int:
+        """Count of devices that are trained at once, as a stack of models; 1 for no stack."""
+        return 1
+
+    @property
+    def stack_obstacle(self) -> str:
+        """Reason why devices cannot be trained at once by ``stack_steps``; "" if they can."""
+        return f"training.kind {self.kind!r} has its own way of training"
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether steps depend on the round or on the length of the local training."""
+        return True
+
+    @property
+    def loss_options(self) -> Mapping[str, Any]:
+        """Options of the loss, such as ``label_smoothing``."""
+        return {}
+
+    def stack_steps(
+        self, parameters: "Mapping[str, nn.Parameter]", session: TrainingSession
+    ) -> Callable[[], None]:
+        """Return a function that takes a step on stacked parameters, once their gradients are set.
+
+        Args:
+            parameters: name: parameter of all lanes, [W, *shape].
+            session: facts that the trainings of the lanes share.
+        """
+        raise NotImplementedError
 
     @property
     def has_no_state(self) -> bool:

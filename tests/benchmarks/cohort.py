@@ -12,7 +12,8 @@ hashes must agree. ``architectures`` trains a stack of devices, and the same dev
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from fedsim.clock.executors import Executor, Inline, Threads
 from fedsim.learning import scratch
 from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.modules import numbers
-from fedsim.learning.solvers.base import Descent, LocalSolve, one_thread, shuffled
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
 from fedsim.learning.solvers.cohort import Cohort
 from fedsim.learning.solvers.reference import Reference, flat_weights
 from fedsim.running.runner import Job
@@ -33,6 +34,7 @@ from fedsim.toolbox.models.tokens import CharLSTM, Transformer
 from tests.benchmarks.hashes import OF_WORLDS, STRATEGIES, WORLDS
 from tests.benchmarks.script import parser
 
+CPU = torch.device("cpu")
 _LANES = 4
 _SMALL_ROOM = 4.0 * 1000 * 3  # bytes of three models of the world ``star``
 _COMPARED = ("events_sha256", "models_sha256", "accuracy")
@@ -194,6 +196,27 @@ def trainings(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[LocalSolv
     return work
 
 
+def difference(expected: Sequence[Solved], found: Sequence[Solved]) -> float:
+    """Return the greatest difference of weights, relative to the greatest weight of a model."""
+    worst = 0.0
+    for plain, stacked in zip(expected, found, strict=True):
+        scale = np.abs(plain.weights).max()
+        worst = max(worst, float(np.abs(plain.weights - stacked.weights).max() / scale))
+    return worst
+
+
+def difference_in_double(module: nn.Module, work: Sequence[tuple[LocalSolve, Descent]]) -> float:
+    """Return the difference of a stack from plain torch in float64, which tells rounding from error."""
+    double = []
+    for solve, descent in work:
+        double.append((replace(solve, weights=solve.weights.astype(np.float64)), descent))
+    cohort = Cohort(module, CPU, torch.float64, lanes=_LANES)
+    reason = cohort.try_stack(*double[0])
+    assert not reason, reason
+    plain = Reference(module, CPU, torch.float64)
+    return difference(plain.solve_all(double), cohort.solve_all(double))
+
+
 def show_architectures() -> int:
     """Print a row for each architecture; return 1 if a stack differs from plain torch."""
     one_thread()
@@ -202,30 +225,28 @@ def show_architectures() -> int:
         torch.manual_seed(0)
         module = make()
         work = trainings(module, shape)
-        cohort = Cohort(module, torch.device("cpu"), lanes=_LANES)
+        cohort = Cohort(module, CPU, lanes=_LANES)
         reason = cohort.try_stack(*work[0])
         if reason:
             print(f"{name:<24} one at a time: {reason}", flush=True)
             continue
-        plain = Reference(module, torch.device("cpu"))
         begin = time.process_time()
-        expected = plain.solve_all(work)
+        expected = Reference(module, CPU).solve_all(work)
         alone_s = time.process_time() - begin
         begin = time.process_time()
         found = cohort.solve_all(work)
         stacked_s = time.process_time() - begin
-        differences = []
-        for one, other in zip(expected, found, strict=True):
-            scale = np.abs(one.weights).max()
-            differences.append(float(np.abs(one.weights - other.weights).max() / scale))
+        single = difference(expected, found)
+        double = difference_in_double(module, work)
         same = [solved.weights.tobytes() for solved in cohort.solve_all(work[::-1])][::-1]
         turned = same == [solved.weights.tobytes() for solved in found]
-        wrong += max(differences) > 1e-5 or not turned
+        wrong += double > 1e-9 or not turned
         lane_by_lane = (
             f"; lane by lane: {', '.join(cohort.one_by_one)}" if cohort.one_by_one else ""
         )
         print(
-            f"{name:<24} {len(work[0][0].weights):>10} numbers  difference {max(differences):.1e}  "
+            f"{name:<24} {len(work[0][0].weights):>10} numbers  difference {single:.1e}, "
+            f"in float64 {double:.1e}  "
             f"bits by place {'same' if turned else 'DIFFER'}  CPU {alone_s:.2f} s alone, "
             f"{stacked_s:.2f} s stacked{lane_by_lane}",
             flush=True,

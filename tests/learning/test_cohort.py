@@ -14,10 +14,12 @@ from fedsim.clock.executors import Inline, Threads
 from fedsim.common.training import Contrast
 from fedsim.learning.modules import numbers
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread
-from fedsim.learning.solvers.cohort import Cohort, kind_of
+from fedsim.learning.solvers.cohort import Cohort, CohortByTrainer, kind_of
 from fedsim.learning.solvers.reference import Reference, flat_weights
-from fedsim.learning.solvers.stack import plan_lanes
+from fedsim.learning.solvers.selection import pick
+from fedsim.learning.solvers.stack import SgdSteps, plan_lanes
 from fedsim.running.runner import Job
+from fedsim.toolbox.trainers.torch_trainer import TorchTrainer
 from tests.learning.small import RULES, pulled, solve_of
 
 CPU = torch.device("cpu")
@@ -167,6 +169,15 @@ def test_a_stack_is_plain_torch_up_to_rounding(rule: Descent, pull: str) -> None
         scale = np.abs(expected.weights).max()
         assert np.abs(expected.weights - found.weights).max() <= 1e-5 * scale
         assert found.train_loss == pytest.approx(expected.train_loss, rel=1e-5)
+    double = [
+        (replace(solve, weights=solve.weights.astype(np.float64)), descent)
+        for solve, descent in work
+    ]
+    exact = Cohort(module, CPU, torch.float64, lanes=4)
+    assert exact.try_stack(*double[0]) == ""
+    plain = Reference(module, CPU, torch.float64)
+    for expected, found in zip(plain.solve_all(double), exact.solve_all(double), strict=True):
+        assert np.abs(expected.weights - found.weights).max() <= 1e-12 * np.abs(found.weights).max()
     for begin, end in rule.held:
         for (solve, _), found in zip(work, cohort.solve_all(work), strict=True):
             assert np.array_equal(found.weights[begin:end], solve.weights[begin:end])
@@ -240,14 +251,84 @@ def test_on_the_meta_device_no_step_reads_a_number_or_leaves_the_device(rule: De
     solves = [solve for solve, _ in work]
     kind = kind_of(*work[0])
     starts = torch.from_numpy(np.stack([solve.weights for solve in solves]))
+    steps = SgdSteps(torch.ones(3).to(meta), rule.momentum)
     with cohort.stack(cohort.watch.fresh(), kind, solves) as stack:
         stack.load(starts.to(meta), starts.to(meta))
         x = torch.cat([solve.x for solve in solves]).to(meta)
         y = torch.cat([solve.y for solve in solves]).to(meta)
-        losses = stack.descend(plan_lanes(solves, kind.width, meta), x, y, torch.ones(3).to(meta))
+        losses = stack.descend(plan_lanes(solves, kind.width, meta), x, y, steps)
     assert losses.device == meta
     assert stack.weights().device == meta
     assert stack.weights().shape == starts.shape
+
+
+STEEP = {"eps": 1e-3}  # a greater one makes sign and size of tiny gradients matter less
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adam": {"optimizer": "Adam", "args": STEEP},
+    "adamw in groups": {
+        "optimizer": "AdamW",
+        "args": STEEP | {"weight_decay": 0.1},
+        "groups": [{"match": ["*.bias"], "args": {"weight_decay": 0.0}}],
+    },
+    "nesterov": {"optimizer": "SGD", "args": {"momentum": 0.9, "nesterov": True}},
+    "schedule by step": {
+        "optimizer": "Adam",
+        "args": STEEP,
+        "schedule": {"name": "CosineAnnealingLR"},
+    },
+    "schedule by epoch": {
+        "optimizer": "SGD",
+        "schedule": {"name": "StepLR", "args": {"step_size": 1, "gamma": 0.5}, "every": "epoch"},
+    },
+    "clipped by norm": {"optimizer": "Adam", "args": STEEP, "clip_norm": 0.1},
+    "clipped by value, smoothed": {
+        "optimizer": "RMSprop",
+        "args": STEEP,
+        "clip_value": 0.01,
+        "label_smoothing": 0.1,
+    },
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_of_torch_step_in_a_stack_as_alone(name: str) -> None:
+    torch.manual_seed(0)
+    module = dropping()
+    trainer = TorchTrainer(lr=0.01, **OPTIMIZERS[name])
+    stacking = TorchTrainer(lr=0.01, solver="cohort", lanes=4, **OPTIMIZERS[name])
+    plain = pick(module, CPU, "fast", trainer)
+    cohort = pick(module, CPU, "fast", stacking)
+    assert isinstance(cohort, CohortByTrainer)
+    for pull in ("", "anchor and linear"):
+        work = [
+            (replace(solve, contrast=None), Descent(0.01, mu=0.3))
+            for solve, _ in trainings(module, Descent(0.01), pull)
+        ]
+        assert cohort.try_stack(*work[0]) == ""
+        found = cohort.solve_all(work)
+        for expected, solved in zip(plain.solve_all(work), found, strict=True):
+            scale = np.abs(expected.weights).max()
+            assert np.abs(expected.weights - solved.weights).max() <= 1e-4 * scale
+            assert solved.train_loss == pytest.approx(expected.train_loss, rel=1e-4)
+        assert bits([cohort.solve(*training) for training in work]) == bits(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"optimizer": "Adafactor"}, "looks at whole tensors"),
+        ({"accumulate": 2}, "accumulate"),
+        ({"state": "kept", "args": {"momentum": 0.5}}, "differs from device to device"),
+    ],
+)
+def test_trainers_that_cannot_be_stacked_train_alone(changes: dict[str, Any], reason: str) -> None:
+    module = dropping()
+    cohort = pick(module, CPU, "fast", TorchTrainer(solver="cohort", **changes))
+    work = trainings(module, Descent(0.01), "")
+    assert isinstance(cohort, CohortByTrainer)
+    assert reason in cohort.try_stack(*work[0])
+    plain = pick(module, CPU, "fast", TorchTrainer(**changes))
+    assert bits(cohort.solve_all(work)) == bits(plain.solve_all(work))
 
 
 def sections(**training: Any) -> dict[str, Any]:

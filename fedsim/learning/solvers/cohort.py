@@ -1,10 +1,11 @@
 """The cohort solver: local SGD of many devices at once, as one stack of models by autograd."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,11 +13,19 @@ from torch import Tensor, nn
 
 from fedsim.common.errors import FedsimError
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread
+from fedsim.learning.solvers.by_trainer import ByTrainer
 from fedsim.learning.solvers.context import Representations, contrastive_terms
 from fedsim.learning.solvers.reference import Reference, same_results
-from fedsim.learning.solvers.stack import LaneLoss, Stack, plan_lanes
+from fedsim.learning.solvers.stack import (
+    LaneLoss,
+    LaneSteps,
+    OptimizerSteps,
+    SgdSteps,
+    Stack,
+    plan_lanes,
+)
 from fedsim.learning.solvers.watched import ModuleCopy
-from fedsim.learning.spec import LANES
+from fedsim.learning.spec import LANES, Trainer, TrainingSession
 
 _ALIGNED = 16  # samples of a lane's batch are a multiple of this, so that all lanes begin alike
 _TOLERANCE = 1e-2  # norm of the trial's difference from plain torch, relative to the change
@@ -44,6 +53,8 @@ class StackKind(NamedTuple):
     """weight and temperature of the contrastive term."""
     has_constant: bool
     """whether a constant is added to the gradients."""
+    session: TrainingSession | None = None
+    """numbers on which the steps of a trainer's optimiser depend; None for steps of SGD."""
 
 
 class Cohort(Reference):
@@ -57,6 +68,7 @@ class Cohort(Reference):
     Args:
         module: the module, which is copied and not changed.
         device: the torch device of the computation.
+        dtype: dtype of weights and samples; None for the module's own dtypes.
         losses: computes the loss of each sample, [n]; None for softmax cross-entropy.
         lanes: count of models in a stack.
 
@@ -72,10 +84,14 @@ class Cohort(Reference):
         self,
         module: nn.Module,
         device: torch.device,
+        dtype: torch.dtype | None = None,
         losses: Callable[..., Tensor] | None = None,
         lanes: int = LANES,
     ) -> None:
-        super().__init__(module, device, losses=losses)
+        super().__init__(module, device, dtype, losses)
+        self._prepare(lanes)
+
+    def _prepare(self, lanes: int) -> None:
         self.lanes = lanes
         self.reason = self._find_obstacle()
         self.widths: set[int] = set()
@@ -103,7 +119,7 @@ class Cohort(Reference):
         results: dict[int, Solved] = {}
         stacks: dict[StackKind, list[int]] = {}
         for position, (solve, descent) in enumerate(trainings):
-            kind = kind_of(solve, descent)
+            kind = self._kind_of(solve, descent)
             if solve.batches.steps and kind.width in self.widths:
                 stacks.setdefault(kind, []).append(position)
             else:
@@ -148,7 +164,6 @@ class Cohort(Reference):
         while len(lanes) < self.lanes:
             lanes.append(trainings[-1])
         solves = [solve for solve, _ in lanes]
-        lr = torch.tensor([descent.lr for _, descent in lanes], device=self.device)
         plan = plan_lanes(solves, kind.width, self.device)
         x = torch.cat([self._on_device(solve.x) for solve in solves])
         y = torch.cat([solve.y for solve in solves]).to(self.device)
@@ -161,7 +176,7 @@ class Cohort(Reference):
             )
         with self.stack(copied_module, kind, solves) as stack:
             stack.load(torch.from_numpy(start), constant)
-            losses = stack.descend(plan, x, y, lr)
+            losses = stack.descend(plan, x, y, self._lane_steps(kind, lanes))
             weights = stack.weights().cpu().numpy()
         results = []
         totals = losses.tolist()
@@ -169,6 +184,21 @@ class Cohort(Reference):
             trained = weights[lane].astype(solve.weights.dtype)
             results.append(Solved(trained, solve.batches.mean_loss(totals[lane])))
         return results
+
+    def _loss_options(self, kind: StackKind) -> Mapping[str, Any]:
+        """Return the options of the loss."""
+        return {}
+
+    def _kind_of(self, solve: LocalSolve, descent: Descent) -> StackKind:
+        return kind_of(solve, descent)
+
+    def _lane_steps(
+        self, kind: StackKind, lanes: Sequence[tuple[LocalSolve, Descent]]
+    ) -> LaneSteps:
+        """Return the rule by which the gradients of the lanes change their models."""
+        rates = [descent.lr for _, descent in lanes]
+        lr = torch.tensor(rates, dtype=torch.float64, device=self.device)
+        return SgdSteps(lr, kind.descent.momentum)
 
     @contextmanager
     def stack(
@@ -183,7 +213,7 @@ class Cohort(Reference):
         """
         module = copied_module.module
         copied_module.restore()
-        losses = LaneLoss(self, copied_module)
+        losses = LaneLoss(self, copied_module, self._loss_options(kind))
         with ExitStack() as contexts:
             if kind.contrast is not None:
                 representations = Representations(module)
@@ -253,7 +283,7 @@ class Cohort(Reference):
             with _noted_operations() as operations:
                 stacked = self.train_stack(self.watch.fresh(), kind, [(step, descent)])
             places = self._compare_places(kind, step, descent)
-            plain = super().solve(step, descent)
+            plain = Reference.solve(self, step, descent)
         except FedsimError:
             raise
         except Exception as error:
@@ -294,6 +324,49 @@ class Cohort(Reference):
             if not _same_stacks(first, turned[-turn:] + turned[:-turn]):
                 return False
         return True
+
+
+class CohortByTrainer(Cohort, ByTrainer):
+    """Solver that trains several devices' models at once by a trainer's optimiser.
+
+    Args:
+        module: the module, which is copied and not changed.
+        device: the torch device of the computation.
+        trainer: the trainer, whose optimiser treats each number of a tensor alike.
+        losses: computes the loss of each sample, [n]; None for softmax cross-entropy.
+
+    Raises:
+        ScenarioError: the trainer cannot train the model.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        trainer: Trainer,
+        losses: Callable[..., Tensor] | None = None,
+    ) -> None:
+        ByTrainer.__init__(self, module, device, trainer, losses)
+        self._prepare(trainer.stack_lanes)
+        self.reason = self.reason or trainer.stack_obstacle
+
+    def _loss_options(self, kind: StackKind) -> Mapping[str, Any]:
+        return {} if kind.session is None else self._trainer.loss_options
+
+    def _kind_of(self, solve: LocalSolve, descent: Descent) -> StackKind:
+        session = TrainingSession(descent.lr)
+        if self._trainer.has_schedule:
+            _, number, epochs = solve.task
+            batches = solve.batches
+            session = TrainingSession(descent.lr, number, epochs, batches.steps, batches.per_epoch)
+        return kind_of(solve, descent)._replace(session=session)
+
+    def _lane_steps(
+        self, kind: StackKind, lanes: Sequence[tuple[LocalSolve, Descent]]
+    ) -> LaneSteps:
+        if kind.session is None:
+            return super()._lane_steps(kind, lanes)
+        return OptimizerSteps(partial(self._trainer.stack_steps, session=kind.session))
 
 
 def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:

@@ -9,7 +9,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.by_trainer import ByTrainer
-from fedsim.learning.solvers.cohort import Cohort
+from fedsim.learning.solvers.cohort import Cohort, CohortByTrainer
 from fedsim.learning.solvers.reference import Reference, module_of
 from fedsim.learning.spec import LANES, Trainer, TrainingSpec
 
@@ -34,14 +34,16 @@ def pick(
         lanes: ``training.lanes``, the count of models in a stack.
 
     Returns:
-        ``ByTrainer`` if the trainer is not fedsim's SGD. Otherwise ``Cohort`` if it is chosen, or
+        ``ByTrainer`` if the trainer is not fedsim's SGD, or ``CohortByTrainer``. Otherwise ``Cohort`` if it is chosen, or
         on a GPU, ``Dense`` for dense layers with cross-entropy on a CPU, and ``Reference`` for all
         further models.
     """
     if trainer is not None and not isinstance(trainer, TrainingSpec):
+        if trainer.stack_lanes > 1:
+            return CohortByTrainer(_as_module(model), device, trainer, losses)
         return ByTrainer(_as_module(model), device, trainer, losses=losses)
     if choice == "cohort" or (choice == "fast" and device.type == "cuda"):
-        return Cohort(_as_module(model), device, losses, lanes)
+        return Cohort(_as_module(model), device, losses=losses, lanes=lanes)
     allows_closed_form = losses is None and choice == "fast" and device.type == "cpu"
     if allows_closed_form and isinstance(model, Architecture) and model.is_dense:
         from fedsim.learning.solvers.dense import Dense  # imports numba

@@ -1,8 +1,9 @@
 """Stacks of models: their losses and gradients by ``torch.func``, and their steps of SGD."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -93,16 +94,20 @@ class LaneLoss(nn.Module):
     Args:
         solver: the solver, which has the loss of a sample.
         copied_module: the copy of the trained module.
+        options: options of the loss, such as ``label_smoothing``.
 
     Attributes:
         contrast: returns the contrastive term of each sample, [b], for the indices of a batch; None
             for no term.
     """
 
-    def __init__(self, solver: Reference, copied_module: ModuleCopy) -> None:
+    def __init__(
+        self, solver: Reference, copied_module: ModuleCopy, options: Mapping[str, Any]
+    ) -> None:
         super().__init__()
         self.module = copied_module.module
         self._losses = partial(solver.losses_of, copied_module)
+        self._options = options
         self.contrast: Callable[[Tensor], Tensor] | None = None
 
     def forward(
@@ -118,7 +123,7 @@ class LaneLoss(nn.Module):
             rows: indices of the samples among those of all lanes, [b].
         """
         outputs = outputs_of(self.module, x)
-        losses = self._losses(outputs, y)
+        losses = self._losses(outputs, y, **self._options)
         losses = losses.reshape(len(losses), -1)
         total = (losses * mask[:, None]).sum()
         loss = total / (count * losses.shape[1])
@@ -127,13 +132,90 @@ class LaneLoss(nn.Module):
         return loss, total
 
 
+class LaneSteps(Protocol):
+    """Interface of a rule that changes the models of a stack by their gradients."""
+
+    def begin(self, tensors: dict[str, Tensor]) -> None:
+        """Begin with zero momentum, and the like, for tensors [W, *shape] by name."""
+
+    def take(
+        self, tensors: dict[str, Tensor], gradients: dict[str, Tensor], active: Tensor | None
+    ) -> None:
+        """Take a step.
+
+        Args:
+            tensors: name: tensor [W, *shape], which is changed or replaced.
+            gradients: name: gradient of the tensor.
+            active: whether each lane takes the step, bool [W]; None if all do.
+        """
+
+
+class SgdSteps:
+    """Steps of SGD: v <- momentum v + gradient, w <- w - lr v.
+
+    Args:
+        lr: learning rate of each lane, float64 [W].
+        momentum: momentum of all lanes.
+    """
+
+    def __init__(self, lr: Tensor, momentum: float) -> None:
+        self._lr = lr
+        self._momentum = momentum
+        self._velocity: dict[str, Tensor] = {}
+
+    def begin(self, tensors: dict[str, Tensor]) -> None:
+        if self._momentum:
+            for name, tensor in tensors.items():
+                self._velocity[name] = torch.zeros_like(tensor)
+
+    def take(
+        self, tensors: dict[str, Tensor], gradients: dict[str, Tensor], active: Tensor | None
+    ) -> None:
+        for name, weight in tensors.items():
+            gradient = gradients[name]
+            if self._momentum:
+                gradient = self._velocity[name].mul_(self._momentum).add_(gradient)
+            moved = weight - _along(self._lr.to(weight.dtype), weight) * gradient
+            tensors[name] = where_active(active, moved, weight)
+
+
+class OptimizerSteps:
+    """Steps of an optimiser of torch, which treats each number of a tensor alike.
+
+    Args:
+        make: makes the step for stacked parameters by name: a function that is called once their
+            gradients are set.
+    """
+
+    def __init__(self, make: Callable[[Mapping[str, nn.Parameter]], Callable[[], None]]) -> None:
+        self._make = make
+        self._parameters: dict[str, nn.Parameter] = {}
+
+    def begin(self, tensors: dict[str, Tensor]) -> None:
+        # a parameter shares its memory with its tensor
+        self._parameters = {name: nn.Parameter(tensor) for name, tensor in tensors.items()}
+        self._step = self._make(self._parameters)
+
+    def take(
+        self, tensors: dict[str, Tensor], gradients: dict[str, Tensor], active: Tensor | None
+    ) -> None:
+        before = {}
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients[name]
+            if active is not None:
+                before[name] = tensors[name].clone()
+        self._step()
+        for name, weight in before.items():
+            tensors[name].copy_(where_active(active, tensors[name], weight))
+
+
 class Stack:
-    """Models of a stack's lanes, which SGD changes in place.
+    """Models of a stack's lanes, which a rule of steps changes.
 
     Args:
         losses: computes a lane's loss.
         flat: name: tensor of the flat model, for names and shapes.
-        descent: the rule of the steps; its ``lr`` is not used.
+        descent: the terms of the gradient; ``lr`` and ``momentum`` are not used.
         solver: the solver, with the kernels' names.
     """
 
@@ -158,7 +240,6 @@ class Stack:
         self._fixed: dict[str, Tensor] = {}
         self._start: dict[str, Tensor] = {}
         self._constant: dict[str, Tensor] = {}
-        self._velocity: dict[str, Tensor] = {}
         self._gradients = vmap(grad(self._loss, has_aux=True), in_dims=(0, 0, 0, 0, 0))
 
     def _loss(
@@ -190,9 +271,6 @@ class Stack:
                 self._fixed[name] = tensor
         if self._descent.mu:
             self._start = {name: tensor.clone() for name, tensor in self._tensors.items()}
-        if self._descent.momentum:
-            for name, tensor in self._tensors.items():
-                self._velocity[name] = torch.zeros_like(tensor)
         if constant is not None:
             self._constant = self._split(constant)
 
@@ -213,20 +291,21 @@ class Stack:
         flat = torch.cat(parts, dim=1)
         return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
-    def descend(self, plan: LanePlan, x: Tensor, y: Tensor, lr: Tensor) -> Tensor:
+    def descend(self, plan: LanePlan, x: Tensor, y: Tensor, steps: LaneSteps) -> Tensor:
         """Take all steps, without waiting for the device in between.
 
         Args:
             plan: the batches.
             x: samples of all lanes, [n, *shape].
             y: their targets, [n, ...].
-            lr: learning rate of each lane, [W].
+            steps: changes the models by their gradients.
 
         Returns:
             The sum of the samples' losses in the last epoch, for each lane, float64 [W].
         """
-        lanes = len(lr)
+        lanes = plan.is_active.shape[1]
         totals = torch.zeros(lanes, dtype=torch.float64, device=x.device)
+        steps.begin(self._tensors)
         for step in range(plan.steps):
             rows = plan.rows[step]
             samples = (_by_lane(x[rows], lanes), _by_lane(y[rows], lanes))
@@ -234,29 +313,26 @@ class Stack:
             gradients, sums = self._gradients(
                 self._tensors, self._fixed, plan.keys[step], samples, cells
             )
-            self._move(gradients, lr, None if plan.all_active[step] else plan.is_active[step])
+            active = None if plan.all_active[step] else plan.is_active[step]
+            steps.take(self._tensors, self._with_terms(gradients), active)
             totals += torch.where(plan.counts_loss[step], sums, 0.0).double()
         return totals
 
-    def _move(self, gradients: dict[str, Tensor], lr: Tensor, active: Tensor | None) -> None:
-        """Take one step of each lane, or only of the active lanes [W]."""
+    def _with_terms(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the gradients with penalty, proximal and linear term, after clipping."""
         descent = self._descent
         if descent.clip is not None:
-            gradients = _clip(gradients, descent.clip)
-        for name, weight in self._tensors.items():
-            gradient = gradients[name]
+            gradients = clip_lanes(gradients, descent.clip)
+        complete = {}
+        for name, gradient in gradients.items():
             if self._shrinkage[name]:
-                gradient = gradient.add(weight, alpha=self._shrinkage[name])
+                gradient = gradient.add(self._tensors[name], alpha=self._shrinkage[name])
             if descent.mu:
                 gradient = gradient.sub(self._start[name], alpha=descent.mu)
             if name in self._constant:
                 gradient = gradient.add(self._constant[name])
-            if descent.momentum:
-                gradient = self._velocity[name].mul_(descent.momentum).add_(gradient)
-            moved = weight - _along(lr.to(weight.dtype), weight) * gradient
-            if active is not None:  # a factor 0 would not stop a lane that has diverged
-                moved = torch.where(_along(active, weight), moved, weight)
-            self._tensors[name] = moved
+            complete[name] = gradient
+        return complete
 
 
 def _by_lane(samples: Tensor, lanes: int) -> Tensor:
@@ -264,13 +340,26 @@ def _by_lane(samples: Tensor, lanes: int) -> Tensor:
     return samples.reshape(lanes, -1, *samples.shape[1:])
 
 
+def where_active(active: Tensor | None, moved: Tensor, weight: Tensor) -> Tensor:
+    """Return the moved weights [W, *shape] of active lanes, and the weights of all other lanes."""
+    if active is None:
+        return moved
+    # a factor 0 would not stop a lane that has diverged
+    return torch.where(_along(active, weight), moved, weight)
+
+
 def _along(values: Tensor, like: Tensor) -> Tensor:
     """Append dimensions of length 1 to values [W], as many as ``like`` has further ones."""
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def _clip(gradients: dict[str, Tensor], most: float) -> dict[str, Tensor]:
-    """Scale the gradients of each lane down to a joint norm of at most ``most``."""
+def clip_lanes(gradients: dict[str, Tensor], most: float) -> dict[str, Tensor]:
+    """Scale the gradients of each lane down to a joint norm.
+
+    Args:
+        gradients: name: gradient, [W, *shape].
+        most: greatest norm of a lane's gradients.
+    """
     squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
     norm = torch.stack(squares).sum(0).sqrt()
     factor = (most / norm).clamp(max=1.0)

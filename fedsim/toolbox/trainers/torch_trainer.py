@@ -4,7 +4,7 @@ torch is imported on demand, because reading most scenarios does not need torch.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.spec import Spec
-from fedsim.learning.spec import Trainer
+from fedsim.learning.spec import LANES, Trainer, TrainingSession
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +22,19 @@ if TYPE_CHECKING:
     from fedsim.learning.solvers.context import LocalData, TrainingContext
 
 _LENGTHS = ("T_max", "total_steps")  # arguments of schedules: number of steps to the end
+_BY_NUMBER = (
+    "ASGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+)  # optimisers that treat each number of a tensor alike
 _SET_ELSEWHERE = ("params", "lr", "optimizer", "last_epoch")
 
 
@@ -106,6 +119,12 @@ class TorchTrainer(Trainer):
     """batches whose gradients make one step."""
     label_smoothing: float = Field(default=0.0, ge=0.0, le=1.0)
     """label smoothing of the cross-entropy."""
+    solver: Literal["reference", "cohort"] = "reference"
+    """``reference``: one device at a time; ``cohort``: several devices at a time, as one stack of
+    models, for optimisers that treat each number of a tensor alike.
+    """
+    lanes: int = Field(default=LANES, ge=1, le=4096)
+    """count of models in a stack of the ``cohort`` solver."""
 
     applies_terms: ClassVar[bool] = True
 
@@ -189,6 +208,35 @@ class TorchTrainer(Trainer):
         return -1
 
     @property
+    def stack_lanes(self) -> int:
+        return self.lanes if self.solver == "cohort" else 1
+
+    @property
+    def stack_obstacle(self) -> str:
+        if self.optimizer not in _BY_NUMBER:
+            return f"training.optimizer {self.optimizer!r} looks at whole tensors"
+        if self.accumulate > 1:
+            return "training.accumulate ends a step at other batches for each device"
+        if self.state != "fresh":
+            return f"training.state {self.state!r} differs from device to device"
+        return ""
+
+    @property
+    def has_schedule(self) -> bool:
+        return self.schedule is not None
+
+    @property
+    def loss_options(self) -> Mapping[str, Any]:
+        return {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
+
+    def stack_steps(
+        self, parameters: "Mapping[str, nn.Parameter]", session: TrainingSession
+    ) -> Callable[[], None]:
+        from fedsim.toolbox.trainers.stacked import StackedOptimizer
+
+        return StackedOptimizer(self, parameters, session).step
+
+    @property
     def has_no_state(self) -> bool:
         has_momentum = any(group.args.get("momentum") for group in self.groups)
         has_momentum |= bool(self.args.get("momentum"))
@@ -237,7 +285,7 @@ class TorchTrainer(Trainer):
             steps = sum(is_last for _, is_last in shares)
             length = context.epochs if every == "epoch" else steps
             schedule = self.schedule.build(optimiser, length, context.round)
-        options = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
+        options = self.loss_options
         for (x, y), (share, is_last), ends in zip(data, shares, data.ends, strict=True):
             torch.autograd.backward(share * context.loss(model(x), y, **options))
             if not is_last:
