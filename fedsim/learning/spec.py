@@ -162,7 +162,7 @@ class Trainer(Spec):
         return True
 
     @property
-    def loss_options(self) -> Mapping[str, Any]:
+    def loss_options(self) -> Mapping[str, float]:
         """Options of the loss, such as ``label_smoothing``."""
         return {}
 

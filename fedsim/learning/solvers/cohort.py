@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -185,7 +185,7 @@ class Cohort(Reference):
             results.append(Solved(trained, solve.batches.mean_loss(totals[lane])))
         return results
 
-    def _loss_options(self, kind: StackKind) -> Mapping[str, Any]:
+    def _loss_options(self, kind: StackKind) -> Mapping[str, float]:
         """Return the options of the loss."""
         return {}
 
@@ -350,7 +350,7 @@ class CohortByTrainer(Cohort, ByTrainer):
         self._prepare(trainer.stack_lanes)
         self.reason = self.reason or trainer.stack_obstacle
 
-    def _loss_options(self, kind: StackKind) -> Mapping[str, Any]:
+    def _loss_options(self, kind: StackKind) -> Mapping[str, float]:
         return {} if kind.session is None else self._trainer.loss_options
 
     def _kind_of(self, solve: LocalSolve, descent: Descent) -> StackKind:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -102,7 +102,7 @@ class LaneLoss(nn.Module):
     """
 
     def __init__(
-        self, solver: Reference, copied_module: ModuleCopy, options: Mapping[str, Any]
+        self, solver: Reference, copied_module: ModuleCopy, options: Mapping[str, float]
     ) -> None:
         super().__init__()
         self.module = copied_module.module

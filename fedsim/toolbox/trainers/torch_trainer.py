@@ -226,15 +226,26 @@ class TorchTrainer(Trainer):
         return self.schedule is not None
 
     @property
-    def loss_options(self) -> Mapping[str, Any]:
+    def loss_options(self) -> Mapping[str, float]:
         return {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
 
     def stack_steps(
         self, parameters: "Mapping[str, nn.Parameter]", session: TrainingSession
     ) -> Callable[[], None]:
-        from fedsim.toolbox.trainers.stacked import StackedOptimizer
+        from fedsim.toolbox.trainers.stacked import StackedOptimizer, SteppedSchedule
 
-        return StackedOptimizer(self, parameters, session).step
+        optimizer = self.torch_optimiser(parameters, session.lr)
+        stepped = None
+        if self.schedule is not None:
+            by_epoch = self.schedule.every == "epoch"
+            length = session.epochs if by_epoch else session.steps
+            schedule = self.schedule.build(optimizer, length, session.round)
+            if self.schedule.every != "round":
+                every = session.per_epoch if by_epoch else 1
+                stepped = SteppedSchedule(schedule, every, session.steps)
+        return StackedOptimizer(
+            optimizer, parameters, self.clip_norm, self.clip_value, stepped
+        ).step
 
     @property
     def has_no_state(self) -> bool:
