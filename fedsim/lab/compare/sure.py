@@ -143,6 +143,21 @@ def decide(
     return race.decide(within, tuple(missed))
 
 
+def next_counts(decision: Decision, counts: Mapping[int, int]) -> dict[int, int]:
+    """Return the count of seeds that each contender should have at the next decision.
+
+    A contender that is behind catches up; otherwise all get a quarter more seeds, at least one.
+
+    Args:
+        decision: the last decision.
+        counts: count of seeds by the place of the line.
+    """
+    most = max(counts[place] for place in decision.contenders)
+    if all(counts[place] == most for place in decision.contenders):
+        most += max(1, most // 4)
+    return dict.fromkeys(decision.contenders, most)
+
+
 class _Race:
     """Comparison of complete lines, seed by seed.
 
@@ -194,11 +209,14 @@ class _Race:
         bounds = self._worse_at_most[np.ix_(left, left)]
         np.fill_diagonal(bounds, 0.0)
         greatest = bounds.max(axis=1)
-        first = int(greatest.argmin())
+        near = np.flatnonzero(greatest <= within)
+        if not len(near):
+            return Decision("open", None, contenders, losses, missed, seeds)
+        shared = min(self._counts[row] for row in left)
+        means = self._costs[left, :shared].mean(axis=1)
+        first = min(near.tolist(), key=means.__getitem__)
         bound = float(greatest[first])
-        if bound <= within:
-            return Decision("tie", contenders[first], contenders, losses, missed, seeds, bound)
-        return Decision("open", None, contenders, losses, missed, seeds)
+        return Decision("tie", contenders[first], contenders, losses, missed, seeds, bound)
 
 
 def _intervals(differences: Floats, unit: float) -> tuple[Floats, Floats]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.harmless import clean
@@ -120,13 +121,19 @@ class Comparison:
         targets: accuracies (0..1), or other metrics as ``"perplexity=8"``. Targets that studies
             declare get columns too, but answers use them only if ``targets`` is empty.
         ledger: the bytes that count as traffic, see ``measure``.
+        known: figures of runs by folder, to which those of further runs are added, so that none is
+            computed twice; all from the same targets and budget.
 
     Raises:
         ScenarioError: a target is of a metric that no run has.
     """
 
     def __init__(
-        self, lines: Lines, targets: Sequence[float | str] = (), ledger: LedgerPreset = "strict"
+        self,
+        lines: Lines,
+        targets: Sequence[float | str] = (),
+        ledger: LedgerPreset = "strict",
+        known: dict[Path, measures.Values] | None = None,
     ) -> None:
         self.lines = lines
         metrics = measures.of_metrics(chain.from_iterable(line.runs for line in lines.lines))
@@ -149,9 +156,14 @@ class Comparison:
         for line in lines.lines:
             self._figures.append([])
             for run in line.runs:
+                figures = {} if known is None else known.get(run.path)
+                if not figures:
+                    aims = [*accuracies, *metric_aims]
+                    figures = measures.measure(run, aims, ledger, lines.budget)
+                    if known is not None:
+                        known[run.path] = figures
                 values: measures.Values = dict.fromkeys(metric.name for metric in metrics)
-                values |= measures.measure(run, [*accuracies, *metric_aims], ledger, lines.budget)
-                self._figures[-1].append(values)
+                self._figures[-1].append(values | figures)
         self._aims = self._requested or accuracies or metric_aims
         if not self._aims:
             self._aim_at_usual_target()
@@ -177,7 +189,7 @@ class Comparison:
         return sorted(targets, key=rank)
 
     def _aim_at_usual_target(self) -> None:
-        target = usual_target(self.lines, self._figures)
+        target = usual_target(self.lines, self.lines.first(self._figures))
         if target is None:
             return
         self._aims = [target]
@@ -320,7 +332,7 @@ class Comparison:
                 row["pairs"] = len(pairs)
                 for seed, (above, below) in pairs.items():
                     row[f"seed {seed}"] = above - below
-                if pairs and len(pairs) == len(seeds):
+                if pairs and len(pairs) == self._pairs_expected(place, base, len(seeds)):
                     difference = _mean_difference(pairs)
                     row["mean difference"] = difference.mean
                     row["low"], row["high"] = difference.edges
@@ -427,7 +439,13 @@ class Comparison:
         """Return the pairs of figures of two lines by seed; empty unless every run is in a pair."""
         pairs = self._pairs(place, base, measure)
         runs = max(len(self._figures[place]), len(self._figures[base]))
-        return pairs if len(pairs) == runs else {}
+        return pairs if len(pairs) == self._pairs_expected(place, base, runs) else {}
+
+    def _pairs_expected(self, place: int, base: int, usual: int) -> int:
+        """Return the count of pairs of complete lines: all seeds of both if seeds were added."""
+        if self.lines.until_sure is None:
+            return usual
+        return len(self.lines.seeds_of(place) & self.lines.seeds_of(base))
 
     def _ratio(self, measure: measures.Measure, place: int) -> float | None:
         """Return the ratio of a line's cost to its baseline's cost.
