@@ -240,7 +240,9 @@ def _show_plan(conductor: "Conductor", share: "StudyShard | None") -> None:
     if conductor.trials is not None and not conductor.trials.is_over:
         say("more trials follow from what these come to")
     if conductor.seeding is not None and not conductor.seeding.is_over:
-        say(f"more seeds follow where they decide: at most {conductor.seeding.most_runs} runs in all")
+        say(
+            f"more seeds follow where they decide: at most {conductor.seeding.most_runs} runs in all"
+        )
     if share is not None:
         runs = [run for run, _ in conductor.selected_runs]
         planned = conductor.study.runs

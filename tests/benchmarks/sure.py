@@ -51,7 +51,9 @@ def _gaps(name: str, lines: int, draws: np.random.Generator) -> Floats:
         means = np.full(lines, _WITHIN)
         means[:2] = 0.0
         return means
-    if name == "others half of 5 % worse":
+    if name == "others 0.1 % worse":
+        means = np.full(lines, math.log(1.001))
+    elif name == "others half of 5 % worse":
         means = np.full(lines, _WITHIN / 2)
     elif name == "others 5 % worse":
         means = np.full(lines, _WITHIN)
@@ -66,6 +68,7 @@ def _gaps(name: str, lines: int, draws: np.random.Generator) -> Floats:
 _GAPS = (
     "all equal",
     "two equal, others 5 % worse",
+    "others 0.1 % worse",
     "others half of 5 % worse",
     "others 5 % worse",
     "others 5, 10, 15 % ... worse",
@@ -160,7 +163,9 @@ def kn(costs: Floats, first: int = 10) -> tuple[int | None, int]:
         means = costs[:, :count].mean(axis=1)
         slack = np.maximum(0.0, _WITHIN / (2 * count) * (bounds - count))
         left = [
-            line for line in left if all(means[line] <= means[other] + slack[line, other] for other in left)
+            line
+            for line in left
+            if all(means[line] <= means[other] + slack[line, other] for other in left)
         ]
         if len(left) == 1:
             return left[0], runs
@@ -179,72 +184,116 @@ def _is_wrong(study: SyntheticStudy, decision: Decision) -> bool:
     gap = float(study.means[decision.leader]) - best
     if decision.status == "best":
         return gap > 0
-    return gap > _WITHIN * (1 + 1e-9)
+    return gap > _WITHIN
 
 
-def _tell(title: str, rows: Sequence[tuple[str, ...]]) -> None:
-    print(f"\n| {title} |")
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
+@dataclass(frozen=True)
+class Trial:
+    """One study, decided in four ways.
+
+    Attributes:
+        study: the study.
+        statuses: how it ended with the default budget, and without one.
+        wrong: whether each of the two stated something wrong.
+        runs: runs of each of the two.
+        even: runs of each if all lines had the seeds of the line with the most.
+        plan_wrong: whether a plan of as many runs, the same seeds for all lines, has its least mean
+            at a line that is worse by the zone or more, with the default budget.
+        kn_wrong: whether KN selects such a line; None if the seeds do not suffice.
+        kn_runs: runs of KN.
+    """
+
+    study: SyntheticStudy
+    statuses: tuple[str, str]
+    wrong: tuple[bool, bool]
+    runs: tuple[int, int]
+    even: tuple[int, int]
+    plan_wrong: bool
+    kn_wrong: bool | None
+    kn_runs: int
 
 
-def main() -> None:
-    """Print tables of the errors and of the runs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=1, help="multiple of 200 studies")
-    count = _STUDIES * parser.parse_args().times
-    results: list[dict[str, object]] = []
-    for study in make_studies(count):
-        lines = len(study.means)
-        row: dict[str, object] = {"gaps": study.gaps, "noise": study.noise, "lines": lines}
-        for name, most in (("budget", _BUDGET * lines), ("long", 10**9)):
-            decision, runs, seeds = until_sure(study.costs, most)
-            row[name] = decision.status
-            row[f"{name} wrong"] = _is_wrong(study, decision)
-            row[f"{name} runs"] = runs
-            row[f"{name} plan"] = seeds * lines
-            even = runs // lines
-            named = int(study.costs[:, :even].mean(axis=1).argmin())
-            row[f"{name} fixed wrong"] = study.means[named] > study.means.min()
-            row[f"{name} fixed bad"] = study.means[named] > study.means.min() + _WITHIN * (1 - 1e-9)
-        selected, runs = kn(study.costs)
-        row["kn runs"] = runs
-        row["kn open"] = selected is None
-        row["kn wrong"] = (
-            selected is not None
-            and study.means[selected] >= study.means.min() + _WITHIN * (1 - 1e-9)
-        )
-        results.append(row)
-    for key in ("gaps", "noise", "lines", None):
-        groups: dict[object, list[dict[str, object]]] = {}
-        for row in results:
-            groups.setdefault("all" if key is None else row[key], []).append(row)
-        rows = []
-        for group, members in groups.items():
-            rows.append((str(group), *_figures(members)))
-        _tell(" | ".join((key or "", *_HEADS)), rows)
+def _try(study: SyntheticStudy) -> Trial:
+    lines = len(study.means)
+    short, short_runs, short_seeds = until_sure(study.costs, _BUDGET * lines)
+    long, long_runs, long_seeds = until_sure(study.costs, 10**9)
+    named = int(study.costs[:, : short_runs // lines].mean(axis=1).argmin())
+    selected, kn_runs = kn(study.costs)
+    return Trial(
+        study,
+        (short.status, long.status),
+        (_is_wrong(study, short), _is_wrong(study, long)),
+        (short_runs, long_runs),
+        (short_seeds * lines, long_seeds * lines),
+        _is_far(study, named),
+        None if selected is None else _is_far(study, selected),
+        kn_runs,
+    )
+
+
+def _is_far(study: SyntheticStudy, line: int) -> bool:
+    """Whether a line is worse than the best by the zone or more."""
+    return bool(study.means[line] >= study.means.min() + _WITHIN * (1 - 1e-9))
 
 
 _HEADS = (
-    "studies", "best/tie/open", "wrong", "runs", "plan", "fixed wrong(bad)",
-    "long best/tie/open", "wrong", "runs", "plan", "KN wrong", "KN open", "KN runs",
+    "studies",
+    "named, ten seeds a line",
+    "wrong",
+    "runs",
+    "an even plan of these runs is wrong",
+    f"named, up to {_MOST_SEEDS} seeds",
+    "wrong",
+    "runs",
+    "even plan",
+    "KN selects",
+    "wrong",
+    "runs",
 )
 
 
-def _figures(rows: Sequence[dict[str, object]]) -> Iterator[str]:
-    count = len(rows)
-    yield str(count)
-    for name in ("budget", "long"):
-        statuses = [row[name] for row in rows]
-        yield "/".join(str(statuses.count(status)) for status in ("best", "tie", "open"))
-        yield f"{sum(bool(row[f'{name} wrong']) for row in rows)}"
-        yield f"{sum(row[f'{name} runs'] for row in rows)}"
-        yield f"{sum(row[f'{name} plan'] for row in rows)}"
-        if name == "budget":
-            yield f"{sum(bool(row[f'{name} fixed wrong']) for row in rows)} ({sum(bool(row[f'{name} fixed bad']) for row in rows)})"
-    yield f"{sum(bool(row['kn wrong']) for row in rows)}"
-    yield f"{sum(bool(row['kn open']) for row in rows)}"
-    yield f"{sum(row['kn runs'] for row in rows)}"
+def _row(name: str, trials: Sequence[Trial]) -> tuple[object, ...]:
+    named = [sum(trial.statuses[way] != "open" for trial in trials) for way in (0, 1)]
+    wrong = [sum(trial.wrong[way] for trial in trials) for way in (0, 1)]
+    runs = [sum(trial.runs[way] for trial in trials) for way in (0, 1)]
+    return (
+        name,
+        len(trials),
+        named[0],
+        wrong[0],
+        runs[0],
+        sum(trial.plan_wrong for trial in trials),
+        named[1],
+        wrong[1],
+        runs[1],
+        sum(trial.even[1] for trial in trials),
+        sum(trial.kn_wrong is not None for trial in trials),
+        sum(bool(trial.kn_wrong) for trial in trials),
+        sum(trial.kn_runs for trial in trials),
+    )
+
+
+def main() -> None:
+    """Print tables by the gaps, the noise and the number of lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=1, help="multiple of 200 studies")
+    trials = [_try(study) for study in make_studies(_STUDIES * parser.parse_args().times)]
+    keys: dict[str, Callable[[Trial], str]] = {
+        "gaps": lambda trial: trial.study.gaps,
+        "noise": lambda trial: trial.study.noise,
+        "lines": lambda trial: str(len(trial.study.means)),
+        "": lambda trial: "all",
+    }
+    for head, key in keys.items():
+        groups: dict[str, list[Trial]] = {}
+        for trial in trials:
+            groups.setdefault(key(trial), []).append(trial)
+        rows = [_row(name, members) for name, members in groups.items()]
+        print("", f"| {' | '.join((head, *_HEADS))} |", "|---" * (len(_HEADS) + 1) + "|", sep="\n")
+        for row in rows:
+            print(
+                f"| {' | '.join(f'{cell:,}' if isinstance(cell, int) else str(cell) for cell in row)} |"
+            )
 
 
 if __name__ == "__main__":

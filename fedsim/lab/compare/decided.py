@@ -124,9 +124,7 @@ def decided(
     decision = decide(costs, within=zone, error=rule.error)
     most = max((len(figures) for figures in costs.values()), default=0)
     real_s = math.fsum(run.summary.get("wall_s", 0.0) for run in folders)
-    return Decided(
-        decision, rule, measure, within, names, len(folders), real_s, most * len(names)
-    )
+    return Decided(decision, rule, measure, within, names, len(folders), real_s, most * len(names))
 
 
 def _comparable(value: float, measure: Measure) -> float:

@@ -105,9 +105,7 @@ def _unit_radius(count: int, error: float) -> float:
     return math.sqrt((bound - 1) * (count + 1) / (count + 1 - bound) / count)
 
 
-def decide(
-    costs: Mapping[int, Sequence[float | None]], *, within: float, error: float
-) -> Decision:
+def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error: float) -> Decision:
     """Decide which line has the least mean cost.
 
     Values are compared in the order in which they come, so that a line that was dropped stays so.
