@@ -5,9 +5,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from fedsim.lab.compare.columns import Absent, Beside, Cell, ComparedColumn, ComparedTable
 from fedsim.lab.compare.decided import Decided
 from fedsim.lab.compare.paired import Estimate
-from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable, Comparison
+from fedsim.lab.compare.table import Comparison
 
 FORMAT: Literal[1] = 1
 """Version of the objects. It grows if an entry is removed or changes its meaning."""
@@ -78,6 +79,8 @@ def _cell(cell: Cell) -> CellResult:
     if isinstance(cell, Beside):
         ours = EstimatedCell.of(cell.ours)
         return PublishedCell(study=ours, published=cell.published, within=cell.within)
+    if isinstance(cell, Absent):
+        return None
     return cell
 
 
