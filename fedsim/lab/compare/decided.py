@@ -118,7 +118,9 @@ def decided(
             value = values[place].get(seed)
             figures.append(None if value is None else _comparable(value, measure))
         costs[place] = figures
-    if measure.is_cost and any(value <= 0 for own in values.values() for value in own.values()):
+    if measure.is_cost and any(
+        value <= 0 for by_seed in values.values() for value in by_seed.values()
+    ):
         costs = {}  # a cost of 0 has no ratio to others
     zone = math.log1p(within) if measure.is_cost else within
     decision = decide(costs, within=zone, error=rule.error)

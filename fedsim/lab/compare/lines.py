@@ -21,7 +21,7 @@ from fedsim.records.reading import RunFolder
 
 _MOST_NAMES = 12
 
-_Figures = TypeVar("_Figures")
+_RunFigures = TypeVar("_RunFigures")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Lines:
             not_begun=tuple(dict.fromkeys(line.name for line in self.lines if not line.is_begun)),
         )
 
-    def first(self, figures: Sequence[Sequence[_Figures]]) -> Sequence[Sequence[_Figures]]:
+    def first(self, figures: Sequence[Sequence[_RunFigures]]) -> Sequence[Sequence[_RunFigures]]:
         """Return the figures of the seeds that all lines run, from those of all runs of each line.
 
         They choose the target, which may not change as seeds are added.

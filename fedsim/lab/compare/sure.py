@@ -33,7 +33,7 @@ LEAST_SEEDS = 5
 
 
 @dataclass(frozen=True)
-class Loss:
+class DroppedLine:
     """Line that is worse than another line.
 
     Attributes:
@@ -67,7 +67,7 @@ class Decision:
     status: Literal["best", "tie", "open", "none"]
     leader: int | None
     contenders: tuple[int, ...]
-    losses: tuple[Loss, ...]
+    losses: tuple[DroppedLine, ...]
     missed: tuple[int, ...] = ()
     seeds: int = 0
     bound: float | None = None
@@ -172,7 +172,7 @@ class _Race:
             self._costs[row, : len(values)] = values
         self._error = error
         self._running = list(range(len(costs)))
-        self._losses: list[Loss] = []
+        self._losses: list[DroppedLine] = []
         # bound on how much the line of a row is worse than the line of a column
         self._worse_at_most = np.full((len(costs), len(costs)), np.inf)
 
@@ -194,7 +194,7 @@ class _Race:
             if lows[position, surest] > 0:
                 self._running.remove(row)
                 better = self._places[rows[surest]]
-                self._losses.append(Loss(self._places[row], count, better))
+                self._losses.append(DroppedLine(self._places[row], count, better))
 
     def decide(self, within: float, missed: tuple[int, ...]) -> Decision:
         """Return the decision after all seeds were compared."""

@@ -35,7 +35,7 @@ class Comparison:
         targets: accuracies (0..1), or other metrics as ``"perplexity=8"``. Targets that studies
             declare get columns too, but answers use them only if ``targets`` is empty.
         ledger: the bytes that count as traffic, see ``measure``.
-        known: figures of runs by folder, to which those of further runs are added, so that none is
+        cache: figures of runs by folder, to which those of further runs are added, so that none is
             computed twice; all from the same targets and budget.
 
     Raises:
@@ -47,7 +47,7 @@ class Comparison:
         lines: Lines,
         targets: Sequence[float | str] = (),
         ledger: LedgerPreset = "strict",
-        known: dict[Path, measures.Values] | None = None,
+        cache: dict[Path, measures.Values] | None = None,
     ) -> None:
         self.lines = lines
         metrics = measures.of_metrics(chain.from_iterable(line.runs for line in lines.lines))
@@ -70,12 +70,12 @@ class Comparison:
         for line in lines.lines:
             self._figures.append([])
             for run in line.runs:
-                figures = {} if known is None else known.get(run.path)
+                figures = {} if cache is None else cache.get(run.path)
                 if not figures:
                     aims = [*accuracies, *metric_aims]
                     figures = measures.measure(run, aims, ledger, lines.budget)
-                    if known is not None:
-                        known[run.path] = figures
+                    if cache is not None:
+                        cache[run.path] = figures
                 values: measures.Values = dict.fromkeys(metric.name for metric in metrics)
                 self._figures[-1].append(values | figures)
         self._aims = self._requested or accuracies or metric_aims

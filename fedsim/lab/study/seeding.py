@@ -50,7 +50,7 @@ class Seeding:
             within=rule.within, error=rule.error, first=tuple(first), is_over=False
         )
         self._first = first
-        self._known: dict[Path, Values] = {}
+        self._cache: dict[Path, Values] = {}
         self.most_runs = rule.most_runs or SEEDS_OF_BUDGET * len(ranked)
         self.most_runs = max(self.most_runs, 0 if rule.most_runs else len(study.runs))
         self.worlds: list[Decided] = []
@@ -84,7 +84,7 @@ class Seeding:
 
     def _decide(self, path: Path) -> None:
         lines = read_lines([path], index=files.index_of(self._study))
-        comparison = Comparison(lines, known=self._known)
+        comparison = Comparison(lines, cache=self._cache)
         self.worlds = []
         for answer in comparison.answers():
             if answer.rankings and answer.rankings[0].decided is not None:
@@ -143,8 +143,8 @@ class Seeding:
         """Give a line, and all lines with the same runs, ``count`` seeds in all."""
         folders = self._runs_of(place)
         variants = []
-        for other, variant in enumerate(self._study.variants):
-            if self._runs_of(other) == folders:
+        for index, variant in enumerate(self._study.variants):
+            if self._runs_of(index) == folders:
                 variants.append(variant)
         seeds = [*self._first, *next_seeds(self._first, count - len(self._first))]
         self._study.add(variants, seeds[before:count])

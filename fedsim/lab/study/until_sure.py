@@ -25,7 +25,7 @@ def _read_share(value: object) -> object:
     return share / 100 if percent else share
 
 
-Share = Annotated[
+ShareOrPercent = Annotated[
     float, BeforeValidator(_read_share, json_schema_input_type=float | str), Field(ge=0, lt=1)
 ]
 """Number from 0 to 1, or a percentage as text."""
@@ -34,11 +34,11 @@ Share = Annotated[
 class UntilSure(Spec):
     """Seeds are added to the lines that may still be the best, until the best line is sure."""
 
-    within: Share | None = None
+    within: ShareOrPercent | None = None
     """indifference zone: the difference that does not matter, a share of a cost such as ``"5 %"``,
     or a difference of accuracies or metrics such as 0.01; by default 5 % or 0.01.
     """
-    error: Share = Field(default=0.05, gt=0, le=0.5)
+    error: ShareOrPercent = Field(default=0.05, gt=0, le=0.5)
     """greatest probability of dropping the best line, or of naming one that is worse by more than
     the zone.
     """
