@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,7 +95,7 @@ def decided(
     measure: Measure,
     names: dict[int, str],
     lines: Sequence[ComparedLine],
-    values: dict[int, dict[int, float]],
+    values: Mapping[int, Mapping[int, float]],
 ) -> Decided:
     """Decide which line of a world is the best.
 
