@@ -168,8 +168,8 @@ def _answer(
     rankings = []
     for measure in selection:
         if measure is not None:
-            is_goal = measure is goal
-            rankings.append(_ranking(lines, figures, names, measure, is_goal=is_goal))
+            is_decided = measure is goal and lines.is_decided and not is_requested
+            rankings.append(_ranking(lines, figures, names, measure, is_decided=is_decided))
     filled = tuple(ranking for ranking in rankings if any(line.values for line in ranking.entries))
     unranked = lines.goal
     if lines.goal == _USUAL_GOAL or any(ranking.measure == goal for ranking in filled):
@@ -231,11 +231,11 @@ def _ranking(
     names: Mapping[int, str],
     measure: Measure,
     *,
-    is_goal: bool,
+    is_decided: bool,
 ) -> Ranking:
     """Rank the lines of a world by a figure.
 
-    If seeds were added until a decision on the goal, the goal's ranking follows the decision.
+    If seeds were added until a decision by this figure (``is_decided``), the ranking follows it.
     """
     rule = lines.until_sure
     entries = []
@@ -247,7 +247,7 @@ def _ranking(
     decision = None
     contenders: Sequence[int] = ()
     leader = None
-    if rule is not None and is_goal:
+    if rule is not None and is_decided:
         compared = {line.place: line.values for line in entries if not line.reference}
         own_names = {place: names[place] for place in compared}
         decision = decided(rule, measure, own_names, lines.lines, compared)

@@ -71,8 +71,8 @@ class Lines:
         goal: one of ``fedsim.lab.compare.measures.GOALS``.
         budget: limits by cost, see ``fedsim.lab.reading.targets.within``.
         not_begun: names of the lines that ``begun`` removed.
-        until_sure: rule by which seeds were added to lines; None if all have the same seeds, or
-            if lines are compared by another goal.
+        until_sure: rule by which seeds were added to lines; None if all have the same seeds.
+        is_decided: whether the goal is the one by which seeds were added.
     """
 
     lines: tuple[ComparedLine, ...]
@@ -84,6 +84,7 @@ class Lines:
     budget: Mapping[str, float] = field(default_factory=dict)
     not_begun: tuple[str, ...] = ()
     until_sure: IndexedSure | None = None
+    is_decided: bool = False
 
     @property
     def are_runs(self) -> bool:
@@ -195,7 +196,7 @@ def read_lines(
         name = name or study.baseline
         goal = goal or study.goal
         budget = budget or study.budget
-        sure = study.until_sure if is_usual else None
+        sure = sure or study.until_sure
     if not goal:
         goal = "budget" if budget else "time"
     limits = budget or {}
@@ -220,6 +221,7 @@ def read_lines(
         goal,
         limits,
         until_sure=sure,
+        is_decided=is_usual,
     )
 
 

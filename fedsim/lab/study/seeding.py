@@ -51,8 +51,8 @@ class Seeding:
         )
         self._first = first
         self._cache: dict[Path, Values] = {}
-        self.most_runs = rule.most_runs or SEEDS_OF_BUDGET * len(ranked)
-        self.most_runs = max(self.most_runs, 0 if rule.most_runs else len(study.runs))
+        usual = max(SEEDS_OF_BUDGET * len(ranked), len(study.runs))
+        self.most_runs = rule.most_runs or usual
         self.worlds: list[Decided] = []
         if self.most_runs < len(study.runs):
             raise ScenarioError(
