@@ -176,14 +176,23 @@ def test_options_that_do_not_fit_are_refused_by_name(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_lists_the_first_seeds_and_the_budget(
+    sections: dict[str, Any], tmp_path: Path
+) -> None:
+    study = write(tmp_path / "s.toml", sections)
+    words = ("study", study, "--out", tmp_path / "out", "--until-sure", "--dry-run")
+    plan = done(*words)
+    assert plan.splitlines()[-1] == "more seeds follow where they decide: at most 40 runs in all"
+    assert plan.count("new ") == 22  # four lines with five seeds, a reference with two
+    result = json.loads(done(*words, "--json"))
+    assert (result["status"], result["most_runs"], len(result["runs"])) == ("dry-run", 40, 22)
+
+
 def test_a_real_study_by_the_command_line(sections: dict[str, Any], tmp_path: Path) -> None:
     del sections["variants"]["alike"]
     study = write(tmp_path / "s.toml", sections)
     out = tmp_path / "out"
     words = ("study", study, "--out", out, "--until-sure", "--most-runs", "24")
-    plan = done(*words, "--dry-run")
-    assert plan.splitlines()[-1] == "more seeds follow where they decide: at most 24 runs in all"
-    assert plan.count("new ") == 17
     result = json.loads(done(*words, "--workers", "2", "--quiet", "--json"))
     (answer,) = result["answers"]
     decision = answer["decision"]
