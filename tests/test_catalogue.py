@@ -212,13 +212,25 @@ def test_every_kind_of_device_makes_a_study_that_is_valid(tmp_path: Path, kind: 
     assert study.spec.parts["rounds"].grid == {"strategy.deadline": ["15 s", "30 s", "60 s"]}
 
 
+def test_known_models_have_their_size_and_a_single_rate_is_both_ways(tmp_path: Path) -> None:
+    words = ("--devices", "8 hospitals", "--link", "0.05 Gbit/s", "--model", "ResNet-18")
+    file = tmp_path / "my.toml"
+    assert new(file, *words, "--target", "0.9", "--deadline", "try")[0] == 0
+    base = tomllib.loads(file.read_text())["base"]
+    assert base["messages"]["up"]["size"] == "46.8 MB"  # 11,689,512 numbers of 4 bytes
+    rates = [base["network"]["device"][way]["median"] for way in ("down", "up")]
+    assert rates == ["0.05 Gbit/s", "0.05 Gbit/s"]
+
+
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
         ("--devices", "200 fones", "did you mean 'phones'"),
         ("--devices", "1 phones", "a count from 2 to 718"),
         ("--link", "lt", "did you mean 'lte'"),
+        ("--link", "50 MB/s", "a rate both ways, such as '50 Mbit/s'"),
         ("--model", "5", "a number and a unit out of B"),
+        ("--model", "resnet", "did you mean 'resnet18'"),
         ("--target", "1.5", "between 0 and 1"),
         ("--deadline", "soon", "a number and a unit"),
     ],

@@ -156,6 +156,8 @@ def answer(subject: Subject) -> Markup:
     hint = "Each is one run, so nothing says how sure that is."
     if any(line.planned > 1 for line in lines):
         hint = _HINT
+    if subject.comparison.lines.until_sure is not None:
+        hint += " What was decided by added seeds holds with its error for all lines together."
     parts.append(el("p", hint, class_="soft"))
     return el("section", *parts)
 

@@ -9,8 +9,8 @@ from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.common.files import flat
 from fedsim.common.units import show_bytes, show_joules, show_seconds
+from fedsim.lab.compare.columns import ComparedColumn, ComparedTable
 from fedsim.lab.compare.show import by_topic, format_cell
-from fedsim.lab.compare.table import ComparedColumn, ComparedTable
 from fedsim.lab.reading.history import History
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder

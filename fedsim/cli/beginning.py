@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     "--link",
     help="A kind of link (fedsim describe links), or its rates down and up: '20/5 Mbit/s'.",
 )
-@click.option("--model", help="The size of the model: '5 MB'.")
+@click.option("--model", help="The size of the model: '5 MB', or a name such as resnet18.")
 @click.option("--target", type=float, help="The accuracy to reach: 0.9.")
 @click.option("--deadline", help="Of a round: a time, or 'try' for several.")
 @one_message

@@ -25,7 +25,7 @@ from fedsim.running.mistakes import INTERRUPTED
 
 if TYPE_CHECKING:
     from fedsim.cli.results import CompareResult, WhatifResult, WhyResult
-    from fedsim.lab.compare.table import ComparedTable
+    from fedsim.lab.compare.columns import ComparedTable
 
 
 @click.command("compare", short_help="Put runs and studies side by side.")

@@ -5,8 +5,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from fedsim.lab.compare.columns import Absent, Beside, Cell, ComparedColumn, ComparedTable
+from fedsim.lab.compare.decided import Decided
 from fedsim.lab.compare.paired import Estimate
-from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable, Comparison
+from fedsim.lab.compare.table import Comparison
 
 FORMAT: Literal[1] = 1
 """Version of the objects. It grows if an entry is removed or changes its meaning."""
@@ -77,6 +79,8 @@ def _cell(cell: Cell) -> CellResult:
     if isinstance(cell, Beside):
         ours = EstimatedCell.of(cell.ours)
         return PublishedCell(study=ours, published=cell.published, within=cell.within)
+    if isinstance(cell, Absent):
+        return None
     return cell
 
 
@@ -98,6 +102,69 @@ def tables_of(tables: Iterable[ComparedTable]) -> list[TableResult]:
     return [TableResult.of(table) for table in tables]
 
 
+class LossResult(ResultEntries):
+    """Line that was dropped, as another line is better."""
+
+    line: str
+    seeds: int
+    """Count of seeds after which it was dropped."""
+    better: str
+    """The line that is better."""
+
+
+class DecisionResult(ResultEntries):
+    """Decision of ``--until-sure`` on the best line of a world."""
+
+    status: Literal["best", "tie", "budget", "open"]
+    """``best``: one line is left. ``tie``: the leader is the best, or worse by no more than
+    ``within``. ``budget``: the budget is spent. ``open``: more seeds are needed."""
+    measure: str
+    """Figure by which lines are compared."""
+    leader: str | None
+    """The best line; null unless the status is ``best`` or ``tie``."""
+    contenders: list[str]
+    """Lines that may be the best; the leader is one of them."""
+    losses: list[LossResult]
+    """Lines that are worse, in the order in which they were dropped."""
+    missed: list[str]
+    """Lines that lack the figure in a run, such as one that misses the target."""
+    error: float
+    """Greatest probability that the decision is wrong."""
+    within: float
+    """Indifference zone: a share of a cost, or a difference of accuracies or metrics."""
+    seeds: int
+    """Greatest count of seeds of a contender."""
+    runs: int
+    """Count of the finished runs of the compared lines."""
+    real_s: float
+    """Real time of these runs together (s)."""
+    even_runs: int
+    """Count of runs if all lines had the seeds of the line with the most."""
+
+    @classmethod
+    def of(cls, decided: Decided) -> "DecisionResult":
+        names = decided.names
+        decision = decided.decision
+        losses = []
+        for loss in decision.losses:
+            better = names[loss.better]
+            losses.append(LossResult(line=names[loss.place], seeds=loss.seeds, better=better))
+        return cls(
+            status=decided.status,
+            measure=decided.measure.name,
+            leader=None if decision.leader is None else names[decision.leader],
+            contenders=[names[place] for place in decision.contenders],
+            losses=losses,
+            missed=[names[place] for place in decision.missed],
+            error=decided.rule.error,
+            within=decided.within,
+            seeds=decision.seeds,
+            runs=decided.runs,
+            real_s=decided.real_s,
+            even_runs=decided.plan,
+        )
+
+
 class AnswerResult(ResultEntries):
     """Answer of a comparison for one world."""
 
@@ -105,10 +172,16 @@ class AnswerResult(ResultEntries):
     """Name of the world; empty if there is only one."""
     sentences: list[str]
     """The answer in words: the best lines, their costs, and the lines that missed the target."""
+    decision: DecisionResult | None = None
+    """The decision of ``--until-sure``; null without it."""
 
 
 def answers_of(comparison: Comparison) -> list[AnswerResult]:
     """Return the answers of a comparison, one per world."""
-    return [
-        AnswerResult(world=answer.world, sentences=answer.words) for answer in comparison.answers()
-    ]
+    results = []
+    for answer in comparison.answers():
+        decided = answer.rankings[0].decided if answer.rankings else None
+        decision = None if decided is None else DecisionResult.of(decided)
+        result = AnswerResult(world=answer.world, sentences=answer.words, decision=decision)
+        results.append(result)
+    return results

@@ -321,6 +321,8 @@ class StudyResult(VerbResult):
     """Selected runs, in the order of the study."""
     shard: ShardResult | None
     """The share of ``--shard``; null without it."""
+    most_runs: int | None = None
+    """Budget of runs of ``--until-sure``, which may add runs; null without it."""
     answers: list[AnswerResult] = Field(default_factory=list)
     """One answer per world; empty for a dry run, an interrupted study and a search."""
     tables: list[TableResult] = Field(default_factory=list)

@@ -41,6 +41,9 @@ def study_result(
         lines=[*conductor.notes],
     )
     trials = conductor.trials
+    if conductor.seeding is not None:
+        result.most_runs = conductor.seeding.most_runs
+        result.lines += conductor.seeding.lines_of_text()
     if trials is not None:
         result.lines += trials.lines_of_text()
     if status in ("dry-run", "interrupted"):

@@ -65,6 +65,34 @@ if TYPE_CHECKING:
     help="Do the K-th of N shares of the runs; other processes do the others, in the same folder "
     "or each in its own.",
 )
+@click.option(
+    "--until-sure",
+    is_flag=True,
+    help="Add seeds to the lines that may still be the best, until one is surely the best, or worse "
+    "by no more than --within.",
+)
+@click.option(
+    "--within",
+    metavar="SHARE",
+    help="For --until-sure: the difference that does not matter; by default 5% of a cost, or 0.01 "
+    "of an accuracy.",
+)
+@click.option(
+    "--error",
+    metavar="SHARE",
+    help="For --until-sure: the greatest probability of a wrong answer; by default 5%.",
+)
+@click.option(
+    "--most-runs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="For --until-sure: the budget of runs; by default ten for each line.",
+)
+@click.option(
+    "--most-time",
+    metavar="TIME",
+    help="For --until-sure: the budget of real time of all runs together, such as '2 h'.",
+)
 @ALLOW_CODE
 @click.option(
     "--dry-run",
@@ -135,6 +163,11 @@ def _run_study(
     only: tuple[str, ...],
     shard: str | None,
     dry_run: bool,
+    until_sure: bool,
+    within: str | None,
+    error: str | None,
+    most_runs: int | None,
+    most_time: str | None,
     **settings: Any,
 ) -> VerbOutcome:
     """Carry out ``fedsim study STUDY``."""
@@ -148,7 +181,10 @@ def _run_study(
         raise ScenarioError(
             "--quiet prints nothing, but --dry-run only prints; give one of the two"
         )
-    plan = read_study(study, changes, **settings, tell=tell_dropped)
+    rule = _read_rule(
+        until_sure, within=within, error=error, most_runs=most_runs, most_time=most_time
+    )
+    plan = read_study(study, changes, **settings, until_sure=rule, tell=tell_dropped)
     share = None if shard is None else StudyShard.read(shard)
     conductor = Conductor(plan, out, workers, executor, address, only, share, tried=not dry_run)
     if not is_quiet():
@@ -176,6 +212,17 @@ def _run_study(
     return VerbOutcome(partial(_make_result, conductor, share, "incomplete"), show, 1, complaints)
 
 
+def _read_rule(until_sure: bool, **details: object) -> dict[str, object] | None:
+    """Return the keys of ``[until_sure]`` that options set; None without ``--until-sure``."""
+    rule = {name: value for name, value in details.items() if value is not None}
+    if until_sure:
+        return rule
+    for name, value in rule.items():
+        option = name.replace("_", "-")
+        raise ScenarioError(f"--{option} is {value!r}, but it belongs to --until-sure")
+    return None
+
+
 def _make_result(
     conductor: "Conductor", share: "StudyShard | None", status: "StudyStatus"
 ) -> "StudyResult":
@@ -192,6 +239,10 @@ def _show_plan(conductor: "Conductor", share: "StudyShard | None") -> None:
         say(f"{state:<6}  {run.folder}")
     if conductor.trials is not None and not conductor.trials.is_over:
         say("more trials follow from what these come to")
+    if conductor.seeding is not None and not conductor.seeding.is_over:
+        say(
+            f"more seeds follow where they decide: at most {conductor.seeding.most_runs} runs in all"
+        )
     if share is not None:
         runs = [run for run, _ in conductor.selected_runs]
         planned = conductor.study.runs

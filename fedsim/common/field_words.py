@@ -19,6 +19,15 @@ _CODEC = "messages.up, as { kind = 'top-k', share = 0.01 }"
 _WORKERS = "--workers, given with a run and not in its scenario"
 _FOLDER = "--out, given with a run and not in its scenario"
 _MODULE = "model, as { kind = 'module', factory = 'package.module:function' }"
+_SIZED = f"{_MODULE}; or without learning as {{ kind = 'size', bytes = ... }}, of "
+_PICTURES = (
+    "'dataset', as { kind = 'dataset', factory = 'package.module:function' }, a torch Dataset of "
+    "yours that reads the folder"
+)
+_COLUMN = (
+    "of each quantity, as population.speed, network.device.up and network.device.down, as "
+    "{ file = ..., column = ..., unit = ... }"
+)
 
 KEYS = {
     # training of a client
@@ -124,6 +133,12 @@ KEYS = {
     "differential_privacy": _PRIVATE,
     "secagg": "strategy.secure_aggregation",
     # data sets and partitions
+    "path": "data.source, as { kind = 'npz', path = ... }",
+    "folder": f"data.source, as {_PICTURES}",
+    "csv": _COLUMN,
+    "file": _COLUMN,
+    "memory": "population.kinds, which has the memory of each kind of device",
+    "ram": "population.kinds, which has the memory of each kind of device",
     "dataset": "data.source",
     "dataset_name": "data.source",
     "partitioner": _PARTITION,
@@ -171,12 +186,12 @@ KEYS = {
 KINDS = {
     # models
     "resnet": _MODULE,
-    "resnet18": _MODULE,
-    "resnet50": _MODULE,
+    "resnet18": f"{_SIZED}46.8 MB",
+    "resnet50": f"{_SIZED}102 MB",
     "mobilenet": _MODULE,
-    "mobilenet_v2": _MODULE,
+    "mobilenet_v2": f"{_SIZED}14 MB",
     "vgg": _MODULE,
-    "vgg16": _MODULE,
+    "vgg16": f"{_SIZED}553 MB",
     "vit": _MODULE,
     "cnn": "'mnist-cnn', 'femnist-cnn', 'fashion-cnn' or 'cnn5'",
     "lenet": "'mnist-cnn'",
@@ -203,6 +218,10 @@ KINDS = {
     "shakespeare": "'text'",
     "femnist": "'emnist' with data.partition = 'femnist'",
     "leaf": "'npz', 'huggingface' or 'dataset', which read files of your own",
+    "folder": _PICTURES,
+    "image_folder": _PICTURES,
+    "images": _PICTURES,
+    "directory": _PICTURES,
     "csv": "'npz' or 'dataset', which read files of your own",
     "parquet": "'huggingface' or 'dataset', which read files of your own",
     "torchvision": "'dataset', as { kind = 'dataset', factory = 'module:function' }",
@@ -250,5 +269,8 @@ def hint_for_kind(word: str) -> str:
 
 
 def _hint(word: str, meanings: dict[str, str]) -> str:
-    meaning = meanings.get(word.lower().replace("-", "_"))
+    plain = word.lower().replace("-", "_")
+    joined = plain.replace("_", "")
+    by_joined_word = {key.replace("_", ""): meaning for key, meaning in meanings.items()}
+    meaning = meanings.get(plain, by_joined_word.get(joined))
     return "" if meaning is None else f" (in fedsim {word!r} is {meaning})"

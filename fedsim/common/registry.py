@@ -160,6 +160,8 @@ class Registry:
         if self._is_refused_path(kind):
             reason = ", a class of your own, which is not taken here"
         hint = hint_for_kind(kind) or nearest(kind, self.kinds)
+        if reason and "module" in self.kinds:
+            hint = f" (your own is {{ kind = 'module', factory = {kind!r} }})"
         return f"{reason}; allowed are {', or '.join(options)}{hint}"
 
     def names(self, text: str) -> bool:

@@ -21,9 +21,9 @@ from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.files import read_bytes, read_toml, regular
 from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_joules, show_seconds
+from fedsim.lab.compare.columns import Cell, ComparedTable
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.measures import FINAL, costs_until
-from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.lab.study.conduct import run_study
 from fedsim.lab.study.loaded import load_study
 from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS, write_text

@@ -23,7 +23,17 @@ _LARGEST = 8e6
 _STAND_IN = 6e5  # bytes of the small model
 _EPOCHS = 2
 _FACTORS = (0.7, 1.0, 1.5, 3.0)  # deadlines to try, as multiples of the median time of a task
-_RATE = re.compile(r"\s*([0-9.]+)\s*/\s*([0-9.]+)\s*Mbit/s\s*")
+_RATE = re.compile(r"(?i)\s*([0-9.]+)\s*(?:/\s*([0-9.]+)\s*)?([kMG])(?:bit/s|bps)\s*")
+_PARAMETERS = {
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
+    "mobilenetv2": 3_504_872,
+    "efficientnetb0": 5_288_548,
+    "vgg16": 138_357_544,
+    "vitb16": 86_567_656,
+}
+"""Count of parameters of well-known models with 1000 classes; source: torchvision's documentation,
+"Models and pre-trained weights"."""
 
 _OORT = Template(
     'oort.strategy.selection = { kind = "oort", pacer_step = "$step s" }  # the fast ones that '
@@ -38,7 +48,7 @@ up = { kind = "plain", size = "$size" }
 QUESTIONS = {
     "devices": ("Which devices, and how many? (phones, boards, hospitals, regions)", "200 phones"),
     "link": ("Over which link? (lte, 5g, wifi, office, wan, or down/up as '20/5 Mbit/s')", "lte"),
-    "model": ("How large is the model?", "5 MB"),
+    "model": ("How large is the model? (a size, or a name such as resnet18)", "5 MB"),
     "target": ("Which accuracy is the goal?", "0.9"),
     "deadline": ("Which deadline has a round? (a time, or 'try' for several)", "try"),
 }
@@ -69,6 +79,7 @@ def write_study(
             f"the target is {target:g}; allowed is an accuracy between 0 and 1, such as 0.9"
         )
     count, kind, hardware = _devices(devices)
+    model = _size_of(model)
     size = read_quantity("model", model, Bytes)
     is_large = size > _LARGEST
     rates, preset, link_s = _link(link, size)
@@ -118,6 +129,19 @@ def write_study(
     return f"{file}: {counts}; a task takes some {show_seconds(task_s)} in the median"
 
 
+def _size_of(model: str) -> str:
+    """Return the size of a well-known model as text, in float32; any other text is unchanged."""
+    name = re.sub(r"[^a-z0-9]", "", model.lower())
+    if name in _PARAMETERS:
+        return f"{4 * _PARAMETERS[name] / 1e6:.3g} MB"
+    if name[:1].isalpha():
+        raise ScenarioError(
+            f"model is {model!r}; allowed is a size such as '5 MB', or one of "
+            f"{', '.join(_PARAMETERS)}{nearest(name, _PARAMETERS)}"
+        )
+    return model
+
+
 def _deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
     """Return the deadlines to try (s), and a note about them, from the answer on deadlines."""
     if answer.strip().lower() == "try":
@@ -160,13 +184,19 @@ def _link(text: str, size: float) -> tuple[str, str, float]:
     """
     match = _RATE.fullmatch(text)
     if match:
+        unit = {"k": "kbit/s", "m": "Mbit/s", "g": "Gbit/s"}[match[3].lower()]
         link = {
-            "down": f"{match[1]} Mbit/s",
-            "up": f"{match[2]} Mbit/s",
+            "down": f"{match[1]} {unit}",
+            "up": f"{match[2] or match[1]} {unit}",
             "latency": "30 ms",
             "spread": "1.5",
         }
     else:
+        if re.match(r"\s*[0-9]", text):
+            raise ScenarioError(
+                f"link is {text!r}; allowed are a rate both ways, such as '50 Mbit/s', rates down "
+                "and up, such as '20/5 Mbit/s', and names ('fedsim describe links')"
+            )
         catalogued = figures(text.strip().lower(), "link", LINKS)
         link = {key: str(figure.value) for key, figure in catalogued.items()}
     down = read_quantity("link", link["down"], BytesPerSecond)

@@ -13,6 +13,7 @@ from itertools import chain
 
 from fedsim.common.harmless import clean
 from fedsim.lab.compare.cells import cells_of, name_cells, name_world, varying_keys, worlds_of
+from fedsim.lab.compare.decided import decided
 from fedsim.lab.compare.lines import Lines, some_names
 from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, cost_of, goal_of
 from fedsim.lab.compare.ranking import RankedLine, Ranking
@@ -158,7 +159,8 @@ def _answer(
     world: str,
     is_requested: bool,
 ) -> WorldAnswer:
-    target = _target(lines, figures, places, targets)
+    firsts = lines.first(figures)
+    target = _target(lines, firsts, places, targets)
     cells = cells_of(lines, places)
     names = name_cells(cells)
     goal = goal_of(lines.goal, target)
@@ -166,7 +168,8 @@ def _answer(
     rankings = []
     for measure in selection:
         if measure is not None:
-            rankings.append(_ranking(lines, figures, names, measure))
+            is_decided = measure is goal and lines.is_decided and not is_requested
+            rankings.append(_ranking(lines, figures, names, measure, is_decided=is_decided))
     filled = tuple(ranking for ranking in rankings if any(line.values for line in ranking.entries))
     unranked = lines.goal
     if lines.goal == _USUAL_GOAL or any(ranking.measure == goal for ranking in filled):
@@ -176,7 +179,7 @@ def _answer(
     unreached = []
     if is_requested or target is None:
         ranked = _ranked(lines, places)
-        unreached = [aim for aim in targets if not _is_reached(figures, ranked, aim, any)]
+        unreached = [aim for aim in targets if not _is_reached(firsts, ranked, aim, any)]
     return WorldAnswer(
         world,
         target,
@@ -223,26 +226,48 @@ def _bill(
 
 
 def _ranking(
-    lines: Lines, figures: LineFigures, names: Mapping[int, str], measure: Measure
+    lines: Lines,
+    figures: LineFigures,
+    names: Mapping[int, str],
+    measure: Measure,
+    *,
+    is_decided: bool,
 ) -> Ranking:
+    """Rank the lines of a world by a figure.
+
+    If seeds were added until a decision by this figure (``is_decided``), the ranking follows it.
+    """
+    rule = lines.until_sure
     entries = []
     for place, name in names.items():
         line = lines.lines[place]
         values = lines.by_seed(place, figures[place], measure.name)
-        entries.append(RankedLine(place, name, line.reference, values, len(line.runs)))
+        entries.append(RankedLine(place, name, line.reference, values, lines.seeds_of(place)))
     sign = 1 if measure.best == "least" else -1
+    decision = None
+    contenders: Sequence[int] = ()
+    leader = None
+    if rule is not None and is_decided:
+        compared = {line.place: line.values for line in entries if not line.reference}
+        own_names = {place: names[place] for place in compared}
+        decision = decided(rule, measure, own_names, lines.lines, compared)
+        contenders = decision.decision.contenders
+        leader = decision.decision.leader
+        if decision.decision.status == "none":
+            decision = None
 
-    def rank(line: RankedLine) -> tuple[float, float]:
+    def rank(line: RankedLine) -> tuple[float, ...]:
         missing = 1 - len(line.values) / line.of
         figure = sign * line.mean.mean if line.values else math.inf
-        return missing, figure
+        is_out = line.place not in contenders
+        return missing, is_out, line.place != leader, figure
 
     entries.sort(key=rank)
     best = next((line.place for line in entries if not line.reference), None)
     baseline = None
     if best is not None and not lines.is_first:
         baseline = lines.baselines[best]
-    return Ranking(measure, tuple(entries), baseline)
+    return Ranking(measure, tuple(entries), baseline, decision, is_even=rule is None)
 
 
 def _target(

@@ -18,7 +18,7 @@ from typing import Any
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import parse_json
 from fedsim.common.units import TICK_S, show_seconds
-from fedsim.lab.compare.table import Cell, ComparedTable
+from fedsim.lab.compare.columns import Cell, ComparedTable
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_rows

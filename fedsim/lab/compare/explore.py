@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedsim.common.harmless import clean
 from fedsim.lab.compare.answer import WorldAnswer
 from fedsim.lab.compare.cells import ANY, PLACES, VARIANT
+from fedsim.lab.compare.columns import ComparedTable
 from fedsim.lab.compare.ranking import RankedLine, Ranking
-from fedsim.lab.compare.table import ComparedTable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.harmless import clean
 from fedsim.lab.reading.study_folder import (
     UNNAMED,
+    IndexedSure,
     StudyIndex,
     is_done,
     is_study,
@@ -19,6 +20,8 @@ from fedsim.records.notebook import strategy_of
 from fedsim.records.reading import RunFolder
 
 _MOST_NAMES = 12
+
+_RunFigures = TypeVar("_RunFigures")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class ComparedLine:
         reference: whether the line is shown but not ranked.
         is_begun: whether any run of the line has a folder. It has none before the first run
             begins, or if ``--only`` excludes the line.
+        seeds_in_order: seeds of the finished runs before the first unfinished one.
     """
 
     name: str
@@ -43,6 +47,7 @@ class ComparedLine:
     study: str = ""
     reference: bool = False
     is_begun: bool = True
+    seeds_in_order: tuple[int, ...] = ()
 
     @property
     def strategy(self) -> str:
@@ -66,6 +71,8 @@ class Lines:
         goal: one of ``fedsim.lab.compare.measures.GOALS``.
         budget: limits by cost, see ``fedsim.lab.reading.targets.within``.
         not_begun: names of the lines that ``begun`` removed.
+        until_sure: rule by which seeds were added to lines; None if all have the same seeds.
+        is_decided: whether the goal is the one by which seeds were added.
     """
 
     lines: tuple[ComparedLine, ...]
@@ -76,6 +83,8 @@ class Lines:
     goal: str = "time"
     budget: Mapping[str, float] = field(default_factory=dict)
     not_begun: tuple[str, ...] = ()
+    until_sure: IndexedSure | None = None
+    is_decided: bool = False
 
     @property
     def are_runs(self) -> bool:
@@ -99,6 +108,32 @@ class Lines:
             baseline=self.baseline if has_baseline else "",
             not_begun=tuple(dict.fromkeys(line.name for line in self.lines if not line.is_begun)),
         )
+
+    def first(self, figures: Sequence[Sequence[_RunFigures]]) -> Sequence[Sequence[_RunFigures]]:
+        """Return the figures of the seeds that all lines run, from those of all runs of each line.
+
+        They choose the target, which may not change as seeds are added.
+        """
+        if self.until_sure is None:
+            return figures
+        firsts = []
+        for line, run_figures in zip(self.lines, figures, strict=True):
+            selection = []
+            for run, values in zip(line.runs, run_figures, strict=True):
+                if run.summary["seed"] in self.until_sure.first:
+                    selection.append(values)
+            firsts.append(selection)
+        return firsts
+
+    def seeds_of(self, place: int) -> frozenset[int]:
+        """Return the seeds of the finished runs of a line; of a single run, seed 0.
+
+        Args:
+            place: place of the line.
+        """
+        if self.are_runs:
+            return frozenset({0})
+        return frozenset(int(run.summary["seed"]) for run in self.lines[place].runs)
 
     def by_seed(
         self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str
@@ -129,6 +164,7 @@ def read_lines(
     baseline: str | None = None,
     goal: str | None = None,
     budget: Mapping[str, float] | None = None,
+    index: StudyIndex | None = None,
 ) -> Lines:
     """Read the lines of a comparison from folders of runs and of studies.
 
@@ -138,6 +174,7 @@ def read_lines(
             or the first run.
         goal: the goal; by default the first that a study declares, or ``"time"``.
         budget: limits by cost; by default the first budget that a study declares.
+        index: index of the only folder; by default it is read from there.
 
     Raises:
         ScenarioError: no line is named ``baseline``, or none of the baseline's runs has begun.
@@ -145,18 +182,21 @@ def read_lines(
     lines: list[ComparedLine] = []
     targets: list[float | str] = []
     name = baseline
+    sure = None
+    is_usual = goal is None and budget is None and len(paths) == 1
     folders = [Path(path) for path in paths]
     run_names = iter(names_apart([folder for folder in folders if not is_study(folder)]))
     for folder in folders:
-        if not is_study(folder):
+        if index is None and not is_study(folder):
             lines.append(ComparedLine(next(run_names), (RunFolder(folder),)))
             continue
-        study = read_index(folder)
+        study = index or read_index(folder)
         lines += _variants(folder, study)
         targets += study.targets
         name = name or study.baseline
         goal = goal or study.goal
         budget = budget or study.budget
+        sure = sure or study.until_sure
     if not goal:
         goal = "budget" if budget else "time"
     limits = budget or {}
@@ -180,6 +220,8 @@ def read_lines(
         False,
         goal,
         limits,
+        until_sure=sure,
+        is_decided=is_usual,
     )
 
 
@@ -187,6 +229,11 @@ def _variants(path: Path, study: StudyIndex) -> list[ComparedLine]:
     lines = []
     for variant in study.variants:
         folders = [path / run.folder for run in variant.runs]
+        seeds = []
+        for run in variant.runs:
+            if not is_done(path / run.folder):
+                break
+            seeds.append(run.seed)
         lines.append(
             ComparedLine(
                 variant.name,
@@ -196,6 +243,7 @@ def _variants(path: Path, study: StudyIndex) -> list[ComparedLine]:
                 study=path.resolve().name,
                 reference=variant.reference,
                 is_begun=any(folder.exists() for folder in folders),
+                seeds_in_order=tuple(seeds),
             )
         )
     return lines

@@ -39,10 +39,10 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from fedsim.common.errors import RunFolderError, ScenarioError, nearest
 from fedsim.common.spec import Spec
 from fedsim.common.wording import explain
+from fedsim.lab.compare.columns import Beside, Cell, ComparedColumn, ComparedTable
 from fedsim.lab.compare.figures import Reading
 from fedsim.lab.compare.lines import ComparedLine, short_key
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference
-from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable
 from fedsim.records.reading import RunFolder
 from fedsim.running.overrides import read_toml
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedsim.common.harmless import clean
+from fedsim.lab.compare.decided import Decided
 from fedsim.lab.compare.lines import some_names
 from fedsim.lab.compare.measures import Measure
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
@@ -19,14 +20,19 @@ class RankedLine:
         name: name of the line's cell.
         reference: whether the line is shown but not ranked.
         values: the figure by seed, of the runs that have the figure.
-        of: count of all runs, with and without the figure.
+        seeds: seeds of all runs, with and without the figure.
     """
 
     place: int
     name: str
     reference: bool
     values: Mapping[int, float]
-    of: int
+    seeds: frozenset[int]
+
+    @property
+    def of(self) -> int:
+        """Count of all runs, with and without the figure."""
+        return len(self.seeds)
 
     @property
     def mean(self) -> Estimate:
@@ -47,11 +53,16 @@ class Ranking:
         entries: first the lines with the figure in all their runs, the best first, then lines
             with the figure in fewer runs.
         baseline: place of the best line's baseline in the comparison; None if it has none.
+        decided: the decision of ``--until-sure``, which the ranking then follows; None without it.
+        is_even: whether all lines should have the same seeds. Otherwise lines are compared on the
+            seeds that they share.
     """
 
     measure: Measure
     entries: tuple[RankedLine, ...]
     baseline: int | None
+    decided: Decided | None = None
+    is_even: bool = True
 
     @property
     def whole(self) -> list[RankedLine]:
@@ -70,7 +81,8 @@ class Ranking:
             ``line - first``. None if the lines do not have the figure for the same seeds.
         """
         seeds = [seed for seed in line.values if seed in first.values]
-        if not seeds or len(seeds) < max(line.of, first.of):
+        runs = max(line.of, first.of) if self.is_even else len(line.seeds & first.seeds)
+        if not seeds or len(seeds) < runs:
             return None
         above = [line.values[seed] for seed in seeds]
         below = [first.values[seed] for seed in seeds]
@@ -78,8 +90,13 @@ class Ranking:
 
     @property
     def alike(self) -> list[RankedLine]:
-        """Lines that cannot be told apart from the best line: the interval includes no difference."""
+        """Lines that cannot be told apart from the best line: the interval includes no difference.
+
+        With a decision, the lines that may still be the best.
+        """
         first, *rest = self.whole
+        if self.decided is not None:
+            return [line for line in rest if line.place in self.decided.decision.contenders]
         equal = float(self.measure.is_cost)
         lines = []
         for line in rest:
@@ -101,6 +118,8 @@ class Ranking:
         if len(whole) < 2:
             return False
         first, second = whole[:2]
+        if self.decided is not None:
+            return self.decided.status in ("best", "tie")
         if first.of == 1:
             return True
         return self.against(second, first) is not None and second not in self.alike
@@ -117,7 +136,13 @@ class Ranking:
             return []
         first, *rest = whole
         figure = self.show(first.mean.mean)
-        if self.alike:
+        decided = self.decided
+        if decided is not None and decided.status == "tie":
+            lead = f"{self._lead}, or at most {decided.zone}"
+            words = [f"{clean(first.name)} {lead}: {figure} ({decided.error})."]
+        elif decided is not None and decided.status == "best":
+            words = [f"{clean(first.name)} {self._lead}, {figure} ({decided.error})."]
+        elif self.alike:
             words = [f"no line surely {self._lead}: {self._tie}."]
             words.append(f"{clean(first.name)} has the {self._extreme} mean, {figure}.")
         else:
@@ -127,7 +152,9 @@ class Ranking:
         for line in rest[1:]:
             if line.place == self.baseline:
                 words.append(f"{clean(line.name)}, the baseline, {self._compare(line, first)}.")
-        if self.alike:
+        if decided is not None:
+            words += decided.sentences
+        elif self.alike:
             words.append(self._doubt(first))
         return words
 
@@ -208,7 +235,12 @@ class Ranking:
         first = self.whole[0]
         most = (self.measure.best or "").capitalize()
         best = f"{clean(first.name)}, {self.show(first.mean.mean)}"
-        return f"{most} {self.measure.name}: {self._tie if self.alike else best}."
+        return f"{most} {self.measure.name}: {best if self.is_named else self._tie}."
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the best line is named: no other line ties with it, or it is decided."""
+        return not self.alike or (self.decided is not None and self.is_sure)
 
     def show(self, value: float) -> str:
         return self.measure.show(value)
@@ -235,6 +267,6 @@ class Ranking:
             return text
         sign = 1 if measure.best == "least" else -1
         worse = 0
-        for seed, value in first.values.items():
-            worse += sign * line.values[seed] > sign * value
+        for seed in line.values.keys() & first.values.keys():
+            worse += sign * line.values[seed] > sign * first.values[seed]
         return f"{text} (95 % interval {interval}; worse in {worse} of {estimate.pairs} worlds)"

@@ -15,10 +15,11 @@ from rich.text import Text
 
 from fedsim.common.harmless import clean, for_csv, for_markdown
 from fedsim.lab.compare import explore
+from fedsim.lab.compare.columns import Absent, Beside, Cell, ComparedColumn, ComparedTable
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.published import LEGEND, Published, as_printed, beside_published
-from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable, Comparison
+from fedsim.lab.compare.table import Comparison
 from fedsim.lab.reading.study_folder import PUBLISHED, read_index
 from fedsim.records.folder import write_text
 
@@ -146,7 +147,7 @@ def to_csv(table: ComparedTable) -> str:
 
 
 def _plain(cell: Cell) -> str:
-    if cell is None:
+    if cell is None or isinstance(cell, Absent):
         return ""
     if isinstance(cell, float):
         return f"{cell:.12g}"
@@ -169,7 +170,7 @@ def in_full(table: ComparedTable) -> list[ComparedColumn]:
                 lows.append(low)
                 highs.append(high)
             else:
-                means.append(cell)
+                means.append(None if isinstance(cell, Absent) else cell)
                 lows.append(None)
                 highs.append(None)
         columns.append(ComparedColumn(column.head, tuple(means)))
@@ -289,7 +290,7 @@ def _draw(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]])
 
 
 def format_cell(cell: Cell, column: ComparedColumn) -> str:
-    """Format a cell as text for people; None becomes an empty text.
+    """Format a cell as text for people; None becomes an empty text, and an empty cell its reason.
 
     Args:
         cell: the value of the cell.
@@ -297,6 +298,8 @@ def format_cell(cell: Cell, column: ComparedColumn) -> str:
     """
     if cell is None:
         return ""
+    if isinstance(cell, Absent):
+        return cell.reason
     if isinstance(cell, Estimate):
         if not cell.half:
             return format_cell(cell.mean, column)
@@ -357,7 +360,7 @@ def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]
     for column in table.columns:
         if column.topic:
             topics.setdefault(column.topic, [])
-            if any(cell is not None for cell in column.cells):
+            if not column.is_empty:
                 topics[column.topic].append(column)
     if identity and not topics:
         yield "", identity

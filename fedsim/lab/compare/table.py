@@ -1,105 +1,20 @@
 """Tables of a comparison: the figures of its lines, with intervals over seeds and cost ratios."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.harmless import clean
 from fedsim.lab.compare import measures
 from fedsim.lab.compare.answer import TARGETED, Aim, WorldAnswer, answers, usual_target
+from fedsim.lab.compare.columns import Absent, Cell, ComparedColumn, ComparedTable
 from fedsim.lab.compare.lines import ComparedLine, Lines, format_value, short_key, some_names
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
 from fedsim.lab.reading.targets import Target
 from fedsim.records.ledger import LedgerPreset
-
-
-@dataclass(frozen=True)
-class Beside:
-    """Cell with a figure of a study and the published figure of the same quantity."""
-
-    ours: Estimate
-    published: float | None = None
-    """the published figure, if the paper has one."""
-    within: bool | None = None
-    """whether the figures differ by the tolerance at most; None if they are not judged."""
-
-
-Cell = str | float | int | Estimate | Beside | None
-
-
-@dataclass(frozen=True)
-class ComparedColumn:
-    """Column of a table, with one cell per row. An empty cell is None."""
-
-    head: str
-    cells: tuple[Cell, ...]
-    topic: str = ""
-    """the table that shows the column; empty for columns that identify a row."""
-    over_seeds: bool = False
-    """whether cells may be estimates; a CSV has three columns for such a column."""
-    unit: str = ""
-    signed: bool = False
-    """whether the cells are differences, shown with their sign."""
-    best: measures.Preferred = None
-    """whether the least or the greatest number is the best one, if there is a best one."""
-
-    @property
-    def is_text(self) -> bool:
-        return any(isinstance(cell, str) for cell in self.cells)
-
-    @property
-    def best_cells(self) -> set[int]:
-        """Row indices of the best mean of the column.
-
-        Empty if all means are equal, or if the interval of the best includes another mean.
-        """
-        means = self._means()
-        if self.best is None or len(set(means.values())) < 2:
-            return set()
-        top = max(means.values()) if self.best == "most" else min(means.values())
-        best = {row for row, mean in means.items() if mean == top}
-        rest = [mean for row, mean in means.items() if row not in best]
-        for row in best:
-            cell = self.cells[row]
-            if isinstance(cell, Estimate) and any(cell.low <= mean <= cell.high for mean in rest):
-                return set()
-        return best
-
-    def _means(self) -> dict[int, float]:
-        """Return the numeric value of each cell by row index; of an estimate, its mean."""
-        means: dict[int, float] = {}
-        for row, cell in enumerate(self.cells):
-            if isinstance(cell, Estimate):
-                means[row] = float(cell.mean)
-            elif isinstance(cell, float | int):
-                means[row] = float(cell)
-        return means
-
-
-@dataclass(frozen=True)
-class ComparedTable:
-    """Table of columns of equal length, with notes and a title. Columns that name a row are first."""
-
-    columns: tuple[ComparedColumn, ...]
-    notes: tuple[str, ...] = ()
-    title: str = ""
-
-    @classmethod
-    def of(cls, heads: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> "ComparedTable":
-        """Make a table from rows.
-
-        Args:
-            heads: heads of the columns, in order.
-            rows: cells by head for each row. A missing cell is empty; a head that is not in
-                ``heads`` is ignored.
-        """
-        columns = []
-        for head in heads:
-            columns.append(ComparedColumn(head, tuple(row.get(head) for row in rows)))
-        return cls(tuple(columns))
-
 
 _NOISE = 1e-12  # relative difference of sums of floats that counts as equal
 _KEYS = ("variant", "baseline")
@@ -120,13 +35,19 @@ class Comparison:
         targets: accuracies (0..1), or other metrics as ``"perplexity=8"``. Targets that studies
             declare get columns too, but answers use them only if ``targets`` is empty.
         ledger: the bytes that count as traffic, see ``measure``.
+        cache: figures of runs by folder, to which those of further runs are added, so that none is
+            computed twice; all from the same targets and budget.
 
     Raises:
         ScenarioError: a target is of a metric that no run has.
     """
 
     def __init__(
-        self, lines: Lines, targets: Sequence[float | str] = (), ledger: LedgerPreset = "strict"
+        self,
+        lines: Lines,
+        targets: Sequence[float | str] = (),
+        ledger: LedgerPreset = "strict",
+        cache: dict[Path, measures.Values] | None = None,
     ) -> None:
         self.lines = lines
         metrics = measures.of_metrics(chain.from_iterable(line.runs for line in lines.lines))
@@ -149,9 +70,14 @@ class Comparison:
         for line in lines.lines:
             self._figures.append([])
             for run in line.runs:
+                figures = {} if cache is None else cache.get(run.path)
+                if not figures:
+                    aims = [*accuracies, *metric_aims]
+                    figures = measures.measure(run, aims, ledger, lines.budget)
+                    if cache is not None:
+                        cache[run.path] = figures
                 values: measures.Values = dict.fromkeys(metric.name for metric in metrics)
-                values |= measures.measure(run, [*accuracies, *metric_aims], ledger, lines.budget)
-                self._figures[-1].append(values)
+                self._figures[-1].append(values | figures)
         self._aims = self._requested or accuracies or metric_aims
         if not self._aims:
             self._aim_at_usual_target()
@@ -177,7 +103,7 @@ class Comparison:
         return sorted(targets, key=rank)
 
     def _aim_at_usual_target(self) -> None:
-        target = usual_target(self.lines, self._figures)
+        target = usual_target(self.lines, self.lines.first(self._figures))
         if target is None:
             return
         self._aims = [target]
@@ -215,8 +141,13 @@ class Comparison:
         for measure in self._measures:
             if measure.is_cost:
                 head = f"{measure.name} to {base} (ratio)"
-                cells = tuple(self._ratio(measure, place) for place in range(len(self._figures)))
-                yield ComparedColumn(head, cells, f"ratios to the {base}", unit="ratio")
+                cells: list[Cell] = []
+                for place, own_base in enumerate(self.lines.baselines):
+                    ratio = self._ratio(measure, place)
+                    cells.append(
+                        self._absence(measure, place, own_base) if ratio is None else ratio
+                    )
+                yield ComparedColumn(head, tuple(cells), f"ratios to the {base}", unit="ratio")
 
     def in_short(self) -> ComparedTable:
         """Return a short table of the most important figures: world by world, best lines first."""
@@ -228,8 +159,9 @@ class Comparison:
         columns = []
         for column in (*identity, *map(self._column, self._short_measures(answers))):
             cells = tuple(column.cells[row] for row in rows)
-            if any(cell is not None for cell in cells):
-                columns.append(replace(column, topic="", cells=cells))
+            column = replace(column, topic="", cells=cells)
+            if not column.is_empty:
+                columns.append(column)
         notes = []
         hidden = len(self._figures) - len(rows)
         if hidden:
@@ -320,7 +252,7 @@ class Comparison:
                 row["pairs"] = len(pairs)
                 for seed, (above, below) in pairs.items():
                     row[f"seed {seed}"] = above - below
-                if pairs and len(pairs) == len(seeds):
+                if pairs and len(pairs) == self._pairs_expected(place, base, len(seeds)):
                     difference = _mean_difference(pairs)
                     row["mean difference"] = difference.mean
                     row["low"], row["high"] = difference.edges
@@ -338,7 +270,8 @@ class Comparison:
             cells: list[Cell] = []
             for place, base in compared:
                 pairs = self._all_pairs(place, base, measure)
-                cells.append(_mean_difference(pairs) if pairs else None)
+                difference = _mean_difference(pairs) if pairs else None
+                cells.append(difference or self._absence(measure, place, base))
             columns.append(
                 ComparedColumn(
                     measure.head,
@@ -397,8 +330,9 @@ class Comparison:
 
     def _column(self, measure: measures.Measure) -> ComparedColumn:
         cells = []
-        for figures in self._figures:
-            cells.append(_mean([values[measure.name] for values in figures], measure.most))
+        for place, figures in enumerate(self._figures):
+            mean = _mean([values[measure.name] for values in figures], measure.most)
+            cells.append(self._absence(measure, place) if mean is None else mean)
         return ComparedColumn(
             measure.head,
             tuple(cells),
@@ -407,6 +341,21 @@ class Comparison:
             unit=measure.unit,
             best=measure.best,
         )
+
+    def _absence(
+        self, measure: measures.Measure, place: int, base: int | None = None
+    ) -> Absent | None:
+        """Return why the figure of a line, or its difference to its baseline, is absent.
+
+        None if there is nothing to say.
+        """
+        figures = [values[measure.name] for values in self._figures[place]]
+        reason = absence(measure, self.lines.lines[place], figures)
+        if not reason and base is not None:
+            figures = [values[measure.name] for values in self._figures[base]]
+            reason = absence(measure, self.lines.lines[base], figures)
+            reason = reason and f"baseline: {reason}"
+        return Absent(reason) if reason else None
 
     def _compared(self) -> Iterator[tuple[int, int]]:
         """Yield the place of each line that has a baseline, with the place of the baseline."""
@@ -427,7 +376,13 @@ class Comparison:
         """Return the pairs of figures of two lines by seed; empty unless every run is in a pair."""
         pairs = self._pairs(place, base, measure)
         runs = max(len(self._figures[place]), len(self._figures[base]))
-        return pairs if len(pairs) == runs else {}
+        return pairs if len(pairs) == self._pairs_expected(place, base, runs) else {}
+
+    def _pairs_expected(self, place: int, base: int, usual: int) -> int:
+        """Return the count of pairs of complete lines: all seeds of both if seeds were added."""
+        if self.lines.until_sure is None:
+            return usual
+        return len(self.lines.seeds_of(place) & self.lines.seeds_of(base))
 
     def _ratio(self, measure: measures.Measure, place: int) -> float | None:
         """Return the ratio of a line's cost to its baseline's cost.
@@ -473,6 +428,33 @@ def _mean(values: Sequence[float | int | None], most: float) -> Cell:
         return numbers[0]
     mean = mean_of(numbers)
     return replace(mean, low=max(mean.low, 0.0), high=min(mean.high, most))
+
+
+def absence(
+    measure: measures.Measure, line: ComparedLine, figures: Sequence[float | int | None]
+) -> str:
+    """Return why a line has no mean of a figure; empty if it has one, or if no reason is known.
+
+    Args:
+        measure: the figure.
+        line: the line.
+        figures: the figure of each finished run; None for a run that lacks it.
+    """
+    if not line.is_begun:
+        return "not begun"
+    if not line.runs:
+        return "no run is done"
+    count = sum(figure is not None for figure in figures)
+    if count == len(figures):
+        return ""
+    is_accuracy_or_rounds = measure.topic == "accuracy" or measure.name.startswith("rounds")
+    if line.runs[0].scenario.get("data", {}).get("pooled_from") and not is_accuracy_or_rounds:
+        return "pooled data"
+    if count:
+        return f"in {count} of {len(figures)} runs"
+    if measure.topic == "to target":
+        return "not reached"
+    return "" if measure.topic == "fairness and groups" else "not measured"
 
 
 def _undone(lines: Lines) -> Iterator[str]:

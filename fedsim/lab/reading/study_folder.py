@@ -66,6 +66,23 @@ class IndexedVariant(_IndexPart):
     runs: tuple[IndexedRun, ...]
 
 
+class IndexedSure(_IndexPart):
+    """Rule of a study that adds seeds until the best line is sure.
+
+    Attributes:
+        within: indifference zone: a share of a cost, or a difference of other figures; None for
+            the default.
+        error: greatest probability of a wrong decision.
+        first: seeds that all lines run.
+        is_over: whether no more seeds are added: all is decided, or the budget is spent.
+    """
+
+    within: float | None
+    error: float
+    first: tuple[int, ...]
+    is_over: bool
+
+
 class StudyIndex(_IndexPart):
     """Description of a study and of all its runs.
 
@@ -77,7 +94,8 @@ class StudyIndex(_IndexPart):
         targets: accuracies (0..1), or texts ``metric=value``, at which costs are compared.
         goal: quantity by which variants are ranked, such as ``bytes``; None for the default.
         budget: dict from name of a cost to its limit, for the best accuracy within the budget.
-        seeds: seeds of the runs of each variant.
+        seeds: seeds of the runs of each variant; with ``until_sure`` of some variants.
+        until_sure: rule by which seeds are added; None if all variants have the same seeds.
         variants: variants in the order of the study's tables.
     """
 
@@ -89,6 +107,7 @@ class StudyIndex(_IndexPart):
     goal: str | None = None
     budget: dict[str, float] = {}
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    until_sure: IndexedSure | None = None
     variants: Annotated[tuple[IndexedVariant, ...], Field(min_length=1)]
 
 

@@ -18,6 +18,7 @@ from fedsim.lab.study.folder import RunState
 from fedsim.lab.study.loaded import LoadedStudy, load_study
 from fedsim.lab.study.plan import PlannedRun, Study, read_study
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress, WorkerPool
+from fedsim.lab.study.seeding import Seeding
 from fedsim.lab.study.shards import StudyShard, folders_of
 from fedsim.lab.study.spec import TRIAL
 from fedsim.lab.study.trials import Trials, gave_up
@@ -42,6 +43,7 @@ def run_study(
     seeds: int | None = None,
     only: Sequence[str] = (),
     shard: str | None = None,
+    until_sure: Mapping[str, object] | None = None,
     allow_code: bool = False,
 ) -> LoadedStudy:
     """Run all strategies of a study in the same worlds, or resume the study in ``out``.
@@ -58,6 +60,8 @@ def run_study(
         only: texts ``VARIANT`` or ``KEY=VALUE``; other runs are not done.
         shard: text ``NUMBER/COUNT``, such as ``3/16``: runs of other shares are not done. Several
             processes may work in one folder.
+        until_sure: adds seeds where they decide: keys of the table ``[until_sure]``, such as
+            ``{"within": "5 %"}``; empty for the defaults. By default as the study says.
         allow_code: whether to import code that the study names by import path.
 
     Returns:
@@ -67,7 +71,9 @@ def run_study(
         ScenarioError, DataError, RunFolderError: the study is invalid; no run was done.
         SimulationError: runs failed; the other runs are done.
     """
-    plan = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code)
+    plan = read_study(
+        study, changes, size=size, seeds=seeds, until_sure=until_sure, allow_code=allow_code
+    )
     share = None if shard is None else StudyShard.read(shard)
     conductor = Conductor(plan, Path(out), workers, executor, address, only, share)
     with closing(StudyProgress(Console(quiet=True))) as progress:
@@ -98,6 +104,7 @@ class Conductor:
 
     Attributes:
         trials: trials of the search; None if the study has no search.
+        seeding: seeds that are added where they decide; None if all variants have the same.
         ended: outcomes of all runs that were carried out.
         states: states of all planned runs, in their order.
         notes: notes for the user.
@@ -128,7 +135,9 @@ class Conductor:
                 "address"
             )
         if study.spec.search is not None:
-            _refuse_part_of_search(only, shard)
+            _refuse_part("the study searches: which trials follow", only, shard)
+        if study.spec.until_sure is not None:
+            _refuse_part("--until-sure adds seeds: which ones follow", only, shard)
         files.refuse_unusable(out)
         self.study = study
         self.out = out
@@ -138,6 +147,9 @@ class Conductor:
         self._address = address
         self._workers = workers
         self.trials = None if study.spec.search is None else Trials(study, study.spec.search)
+        self.seeding: Seeding | None = None
+        if study.spec.until_sure is not None:
+            self.seeding = Seeding(study, study.spec.until_sure)
         self.ended: list[Ended] = []
         self._update()
         self.notes: list[str] = []
@@ -181,10 +193,12 @@ class Conductor:
         return all(self.trials.best(line) is not None for line in self.trials.lines)
 
     def _update(self) -> None:
-        """Plan the next trials of a search, if any, and read the states of all runs."""
+        """Plan the next trials or seeds, if any, and read the states of all runs."""
         if self.trials is not None:
             with from_file(self.study.allow_code):
                 self.trials.grow(self.out, try_to_build)
+        if self.seeding is not None:
+            self.seeding.grow(self.out)
         self._selection = self._select()
         self.states: list[RunState] = files.states(self.out, self.study)
 
@@ -223,7 +237,15 @@ class Conductor:
                 if self.interrupted:
                     return
                 self._update()
+                if self.seeding is not None:
+                    for text in self.seeding.lines_of_text():
+                        progress.tell(text)
             self._write(tables=True)
+
+    @property
+    def _is_exclusive(self) -> bool:
+        """Whether only one process may carry the study out: its runs follow from all results."""
+        return self.trials is not None or self.seeding is not None
 
     def _carry_out(self, pool: "WorkerPool | RayWorkers", progress: StudyProgress) -> None:
         """Carry out the missing runs, last the runs that another process carries out now."""
@@ -242,7 +264,7 @@ class Conductor:
     def _write(self, *, tables: bool) -> None:
         """Write the study's files under a lock, and if ``tables`` the tables of all finished runs."""
         with ExitStack() as stack:
-            if self.trials is None:  # a search already holds the lock
+            if not self._is_exclusive:  # otherwise this process already holds the lock
                 stack.enter_context(files.locked(self.out))
             files.write_study(self.out, self.study)
             if tables:
@@ -251,20 +273,19 @@ class Conductor:
                 self.trials.write(self.out)
 
     def _start_pool(self, stack: ExitStack, progress: StudyProgress) -> "WorkerPool | RayWorkers":
-        """Start the workers, and lock the folder of a search, until the ``stack`` is closed.
+        """Start the workers, and lock the folder if need be, until the ``stack`` is closed.
 
-        The trials of a search follow from all its runs, so only one process may carry it out. A Ray
-        cluster is joined before the lock is taken, and left after the lock is released.
+        A Ray cluster is joined before the lock is taken, and left after the lock is released.
         """
         if self._executor == "ray":
             from fedsim.lab.study.cluster import RayWorkers
 
             cluster = stack.enter_context(closing(self._cluster()))
-            if self.trials is not None:
+            if self._is_exclusive:
                 stack.enter_context(files.locked(self.out))
             return stack.enter_context(closing(RayWorkers(cluster, progress)))
         lock: Sequence[int] = ()
-        if self.trials is not None:
+        if self._is_exclusive:
             lock = stack.enter_context(files.locked(self.out))
         workers = usable_cores() if self._workers is None else self._workers
         return stack.enter_context(closing(WorkerPool(workers, progress, lock)))
@@ -284,16 +305,14 @@ class Conductor:
         return orders
 
 
-def _refuse_part_of_search(only: Sequence[str], shard: StudyShard | None) -> None:
+def _refuse_part(reason: str, only: Sequence[str], shard: StudyShard | None) -> None:
     option = None
     if only:
         option = f"--only is {only[0]!r}"
     elif shard is not None:
         option = f"--shard is '{shard}'"
     if option is not None:
-        raise ScenarioError(
-            f"{option}, but the study searches: which trials follow depends on all its runs"
-        )
+        raise ScenarioError(f"{option}, but {reason} depends on all its runs")
 
 
 def try_to_build(run: PlannedRun) -> None:

@@ -63,11 +63,16 @@ def states(path: Path, study: Study) -> list[RunState]:
     for folder in sorted((path / RUNS).glob("*/seed-*")):
         # other files, such as pictures and traces, may be beside a run
         is_run = folder.name.removeprefix("seed-").isdecimal()
-        if is_run and folder not in planned:
-            strange = str(folder.relative_to(path))
-            raise RunFolderError(
-                f"--out {str(path)!r} holds {strange!r}, no run of this study; give another folder"
-            )
+        if not is_run or folder in planned:
+            continue
+        # an earlier call with another budget or zone may have added more seeds
+        if study.until_sure is not None and folder.parent.name in study.runs_of:
+            continue
+        strange = str(folder.relative_to(path))
+        hint = "give another folder"
+        if study.until_sure is None and folder.parent.name in study.runs_of:
+            hint += ", or --until-sure if seeds were added by it"
+        raise RunFolderError(f"--out {str(path)!r} holds {strange!r}, no run of this study; {hint}")
     return [state_of(path / run.folder, run.scenario.to_toml()) for run in study.runs]
 
 
@@ -122,10 +127,12 @@ def index_of(study: Study) -> StudyIndex:
     """Return the index of a study's variants and runs."""
     spec = study.spec
     variants = []
+    seeds = dict.fromkeys(spec.seeds)
     for variant in study.variants:
         runs = []
         for run in study.runs_of[variant.folder]:
             runs.append(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()))
+            seeds[run.scenario.seed] = None
         variants.append(
             IndexedVariant(
                 name=variant.name,
@@ -144,7 +151,8 @@ def index_of(study: Study) -> StudyIndex:
         targets=tuple(spec.target),
         goal=spec.goal,
         budget=spec.budget.limits,
-        seeds=tuple(spec.seeds),
+        seeds=tuple(seeds),
+        until_sure=study.until_sure,
         variants=tuple(variants),
     )
 

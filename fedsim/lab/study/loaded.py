@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.common.errors import RunFolderError, nearest
 from fedsim.common.files import regular
+from fedsim.lab.compare.columns import ComparedTable
 from fedsim.lab.compare.lines import Lines, read_lines
 from fedsim.lab.compare.show import in_full
-from fedsim.lab.compare.table import ComparedTable, Comparison
+from fedsim.lab.compare.table import Comparison
 from fedsim.lab.loading import LoadedRun, drawing, load_run
 from fedsim.lab.reading.study_folder import TRIALS, read_index
 from fedsim.records.notebook import as_html

@@ -15,7 +15,7 @@ from fedsim.common.imports import from_file, is_allowed
 from fedsim.common.stop import MORE_IS_BETTER
 from fedsim.lab.compare.lines import ComparedLine, format_value, short_key
 from fedsim.lab.compare.published import Published, beside_published
-from fedsim.lab.reading.study_folder import RUNS
+from fedsim.lab.reading.study_folder import RUNS, IndexedSure
 from fedsim.lab.study.search import measure_of
 from fedsim.lab.study.spec import PART, REFERENCES, SIZE, StudyPart, StudySpec
 from fedsim.lab.study.variant import Variant, find_last_layer, layers_of, merge
@@ -70,6 +70,8 @@ class Study:
         variants: variants at all points of the grid, point by point.
         typed: changes of the bases by ``--set``.
         runs_of: runs of a variant by the variant's folder, in the order of the seeds.
+        until_sure: rule by which seeds are added (``fedsim.lab.study.seeding``); None for the same
+            seeds of all variants.
     """
 
     def __init__(self, spec: StudySpec) -> None:
@@ -78,6 +80,7 @@ class Study:
         self.variants: list[Variant] = []
         self.typed: Sequence[SetChange] = ()
         self.runs_of: dict[str, list[PlannedRun]] = {}
+        self.until_sure: IndexedSure | None = None
         self._first: dict[str, PlannedRun] = {}  # scenario as TOML: its first run
 
     @property
@@ -214,6 +217,7 @@ def read_study(
     *,
     size: str | None = None,
     seeds: int | None = None,
+    until_sure: Mapping[str, object] | None = None,
     allow_code: bool = False,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Study:
@@ -225,6 +229,7 @@ def read_study(
         changes: ``key.path=value`` texts that override the bases.
         size: name of a size, which overrides ``size`` of the study.
         seeds: replaces the study's seeds by 1 to ``seeds``.
+        until_sure: keys that override those of the study's table ``[until_sure]``.
         allow_code: whether to import code that the study names by import path; see
             ``fedsim.common.imports``.
         tell: called with each note, see ``fedsim.load``.
@@ -256,6 +261,8 @@ def read_study(
         tables["size"] = size
     if seeds is not None:
         tables["seeds"] = [*range(1, seeds + 1)]
+    if until_sure is not None:
+        tables["until_sure"] = {**tables.get("until_sure", {}), **until_sure}
     with from_file(allow_code):
         typed = apply_changes(bases, changes, Scenario, tell)
         spec = StudySpec(**tables)

@@ -123,6 +123,14 @@ class StudyProgress:
             self._shares[place] = 1.0
         self._print(f"{self._so_far()}: {clean(run.order.label)}: {_describe_state(run)}")
 
+    def tell(self, text: str) -> None:
+        """Print a text for people.
+
+        Args:
+            text: the text, of one line.
+        """
+        self._print(text)
+
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()

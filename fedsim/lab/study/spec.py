@@ -29,6 +29,7 @@ from fedsim.lab.compare.measures import GOALS, WITHIN, Budget
 from fedsim.lab.reading.study_folder import UNNAMED
 from fedsim.lab.reading.targets import Target
 from fedsim.lab.study.search import AnySearch, Search, measure_of
+from fedsim.lab.study.until_sure import UntilSure
 from fedsim.running.overrides import Tables, changed
 from fedsim.running.scenario import Scenario
 from fedsim.strategies import STRATEGIES, strategy_class
@@ -285,6 +286,10 @@ class StudySpec(Spec):
     """
     budget: Budget = Field(default=Budget())
     """limits on the costs of a run."""
+    until_sure: UntilSure | None = None
+    """seeds are added where they decide, until the best line is sure; by default all variants run
+    the same seeds.
+    """
     published: (
         Annotated[
             dict[str, Any], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})
@@ -385,6 +390,11 @@ class StudySpec(Spec):
         return self
 
     def _refuse_unfit(self, search: Search) -> None:
+        if self.until_sure is not None:
+            raise ValueError(
+                "it has both a search and until_sure; which trials follow depends on the same "
+                "seeds of all: leave out one of the two"
+            )
         if not self.variants:
             raise ValueError(
                 "a search needs a variant at least, such as [variants.fedavg]; references are "

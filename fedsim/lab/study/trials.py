@@ -13,10 +13,10 @@ from typing import Literal
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.units import show_bytes, show_seconds
+from fedsim.lab.compare.columns import Cell, ComparedTable
 from fedsim.lab.compare.lines import format_value, short_key
 from fedsim.lab.compare.measures import BEST, measure
 from fedsim.lab.compare.show import to_csv
-from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.lab.reading.study_folder import BEST_OF, TRIALS, is_done
 from fedsim.lab.reading.targets import Target
 from fedsim.lab.study.plan import PlannedRun, Study, planned, searched

@@ -47,6 +47,12 @@ class Npz(Source):
 
     def load(self, root: Path | None) -> Raw:
         path = sought(self.path, root)
+        if path.is_dir():
+            raise DataError(
+                f"data.source.path is {str(path)!r}, a folder; 'npz' is one file. A folder of "
+                "pictures is read by a torch Dataset of yours (kind = 'dataset'), and one of "
+                "Hugging Face's datasets by kind = 'huggingface'"
+            )
         with reading(path, "data.source.path", "an .npz archive of plain arrays"):
             if not is_zipfile(regular(path)):
                 raise ValueError("it is no zip file")

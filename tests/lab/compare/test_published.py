@@ -13,10 +13,10 @@ import tomli_w
 
 import fedsim
 from fedsim.common.errors import RunFolderError, ScenarioError
+from fedsim.lab.compare.columns import ComparedTable
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.published import Published, Reading, as_printed, beside_published
 from fedsim.lab.compare.show import to_markdown
-from fedsim.lab.compare.table import ComparedTable
 from fedsim.lab.reading.study_folder import IndexedRun, IndexedVariant, StudyIndex, write_index
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder

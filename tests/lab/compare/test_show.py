@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.lab.compare.columns import ComparedColumn
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.show import format_cell, print_short
-from fedsim.lab.compare.table import ComparedColumn, Comparison, _mean_difference
+from fedsim.lab.compare.table import Comparison, _mean_difference
 from fedsim.lab.terminal import Console
 from fedsim.records.reading import RunFolder
 from tests.calls import call, done

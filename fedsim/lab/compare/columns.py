@@ -1,0 +1,105 @@
+"""Columns and tables of a comparison, and the cells that they may have."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedsim.lab.compare.measures import Preferred
+from fedsim.lab.compare.paired import Estimate
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Cell with a figure of a study and the published figure of the same quantity."""
+
+    ours: Estimate
+    published: float | None = None
+    """the published figure, if the paper has one."""
+    within: bool | None = None
+    """whether the figures differ by the tolerance at most; None if they are not judged."""
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Empty cell with the reason why it is empty, for people; programs get an empty cell."""
+
+    reason: str
+
+
+Cell = str | float | int | Estimate | Beside | Absent | None
+
+
+@dataclass(frozen=True)
+class ComparedColumn:
+    """Column of a table, with one cell per row. An empty cell is None."""
+
+    head: str
+    cells: tuple[Cell, ...]
+    topic: str = ""
+    """the table that shows the column; empty for columns that identify a row."""
+    over_seeds: bool = False
+    """whether cells may be estimates; a CSV has three columns for such a column."""
+    unit: str = ""
+    signed: bool = False
+    """whether the cells are differences, shown with their sign."""
+    best: Preferred = None
+    """whether the least or the greatest number is the best one, if there is a best one."""
+
+    @property
+    def is_text(self) -> bool:
+        return any(isinstance(cell, str) for cell in self.cells)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no cell has a value."""
+        return all(cell is None or isinstance(cell, Absent) for cell in self.cells)
+
+    @property
+    def best_cells(self) -> set[int]:
+        """Row indices of the best mean of the column.
+
+        Empty if all means are equal, or if the interval of the best includes another mean.
+        """
+        means = self._means()
+        if self.best is None or len(set(means.values())) < 2:
+            return set()
+        top = max(means.values()) if self.best == "most" else min(means.values())
+        best = {row for row, mean in means.items() if mean == top}
+        rest = [mean for row, mean in means.items() if row not in best]
+        for row in best:
+            cell = self.cells[row]
+            if isinstance(cell, Estimate) and any(cell.low <= mean <= cell.high for mean in rest):
+                return set()
+        return best
+
+    def _means(self) -> dict[int, float]:
+        """Return the numeric value of each cell by row index; of an estimate, its mean."""
+        means: dict[int, float] = {}
+        for row, cell in enumerate(self.cells):
+            if isinstance(cell, Estimate):
+                means[row] = float(cell.mean)
+            elif isinstance(cell, float | int):
+                means[row] = float(cell)
+        return means
+
+
+@dataclass(frozen=True)
+class ComparedTable:
+    """Table of columns of equal length, with notes and a title. Columns that name a row are first."""
+
+    columns: tuple[ComparedColumn, ...]
+    notes: tuple[str, ...] = ()
+    title: str = ""
+
+    @classmethod
+    def of(cls, heads: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> "ComparedTable":
+        """Make a table from rows.
+
+        Args:
+            heads: heads of the columns, in order.
+            rows: cells by head for each row. A missing cell is empty; a head that is not in
+                ``heads`` is ignored.
+        """
+        columns = []
+        for head in heads:
+            columns.append(ComparedColumn(head, tuple(row.get(head) for row in rows)))
+        return cls(tuple(columns))

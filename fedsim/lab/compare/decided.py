@@ -1,0 +1,136 @@
+"""The decision of ``--until-sure`` in a ranking: its error, its cost, and its words."""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedsim.common.units import show_seconds
+from fedsim.lab.compare.lines import ComparedLine, some_names
+from fedsim.lab.compare.measures import Measure
+from fedsim.lab.compare.sure import Decision, decide
+from fedsim.lab.reading.study_folder import IndexedSure
+from fedsim.records.reading import RunFolder
+
+_USUAL_ZONE = 0.05  # share of a cost
+_USUAL_STEP = 0.01  # difference of accuracies and metrics
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Decision on the best line of a world, and what it took.
+
+    Attributes:
+        decision: the decision.
+        rule: the rule of the study.
+        measure: figure by which lines are compared.
+        within: the indifference zone, a share of a cost or a difference.
+        names: names of the lines by their places.
+        runs: count of the finished runs of the compared lines.
+        real_s: real time of these runs together (s).
+        plan: count of runs if all lines had the seeds of the line with the most.
+    """
+
+    decision: Decision
+    rule: IndexedSure
+    measure: Measure
+    within: float
+    names: dict[int, str]
+    runs: int
+    real_s: float
+    plan: int
+
+    @property
+    def status(self) -> Literal["best", "tie", "budget", "open"]:
+        """Status of the decision; an ``open`` one is ``budget`` if no more seeds are added."""
+        status = self.decision.status
+        assert status != "none", "a world without a decision has no ranking that follows it"
+        return "budget" if status == "open" and self.rule.is_over else status
+
+    @property
+    def error(self) -> str:
+        """Words (str) on the error."""
+        return f"error at most {100 * self.rule.error:.3g} %"
+
+    @property
+    def zone(self) -> str:
+        """Words (str) on the indifference zone, such as ``5 % more``."""
+        if self.measure.is_cost:
+            return f"{100 * self.within:.3g} % more"
+        return f"{self.within:.3g} {'more' if self.measure.best == 'least' else 'less'}"
+
+    @property
+    def sentences(self) -> list[str]:
+        """Sentences (str) on the certainty of the ranking and on its cost."""
+        words = []
+        decision = self.decision
+        if self.status == "tie":
+            assert decision.leader is not None
+            rest = [self.names[place] for place in decision.contenders if place != decision.leader]
+            words.append(f"{some_names(rest)} may be better, by no more than that.")
+        if decision.status == "open":
+            end = "the budget is spent" if self.rule.is_over else "more seeds decide"
+            count = len(decision.contenders)
+            words.append(f"One of these {count} is the best ({self.error}); {end}.")
+        if decision.losses:
+            least = min(loss.seeds for loss in decision.losses)
+            most = max(loss.seeds for loss in decision.losses)
+            seeds = str(least) if least == most else f"{least} to {most}"
+            count = len(decision.losses)
+            noun = "line was" if count == 1 else "lines were"
+            words.append(f"{count} worse {noun} dropped after {seeds} seeds.")
+        words.append(self._cost())
+        return words
+
+    def _cost(self) -> str:
+        text = f"This took {self.runs} runs and {show_seconds(self.real_s)} of computing"
+        if self.plan > self.runs:
+            text += f"; {self.decision.seeds} seeds for every line would be {self.plan} runs"
+        return f"{text}."
+
+
+def decided(
+    rule: IndexedSure,
+    measure: Measure,
+    names: dict[int, str],
+    lines: Sequence[ComparedLine],
+    values: Mapping[int, Mapping[int, float]],
+) -> Decided:
+    """Decide which line of a world is the best.
+
+    Args:
+        rule: the rule of the study.
+        measure: figure by which lines are compared.
+        names: names of the compared lines, by place.
+        lines: all lines of the comparison.
+        values: figures by place and seed; runs without the figure are left out.
+    """
+    within = rule.within
+    if within is None:
+        within = _USUAL_ZONE if measure.is_cost else _USUAL_STEP
+    costs: dict[int, list[float | None]] = {}
+    folders: dict[RunFolder, None] = {}
+    for place in names:
+        folders.update(dict.fromkeys(lines[place].runs))
+        figures = []
+        for seed in lines[place].seeds_in_order:
+            value = values[place].get(seed)
+            figures.append(None if value is None else _comparable(value, measure))
+        costs[place] = figures
+    if measure.is_cost and any(
+        value <= 0 for by_seed in values.values() for value in by_seed.values()
+    ):
+        costs = {}  # a cost of 0 has no ratio to others
+    zone = math.log1p(within) if measure.is_cost else within
+    decision = decide(costs, within=zone, error=rule.error)
+    most = max((len(figures) for figures in costs.values()), default=0)
+    real_s = math.fsum(run.summary.get("wall_s", 0.0) for run in folders)
+    return Decided(decision, rule, measure, within, names, len(folders), real_s, most * len(names))
+
+
+def _comparable(value: float, measure: Measure) -> float:
+    """Return a number whose differences compare lines, less being better; of a cost its logarithm."""
+    if measure.is_cost:
+        return math.log(max(value, sys.float_info.min))
+    return -value if measure.best == "most" else value

@@ -1,0 +1,232 @@
+"""The best line from seeds that are added one after another, with an error that is stated before.
+
+All lines run in the same worlds, so two lines are compared by their differences seed by seed.
+Each pair of lines has a confidence sequence: intervals for the mean difference that all hold
+together, whenever one looks, with unequal and unknown variances. A line is worse if an interval
+shows another line to be better. The lines that are left tie if one of them, the leader, is surely
+no more than an indifference zone worse than any other.
+
+The true best line is in ``k - 1`` pairs, each with the error ``error / (k - 1)``. So with a
+probability of at least ``1 - error`` it is never dropped, and a leader is never worse than it by
+more than the zone, whatever the gaps are and whenever the seeds end. Differences are taken to be
+normal.
+
+Source: H. Wang and A. Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian means
+with unknown variance", Sequential Analysis 44 (2025), arXiv 2310.03722: the scale-invariant
+mixture martingale with a standard normal mixture over the effect. The indifference zone and the
+union over pairs with the best: S.-H. Kim and B. L. Nelson, "A fully sequential procedure for
+indifference-zone selection in simulation", ACM TOMACS 11 (2001).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+LEAST_SEEDS = 5
+"""Seeds of every line before the first decision; fewer cannot reach an error of 5 %."""
+
+
+@dataclass(frozen=True)
+class DroppedLine:
+    """Line that is worse than another line.
+
+    Attributes:
+        place: place of the line in the comparison.
+        seeds: count of seeds after which it was dropped.
+        better: place of the line that is better.
+    """
+
+    place: int
+    seeds: int
+    better: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Decision on the best line.
+
+    Attributes:
+        status: ``best`` if one line is left, ``tie`` if the leader is within the zone of all that
+            are left, ``open`` if more seeds are needed, ``none`` if fewer than two lines are
+            compared, or none is complete.
+        leader: place of the best line; None unless the status is ``best`` or ``tie``.
+        contenders: places of the lines that are left.
+        losses: lines that were dropped, in order.
+        missed: places of the lines without a figure in one of their runs. They are not compared.
+        seeds: greatest count of seeds of a contender.
+        bound: bound on how much the leader is worse than the best line: a difference, of costs the
+            logarithm of a ratio. None without a leader.
+    """
+
+    status: Literal["best", "tie", "open", "none"]
+    leader: int | None
+    contenders: tuple[int, ...]
+    losses: tuple[DroppedLine, ...]
+    missed: tuple[int, ...] = ()
+    seeds: int = 0
+    bound: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether further seeds would decide nothing."""
+        return self.status != "open"
+
+
+def radius(count: int, squares: float, error: float) -> float:
+    """Return half the width of the confidence sequence of a mean after ``count`` values.
+
+    The interval contains each mean at which the martingale is below ``1 / error``. With the sum
+    of squares ``Q`` around the mean ``m``, the martingale at ``mu`` is
+    ``(n + 1)^(-1/2) ((n + 1) (Q + n d^2) / ((n + 1) Q + n d^2))^(n/2)``, ``d = m - mu``.
+
+    Args:
+        count: count of values, n.
+        squares: sum of the squared deviations of the values from their mean.
+        error: probability that any of the intervals, over all counts, misses the mean.
+
+    Returns:
+        The radius; infinite if so few values cannot reach the error.
+    """
+    unit = _unit_radius(count, error)
+    return unit if math.isinf(unit) else unit * math.sqrt(squares)
+
+
+def _unit_radius(count: int, error: float) -> float:
+    """Return the radius for a sum of squares of 1."""
+    bound = math.exp(2 / count * (0.5 * math.log(count + 1) - math.log(error)))
+    if bound >= count + 1:
+        return math.inf
+    return math.sqrt((bound - 1) * (count + 1) / (count + 1 - bound) / count)
+
+
+def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error: float) -> Decision:
+    """Decide which line has the least mean cost.
+
+    Values are compared in the order in which they come, so that a line that was dropped stays so.
+    A line that lacks a figure in a run is not compared, and lines that it alone was better than
+    are compared again.
+
+    Args:
+        costs: costs by the place of the line, in the order of the seeds, the same for all lines;
+            None for a run without a figure. Lines may have fewer seeds than others.
+        within: indifference zone: the difference of means that does not matter.
+        error: greatest probability of dropping the best line, or of naming a leader that is worse
+            than it by more than ``within``.
+
+    Example:
+        >>> costs = {0: [1.0, 2.0, 3.1, 4.0, 5.0], 1: [2.0, 3.1, 4.0, 5.1, 6.0]}
+        >>> decision = decide(costs, within=0.1, error=0.05)
+        >>> decision.status, decision.leader
+        ('best', 0)
+    """
+    whole = {}
+    missed = []
+    for place, values in costs.items():
+        figures = [value for value in values if value is not None]
+        if len(figures) < len(values):
+            missed.append(place)
+        else:
+            whole[place] = figures
+    if len(costs) < 2 or not whole:
+        return Decision("none", None, (), (), tuple(missed))
+    race = _Race(whole, error / (len(costs) - 1))
+    for count in range(1, max(map(len, whole.values())) + 1):
+        race.compare(count)
+    return race.decide(within, tuple(missed))
+
+
+def next_counts(decision: Decision, counts: Mapping[int, int]) -> dict[int, int]:
+    """Return the count of seeds that each contender should have at the next decision.
+
+    A contender that is behind catches up; otherwise all get a quarter more seeds, at least one.
+
+    Args:
+        decision: the last decision.
+        counts: count of seeds by the place of the line.
+    """
+    most = max(counts[place] for place in decision.contenders)
+    if all(counts[place] == most for place in decision.contenders):
+        most += max(1, most // 4)
+    return dict.fromkeys(decision.contenders, most)
+
+
+class _Race:
+    """Comparison of complete lines, seed by seed.
+
+    Args:
+        costs: costs by place.
+        error: error of each pair.
+    """
+
+    def __init__(self, costs: Mapping[int, Sequence[float]], error: float) -> None:
+        self._places = list(costs)
+        self._counts = [len(values) for values in costs.values()]
+        self._costs = np.full((len(costs), max(self._counts)), np.nan)
+        for row, values in enumerate(costs.values()):
+            self._costs[row, : len(values)] = values
+        self._error = error
+        self._running = list(range(len(costs)))
+        self._losses: list[DroppedLine] = []
+        # bound on how much the line of a row is worse than the line of a column
+        self._worse_at_most = np.full((len(costs), len(costs)), np.inf)
+
+    def compare(self, count: int) -> None:
+        """Compare the lines that are left and have ``count`` seeds, on these seeds."""
+        unit = _unit_radius(count, self._error)
+        rows = [row for row in self._running if self._counts[row] >= count]
+        if math.isinf(unit) or len(rows) < 2:
+            return
+        costs = self._costs[rows, :count]
+        lows = np.empty((len(rows), len(rows)))
+        for column, costs_of_other in enumerate(costs):
+            means, halves = _intervals(costs - costs_of_other, unit)
+            lows[:, column] = means - halves
+            places = rows, rows[column]
+            self._worse_at_most[places] = np.minimum(self._worse_at_most[places], means + halves)
+        for position, row in enumerate(rows):
+            surest = int(lows[position].argmax())
+            if lows[position, surest] > 0:
+                self._running.remove(row)
+                better = self._places[rows[surest]]
+                self._losses.append(DroppedLine(self._places[row], count, better))
+
+    def decide(self, within: float, missed: tuple[int, ...]) -> Decision:
+        """Return the decision after all seeds were compared."""
+        left = self._running
+        contenders = tuple(self._places[row] for row in left)
+        losses = tuple(self._losses)
+        seeds = max(self._counts[row] for row in left)
+        if len(left) == 1:
+            return Decision("best", contenders[0], contenders, losses, missed, seeds, 0.0)
+        bounds = self._worse_at_most[np.ix_(left, left)]
+        np.fill_diagonal(bounds, 0.0)
+        greatest = bounds.max(axis=1)
+        near = np.flatnonzero(greatest <= within)
+        if not len(near):
+            return Decision("open", None, contenders, losses, missed, seeds)
+        shared = min(self._counts[row] for row in left)
+        means = self._costs[left, :shared].mean(axis=1)
+        first = min(near.tolist(), key=means.__getitem__)
+        bound = float(greatest[first])
+        return Decision("tie", contenders[first], contenders, losses, missed, seeds, bound)
+
+
+def _intervals(differences: Floats, unit: float) -> tuple[Floats, Floats]:
+    """Return the means (float64 [k]) of differences (float64 [k, n]), and the radii around them.
+
+    Args:
+        differences: one row per pair of lines.
+        unit: radius for a sum of squares of 1.
+    """
+    means = differences.mean(axis=1)
+    squares = ((differences - means[:, None]) ** 2).sum(axis=1)
+    equal = np.ptp(differences, axis=1) == 0  # rounding errors must not widen these intervals
+    squares[equal] = 0.0
+    means[equal] = differences[equal, 0]
+    return means, unit * np.sqrt(squares)

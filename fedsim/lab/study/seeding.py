@@ -1,0 +1,164 @@
+"""Seeds of a study that are added to the lines that may still be the best.
+
+All lines run the first seeds. Then each world is decided from its results
+(``fedsim.lab.compare.sure``), and the lines that may still be the best get more seeds, until every
+world is decided or the budget is spent. The plan follows from the results alone, in the order of
+the seeds. A study whose process was killed is planned again from the beginning, which gives the
+same seeds as far as their runs are done.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fedsim.common.errors import ScenarioError
+from fedsim.lab.compare.decided import Decided
+from fedsim.lab.compare.lines import read_lines
+from fedsim.lab.compare.measures import Values
+from fedsim.lab.compare.sure import next_counts
+from fedsim.lab.compare.table import Comparison
+from fedsim.lab.reading.study_folder import IndexedSure, is_done
+from fedsim.lab.study import folder as files
+from fedsim.lab.study.plan import Study
+from fedsim.lab.study.until_sure import SEEDS_OF_BUDGET, UntilSure, next_seeds
+from fedsim.records.reading import RunFolder
+
+
+class Seeding:
+    """Seeds that are added to a study where they decide.
+
+    Args:
+        study: the study, to which planned runs are added.
+        rule: the certainty to reach, and the budget.
+
+    Attributes:
+        most_runs: greatest count of runs of the study.
+        worlds: the last decision of each world.
+
+    Raises:
+        ScenarioError: the first seeds take more runs than the budget has.
+    """
+
+    def __init__(self, study: Study, rule: UntilSure) -> None:
+        self._study = study
+        self._rule = rule
+        spec = study.spec
+        ranked = [variant for variant in study.variants if variant.name not in spec.references]
+        first = rule.first_seeds(spec.seeds)
+        study.add(ranked, first[len(spec.seeds) :])
+        study.until_sure = IndexedSure(
+            within=rule.within, error=rule.error, first=tuple(first), is_over=False
+        )
+        self._first = first
+        self._cache: dict[Path, Values] = {}
+        usual = max(SEEDS_OF_BUDGET * len(ranked), len(study.runs))
+        self.most_runs = rule.most_runs or usual
+        self.worlds: list[Decided] = []
+        if self.most_runs < len(study.runs):
+            raise ScenarioError(
+                f"until_sure.most_runs is {self.most_runs}, but the first {len(first)} seeds of "
+                f"all lines take {len(study.runs)} runs; it must be as many or more"
+            )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more seeds are added."""
+        return self._study.until_sure is not None and self._study.until_sure.is_over
+
+    def grow(self, path: Path) -> None:
+        """Plan the seeds that follow from the finished runs.
+
+        Args:
+            path: the study's folder.
+        """
+        while not self.is_over and all(is_done(path / run.folder) for run in self._study.runs):
+            self._decide(path)
+            if not self._add(path):
+                self._end()
+                self._decide(path)
+
+    def _end(self) -> None:
+        rule = self._study.until_sure
+        assert rule is not None
+        self._study.until_sure = rule.model_copy(update={"is_over": True})
+
+    def _decide(self, path: Path) -> None:
+        lines = read_lines([path], index=files.index_of(self._study))
+        comparison = Comparison(lines, cache=self._cache)
+        self.worlds = []
+        for answer in comparison.answers():
+            if answer.rankings and answer.rankings[0].decided is not None:
+                self.worlds.append(answer.rankings[0].decided)
+
+    def _add(self, path: Path) -> bool:
+        """Plan more runs of the contenders of each undecided world; return False if there are none.
+
+        Worlds come in the order of the comparison, and none exceeds what is left of the budget.
+        """
+        wall_s = {run.folder: _wall_s(path / run.folder) for run in self._study.runs}
+        left_s = math.inf
+        if self._rule.most_time is not None:
+            left_s = self._rule.most_time - math.fsum(wall_s.values())
+        is_added = False
+        for world in self.worlds:
+            if world.decision.is_over:
+                continue
+            counts = {place: len(self._runs_of(place)) for place in world.names}
+            wanted = next_counts(world.decision, counts)
+            cost_s = {}
+            for place in wanted:
+                cost_s[place] = max(wall_s[folder] for folder in self._runs_of(place))
+            fitting = self._fit(wanted, counts, cost_s, left_s)
+            for place, count in fitting.items():
+                left_s -= (count - counts[place]) * cost_s[place]
+                self._extend(place, counts[place], count)
+                is_added = True
+        return is_added
+
+    def _fit(
+        self,
+        wanted: Mapping[int, int],
+        counts: Mapping[int, int],
+        cost_s: Mapping[int, float],
+        left_s: float,
+    ) -> dict[int, int]:
+        """Return the greatest counts of seeds, up to ``wanted``, that the budget allows.
+
+        Empty if not every contender that is behind can get one more seed.
+        """
+        room = self.most_runs - len(self._study.runs)
+        least = min(counts[place] for place in wanted) + 1
+        for count in range(max(wanted.values()), least - 1, -1):
+            more = {place: count - counts[place] for place in wanted if counts[place] < count}
+            expected_s = math.fsum(more[place] * cost_s[place] for place in more)
+            if sum(more.values()) <= room and expected_s <= left_s:
+                return dict.fromkeys(more, count)
+        return {}
+
+    def _runs_of(self, place: int) -> list[Path]:
+        variant = self._study.variants[place]
+        return [run.folder for run in self._study.runs_of[variant.folder]]
+
+    def _extend(self, place: int, before: int, count: int) -> None:
+        """Give a line, and all lines with the same runs, ``count`` seeds in all."""
+        folders = self._runs_of(place)
+        variants = []
+        for index, variant in enumerate(self._study.variants):
+            if self._runs_of(index) == folders:
+                variants.append(variant)
+        seeds = [*self._first, *next_seeds(self._first, count - len(self._first))]
+        self._study.add(variants, seeds[before:count])
+
+    def lines_of_text(self) -> Iterator[str]:
+        """Yield a line of text on each undecided world: the lines that may still be the best."""
+        for world in self.worlds:
+            if not world.decision.is_over:
+                yield (
+                    f"{len(world.decision.contenders)} of {len(world.names)} lines may be the best "
+                    f"after {world.decision.seeds} seeds"
+                )
+
+
+def _wall_s(folder: Path) -> float:
+    """Return the real time (s) of a finished run, from its summary."""
+    return float(RunFolder(folder).summary.get("wall_s", 0.0))

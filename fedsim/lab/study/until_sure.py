@@ -1,0 +1,60 @@
+"""The table ``[until_sure]`` of a study: which certainty to reach, and at which expense."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from fedsim.common.spec import Spec
+from fedsim.common.units import PositiveSeconds
+from fedsim.lab.compare.sure import LEAST_SEEDS
+
+SEEDS_OF_BUDGET = 10
+"""Default of ``most_runs``, per line."""
+
+
+def _read_share(value: object) -> object:
+    """Convert a percentage such as ``5 %`` to a share; other values are unchanged."""
+    if not isinstance(value, str):
+        return value
+    number = value.strip()
+    percent = number.endswith("%")
+    try:
+        share = float(number.removesuffix("%"))
+    except ValueError:
+        raise ValueError(f"{value!r} is no share; allowed are such as '5 %' and 0.05") from None
+    return share / 100 if percent else share
+
+
+ShareOrPercent = Annotated[
+    float, BeforeValidator(_read_share, json_schema_input_type=float | str), Field(ge=0, lt=1)
+]
+"""Number from 0 to 1, or a percentage as text."""
+
+
+class UntilSure(Spec):
+    """Seeds are added to the lines that may still be the best, until the best line is sure."""
+
+    within: ShareOrPercent | None = None
+    """indifference zone: the difference that does not matter, a share of a cost such as ``"5 %"``,
+    or a difference of accuracies or metrics such as 0.01; by default 5 % or 0.01.
+    """
+    error: ShareOrPercent = Field(default=0.05, gt=0, le=0.5)
+    """greatest probability of dropping the best line, or of naming one that is worse by more than
+    the zone.
+    """
+    most_runs: int | None = Field(default=None, ge=1)
+    """greatest count of runs of the study, with its first seeds; by default ten for each line."""
+    most_time: PositiveSeconds | None = None
+    """greatest real time of all runs together, as their summaries have it. No run is begun that
+    would exceed it if it took as long as the longest of its line. The first seeds are always run.
+    """
+
+    def first_seeds(self, seeds: list[int]) -> list[int]:
+        """Return the seeds that all lines run: those of the study, and more if they are below 5."""
+        return [*seeds, *next_seeds(seeds, LEAST_SEEDS - len(seeds))]
+
+
+def next_seeds(seeds: list[int], count: int) -> list[int]:
+    """Return ``count`` seeds that follow the greatest of ``seeds``; none if ``count`` is below 1."""
+    first = max(seeds) + 1
+    return [*range(first, first + max(0, count))]
