@@ -75,8 +75,13 @@ OUTCOMES = {
     "memory": "#882255",
     "battery": "#8C564B",
 }
+VALID = "#66C5AB"  # lighter than late, so that both can be told apart in grey
+PRE_TRAINING = "#8C5A2B"
+DEADLINE: Look = {"color": VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+LIMIT: Look = {"color": BLACK, "linewidth": 1.2, "linestyle": "-"}  # T, of one device's training
+SPLIT: Look = {"marker": "D", "color": PURPLE, "markerfacecolor": "white"}
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
-FORMATS = ("png", "svg")
+FORMATS = ("png", "svg")  # of the pictures; figures for papers have more
 # Colours that no phase has. The first five are distinct for the colour-blind too (CIE76 distance
 # above 25).
 GROUPS = (
