@@ -23,6 +23,7 @@ _SHAPES: Mapping[str, str | int] = {
     "lost": "x",
     "left": "D",
     "battery": "s",
+    "split": "D",
 }
 _LABELS = {
     "arrival": "arrives",
@@ -30,9 +31,11 @@ _LABELS = {
     "shift": "its data shift",
     "noticed": "it notices the shift",
     "move": "moves to another group",
+    "split": "splits its data",
 }
-_SCALES = {"|": 1.4, "o": 0.84}  # size factors of shapes that look too small or too large
-_OUTLINED = ("move", "lost", "left", "battery")
+# size factors of kinds; the dot of a noticed shift lies within the ring of a shift
+_SCALES = {"move": 1.4, "late": 1.4, "shift": 1.15, "noticed": 0.5}
+_OUTLINED = ("move", "lost", "left", "battery", "split")
 
 
 def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: float = 0) -> None:
@@ -113,6 +116,8 @@ def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) 
     look: style.Look = {"marker": shape, "color": colour, "linestyle": ""}
     if kind == "shift":
         look["markerfacecolor"] = "white"
+    if kind == "split":
+        look |= style.SPLIT
     width = size / 7 if shape == "o" else max(0.8, size / 4)
     extra: style.Look = {}
     if kind in _OUTLINED:
@@ -125,13 +130,19 @@ def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) 
         zorder=3,
         clip_on=kind == "late",
         rasterized=count > style.MANY_BARS,
-        markersize=size * _SCALES.get(str(shape), 1.0),
+        markersize=size * _SCALES.get(kind, 1.0),
         markeredgewidth=width,
         **look,
         **extra,
     )
     label = _LABELS.get(kind, f"{kind} at this instant")
-    legend_size, legend_width = (10.0, 1.5) if shape == "|" else (6.5, 1.0)
+    legend_size = 6.5
+    legend_width = 1.0
+    if shape == "|":
+        legend_size = 10.0
+        legend_width = 1.5
+    if kind == "noticed":
+        legend_size = 4.0
     entry = Line2D(
         [], [], label=label, markersize=legend_size, markeredgewidth=legend_width, **look
     )
