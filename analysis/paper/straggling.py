@@ -1,0 +1,293 @@
+"""Straggling over a whole run: shares of clients that were valid, late and lost, by round.
+
+A client is an attempt of ``fedsim.lab.reading.attempts``: a task in a round. A round of an
+asynchronous strategy is a version of its model, and a task belongs to the version that it began
+with. A round of a strategy with edge servers has the tasks of all its edge rounds.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from fedsim.analysis import style
+from fedsim.analysis.paper.lines import attempts_of, refuse_more, strategy_of
+from fedsim.analysis.paper.sheet import (
+    BAND,
+    OUTCOMES,
+    NumberRow,
+    PaperFigure,
+    Spread,
+    add_legend,
+    columns_for,
+    styled,
+)
+from fedsim.analysis.series import Series
+from fedsim.lab.reading.attempts import COUNTED, Attempts
+
+MOST_LINES = 8
+_MOST_POINTS = 25
+_PANEL_IN = 0.82
+_FRAME_IN = 0.55
+
+
+@dataclass(frozen=True)
+class StragglingPoint:
+    """Shares of clients in consecutive rounds, which are counted together.
+
+    Attributes:
+        first: index of the first round.
+        last: index of the last round.
+        clients: count of clients, over all seeds.
+        shares: shares (0..1) by outcome, over seeds; a seed without clients is left out.
+    """
+
+    first: int
+    last: int
+    clients: int
+    shares: dict[str, Spread]
+
+
+@dataclass(frozen=True)
+class StragglingLine:
+    """Straggling of one line of a figure.
+
+    Attributes:
+        name: name of the line.
+        seeds: count of runs.
+        counts_versions: whether its rounds are versions of an asynchronous server's model.
+        pooled: count of rounds that each point counts together.
+        points: points in the order of the rounds; they end with the run of the fewest rounds.
+        clients: count of clients in all rounds of all seeds.
+        stopped: count of further clients that were at work when their run ended.
+        shares: shares (0..1) by outcome over all rounds of a run, over seeds.
+    """
+
+    name: str
+    seeds: int
+    counts_versions: bool
+    pooled: int
+    points: tuple[StragglingPoint, ...]
+    clients: int
+    stopped: int
+    shares: dict[str, Spread]
+
+    def numbers(self) -> list[NumberRow]:
+        """Return a row per point and outcome, and a row per outcome for all rounds."""
+        rows: list[NumberRow] = []
+        for point in self.points:
+            for outcome, share in point.shares.items():
+                rows.append(self._row(outcome, share, point.clients, point.first, point.last))
+        for outcome, share in self.shares.items():
+            rows.append(self._row(outcome, share, self.clients, None, None))
+        return rows
+
+    def _row(
+        self, outcome: str, share: Spread, clients: int, first: int | None, last: int | None
+    ) -> NumberRow:
+        return {
+            "line": self.name,
+            "rounds": "all" if first is None else "pooled",
+            "first_round": first,
+            "last_round": last,
+            "outcome": outcome,
+            "share": share.mean,
+            "lowest_seed": share.low,
+            "highest_seed": share.high,
+            "seeds": share.seeds,
+            "clients": clients,
+        }
+
+
+def measure_straggling(series: Series) -> StragglingLine:
+    """Return the shares of clients by outcome, by round and over all rounds.
+
+    Args:
+        series: runs of one scenario.
+
+    Raises:
+        NothingToDrawError: no server asks devices in this strategy, or no client's work ended.
+    """
+    runs = [attempts_of(run) for run in series.runs]
+    if any(is_without_server(run) for run in runs):
+        raise style.NothingToDrawError(
+            f"{strategy_of(series)} has no server that selects clients, so none can be late"
+        )
+    counts = [_count(run) for run in runs]
+    totals = []
+    stopped = 0
+    for by_round in counts:
+        total: Counter[str] = sum(by_round.values(), Counter())
+        stopped += total.pop("stopped", 0)
+        if total:
+            totals.append(total)
+    if not totals:
+        raise style.NothingToDrawError(f"no client of {series.name} ended its work in a round")
+    rounds = min(len(run.activities.rounds) for run in runs)
+    pooled = style.step_for(rounds, _MOST_POINTS)
+    points = []
+    for first in range(0, rounds, pooled):
+        last = min(first + pooled, rounds) - 1
+        point = _point(counts, first, last)
+        if point is not None:
+            points.append(point)
+    return StragglingLine(
+        name=series.name,
+        seeds=len(runs),
+        counts_versions=not any(run.openings for run in runs),
+        pooled=pooled,
+        points=tuple(points),
+        clients=sum(total.total() for total in totals),
+        stopped=stopped,
+        shares=_shares(totals),
+    )
+
+
+def is_without_server(attempts: Attempts) -> bool:
+    """Whether devices of a run train in rounds that no server opens and for which none asks."""
+    if attempts.openings:
+        return False
+    return not any(step.kind == "download" for step in attempts.activities.steps)
+
+
+def _count(attempts: Attempts) -> dict[int, Counter[str]]:
+    """Return the counts of clients by outcome of each round."""
+    counts = {}
+    for number, clients in attempts.clients.items():
+        counts[number] = Counter(str(client.outcome) for client in clients)
+    return counts
+
+
+def _point(
+    counts: Sequence[dict[int, Counter[str]]], first: int, last: int
+) -> StragglingPoint | None:
+    """Return the shares in the rounds ``first`` to ``last``; None if no client was asked.
+
+    Args:
+        counts: clients by outcome, by round, for each run.
+        first: index of the first round.
+        last: index of the last round.
+    """
+    totals = []
+    for by_round in counts:
+        total: Counter[str] = Counter()
+        for number in range(first, last + 1):
+            total += by_round.get(number, Counter())
+        total.pop("stopped", None)
+        if total:
+            totals.append(total)
+    if not totals:
+        return None
+    clients = sum(total.total() for total in totals)
+    return StragglingPoint(first, last, clients, _shares(totals))
+
+
+def _shares(totals: Sequence[Counter[str]]) -> dict[str, Spread]:
+    """Return the shares of outcomes over seeds, from the counts of each seed."""
+    shares = {}
+    for outcome in COUNTED:
+        shares[str(outcome)] = Spread.of([total[outcome] / total.total() for total in totals])
+    return shares
+
+
+@styled
+def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
+    """Draw shares of clients that were valid, slow, late and lost, by round, a panel per line.
+
+    Lines are means over seeds, bands go from the lowest to the highest seed.
+
+    Args:
+        series: the lines.
+        width: width of the figure (inches).
+
+    Raises:
+        NothingToDrawError: no line has a server that selects clients.
+        PictureError: there are more lines than panels that fit.
+    """
+    refuse_more("straggling", series, MOST_LINES)
+    lines = []
+    notes = []
+    for entry in series:
+        try:
+            lines.append(measure_straggling(entry))
+        except style.NothingToDrawError as error:
+            notes.append(f"{entry.name} is not drawn: {error}")
+    if not lines:
+        raise style.NothingToDrawError("; ".join(notes))
+    columns = columns_for(width, len(lines))
+    rows = -(-len(lines) // columns)
+    figure = Figure(figsize=(width, _FRAME_IN + rows * _PANEL_IN))
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    outcomes = _occurring(lines)
+    for panel, line in zip(grid.flat, lines, strict=False):
+        _draw_line(panel, line, outcomes)
+    for panel in grid.flat[len(lines) :]:
+        panel.set_visible(False)
+    for panel in grid.flat[max(0, len(lines) - columns) : len(lines)]:
+        panel.tick_params(labelbottom=True)
+        panel.set_xlabel(_round_label(lines))
+    figure.supylabel("share of clients (%)", fontsize=7.5, x=0.0)
+    handles: list[Line2D | Patch] = []
+    for outcome in outcomes:
+        handles.append(Line2D([], [], label=outcome, **OUTCOMES[outcome]))
+    seeds = max(line.seeds for line in lines)
+    if seeds > 1:
+        label = f"lowest to highest of {seeds} seeds"
+        handles.append(Patch(facecolor=style.GREY, alpha=2 * BAND, label=label))
+    add_legend(figure, handles)
+    numbers: list[NumberRow] = []
+    for line in lines:
+        numbers += line.numbers()
+        if line.stopped:
+            notes.append(
+                f"{line.stopped} clients of {line.name} were at work when their run ended, and are "
+                "not counted"
+            )
+    return PaperFigure(figure, numbers, tuple(notes))
+
+
+def _occurring(lines: Sequence[StragglingLine]) -> list[str]:
+    """Return the outcomes to draw: valid, late and lost always, and slow if it occurs."""
+    outcomes = []
+    for outcome in OUTCOMES:
+        if outcome != "slow" or any(line.shares["slow"].high > 0 for line in lines):
+            outcomes.append(outcome)
+    return outcomes
+
+
+def _round_label(lines: Sequence[StragglingLine]) -> str:
+    label = "round"
+    if all(line.counts_versions for line in lines):
+        label = "version of the model"
+    elif any(line.counts_versions for line in lines):
+        label = "round, or version of the model"
+    pooled = sorted({line.pooled for line in lines})
+    if pooled == [1]:
+        return label
+    counts = " or ".join(map(str, pooled))
+    return f"{label} ({counts} counted together at each point)"
+
+
+def _draw_line(panel: Axes, line: StragglingLine, outcomes: Sequence[str]) -> None:
+    x = np.array([(point.first + point.last) / 2 for point in line.points])
+    for outcome in outcomes:
+        shares = [point.shares[outcome] for point in line.points]
+        look = OUTCOMES[outcome]
+        low = [100 * share.low for share in shares]
+        high = [100 * share.high for share in shares]
+        if line.seeds > 1:
+            band: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
+            panel.fill_between(x, low, high, gid=f"band-{outcome}", **band)
+        mean = [100 * share.mean for share in shares]
+        panel.plot(x, mean, gid=outcome, markersize=2.2, clip_on=False, **look)
+    panel.set_ylim(0, 100)
+    panel.set_yticks([0, 50, 100])
+    panel.set_xlim(left=0)
+    panel.grid(axis="y")
+    words = [f"{100 * line.shares[outcome].mean:.1f} % {outcome}" for outcome in outcomes]
+    panel.set_title(f"{line.name}: {', '.join(words)}")
