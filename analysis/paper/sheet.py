@@ -133,6 +133,23 @@ def columns_for(width: float, panels: int) -> int:
     return max(1, min(panels, int(width / _WIDE_IN)))
 
 
+def pools(rounds: int, pooled: int) -> list[tuple[int, int]]:
+    """Return the first round of each pool of consecutive rounds, and the round after its last.
+
+    A last pool of less than half its rounds is left out, since it would be far noisier.
+
+    Args:
+        rounds: count of rounds.
+        pooled: count of rounds in a pool.
+    """
+    extents = []
+    for first in range(0, rounds, pooled):
+        stop = min(first + pooled, rounds)
+        if not extents or 2 * (stop - first) >= pooled:
+            extents.append((first, stop))
+    return extents
+
+
 def line_look(number: int) -> style.Look:
     """Return the look of a line that stands for a strategy: colour, dash and mark.
 

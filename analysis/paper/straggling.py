@@ -5,15 +5,18 @@ asynchronous strategy is a version of its model, and a task belongs to the versi
 with. A round of a strategy with edge servers has the tasks of all its edge rounds.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MultipleLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.paper.lines import attempts_of, refuse_more, strategy_of
@@ -25,6 +28,7 @@ from fedsim.analysis.paper.sheet import (
     Spread,
     add_legend,
     columns_for,
+    pools,
     styled,
 )
 from fedsim.analysis.series import Series
@@ -32,8 +36,10 @@ from fedsim.lab.reading.attempts import COUNTED, Attempts
 
 MOST_LINES = 8
 _MOST_POINTS = 25
-_PANEL_IN = 0.82
-_FRAME_IN = 0.55
+_PANEL_IN = 0.95
+_FRAME_IN = 0.45
+_STEP = 10.0  # step of the vertical axis, where it has a gap (%)
+_LEAST_GAP = 15.0  # least gap of the vertical axis (%)
 
 
 @dataclass(frozen=True)
@@ -131,9 +137,8 @@ def measure_straggling(series: Series) -> StragglingLine:
     rounds = min(len(run.activities.rounds) for run in runs)
     pooled = style.step_for(rounds, _MOST_POINTS)
     points = []
-    for first in range(0, rounds, pooled):
-        last = min(first + pooled, rounds) - 1
-        point = _point(counts, first, last)
+    for first, stop in pools(rounds, pooled):
+        point = _point(counts, first, stop - 1)
         if point is not None:
             points.append(point)
     return StragglingLine(
@@ -219,19 +224,30 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
             notes.append(f"{entry.name} is not drawn: {error}")
     if not lines:
         raise style.NothingToDrawError("; ".join(notes))
+    outcomes = _occurring(lines)
+    ranges = _ranges(lines, outcomes)
     columns = columns_for(width, len(lines))
     rows = -(-len(lines) // columns)
     figure = Figure(figsize=(width, _FRAME_IN + rows * _PANEL_IN))
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    outcomes = _occurring(lines)
-    for panel, line in zip(grid.flat, lines, strict=False):
-        _draw_line(panel, line, outcomes)
-    for panel in grid.flat[len(lines) :]:
-        panel.set_visible(False)
-    for panel in grid.flat[max(0, len(lines) - columns) : len(lines)]:
-        panel.tick_params(labelbottom=True)
-        panel.set_xlabel(_round_label(lines))
-    figure.supylabel("share of clients (%)", fontsize=7.5, x=0.0)
+    end = max(line.points[-1].last for line in lines)
+    count = len(ranges)
+    ratios = [high - low for low, high in ranges] * rows
+    grid = figure.subplots(rows * count, columns, sharex=True, squeeze=False, height_ratios=ratios)
+    for place in range(rows * columns):
+        row, column = divmod(place, columns)
+        panels = grid[row * count : (row + 1) * count, column]
+        if place >= len(lines):
+            for panel in panels:
+                panel.set_visible(False)
+            continue
+        for panel, limits in zip(panels, ranges, strict=True):
+            _draw_line(panel, lines[place], outcomes, limits)
+        _join(panels)
+        panels[0].set(title=_title(lines[place], outcomes), xlim=(0, end))
+        if place >= len(lines) - columns:
+            panels[-1].set_xlabel(_round_label(lines))
+            panels[-1].tick_params(labelbottom=True)
+    figure.supylabel("clients (%)", fontsize=7.5)
     handles: list[Line2D | Patch] = []
     for outcome in outcomes:
         handles.append(Line2D([], [], label=outcome, **OUTCOMES[outcome]))
@@ -273,21 +289,70 @@ def _round_label(lines: Sequence[StragglingLine]) -> str:
     return f"{label} ({counts} counted together at each point)"
 
 
-def _draw_line(panel: Axes, line: StragglingLine, outcomes: Sequence[str]) -> None:
+def _ranges(
+    lines: Sequence[StragglingLine], outcomes: Sequence[str]
+) -> list[tuple[float, float]]:
+    """Return the ranges of the vertical axis (%), the upper one first.
+
+    If valid clients are far more than all others, the axis has a gap between them.
+    """
+    lowest_valid = 100.0
+    highest_other = 0.0
+    for line in lines:
+        for point in line.points:
+            lowest_valid = min(lowest_valid, 100 * point.shares["valid"].low)
+            for outcome in outcomes[1:]:
+                highest_other = max(highest_other, 100 * point.shares[outcome].high)
+    low = _STEP * math.floor(lowest_valid / _STEP)
+    high = _STEP * max(1, math.ceil(highest_other / _STEP))
+    if low - high < _LEAST_GAP:
+        return [(0.0, 100.0)]
+    return [(low, 100.0), (0.0, high)]
+
+
+def _join(panels: Sequence[Axes]) -> None:
+    """Mark the gap of the vertical axis between panels with slanted lines."""
+    for above, below in pairwise(panels):
+        above.spines["bottom"].set_visible(False)
+        above.tick_params(axis="x", length=0)
+        marks: style.Look = {
+            "marker": [(-1, -0.5), (1, 0.5)],
+            "markersize": 5,
+            "linestyle": "",
+            "color": style.BLACK,
+            "markeredgewidth": 0.6,
+            "clip_on": False,
+        }
+        above.plot([0], [0], transform=above.transAxes, **marks)
+        below.plot([0], [1], transform=below.transAxes, **marks)
+
+
+def _draw_line(
+    panel: Axes, line: StragglingLine, outcomes: Sequence[str], limits: tuple[float, float]
+) -> None:
+    """Draw the outcomes whose shares lie within the limits of a panel (%)."""
     x = np.array([(point.first + point.last) / 2 for point in line.points])
+    low_limit, high_limit = limits
     for outcome in outcomes:
         shares = [point.shares[outcome] for point in line.points]
-        look = OUTCOMES[outcome]
         low = [100 * share.low for share in shares]
         high = [100 * share.high for share in shares]
+        if max(high) < low_limit or min(low) > high_limit:
+            continue
+        look = OUTCOMES[outcome]
         if line.seeds > 1:
             band: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
             panel.fill_between(x, low, high, gid=f"band-{outcome}", **band)
         mean = [100 * share.mean for share in shares]
         panel.plot(x, mean, gid=outcome, markersize=2.2, clip_on=False, **look)
-    panel.set_ylim(0, 100)
-    panel.set_yticks([0, 50, 100])
-    panel.set_xlim(left=0)
+    panel.set_ylim(low_limit, high_limit)
+    step = _STEP
+    if high_limit - low_limit > 3 * _STEP:
+        step = 2 * _STEP
+    panel.yaxis.set_major_locator(MultipleLocator(step))
     panel.grid(axis="y")
+
+
+def _title(line: StragglingLine, outcomes: Sequence[str]) -> str:
     words = [f"{100 * line.shares[outcome].mean:.1f} % {outcome}" for outcome in outcomes]
-    panel.set_title(f"{line.name}: {', '.join(words)}")
+    return f"{line.name}: {', '.join(words)}"

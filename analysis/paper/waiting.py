@@ -19,6 +19,7 @@ from fedsim.analysis.paper.sheet import (
     Spread,
     add_legend,
     columns_for,
+    pools,
     styled,
 )
 from fedsim.analysis.series import Series
@@ -31,15 +32,20 @@ _MOST_POINTS = 25
 _MOST_RANKS = 5
 _PANEL_IN = 0.95
 _FRAME_IN = 0.75
-_EARLY: style.Look = {"facecolor": "#E4E4E4", "label": "until half of the clients were done"}
-_MOST_DONE: style.Look = {"facecolor": "#B0B0B0", "label": "until all but the slowest were done"}
+_EARLY: style.Look = {"facecolor": "#EDEDED", "label": "until half of the clients were done"}
+_MOST_DONE: style.Look = {"facecolor": "#CCCCCC", "label": "until all but the slowest were done"}
 _WAITED: dict[str, style.Look] = {
-    "valid": {"facecolor": style.VALID, "label": "waiting for the slowest: it was valid"},
+    "valid": {
+        "facecolor": style.VALID,
+        "edgecolor": "#00654A",
+        "hatch": "//////",
+        "label": "waiting for the slowest: it was valid",
+    },
     "slow": {"facecolor": style.ORANGE, "hatch": "....", "label": "it was slow"},
     "late": {"facecolor": style.VERMILLION, "label": "it came late"},
     "lost": {"facecolor": style.BLACK, "label": "it was lost"},
 }
-_EXTENT: style.Look = {"color": style.BLACK, "linewidth": 0.6, "linestyle": (0, (2, 1.5))}
+_EXTENT: style.Look = {"color": style.BLACK, "linewidth": 0.8}
 _BAR: style.Look = {"color": "#B0B0B0", "edgecolor": style.BLACK, "linewidth": 0.5}
 
 
@@ -218,8 +224,8 @@ def measure_waiting(series: Series) -> WaitingLine:
     rounds = min(len(waits) for waits in runs)
     pooled = style.step_for(rounds, _MOST_POINTS)
     points = []
-    for first in range(0, rounds, pooled):
-        points.append(_point([waits[first : min(first + pooled, rounds)] for waits in runs]))
+    for first, stop in pools(rounds, pooled):
+        points.append(_point([waits[first:stop] for waits in runs]))
     awaited = [_rank_devices(waits) for waits in runs]
     ranks = []
     for rank in range(min(_MOST_RANKS, max(map(len, awaited)))):
@@ -246,21 +252,21 @@ def measure_waiting(series: Series) -> WaitingLine:
     )
 
 
-def _point(pools: Sequence[Sequence[RoundWait]]) -> WaitingPoint:
+def _point(seeds: Sequence[Sequence[RoundWait]]) -> WaitingPoint:
     """Return the mean times of a few rounds, from the rounds of each seed."""
     waited = {}
     for outcome in COUNTED:
         means = []
-        for waits in pools:
+        for waits in seeds:
             times = [wait.waited_s if wait.outcome == outcome else 0.0 for wait in waits]
             means.append(float(np.mean(times)))
         waited[str(outcome)] = Spread.of(means)
     return WaitingPoint(
-        first=pools[0][0].round,
-        last=pools[0][-1].round,
-        half_s=Spread.of([float(np.mean([wait.half_s for wait in waits])) for waits in pools]),
-        others_s=Spread.of([float(np.mean([wait.others_s for wait in waits])) for waits in pools]),
-        end_s=Spread.of([float(np.mean([wait.end_s for wait in waits])) for waits in pools]),
+        first=seeds[0][0].round,
+        last=seeds[0][-1].round,
+        half_s=Spread.of([float(np.mean([wait.half_s for wait in waits])) for waits in seeds]),
+        others_s=Spread.of([float(np.mean([wait.others_s for wait in waits])) for waits in seeds]),
+        end_s=Spread.of([float(np.mean([wait.end_s for wait in waits])) for waits in seeds]),
         waited_s=waited,
     )
 
@@ -324,13 +330,15 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
         _draw_rounds(by_round, line, unit.size)
         by_round.set_ylim(0, end * 1.02 / unit.size)
         _draw_devices(by_device, line)
+        if place < columns:
+            by_device.set_title("share of the waiting (%)", loc="right")
         if place >= len(lines) - columns:
             label = "round"
             if line.pooled > 1:
                 label = f"round (means of {line.pooled})"
             by_round.set_xlabel(label)
             by_device.set_xlabel(_device_label(line))
-    figure.supylabel(f"since the round began ({unit.name})", fontsize=7.5, x=0.0)
+    figure.supylabel(f"since the round began ({unit.name})", fontsize=7.5)
     add_legend(figure, _handles(lines), columns=2 if width >= 3 else 1)
     numbers: list[NumberRow] = []
     for line in lines:
@@ -360,13 +368,15 @@ def _draw_rounds(panel: Axes, line: WaitingLine, unit: float) -> None:
     for gid, upper, look in layers:
         if (upper > base).any():
             panel.stairs(upper, edges, baseline=base, fill=True, linewidth=0, gid=gid, **look)
+            panel.stairs(upper, edges, baseline=None, color="white", linewidth=0.6)
         base = np.maximum(base, upper)
     if line.seeds > 1:
-        for which in ("low", "high"):
-            ends = [getattr(point.end_s, which) / unit for point in line.points]
-            panel.stairs(ends, edges, baseline=None, gid=f"end-{which}", **_EXTENT)
+        middles = [(point.first + point.last) / 2 for point in line.points]
+        low = [point.end_s.low / unit for point in line.points]
+        high = [point.end_s.high / unit for point in line.points]
+        panel.vlines(middles, low, high, gid="end-seeds", **_EXTENT)
     panel.set_xlim(edges[0], edges[-1])
-    panel.set_title(f"{line.name}: {100 * line.share.mean:.0f} % of it waits")
+    panel.set_title(f"{line.name}: {100 * line.share.mean:.0f} % waiting")
 
 
 def _draw_devices(panel: Axes, line: WaitingLine) -> None:
@@ -386,7 +396,6 @@ def _draw_devices(panel: Axes, line: WaitingLine) -> None:
     panel.tick_params(axis="x", length=0)
     panel.set_ylim(0, 100)
     panel.set_yticks([0, 50, 100])
-    panel.set_title("of the waiting (%)")
 
 
 def _handles(lines: Sequence[WaitingLine]) -> list[Artist]:
@@ -396,5 +405,5 @@ def _handles(lines: Sequence[WaitingLine]) -> list[Artist]:
             handles.append(Patch(**look))
     seeds = max(line.seeds for line in lines)
     if seeds > 1:
-        handles.append(Line2D([], [], label=f"lowest, highest of {seeds} seeds", **_EXTENT))
+        handles.append(Line2D([], [], label=f"end: lowest to highest of {seeds} seeds", **_EXTENT))
     return handles
