@@ -65,7 +65,11 @@ def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: 
 
 
 def mark_rows(
-    panel: Axes, marks: Sequence[Mark], rows: Mapping[int, float], unit: float
+    panel: Axes,
+    marks: Sequence[Mark],
+    rows: Mapping[int, float],
+    unit: float,
+    size: float | None = None,
 ) -> list[Artist]:
     """Draw marks of the kinds ``MARKS`` within the panel's limits, in the rows of their devices.
 
@@ -74,12 +78,14 @@ def mark_rows(
         marks: marks of a run; marks of other kinds, or of devices without a row, are skipped.
         rows: the row of each device.
         unit: unit of the panel's time axis (s).
+        size: size of the marks (points); by default it suits the count of rows.
 
     Returns:
         The legend's entries.
     """
     first, last = panel.get_xlim()
-    size = float(np.clip(420 / len(rows), 2.2, 7.0))
+    if size is None:
+        size = float(np.clip(420 / len(rows), 2.2, 7.0))
     handles: list[Artist] = []
     for kind in MARKS:
         x: list[float] = []

@@ -115,7 +115,7 @@ def _choose_rounds(
             f"{str(history.run.path)!r} has no rounds in which devices trained against a deadline"
         )
     if rounds is None and len(trained) > _WORST + 1:
-        reasons = _worst_rounds(history, trained)
+        reasons = worst_rounds(history, trained, _WORST)
     else:
         first, stop = (0, trained[-1] + 1) if rounds is None else rounds
         inside = [number for number in trained if first <= number < stop]
@@ -127,11 +127,18 @@ def _choose_rounds(
     return reasons, f"{len(reasons)} of {len(trained):,} rounds with training"
 
 
-def _worst_rounds(history: History, trained: list[int]) -> dict[int, str]:
+def worst_rounds(history: History, trained: list[int], count: int) -> dict[int, str]:
     """Choose the rounds with the most failed tasks, and the median round.
 
-    Of rounds with equally many failed tasks, the longest comes first. Returns the reason to draw
-    a round by its index, in order.
+    Of rounds with equally many failed tasks, the longest comes first.
+
+    Args:
+        history: the run's records.
+        trained: indices of the rounds with training.
+        count: count of the worst rounds.
+
+    Returns:
+        The reason to draw a round by its index, in order.
     """
     ends = history.of("task-end")
     failed = ends.loc[ends["outcome"] != "done", "round"].dropna().astype(int).value_counts()
@@ -139,6 +146,7 @@ def _worst_rounds(history: History, trained: list[int]) -> dict[int, str]:
     ranked = sorted(
         trained, key=lambda number: (-failed.get(number, 0), -durations.get(number, 0.0))
     )
-    reasons = dict.fromkeys(ranked[:_WORST], "one of the worst")
-    reasons[ranked[len(ranked) // 2]] = "the median"
+    reasons = dict.fromkeys(ranked[:count], "one of the worst" if count > 1 else "the worst")
+    median = ranked[len(ranked) // 2]
+    reasons.setdefault(median, "the median")
     return dict(sorted(reasons.items()))

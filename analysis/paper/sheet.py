@@ -12,6 +12,7 @@ from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import matplotlib.style
 from matplotlib.artist import Artist
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -164,21 +165,20 @@ def line_look(number: int) -> style.Look:
     }
 
 
-def add_legend(figure: Figure, handles: Sequence[Artist], columns: int = 0) -> None:
-    """Add a legend below all panels.
+def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
+    """Add a legend below all panels, in as many columns as the figure has room for.
 
     Args:
         figure: the figure.
         handles: labelled entries.
-        columns: count of columns; by default as many as fit.
     """
-    room = figure.get_figwidth() * 72 / 3.4  # characters of 7 points
-    lengths = [len(str(handle.get_label())) + 8 for handle in handles]
-    if not columns:
-        columns = max(1, min(len(handles), int(room / max(lengths))))
-        if sum(lengths) <= room:
-            columns = len(handles)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+    canvas = FigureCanvasAgg(figure)
+    for columns in range(len(handles), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+        width = legend.get_tightbbox(canvas.get_renderer()).width / figure.dpi
+        if width <= figure.get_figwidth() or columns == 1:
+            return
+        legend.remove()
 
 
 def smallest_text(figure: Figure) -> float:

@@ -339,7 +339,7 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
             by_round.set_xlabel(label)
             by_device.set_xlabel(_device_label(line))
     figure.supylabel(f"since the round began ({unit.name})", fontsize=7.5)
-    add_legend(figure, _handles(lines), columns=2 if width >= 3 else 1)
+    add_legend(figure, _handles(lines))
     numbers: list[NumberRow] = []
     for line in lines:
         numbers += line.numbers()
