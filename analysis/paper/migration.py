@@ -70,7 +70,7 @@ EVENTS: dict[str, style.Look] = {
 
 DEVICES: dict[str, style.Look] = {
     "present": {"label": "devices present", "color": style.GREY, "linestyle": "-"},
-    "grouped": {"label": "of them in a group", "color": "#332288", "linestyle": (0, (4, 1.5))},
+    "grouped": {"label": "of them in a group", "color": "#882255", "linestyle": (0, (4, 1.5))},
 }
 _PURITY: style.Look = {"label": "purity of the groups", "color": style.BLACK, "marker": "."}
 
@@ -285,7 +285,7 @@ def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None
             if kind == "shift":
                 extra["markersize"] = 4.2  # a ring, which the dot of its notice does not hide
             _draw_curve(panels[0], x, line.counts[kind], look | extra)
-    panels[0].set_ylabel("so far")
+    panels[0].set_ylabel("events so far")
     panels[0].set_title(line.name)
     for name, look in DEVICES.items():
         _draw_curve(panels[1], x, line.devices[name], look | {"gid": name})
