@@ -257,9 +257,7 @@ def draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, sizes: LaneSizes) 
         panel, parts["begun"] / unit, parts["lane"], markersize=sizes.mark, gid="part", **_PART
     )
     middle = (splits["begun"] + splits["train_end"]) / 2 / unit
-    style.marks_at(
-        panel, middle, splits["lane"], markersize=sizes.mark, gid="splits", **_SPLITS
-    )
+    style.marks_at(panel, middle, splits["lane"], markersize=sizes.mark, gid="splits", **_SPLITS)
 
 
 def _draw_epochs(

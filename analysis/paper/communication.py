@@ -30,7 +30,8 @@ from fedsim.records.ledger import total_of_round
 from fedsim.records.reading import RunFolder
 
 MOST_LINES = 12
-USUAL_TARGETS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+_USUAL = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+USUAL_TARGETS = tuple(Target(accuracy) for accuracy in _USUAL)
 DIRECTIONS: dict[str, style.Look] = {
     "down": {"facecolor": style.STEPS["download"], "label": "to devices"},
     "up": {"facecolor": style.STEPS["upload"], "label": "from devices", "hatch": "//////"},
@@ -133,14 +134,14 @@ class Communication:
 
 
 def measure_communication(
-    series: Sequence[Series], target: Target | None = None
+    series: Sequence[Series], targets: Sequence[Target] = USUAL_TARGETS
 ) -> Communication:
     """Return the bytes that each run of each line moved until it reached a target.
 
     Args:
         series: the lines.
-        target: the target; by default the highest usual accuracy that every run reaches, or else
-            the highest that any run reaches.
+        targets: possible targets, the hardest first. The first that all runs reach is used, or else
+            the first that any run reaches.
 
     Raises:
         NothingToDrawError: no round was evaluated, or no run moved bytes or reached the target.
@@ -150,8 +151,7 @@ def measure_communication(
         everything += entry.runs
     if not any(total_of_round(row) for run in everything for row in run.rounds):
         raise style.NothingToDrawError("no round of these runs moved bytes")
-    if target is None:
-        target = _usual_target(everything)
+    target = _choose_target(everything, targets)
     curves = curves_of(series, target.metric)
     lines = []
     for entry, seeds in zip(series, curves, strict=True):
@@ -161,23 +161,27 @@ def measure_communication(
             table = band(seeds, "bytes")[["at", "mean", "low", "high"]]
             points = [tuple(row) for row in table.itertuples(index=False, name=None)]
         lines.append(CommunicationLine(entry.name, entry.number, runs, tuple(points)))
-    if all(run.parts is None for line in lines for run in line.runs):
-        raise style.NothingToDrawError(f"no run reached the target {target:g}")
     return Communication(target, tuple(lines))
 
 
-def _usual_target(runs: Sequence[RunFolder]) -> Target:
-    """Return the highest usual accuracy that all runs reach, or else that any run reaches."""
-    bests = []
-    for run in runs:
-        accuracies = [row["accuracy"] for row in run.rounds if row["accuracy"] is not None]
-        bests.append(max(accuracies, default=0.0))
-    for limit in (min(bests), max(bests)):
-        for accuracy in USUAL_TARGETS:
-            if accuracy <= limit:
-                return Target(accuracy)
+def _choose_target(runs: Sequence[RunFolder], targets: Sequence[Target]) -> Target:
+    """Return the first target that all runs reach, or else the first that any run reaches.
+
+    Raises:
+        NothingToDrawError: no run reaches any of the targets.
+    """
+    partly = None
+    for target in targets:
+        reached = [until(run.rounds, target, run.summary)["rounds"] is not None for run in runs]
+        if all(reached):
+            return target
+        if any(reached) and partly is None:
+            partly = target
+    if partly is not None:
+        return partly
+    words = ", ".join(f"{target:g}" for target in targets)
     raise style.NothingToDrawError(
-        f"no run reached an accuracy of {USUAL_TARGETS[-1]:g}; --target gives another target"
+        f"no run reached a target out of {words}; --target gives another target"
     )
 
 
@@ -198,21 +202,21 @@ def _bytes_of(run: RunFolder, target: Target) -> BytesToTarget:
 
 @styled
 def draw_communication(
-    series: Sequence[Series], width: float, target: Target | None = None
+    series: Sequence[Series], width: float, targets: Sequence[Target] = USUAL_TARGETS
 ) -> PaperFigure:
     """Draw accuracy against bytes, and the bytes until a target with a dot per seed.
 
     Args:
         series: the lines.
         width: width of the figure (inches).
-        target: the target, see ``measure_communication``.
+        targets: possible targets, see ``measure_communication``.
 
     Raises:
         NothingToDrawError: no round was evaluated, or no run moved bytes or reached the target.
         PictureError: there are more lines than the figure has room for.
     """
     refuse_more("communication", series, MOST_LINES)
-    cost = measure_communication(series, target)
+    cost = measure_communication(series, targets)
     bars_in = 0.15 + _BAR_IN * len(cost.lines)
     figure = Figure(figsize=(width, _CURVES_IN + bars_in + _FRAME_IN))
     curves, bars = figure.subplots(2, 1, height_ratios=[_CURVES_IN, bars_in])

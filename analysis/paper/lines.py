@@ -6,18 +6,20 @@ from pathlib import Path
 from fedsim.analysis import style
 from fedsim.analysis.series import Series, group_by_scenario
 from fedsim.common.errors import RunFolderError, nearest
-from fedsim.lab.compare.cells import VARIANT, cell_names, cells_of
-from fedsim.lab.compare.lines import Lines, read_lines
+from fedsim.lab.compare.cells import VARIANT, cells_of, name_cells
+from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.reading.activities import Activities
 from fedsim.lab.reading.attempts import Attempts
 from fedsim.lab.reading.history import History
+from fedsim.lab.reading.study_folder import is_study, read_index
+from fedsim.lab.reading.targets import Target
 from fedsim.records.reading import RunFolder
 
 _MOST_NAMED = 6
 _LONGEST_NAME = 30
 
 
-def read_series(paths: Sequence[Path], only: Sequence[str] = ()) -> tuple[list[Series], Lines]:
+def read_series(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Series]:
     """Read the lines of figures from folders of runs and of studies.
 
     Runs of the same scenario with several seeds are one line, and so are the runs of a variant of a
@@ -29,43 +31,41 @@ def read_series(paths: Sequence[Path], only: Sequence[str] = ()) -> tuple[list[S
             add up, texts of several keys must all hold.
 
     Returns:
-        The lines, numbered from 0, and the lines as a comparison has them.
+        The lines, numbered from 0: first those of studies, then those of runs.
 
     Raises:
         RunFolderError: a folder is neither a run nor a study, or no run is done.
         PictureError: a text of ``only`` names no line.
     """
     lines = read_lines(paths).begun()
-    names = cell_names(lines)
     places = [place for place, line in enumerate(lines.lines) if line.runs]
     if not places:
         folders = ", ".join(repr(str(path)) for path in paths)
         raise RunFolderError(f"{folders} has no run yet that is done, so there is nothing to draw")
-    cells = cells_of(lines, places)
-    series: list[Series] = []
-    facts: list[Mapping[str, str]] = []
-    for place, cell in cells.items():
-        line = lines.lines[place]
-        if line.study:
-            series.append(Series(style.short(names[place], _LONGEST_NAME), line.runs))
-            facts.append(cell)
-    runs = [line.runs[0] for line in lines.lines if line.runs and not line.study]
-    for line_of_runs in group_by_scenario(runs):
-        series.append(line_of_runs)
-        facts.append({VARIANT: line_of_runs.name})
-    selection = _select(series, facts, only)
-    numbered = [Series(entry.name, entry.runs, rank) for rank, entry in enumerate(selection)]
-    return numbered, lines
+    of_studies = [place for place in places if lines.lines[place].study]
+    cells = cells_of(lines, of_studies)
+    alone = [lines.lines[place].runs[0] for place in places if place not in of_studies]
+    singles = group_by_scenario(alone)
+    facts: list[Mapping[str, str]] = [*cells.values()]
+    facts += [{VARIANT: line.name} for line in singles]
+    selection = _select(facts, only)
+    chosen = [place for number, place in enumerate(cells) if number in selection]
+    names = name_cells(cells_of(lines, chosen))
+    series = [
+        Series(style.short(names[place], _LONGEST_NAME), lines.lines[place].runs)
+        for place in chosen
+    ]
+    for number, line in enumerate(singles, start=len(cells)):
+        if number in selection:
+            series.append(line)
+    return [Series(line.name, line.runs, rank) for rank, line in enumerate(series)]
 
 
-def _select(
-    series: Sequence[Series], facts: Sequence[Mapping[str, str]], only: Sequence[str]
-) -> list[Series]:
-    """Return the series that ``only`` selects.
+def _select(facts: Sequence[Mapping[str, str]], only: Sequence[str]) -> list[int]:
+    """Return the numbers of the lines that ``only`` selects.
 
     Args:
-        series: all series.
-        facts: the values of each series by key.
+        facts: the values of each line by key.
         only: texts as of ``read_series``.
     """
     wishes: dict[str, set[str]] = {}
@@ -85,13 +85,22 @@ def _select(
                 f"--only is {text!r}; allowed are {', '.join(allowed)}{nearest(value, allowed)}"
             )
         wishes.setdefault(key, set()).add(value)
-    selection = []
-    for entry, values in zip(series, facts, strict=True):
+    numbers = []
+    for number, values in enumerate(facts):
         if all(values.get(key) in wish for key, wish in wishes.items()):
-            selection.append(entry)
-    if not selection:
+            numbers.append(number)
+    if not numbers:
         raise style.PictureError(f"--only {' --only '.join(only)} leaves no line to draw")
-    return selection
+    return numbers
+
+
+def declared_targets(paths: Sequence[Path]) -> list[Target]:
+    """Return the targets that studies declare, the highest values first; none without a study."""
+    targets = []
+    for path in paths:
+        if is_study(path):
+            targets += [Target.read(target) for target in read_index(path).targets]
+    return sorted(dict.fromkeys(targets), key=lambda target: -target.value)
 
 
 def refuse_more(figure: str, series: Sequence[Series], most: int) -> None:

@@ -309,7 +309,9 @@ def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None
         panel.grid(axis="y")
 
 
-def _draw_curve(panel: Axes, x: Floats, spreads: Sequence[Spread], look: Mapping[str, object]) -> None:
+def _draw_curve(
+    panel: Axes, x: Floats, spreads: Sequence[Spread], look: Mapping[str, object]
+) -> None:
     low = [spread.low for spread in spreads]
     high = [spread.high for spread in spreads]
     band: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}

@@ -289,9 +289,7 @@ def _round_label(lines: Sequence[StragglingLine]) -> str:
     return f"{label} ({counts} counted together at each point)"
 
 
-def _ranges(
-    lines: Sequence[StragglingLine], outcomes: Sequence[str]
-) -> list[tuple[float, float]]:
+def _ranges(lines: Sequence[StragglingLine], outcomes: Sequence[str]) -> list[tuple[float, float]]:
     """Return the ranges of the vertical axis (%), the upper one first.
 
     If valid clients are far more than all others, the axis has a gap between them.

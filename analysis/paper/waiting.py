@@ -206,9 +206,7 @@ def _wait(attempts: Attempts, number: int, start: float, round_end: float) -> Ro
     worst = max(outcomes, key=lambda name: COUNTED.index(name) if name in COUNTED else -1)  # type: ignore[arg-type]
     devices = sorted({client.device for client in slowest})
     half = sorted(ends)[(len(ends) - 1) // 2]
-    return RoundWait(
-        number, half - start, others - start, last - start, worst, tuple(devices)
-    )
+    return RoundWait(number, half - start, others - start, last - start, worst, tuple(devices))
 
 
 def measure_waiting(series: Series) -> WaitingLine:
