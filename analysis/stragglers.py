@@ -130,7 +130,8 @@ def _choose_rounds(
 def worst_rounds(history: History, trained: list[int], count: int) -> dict[int, str]:
     """Choose the rounds with the most failed tasks, and the median round.
 
-    Of rounds with equally many failed tasks, the longest comes first.
+    Of rounds with equally many failed tasks, the longest comes first. A round that the end of the
+    run cut off is chosen only if there is no other.
 
     Args:
         history: the run's records.
@@ -141,10 +142,13 @@ def worst_rounds(history: History, trained: list[int], count: int) -> dict[int, 
         The reason to draw a round by its index, in order.
     """
     ends = history.of("task-end")
-    failed = ends.loc[ends["outcome"] != "done", "round"].dropna().astype(int).value_counts()
+    has_failed = ~ends["outcome"].isin(["done", "stopped"])
+    failed = ends.loc[has_failed, "round"].dropna().astype(int).value_counts()
     durations = history.rounds.set_index("round")["end"].diff()
+    finished = [number for number in trained if number in durations.index]
     ranked = sorted(
-        trained, key=lambda number: (-failed.get(number, 0), -durations.get(number, 0.0))
+        finished or trained,
+        key=lambda number: (-failed.get(number, 0), -durations.get(number, 0.0)),
     )
     reasons = dict.fromkeys(ranked[:count], "one of the worst" if count > 1 else "the worst")
     median = ranked[len(ranked) // 2]

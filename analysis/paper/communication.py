@@ -18,7 +18,6 @@ from fedsim.analysis.paper.sheet import (
     BAND,
     NumberRow,
     PaperFigure,
-    Spread,
     add_legend,
     line_look,
     styled,

@@ -126,3 +126,14 @@ def attempts_of(run: RunFolder) -> Attempts:
 def strategy_of(series: Series) -> str:
     """Return the strategy of a line, from the summary of its first run."""
     return style.short(str(series.runs[0].summary["strategy"]), _LONGEST_NAME)
+
+
+def not_drawn(line: Series, reason: style.NothingToDrawError, series: Sequence[Series]) -> str:
+    """Return a sentence on a line that a figure does not draw.
+
+    Args:
+        line: the line.
+        reason: the error that says why.
+        series: all lines of the figure; the sentence names the line only if there are several.
+    """
+    return str(reason) if len(series) == 1 else f"without {line.name}: {reason}"

@@ -25,6 +25,7 @@ _MOST_IN = 4.0
 _SIZES_IN = 0.75
 _FRAME_IN = 0.9
 _MOST_ROWS = 160
+_HATCHES = ("", "", "", "//////", "", "......", "......", "xxxxxx", "......", "xxxxxx")
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,15 @@ def draw_members(series: Series, width: float) -> PaperFigure:
     return PaperFigure(figure, _numbers(series, members), notes)
 
 
+def _group_look(group: int) -> style.Look:
+    """Return the look of a group: its colour, and a hatch if another group is as dark in grey."""
+    look: style.Look = {"facecolor": membership_colour(group), "linewidth": 0}
+    hatch = _HATCHES[group % len(_HATCHES)]
+    if group != NO_GROUP and hatch:
+        look |= {"hatch": hatch, "edgecolor": "white"}
+    return look
+
+
 def _draw_rows(panel: Axes, members: Members, unit: float) -> list[Artist]:
     rows = {device: float(row) for row, device in enumerate(members.devices.tolist())}
     stays = members.attempts.activities.stays
@@ -133,10 +143,10 @@ def _draw_rows(panel: Axes, members: Members, unit: float) -> list[Artist]:
                 np.array([stay.end for stay in own]) / unit,
                 np.array([rows[stay.device] for stay in own]),
                 0.45,
-                facecolor=membership_colour(group),
                 gid=f"group-{group}",
+                **_group_look(group),
             )
-        handles.append(Patch(facecolor=membership_colour(group), label=style.group_name(group)))
+        handles.append(Patch(label=style.group_name(group), **_group_look(group)))
     if members.sizes[NO_GROUP].any():
         handles.append(Patch(facecolor=membership_colour(NO_GROUP), label="no group"))
     handles += draw_pre_trainings(panel, members.attempts.all, rows, unit)
@@ -149,8 +159,8 @@ def _draw_sizes(panel: Axes, members: Members, unit: float) -> None:
     base = np.zeros(len(x))
     for group, sizes in members.sizes.items():
         top = base + sizes
-        look: style.Look = {"facecolor": membership_colour(group), "gid": f"size-{group}"}
-        panel.fill_between(x, base, top, step="post", linewidth=0, **look)
+        look = {"gid": f"size-{group}", **_group_look(group)}
+        panel.fill_between(x, base, top, step="post", **look)
         panel.step(x, top, where="post", color="white", linewidth=0.5)
         base = top
     panel.step(x, base, where="post", color=style.BLACK, linewidth=0.8, gid="present")

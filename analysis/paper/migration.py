@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import style
-from fedsim.analysis.paper.lines import attempts_of, refuse_more, strategy_of
+from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, strategy_of
 from fedsim.analysis.paper.sheet import (
     BAND,
     NumberRow,
@@ -243,7 +243,7 @@ def draw_migration(series: Sequence[Series], width: float) -> PaperFigure:
             lines.append(measure_migration(entry))
             drawn.append(entry)
         except style.NothingToDrawError as error:
-            notes.append(f"{entry.name} is not drawn: {error}")
+            notes.append(not_drawn(entry, error, series))
     if not lines:
         raise style.NothingToDrawError("; ".join(notes))
     refuse_more("migration", drawn, MOST_LINES)

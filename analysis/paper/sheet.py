@@ -29,6 +29,8 @@ LEAST_IN = 2.0
 MOST_IN = 20.0
 COLUMN_IN = 3.5  # width of a column in two-column papers
 LEAST_PT = 6.0  # size of the smallest text
+_LETTER_IN = 0.05  # usual width of a letter of a title
+_AXIS_IN = 0.45  # width of an axis with its labels
 _WIDE_IN = 2.9  # least width of a panel beside another panel
 _WIDTH = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*")
 
@@ -163,6 +165,20 @@ def line_look(number: int) -> style.Look:
         "linestyle": _DASHES[(place + turn) % len(_DASHES)],
         "marker": _MARKERS[(place + 2 * turn) % len(_MARKERS)],
     }
+
+
+def title_of(name: str, words: str, room: float) -> str:
+    """Return the title of a panel, on two lines if one has no room for it.
+
+    Args:
+        name: name of the line that the panel shows.
+        words: text about the line.
+        room: width of the panel with its axis (inches).
+    """
+    title = f"{name}: {words}"
+    if len(title) * _LETTER_IN <= room - _AXIS_IN:
+        return title
+    return f"{name}:\n{words}"
 
 
 def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:

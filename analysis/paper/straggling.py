@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.paper.lines import attempts_of, refuse_more, strategy_of
+from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, strategy_of
 from fedsim.analysis.paper.sheet import (
     BAND,
     OUTCOMES,
@@ -30,6 +30,7 @@ from fedsim.analysis.paper.sheet import (
     columns_for,
     pools,
     styled,
+    title_of,
 )
 from fedsim.analysis.series import Series
 from fedsim.lab.reading.attempts import COUNTED, Attempts
@@ -221,7 +222,7 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
         try:
             lines.append(measure_straggling(entry))
         except style.NothingToDrawError as error:
-            notes.append(f"{entry.name} is not drawn: {error}")
+            notes.append(not_drawn(entry, error, series))
     if not lines:
         raise style.NothingToDrawError("; ".join(notes))
     outcomes = _occurring(lines)
@@ -243,7 +244,7 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
         for panel, limits in zip(panels, ranges, strict=True):
             _draw_line(panel, lines[place], outcomes, limits)
         _join(panels)
-        panels[0].set(title=_title(lines[place], outcomes), xlim=(0, end))
+        panels[0].set(title=_title(lines[place], outcomes, width / columns), xlim=(0, end))
         if place >= len(lines) - columns:
             panels[-1].set_xlabel(_round_label(lines))
             panels[-1].tick_params(labelbottom=True)
@@ -260,10 +261,8 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
     for line in lines:
         numbers += line.numbers()
         if line.stopped:
-            notes.append(
-                f"{line.stopped} clients of {line.name} were at work when their run ended, and are "
-                "not counted"
-            )
+            clients = style.counted(line.stopped, "client")
+            notes.append(f"{clients} of {line.name} cut off by the end of a run: not counted")
     return PaperFigure(figure, numbers, tuple(notes))
 
 
@@ -301,7 +300,7 @@ def _ranges(lines: Sequence[StragglingLine], outcomes: Sequence[str]) -> list[tu
             lowest_valid = min(lowest_valid, 100 * point.shares["valid"].low)
             for outcome in outcomes[1:]:
                 highest_other = max(highest_other, 100 * point.shares[outcome].high)
-    low = _STEP * math.floor(lowest_valid / _STEP)
+    low = min(100 - _STEP, _STEP * math.floor(lowest_valid / _STEP))
     high = _STEP * max(1, math.ceil(highest_other / _STEP))
     if low - high < _LEAST_GAP:
         return [(0.0, 100.0)]
@@ -351,6 +350,13 @@ def _draw_line(
     panel.grid(axis="y")
 
 
-def _title(line: StragglingLine, outcomes: Sequence[str]) -> str:
+def _title(line: StragglingLine, outcomes: Sequence[str], room: float) -> str:
+    """Return the name of a line and its shares over all rounds.
+
+    Args:
+        line: the line.
+        outcomes: the outcomes to name.
+        room: width of the panel with its axis (inches); a longer title has two lines.
+    """
     words = [f"{100 * line.shares[outcome].mean:.1f} % {outcome}" for outcome in outcomes]
-    return f"{line.name}: {', '.join(words)}"
+    return title_of(line.name, ", ".join(words), room)

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import style
-from fedsim.analysis.paper.lines import attempts_of, refuse_more, strategy_of
+from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more
 from fedsim.analysis.paper.sheet import (
     NumberRow,
     PaperFigure,
@@ -21,6 +21,7 @@ from fedsim.analysis.paper.sheet import (
     columns_for,
     pools,
     styled,
+    title_of,
 )
 from fedsim.analysis.series import Series
 from fedsim.common.arrays import Floats
@@ -308,7 +309,7 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
         try:
             lines.append(measure_waiting(entry))
         except style.NothingToDrawError as error:
-            notes.append(f"{entry.name} is not drawn: {error}")
+            notes.append(not_drawn(entry, error, series))
     if not lines:
         raise style.NothingToDrawError("; ".join(notes))
     columns = columns_for(width, len(lines))
@@ -326,6 +327,8 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
             continue
         line = lines[place]
         _draw_rounds(by_round, line, unit.size)
+        words = f"{100 * line.share.mean:.0f} % waiting"
+        by_round.set_title(title_of(line.name, words, width / columns * 0.7))
         by_round.set_ylim(0, end * 1.02 / unit.size)
         _draw_devices(by_device, line)
         if place < columns:
@@ -374,7 +377,6 @@ def _draw_rounds(panel: Axes, line: WaitingLine, unit: float) -> None:
         high = [point.end_s.high / unit for point in line.points]
         panel.vlines(middles, low, high, gid="end-seeds", **_EXTENT)
     panel.set_xlim(edges[0], edges[-1])
-    panel.set_title(f"{line.name}: {100 * line.share.mean:.0f} % waiting")
 
 
 def _draw_devices(panel: Axes, line: WaitingLine) -> None:
