@@ -1,5 +1,6 @@
 """Communication cost: bytes until a target, by direction and seed, and accuracy against bytes."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,10 @@ DIRECTIONS: dict[str, style.Look] = {
     "up": {"facecolor": style.STEPS["upload"], "label": "from devices", "hatch": "//////"},
     "peer": {"facecolor": "#CCBB44", "label": "between devices"},
 }
-_BAR_IN = 0.17
+_LONGEST_NAME = 18  # most characters of a line of a name
+_LONGEST_LABEL = 24
+_WIDE_IN = 3.0  # width from which a label has one line
+_BAR_IN = 0.2
 _CURVES_IN = 1.35
 _FRAME_IN = 0.95
 _SEED: style.Look = {
@@ -150,6 +154,7 @@ def measure_communication(
         everything += entry.runs
     if not any(total_of_round(row) for run in everything for row in run.rounds):
         raise style.NothingToDrawError("no round of these runs moved bytes")
+    curves_of(series, targets[0].metric)  # raises if no round was evaluated
     target = _choose_target(everything, targets)
     curves = curves_of(series, target.metric)
     lines = []
@@ -297,12 +302,16 @@ def _draw_bars(panel: Axes, cost: Communication) -> None:
             va="center",
             fontsize=7,
         )
-    panel.set_yticks(range(len(cost.lines)), [line.name for line in cost.lines])
+    names = [textwrap.fill(line.name, _LONGEST_NAME) for line in cost.lines]
+    panel.set_yticks(range(len(cost.lines)), names)
     panel.tick_params(axis="y", length=0)
     panel.set_ylim(len(cost.lines) - 0.5, -0.5)
     panel.set_xlim(0, max(totals) / unit.size * 1.18)
     panel.xaxis.set_major_locator(MaxNLocator(nbins=6))
-    panel.set_xlabel(f"bytes until {_words(cost.target)} ({unit.name})")
+    label = f"bytes until {_words(cost.target)} ({unit.name})"
+    if panel.figure.get_figwidth() < _WIDE_IN:
+        label = textwrap.fill(label, _LONGEST_LABEL)
+    panel.set_xlabel(label)
 
 
 def _words(target: Target) -> str:
