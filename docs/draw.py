@@ -1,11 +1,14 @@
-"""Draws the pictures of README and of the first page: ``python docs/draw.py``.
+"""Draws the pictures of README, of the first page and of the figures for papers.
 
-It takes half a minute on two cores.
+``python docs/draw.py`` takes two minutes on two cores.
 """
 
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from PIL import Image
 
 import fedsim
 from fedsim.cli import main
@@ -39,6 +42,36 @@ def save(figure: "Figure", name: str) -> None:
     )
 
 
+def draw_paper(folder: Path) -> None:
+    """Draw the figures of the page ``figures.md``, from the study that the page has.
+
+    Args:
+        folder: folder for the runs.
+    """
+    page = (Path(__file__).parent / "figures.md").read_text(encoding="utf-8")
+    study = re.search(r"```toml\n(# paper\.toml\n.*?)```", page, re.DOTALL)
+    assert study is not None
+    (folder / "paper.toml").write_text(study[1], encoding="utf-8")
+    main(["study", f"{folder}/paper.toml", "--out", f"{folder}/paper"], standalone_mode=False)
+    runs = []
+    for seed in (1, 2, 3):
+        runs.append(f"{folder}/migration-{seed}")
+        fedsim.run(fedsim.load("migration", seed=seed), runs[-1])
+    drawings = (
+        [f"{folder}/paper", "--figure", "straggling", "--figure", "waiting"],
+        [f"{folder}/paper", "--figure", "communication", "--target", "0.9"],
+        [f"{folder}/paper", "--figure", "rounds", "--only", "cata-fed"],
+        [*runs, "--figure", "migration", "--figure", "members"],
+    )
+    for words in drawings:
+        command = ["figures", *words, "--format", "png", "--out", f"{folder}/figures", "--quiet"]
+        main(command, standalone_mode=False)
+    for path in sorted((folder / "figures").glob("*.png")):
+        with Image.open(path) as picture:
+            few = picture.convert("RGB").quantize(64)
+            few.save(OUT / f"paper-{path.name}", optimize=True)
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         fedsim.run(fedsim.load("quickstart", SMALL), f"{folder}/quickstart")
@@ -48,3 +81,4 @@ if __name__ == "__main__":
             command += ["--only", variant]
         main(command, standalone_mode=False)
         save(fedsim.load_study(f"{folder}/study").figure("costs"), "study")
+        draw_paper(Path(folder))

@@ -105,15 +105,18 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
     counts = {number: int(tasks["lane"].max()) + 1 for number, tasks in by_round.items()}
     columns = columns_for(width, len(by_round))
     rows = -(-len(by_round) // columns)
-    most = min(_MOST_LANES, max(counts.values()))
-    height = _FRAME_IN + rows * (_TITLE_IN + most * _LANE_IN)
+    shown = [min(_MOST_LANES, counts[number]) for number in chosen.reasons]
+    # a panel is as high as the highest one beside it
+    most = [max(shown[row * columns : (row + 1) * columns]) for row in range(rows)]
+    height = _FRAME_IN + rows * _TITLE_IN + sum(most) * _LANE_IN
     figure = Figure(figsize=(width, height))
-    grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
+    grid = figure.subplots(rows, columns, sharex=True, squeeze=False, height_ratios=most)
     end = float(np.nanmax(chosen.attempts[list(TIMES)].to_numpy(float)))
     unit = style.unit_for(end, style.TIMES)
-    for panel, (number, reason) in zip(grid.flat, chosen.reasons.items(), strict=False):
+    for place, (number, reason) in enumerate(chosen.reasons.items()):
+        panel = grid.flat[place]
         tasks = by_round[number]
-        panel.set(xlim=(0, end * 1.02 / unit.size), ylim=(most - 0.5, -0.5))
+        panel.set(xlim=(0, end * 1.02 / unit.size), ylim=(most[place // columns] - 0.5, -0.5))
         lanes = some_lanes(tasks, _MOST_LANES)
         draw_round(panel, lanes, unit.size, _SIZES)
         name_lanes(panel, lanes, _SIZES)
