@@ -59,7 +59,7 @@ def draw_paper(folder: Path) -> None:
         fedsim.run(fedsim.load("migration", seed=seed), runs[-1])
     drawings = (
         [f"{folder}/paper", "--figure", "straggling", "--figure", "waiting"],
-        [f"{folder}/paper", "--figure", "communication", "--target", "0.9"],
+        [f"{folder}/paper", "--figure", "communication"],
         [f"{folder}/paper", "--figure", "rounds", "--only", "cata-fed"],
         [*runs, "--figure", "migration", "--figure", "members"],
     )

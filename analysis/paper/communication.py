@@ -137,7 +137,9 @@ class Communication:
 
 
 def measure_communication(
-    series: Sequence[Series], targets: Sequence[Target] = USUAL_TARGETS
+    series: Sequence[Series],
+    targets: Sequence[Target] = USUAL_TARGETS,
+    otherwise: Sequence[Target] = (),
 ) -> Communication:
     """Return the bytes that each run of each line moved until it reached a target.
 
@@ -145,6 +147,7 @@ def measure_communication(
         series: the lines.
         targets: possible targets, the hardest first. The first that all runs reach is used, or else
             the first that any run reaches.
+        otherwise: further targets, chosen alike if no run reaches any of ``targets``.
 
     Raises:
         NothingToDrawError: no round was evaluated, or no run moved bytes or reached the target.
@@ -155,7 +158,12 @@ def measure_communication(
     if not any(total_of_round(row) for run in everything for row in run.rounds):
         raise style.NothingToDrawError("no round of these runs moved bytes")
     curves_of(series, targets[0].metric)  # raises if no round was evaluated
-    target = _choose_target(everything, targets)
+    target = _choose_target(everything, targets) or _choose_target(everything, otherwise)
+    if target is None:
+        words = ", ".join(f"{target:g}" for target in (*targets, *otherwise))
+        raise style.NothingToDrawError(
+            f"no run reached a target out of {words}; --target gives another target"
+        )
     curves = curves_of(series, target.metric)
     lines = []
     for entry, seeds in zip(series, curves, strict=True):
@@ -168,11 +176,10 @@ def measure_communication(
     return Communication(target, tuple(lines))
 
 
-def _choose_target(runs: Sequence[RunFolder], targets: Sequence[Target]) -> Target:
+def _choose_target(runs: Sequence[RunFolder], targets: Sequence[Target]) -> Target | None:
     """Return the first target that all runs reach, or else the first that any run reaches.
 
-    Raises:
-        NothingToDrawError: no run reaches any of the targets.
+    None if no run reaches any of the targets.
     """
     partly = None
     for target in targets:
@@ -181,12 +188,7 @@ def _choose_target(runs: Sequence[RunFolder], targets: Sequence[Target]) -> Targ
             return target
         if any(reached) and partly is None:
             partly = target
-    if partly is not None:
-        return partly
-    words = ", ".join(f"{target:g}" for target in targets)
-    raise style.NothingToDrawError(
-        f"no run reached a target out of {words}; --target gives another target"
-    )
+    return partly
 
 
 def _bytes_of(run: RunFolder, target: Target) -> BytesToTarget:
@@ -206,7 +208,10 @@ def _bytes_of(run: RunFolder, target: Target) -> BytesToTarget:
 
 @styled
 def draw_communication(
-    series: Sequence[Series], width: float, targets: Sequence[Target] = USUAL_TARGETS
+    series: Sequence[Series],
+    width: float,
+    targets: Sequence[Target] = USUAL_TARGETS,
+    otherwise: Sequence[Target] = (),
 ) -> PaperFigure:
     """Draw accuracy against bytes, and the bytes until a target with a dot per seed.
 
@@ -214,13 +219,14 @@ def draw_communication(
         series: the lines.
         width: width of the figure (inches).
         targets: possible targets, see ``measure_communication``.
+        otherwise: further targets.
 
     Raises:
         NothingToDrawError: no round was evaluated, or no run moved bytes or reached the target.
         PictureError: there are more lines than the figure has room for.
     """
     refuse_more("communication", series, MOST_LINES)
-    cost = measure_communication(series, targets)
+    cost = measure_communication(series, targets, otherwise)
     bars_in = 0.15 + _BAR_IN * len(cost.lines)
     figure = Figure(figsize=(width, _CURVES_IN + bars_in + _FRAME_IN))
     curves, bars = figure.subplots(2, 1, height_ratios=[_CURVES_IN, bars_in])

@@ -27,12 +27,14 @@ class FigureRequest:
         series: the lines.
         width: width of each figure (inches).
         targets: possible targets of the communication cost, the hardest first.
+        otherwise: further targets, used if no run reaches any of ``targets``.
         rounds: indices of the rounds that ``rounds`` draws; empty for the default.
     """
 
     series: Sequence[Series]
     width: float
     targets: Sequence[Target]
+    otherwise: Sequence[Target] = ()
     rounds: Sequence[int] = ()
 
 
@@ -69,7 +71,7 @@ def _members(request: FigureRequest) -> PaperFigure:
 
 
 def _communication(request: FigureRequest) -> PaperFigure:
-    return draw_communication(request.series, request.width, request.targets)
+    return draw_communication(request.series, request.width, request.targets, request.otherwise)
 
 
 FIGURES = {
@@ -171,14 +173,16 @@ def write_figures(
     _check_words("--format", formats, FORMATS)
     series = read_series(paths, only)
     targets: Sequence[Target] = declared_targets(paths) or USUAL_TARGETS
+    otherwise: Sequence[Target] = USUAL_TARGETS
     if target is not None:
         targets = [target]
+        otherwise = ()
     result = WrittenFigures()
     drawings: list[_Drawing] = []
     for name in figures or FIGURES:
         for line, lines in _parts(name, series):
             try:
-                figure = FIGURES[name].draw(FigureRequest(lines, width, targets, rounds))
+                figure = FIGURES[name].draw(FigureRequest(lines, width, targets, otherwise, rounds))
             except style.NothingToDrawError as error:
                 if figures and not _has_other_lines(name, series):
                     raise
