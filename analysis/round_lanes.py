@@ -209,8 +209,8 @@ def some_lanes(lanes: pd.DataFrame, most: int) -> pd.DataFrame:
     """
     count = int(lanes["lane"].max()) + 1
     numbers = {lane: number for number, lane in enumerate(style.evenly(count, most).tolist())}
-    shown = lanes[lanes["lane"].isin(numbers)]
-    return shown.assign(lane=shown["lane"].map(numbers)).reset_index(drop=True)
+    selection = lanes[lanes["lane"].isin(numbers)]
+    return selection.assign(lane=selection["lane"].map(numbers)).reset_index(drop=True)
 
 
 def draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, sizes: LaneSizes) -> None:

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -24,7 +25,6 @@ from fedsim.analysis.paper.sheet import (
     styled,
 )
 from fedsim.analysis.series import Series
-from fedsim.lab.reading.record_data import RecordData
 from fedsim.lab.reading.targets import Target, until
 from fedsim.records.ledger import total_of_round
 from fedsim.records.reading import RunFolder
@@ -100,9 +100,11 @@ class CommunicationLine:
     def means(self) -> dict[str, float]:
         """Mean bytes by direction of the runs that reached the target; empty if none did."""
         reached = [run.parts for run in self.runs if run.parts is not None]
-        if not reached:
-            return {}
-        return {name: sum(parts[name] for parts in reached) / len(reached) for name in DIRECTIONS}
+        means = {}
+        for name in DIRECTIONS:
+            if reached:
+                means[name] = sum(map(itemgetter(name), reached)) / len(reached)
+        return means
 
     def numbers(self) -> list[NumberRow]:
         """Return a row per run, a row per mean, and a row per point of the curve."""
@@ -171,7 +173,7 @@ def measure_communication(
         points: list[tuple[float, float, float, float]] = []
         if seeds:
             table = band(seeds, "bytes")[["at", "mean", "low", "high"]]
-            points = [tuple(row) for row in table.itertuples(index=False, name=None)]
+            points = [*table.itertuples(index=False, name=None)]
         lines.append(CommunicationLine(entry.name, entry.number, runs, tuple(points)))
     return Communication(target, tuple(lines))
 
@@ -197,12 +199,12 @@ def _bytes_of(run: RunFolder, target: Target) -> BytesToTarget:
     if reached is None:
         return BytesToTarget(seed, None, None)
     number = int(reached) - 1
-    rows: list[RecordData] = []
+    parts = dict.fromkeys(DIRECTIONS, 0.0)
     for row in run.rounds:
-        rows.append(row)
+        for name in DIRECTIONS:
+            parts[name] += float(row[f"bytes_{name}"] or 0.0)
         if row["round"] == number:
             break
-    parts = {name: sum(float(row[f"bytes_{name}"] or 0.0) for row in rows) for name in DIRECTIONS}
     return BytesToTarget(seed, parts, number)
 
 
@@ -280,7 +282,6 @@ def _draw_bars(panel: Axes, cost: Communication) -> None:
     for place, line in enumerate(cost.lines):
         base = 0.0
         for name, size in line.means.items():
-            look = {key: value for key, value in DIRECTIONS[name].items() if key != "label"}
             if size:
                 panel.barh(
                     place,
@@ -290,7 +291,7 @@ def _draw_bars(panel: Axes, cost: Communication) -> None:
                     edgecolor="white",
                     linewidth=0,
                     gid=name,
-                    **look,
+                    **DIRECTIONS[name],
                 )
             base += size / unit.size
         reached = [run.total / unit.size for run in line.runs if run.total is not None]

@@ -47,14 +47,13 @@ def read_series(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Series]
     alone = [lines.lines[place].runs[0] for place in places if place not in of_studies]
     singles = group_by_scenario(alone)
     facts: list[Mapping[str, str]] = [*cells.values()]
-    facts += [{VARIANT: line.name} for line in singles]
+    for line in singles:
+        facts.append({VARIANT: line.name})
     selection = _select(facts, only)
-    chosen = [place for number, place in enumerate(cells) if number in selection]
-    names = name_cells(cells_of(lines, chosen))
-    series = [
-        Series(style.short(names[place], _LONGEST_NAME), lines.lines[place].runs)
-        for place in chosen
-    ]
+    places = [place for number, place in enumerate(cells) if number in selection]
+    series = []
+    for place, name in name_cells(cells_of(lines, places)).items():
+        series.append(Series(style.short(name, _LONGEST_NAME), lines.lines[place].runs))
     for number, line in enumerate(singles, start=len(cells)):
         if number in selection:
             series.append(line)
@@ -99,7 +98,7 @@ def declared_targets(paths: Sequence[Path]) -> list[Target]:
     targets = []
     for path in paths:
         if is_study(path):
-            targets += [Target.read(target) for target in read_index(path).targets]
+            targets += map(Target.read, read_index(path).targets)
     return sorted(dict.fromkeys(targets), key=lambda target: -target.value)
 
 

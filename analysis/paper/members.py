@@ -1,5 +1,6 @@
 """Members: the group of each device over time, with shifts, moves and pre-trainings, of one run."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from fedsim.analysis.paper.lines import attempts_of, strategy_of
 from fedsim.analysis.paper.sheet import NumberRow, PaperFigure, add_legend, styled
 from fedsim.analysis.series import Series
 from fedsim.common.arrays import Floats, Ints
-from fedsim.lab.reading.activities import Mark
+from fedsim.lab.reading.activities import Mark, TimeSpan
 from fedsim.lab.reading.attempts import Attempts
 from fedsim.lab.reading.history import MARKS, NO_GROUP
 
@@ -65,10 +66,11 @@ def measure_members(series: Series) -> Members:
         )
     order = history.order()
     devices = order[style.evenly(len(order), _MOST_ROWS)]
-    shown = set(devices.tolist())
-    marks = [
-        mark for mark in attempts.activities.marks if mark.kind in MARKS and mark.device in shown
-    ]
+    with_row = set(devices.tolist())
+    marks = []
+    for mark in attempts.activities.marks:
+        if mark.kind in MARKS and mark.device in with_row:
+            marks.append(mark)
     curves = {group: history.sizes(group) for group in [*history.groups, NO_GROUP]}
     changes = [changed_at for changed_at, _ in curves.values()]
     times = np.unique(np.concatenate([[history.end], *changes]))
@@ -124,28 +126,13 @@ def _draw_rows(panel: Axes, members: Members, unit: float) -> list[Artist]:
     stays = members.attempts.activities.stays
     panel.set_ylim(len(rows) - 0.5, -0.5)
     handles: list[Artist] = []
-    presence = [span for span in members.attempts.activities.presence if span.device in rows]
-    style.bars(
-        panel,
-        np.array([span.start for span in presence]) / unit,
-        np.array([span.end for span in presence]) / unit,
-        np.array([rows[span.device] for span in presence]),
-        0.45,
-        facecolor=membership_colour(NO_GROUP),
-        gid="present",
-    )
+    presence = members.attempts.activities.presence
+    look: style.Look = {"facecolor": membership_colour(NO_GROUP), "gid": "present"}
+    _draw_spans(panel, presence, rows, unit, look)
     for group in members.attempts.history.groups:
-        own = [stay for stay in stays if stay.group == group and stay.device in rows]
-        if own:
-            style.bars(
-                panel,
-                np.array([stay.start for stay in own]) / unit,
-                np.array([stay.end for stay in own]) / unit,
-                np.array([rows[stay.device] for stay in own]),
-                0.45,
-                gid=f"group-{group}",
-                **_group_look(group),
-            )
+        stays_in_group = [stay for stay in stays if stay.group == group]
+        look = {"gid": f"group-{group}", **_group_look(group)}
+        _draw_spans(panel, stays_in_group, rows, unit, look)
         handles.append(Patch(label=style.group_name(group), **_group_look(group)))
     if members.sizes[NO_GROUP].any():
         handles.append(Patch(facecolor=membership_colour(NO_GROUP), label="no group"))
@@ -154,12 +141,32 @@ def _draw_rows(panel: Axes, members: Members, unit: float) -> list[Artist]:
     return handles + mark_rows(panel, members.marks, rows, unit, size)
 
 
+def _draw_spans(
+    panel: Axes,
+    spans: Sequence[TimeSpan],
+    rows: Mapping[int, float],
+    unit: float,
+    look: style.Look,
+) -> None:
+    """Draw spans of time as bars in the rows of their devices; devices without a row are skipped."""
+    starts = []
+    ends = []
+    places = []
+    for span in spans:
+        if span.device in rows:
+            starts.append(span.start / unit)
+            ends.append(span.end / unit)
+            places.append(rows[span.device])
+    if starts:
+        style.bars(panel, starts, ends, places, 0.45, **look)
+
+
 def _draw_sizes(panel: Axes, members: Members, unit: float) -> None:
     x = members.times / unit
     base = np.zeros(len(x))
     for group, sizes in members.sizes.items():
         top = base + sizes
-        look = {"gid": f"size-{group}", **_group_look(group)}
+        look: style.Look = {"gid": f"size-{group}", **_group_look(group)}
         panel.fill_between(x, base, top, step="post", **look)
         panel.step(x, top, where="post", color="white", linewidth=0.5)
         base = top
@@ -172,7 +179,7 @@ def _draw_sizes(panel: Axes, members: Members, unit: float) -> None:
 def _numbers(series: Series, members: Members) -> list[NumberRow]:
     """Return a row per stay, mark and pre-training, and per size of a group at each time."""
     rows: list[NumberRow] = []
-    shown = set(members.devices.tolist())
+    with_row = set(members.devices.tolist())
 
     def add(number: str, device: int | None, start: float, end: float | None, **more: int) -> None:
         rows.append(
@@ -182,12 +189,12 @@ def _numbers(series: Series, members: Members) -> list[NumberRow]:
         )
 
     for stay in members.attempts.activities.stays:
-        if stay.device in shown:
+        if stay.device in with_row:
             add("stay", stay.device, stay.start, stay.end, group=stay.group)
     for mark in members.marks:
         add(mark.kind, mark.device, mark.time, None)
     for attempt in members.attempts.all:
-        if attempt.is_preparation and attempt.device in shown:
+        if attempt.is_preparation and attempt.device in with_row:
             for step in attempt.of_kind("train"):
                 add("pre-training", attempt.device, step.start, step.end)
     for group, sizes in members.sizes.items():

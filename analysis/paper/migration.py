@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -14,6 +15,7 @@ from fedsim.analysis import style
 from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, strategy_of
 from fedsim.analysis.paper.sheet import (
     BAND,
+    Curve,
     NumberRow,
     PaperFigure,
     Spread,
@@ -152,15 +154,15 @@ def measure_migration(series: Series) -> MigrationLine:
     Raises:
         NothingToDrawError: a run never puts a device into a group.
     """
-    runs = [attempts_of(run) for run in series.runs]
+    runs = [*map(attempts_of, series.runs)]
     for attempts in runs:
         if attempts.history.moves.empty:
             raise style.NothingToDrawError(
                 f"{strategy_of(series)} never puts a device into a group, so nobody migrates"
             )
-    end = min(attempts.history.end for attempts in runs)
+    end = min(map(attrgetter("history.end"), runs))
     times = np.linspace(0.0, end, _POINTS + 1)
-    events = [event_times(attempts) for attempts in runs]
+    events = [*map(event_times, runs)]
     counts = {}
     totals = {}
     for kind in EVENTS:
@@ -170,7 +172,7 @@ def measure_migration(series: Series) -> MigrationLine:
     members = [_members(attempts, times) for attempts in runs]
     devices = {}
     for name in DEVICES:
-        devices[name] = _spreads([run[name] for run in members])
+        devices[name] = _spreads([*map(itemgetter(name), members)])
     return MigrationLine(
         name=series.name,
         seeds=len(runs),
@@ -184,7 +186,8 @@ def measure_migration(series: Series) -> MigrationLine:
 
 def _spreads(values: Sequence[Floats]) -> tuple[Spread, ...]:
     """Return the spread over seeds at each time, from an array per seed."""
-    return tuple(Spread.of([float(value) for value in at]) for at in zip(*values, strict=True))
+    table = np.array(values, dtype=float)
+    return tuple(map(Spread.of, table.T.tolist()))
 
 
 def _members(attempts: Attempts, times: Floats) -> dict[str, Floats]:
@@ -209,8 +212,8 @@ def _purity(runs: Sequence[RunFolder], times: Floats) -> tuple[Spread | None, ..
         rows = [row for row in run.rounds if row["purity"] is not None]
         if not rows:
             return ()
-        ends = np.array([row["time"] for row in rows])
-        values = np.array([row["purity"] for row in rows])
+        ends = np.array([*map(itemgetter("time"), rows)])
+        values = np.array([*map(itemgetter("purity"), rows)])
         curves.append((ends, values))
     spreads: list[Spread | None] = []
     for time in times.tolist():
@@ -250,7 +253,7 @@ def draw_migration(series: Sequence[Series], width: float) -> PaperFigure:
     columns = columns_for(width, len(lines))
     rows = -(-len(lines) // columns)
     heights = [_COUNTS_IN, _DEVICES_IN]
-    if any(line.purity for line in lines):
+    if any(map(attrgetter("purity"), lines)):
         heights.append(_PURITY_IN)
     height = _FRAME_IN + rows * sum(heights) + 0.3
     figure = Figure(figsize=(width, height))
@@ -294,15 +297,13 @@ def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None
         panel.set_ylim(bottom=0)
     panels[0].set_xlim(0, float(x[-1]))
     if len(panels) > 2:
-        known = [
-            (place, spread)
-            for place, spread in zip(x, line.purity, strict=False)
-            if spread is not None
-        ]
-        if known:
-            places = np.array([place for place, _ in known])
-            spreads = [spread for _, spread in known]
-            _draw_curve(panels[2], places, spreads, _PURITY | {"gid": "purity"})
+        places = []
+        spreads = []
+        for place, spread in zip(x.tolist(), line.purity, strict=False):
+            if spread is not None:
+                places.append(place)
+                spreads.append(spread)
+        _draw_curve(panels[2], np.array(places), spreads, _PURITY | {"gid": "purity"})
         panels[2].set_ylim(0, 1.02)
         panels[2].set_ylabel("purity")
     for panel in panels:
@@ -312,13 +313,11 @@ def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None
 def _draw_curve(
     panel: Axes, x: Floats, spreads: Sequence[Spread], look: Mapping[str, object]
 ) -> None:
-    low = [spread.low for spread in spreads]
-    high = [spread.high for spread in spreads]
+    curve = Curve.of(spreads)
     band: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
     if spreads and spreads[0].seeds > 1:
-        panel.fill_between(x, low, high, gid=f"band-{look['gid']}", **band)
-    options: style.Look = {name: value for name, value in look.items() if name != "label"}
-    panel.plot(x, [spread.mean for spread in spreads], **options)
+        panel.fill_between(x, curve.low, curve.high, gid=f"band-{look['gid']}", **band)
+    panel.plot(x, curve.mean, **look)
 
 
 def _handles(lines: Sequence[MigrationLine]) -> list[Artist]:
@@ -327,7 +326,7 @@ def _handles(lines: Sequence[MigrationLine]) -> list[Artist]:
         if any(line.totals[kind].high > 0 for line in lines):
             handles.append(Line2D([], [], **look))
     handles += [Line2D([], [], **look) for look in DEVICES.values()]
-    seeds = max(line.seeds for line in lines)
+    seeds = max(map(attrgetter("seeds"), lines))
     if seeds > 1:
         label = f"lowest to highest of {seeds} seeds"
         handles.append(Patch(facecolor=style.GREY, alpha=2 * BAND, label=label))

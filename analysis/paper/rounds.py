@@ -98,22 +98,22 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
         NothingToDrawError: the run has no rounds with training.
         PictureError: a round is not among them.
     """
-    chosen = choose_rounds(series, rounds)
+    selection = choose_rounds(series, rounds)
     by_round = {}
-    for number, tasks in chosen.attempts.groupby("round"):
+    for number, tasks in selection.attempts.groupby("round"):
         by_round[number] = lanes_of(tasks)
     counts = {number: int(tasks["lane"].max()) + 1 for number, tasks in by_round.items()}
     columns = columns_for(width, len(by_round))
     rows = -(-len(by_round) // columns)
-    shown = [min(_MOST_LANES, counts[number]) for number in chosen.reasons]
+    lanes_shown = [min(_MOST_LANES, counts[number]) for number in selection.reasons]
     # a panel is as high as the highest one beside it
-    most = [max(shown[row * columns : (row + 1) * columns]) for row in range(rows)]
+    most = [max(lanes_shown[row * columns : (row + 1) * columns]) for row in range(rows)]
     height = _FRAME_IN + rows * _TITLE_IN + sum(most) * _LANE_IN
     figure = Figure(figsize=(width, height))
     grid = figure.subplots(rows, columns, sharex=True, squeeze=False, height_ratios=most)
-    end = float(np.nanmax(chosen.attempts[list(TIMES)].to_numpy(float)))
+    end = float(np.nanmax(selection.attempts[list(TIMES)].to_numpy(float)))
     unit = style.unit_for(end, style.TIMES)
-    for place, (number, reason) in enumerate(chosen.reasons.items()):
+    for place, (number, reason) in enumerate(selection.reasons.items()):
         panel = grid.flat[place]
         tasks = by_round[number]
         panel.set(xlim=(0, end * 1.02 / unit.size), ylim=(most[place // columns] - 0.5, -0.5))
@@ -129,7 +129,7 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
         panel.tick_params(labelbottom=True)
         panel.set_xlabel(f"since the round began ({unit.name}); right: epochs")
     figure.supylabel("device · samples", fontsize=7.5)
-    handles = handles_of(chosen.attempts)
+    handles = handles_of(selection.attempts)
     for handle in handles:
         handle.set_label(str(handle.get_label()).partition(":")[0])
     add_legend(figure, handles)
@@ -137,7 +137,7 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
     for number, count in counts.items():
         if count > _MOST_LANES:
             notes.append(f"of {count} clients in round {number}, {_MOST_LANES} are drawn")
-    return PaperFigure(figure, _numbers(chosen.attempts), tuple(notes))
+    return PaperFigure(figure, _numbers(selection.attempts), tuple(notes))
 
 
 def _title(number: int, reason: str, tasks: pd.DataFrame) -> str:
@@ -157,7 +157,7 @@ def _numbers(attempts: pd.DataFrame) -> list[NumberRow]:
         for name in _NUMBERS:
             value = task[name]
             row[name] = None if value != value else value
-        row["epoch_ends"] = " ".join(repr(end) for end in task["epoch_ends"])
+        row["epoch_ends"] = " ".join(map(repr, task["epoch_ends"]))
         row["downloads"] = " ".join(f"{start!r}-{end!r}" for start, end in task["downloads"])
         rows.append(row)
     return rows

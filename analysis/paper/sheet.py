@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import matplotlib.style
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedsim.analysis import style
+from fedsim.common.arrays import Floats
 from fedsim.common.errors import nearest
 from fedsim.records.folder import writing
 
@@ -75,6 +77,26 @@ class Spread(NamedTuple):
     def of(cls, values: Sequence[float]) -> "Spread":
         """Return the spread of one value per seed, of which there is at least one."""
         return cls(sum(values) / len(values), min(values), max(values), len(values))
+
+
+class Curve(NamedTuple):
+    """Spreads as arrays for a curve, float64 [n] each.
+
+    Attributes:
+        mean: the means.
+        low: the lowest values.
+        high: the highest values.
+    """
+
+    mean: Floats
+    low: Floats
+    high: Floats
+
+    @classmethod
+    def of(cls, spreads: Sequence[Spread], unit: float = 1.0) -> "Curve":
+        """Return the values of spreads in units of ``unit``."""
+        table = np.array(spreads, dtype=float).reshape(-1, len(Spread._fields)) / unit
+        return cls(table[:, 0], table[:, 1], table[:, 2])
 
 
 @dataclass(frozen=True)
@@ -243,6 +265,5 @@ def as_csv(rows: Sequence[NumberRow]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [*names], restval="", lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        writer.writerow({name: "" if value is None else value for name, value in row.items()})
+    writer.writerows(rows)  # None becomes an empty cell
     return text.getvalue()

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,6 +24,7 @@ from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, str
 from fedsim.analysis.paper.sheet import (
     BAND,
     OUTCOMES,
+    Curve,
     NumberRow,
     PaperFigure,
     Spread,
@@ -39,6 +41,7 @@ MOST_LINES = 8
 _MOST_POINTS = 25
 _PANEL_IN = 0.95
 _FRAME_IN = 0.45
+_PERCENT = 0.01
 _STEP = 10.0  # step of the vertical axis, where it has a gap (%)
 _LEAST_GAP = 15.0  # least gap of the vertical axis (%)
 
@@ -120,12 +123,12 @@ def measure_straggling(series: Series) -> StragglingLine:
     Raises:
         NothingToDrawError: no server asks devices in this strategy, or no client's work ended.
     """
-    runs = [attempts_of(run) for run in series.runs]
-    if any(is_without_server(run) for run in runs):
+    runs = [*map(attempts_of, series.runs)]
+    if any(map(is_without_server, runs)):
         raise style.NothingToDrawError(
             f"{strategy_of(series)} has no server that selects clients, so none can be late"
         )
-    counts = [_count(run) for run in runs]
+    counts = [*map(_count, runs)]
     totals = []
     stopped = 0
     for by_round in counts:
@@ -148,7 +151,7 @@ def measure_straggling(series: Series) -> StragglingLine:
         counts_versions=not any(run.openings for run in runs),
         pooled=pooled,
         points=tuple(points),
-        clients=sum(total.total() for total in totals),
+        clients=sum(map(Counter.total, totals)),
         stopped=stopped,
         shares=_shares(totals),
     )
@@ -165,7 +168,7 @@ def _count(attempts: Attempts) -> dict[int, Counter[str]]:
     """Return the counts of clients by outcome of each round."""
     counts = {}
     for number, clients in attempts.clients.items():
-        counts[number] = Counter(str(client.outcome) for client in clients)
+        counts[number] = Counter(map(attrgetter("outcome"), clients))
     return counts
 
 
@@ -189,7 +192,7 @@ def _point(
             totals.append(total)
     if not totals:
         return None
-    clients = sum(total.total() for total in totals)
+    clients = sum(map(Counter.total, totals))
     return StragglingPoint(first, last, clients, _shares(totals))
 
 
@@ -252,7 +255,7 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
     handles: list[Line2D | Patch] = []
     for outcome in outcomes:
         handles.append(Line2D([], [], label=outcome, **OUTCOMES[outcome]))
-    seeds = max(line.seeds for line in lines)
+    seeds = max(map(attrgetter("seeds"), lines))
     if seeds > 1:
         label = f"lowest to highest of {seeds} seeds"
         handles.append(Patch(facecolor=style.GREY, alpha=2 * BAND, label=label))
@@ -277,11 +280,12 @@ def _occurring(lines: Sequence[StragglingLine]) -> list[str]:
 
 def _round_label(lines: Sequence[StragglingLine]) -> str:
     label = "round"
-    if all(line.counts_versions for line in lines):
+    kinds = set(map(attrgetter("counts_versions"), lines))
+    if kinds == {True}:
         label = "version of the model"
-    elif any(line.counts_versions for line in lines):
+    elif True in kinds:
         label = "round, or version of the model"
-    pooled = sorted({line.pooled for line in lines})
+    pooled = sorted(set(map(attrgetter("pooled"), lines)))
     if pooled == [1]:
         return label
     counts = " or ".join(map(str, pooled))
@@ -331,17 +335,14 @@ def _draw_line(
     x = np.array([(point.first + point.last) / 2 for point in line.points])
     low_limit, high_limit = limits
     for outcome in outcomes:
-        shares = [point.shares[outcome] for point in line.points]
-        low = [100 * share.low for share in shares]
-        high = [100 * share.high for share in shares]
-        if max(high) < low_limit or min(low) > high_limit:
+        curve = Curve.of([point.shares[outcome] for point in line.points], _PERCENT)
+        if curve.high.max() < low_limit or curve.low.min() > high_limit:
             continue
         look = OUTCOMES[outcome]
         if line.seeds > 1:
             band: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
-            panel.fill_between(x, low, high, gid=f"band-{outcome}", **band)
-        mean = [100 * share.mean for share in shares]
-        panel.plot(x, mean, gid=outcome, markersize=2.2, clip_on=False, **look)
+            panel.fill_between(x, curve.low, curve.high, gid=f"band-{outcome}", **band)
+        panel.plot(x, curve.mean, gid=outcome, markersize=2.2, clip_on=False, **look)
     panel.set_ylim(low_limit, high_limit)
     step = _STEP
     if high_limit - low_limit > 3 * _STEP:

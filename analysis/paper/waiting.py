@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -14,6 +15,7 @@ from matplotlib.patches import Patch
 from fedsim.analysis import style
 from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more
 from fedsim.analysis.paper.sheet import (
+    Curve,
     NumberRow,
     PaperFigure,
     Spread,
@@ -25,12 +27,13 @@ from fedsim.analysis.paper.sheet import (
 )
 from fedsim.analysis.series import Series
 from fedsim.common.arrays import Floats
-from fedsim.lab.reading.attempts import COUNTED, Attempts
+from fedsim.lab.reading.attempts import COUNTED, AttemptOutcome, Attempts
 from fedsim.records.reading import RunFolder
 
 MOST_LINES = 6
 _MOST_POINTS = 25
 _MOST_RANKS = 5
+_PERCENT = 0.01
 _PANEL_IN = 0.95
 _FRAME_IN = 0.75
 _EARLY: style.Look = {"facecolor": "#EDEDED", "label": "until half of the clients were done"}
@@ -46,6 +49,7 @@ _WAITED: dict[str, style.Look] = {
     "late": {"facecolor": style.VERMILLION, "label": "it came late"},
     "lost": {"facecolor": style.BLACK, "label": "it was lost"},
 }
+_SEVERITY: tuple[AttemptOutcome, ...] = ("stopped", *COUNTED)  # the worst outcome is the last
 _EXTENT: style.Look = {"color": style.BLACK, "linewidth": 0.8}
 _BAR: style.Look = {"color": "#B0B0B0", "edgecolor": style.BLACK, "linewidth": 0.5}
 
@@ -201,13 +205,12 @@ def _wait(attempts: Attempts, number: int, start: float, round_end: float) -> Ro
     ends = [min(client.end, round_end) for client in clients]
     last = max(ends)
     slowest = [client for client, end in zip(clients, ends, strict=True) if end == last]
-    begun = max(client.start for client in slowest)
-    others = max([begun, start, *(end for end in ends if end < last)])
-    outcomes = [str(client.outcome) for client in slowest]
-    worst = max(outcomes, key=lambda name: COUNTED.index(name) if name in COUNTED else -1)  # type: ignore[arg-type]
-    devices = sorted({client.device for client in slowest})
+    begun = max(map(attrgetter("start"), slowest))
+    earlier = max([begun, start, *(end for end in ends if end < last)])
+    worst = max(map(attrgetter("outcome"), slowest), key=_SEVERITY.index)
+    devices = sorted(set(map(attrgetter("device"), slowest)))
     half = sorted(ends)[(len(ends) - 1) // 2]
-    return RoundWait(number, half - start, others - start, last - start, worst, tuple(devices))
+    return RoundWait(number, half - start, earlier - start, last - start, worst, tuple(devices))
 
 
 def measure_waiting(series: Series) -> WaitingLine:
@@ -219,31 +222,31 @@ def measure_waiting(series: Series) -> WaitingLine:
     Raises:
         NothingToDrawError: the strategy has no rounds that a server opens.
     """
-    runs = [read_waits(run) for run in series.runs]
-    rounds = min(len(waits) for waits in runs)
+    runs = [*map(read_waits, series.runs)]
+    rounds = min(map(len, runs))
     pooled = style.step_for(rounds, _MOST_POINTS)
     points = []
     for first, stop in pools(rounds, pooled):
         points.append(_point([waits[first:stop] for waits in runs]))
-    awaited = [_rank_devices(waits) for waits in runs]
+    awaited = [*map(_rank_devices, runs)]
     ranks = []
     for rank in range(min(_MOST_RANKS, max(map(len, awaited)))):
         shares = [entries[rank].share if rank < len(entries) else 0.0 for entries in awaited]
         ranks.append(Spread.of(shares))
     rest = []
     for entries in awaited:
-        rest.append(sum(entry.share for entry in entries[_MOST_RANKS:]))
+        rest.append(sum(map(attrgetter("share"), entries[_MOST_RANKS:])))
     shares = []
     for waits in runs:
-        total = sum(wait.end_s for wait in waits)
-        waited = sum(wait.waited_s for wait in waits)
+        total = sum(map(attrgetter("end_s"), waits))
+        waited = sum(map(attrgetter("waited_s"), waits))
         shares.append(waited / total if total else 0.0)
     return WaitingLine(
         name=series.name,
         seeds=len(runs),
         pooled=pooled,
         points=tuple(points),
-        rounds=tuple(tuple(waits) for waits in runs),
+        rounds=tuple(map(tuple, runs)),
         share=Spread.of(shares),
         awaited=tuple(awaited),
         ranks=tuple(ranks),
@@ -263,11 +266,18 @@ def _point(seeds: Sequence[Sequence[RoundWait]]) -> WaitingPoint:
     return WaitingPoint(
         first=seeds[0][0].round,
         last=seeds[0][-1].round,
-        half_s=Spread.of([float(np.mean([wait.half_s for wait in waits])) for waits in seeds]),
-        others_s=Spread.of([float(np.mean([wait.others_s for wait in waits])) for waits in seeds]),
-        end_s=Spread.of([float(np.mean([wait.end_s for wait in waits])) for waits in seeds]),
+        half_s=_mean(seeds, "half_s"),
+        others_s=_mean(seeds, "others_s"),
+        end_s=_mean(seeds, "end_s"),
         waited_s=waited,
     )
+
+
+def _mean(seeds: Sequence[Sequence[RoundWait]], name: str) -> Spread:
+    """Return the spread over seeds of the mean of an attribute of ``RoundWait``."""
+    get = attrgetter(name)
+    means = [float(np.mean([*map(get, waits)])) for waits in seeds]
+    return Spread.of(means)
 
 
 def _rank_devices(waits: Sequence[RoundWait]) -> tuple[Awaited, ...]:
@@ -355,16 +365,14 @@ def _draw_rounds(panel: Axes, line: WaitingLine, unit: float) -> None:
     edges = [point.first - 0.5 for point in line.points]
     edges.append(line.points[-1].last + 0.5)
     base = np.zeros(len(line.points))
-    half = np.array([point.half_s.mean for point in line.points]) / unit
-    others = np.array([point.others_s.mean for point in line.points]) / unit
+    half = Curve.of([*map(attrgetter("half_s"), line.points)], unit).mean
+    top = Curve.of([*map(attrgetter("others_s"), line.points)], unit).mean
     layers: list[tuple[str, Floats, style.Look]] = [
         ("half", half, _EARLY),
-        ("others", others, _MOST_DONE),
+        ("others", top, _MOST_DONE),
     ]
-    top = others
     for outcome, look in _WAITED.items():
-        waited = np.array([point.waited_s[outcome].mean for point in line.points]) / unit
-        top = top + waited
+        top = top + Curve.of([point.waited_s[outcome] for point in line.points], unit).mean
         layers.append((f"waited-{outcome}", top, look))
     for gid, upper, look in layers:
         if (upper > base).any():
@@ -372,10 +380,9 @@ def _draw_rounds(panel: Axes, line: WaitingLine, unit: float) -> None:
             panel.stairs(upper, edges, baseline=None, color="white", linewidth=0.6)
         base = np.maximum(base, upper)
     if line.seeds > 1:
-        middles = [(point.first + point.last) / 2 for point in line.points]
-        low = [point.end_s.low / unit for point in line.points]
-        high = [point.end_s.high / unit for point in line.points]
-        panel.vlines(middles, low, high, gid="end-seeds", **_EXTENT)
+        ends = Curve.of([*map(attrgetter("end_s"), line.points)], unit)
+        middles = (np.array(edges[1:]) + edges[:-1]) / 2
+        panel.vlines(middles, ends.low, ends.high, gid="end-seeds", **_EXTENT)
     panel.set_xlim(edges[0], edges[-1])
 
 
@@ -383,13 +390,13 @@ def _draw_devices(panel: Axes, line: WaitingLine) -> None:
     """Draw shares of the waiting by device as bars, with whiskers over the seeds."""
     shares = [*line.ranks, line.rest]
     x = np.arange(len(shares))
-    means = np.array([100 * share.mean for share in shares])
-    panel.bar(x, means, width=0.75, gid="awaited", **_BAR)
+    curve = Curve.of(shares, _PERCENT)
+    panel.bar(x, curve.mean, width=0.75, gid="awaited", **_BAR)
     if line.seeds > 1:
-        low = [100 * share.low for share in shares]
-        high = [100 * share.high for share in shares]
-        panel.vlines(x, low, high, color=style.BLACK, linewidth=0.8, gid="awaited-seeds")
-    names = [str(rank) for rank in range(1, len(line.ranks) + 1)]
+        panel.vlines(
+            x, curve.low, curve.high, color=style.BLACK, linewidth=0.8, gid="awaited-seeds"
+        )
+    names = [*map(str, range(1, len(line.ranks) + 1))]
     if line.seeds == 1:
         names = [str(entry.device) for entry in line.awaited[0][: len(line.ranks)]]
     panel.set_xticks(x, [*names, "rest"])
@@ -403,7 +410,7 @@ def _handles(lines: Sequence[WaitingLine]) -> list[Artist]:
     for outcome, look in _WAITED.items():
         if any(point.waited_s[outcome].high > 0 for line in lines for point in line.points):
             handles.append(Patch(**look))
-    seeds = max(line.seeds for line in lines)
+    seeds = max(map(attrgetter("seeds"), lines))
     if seeds > 1:
         handles.append(Line2D([], [], label=f"end: lowest to highest of {seeds} seeds", **_EXTENT))
     return handles

@@ -42,10 +42,10 @@ class FiguresResult(VerbResult):
     skipped: list[SkippedFigureResult]
 
     @classmethod
-    def of(cls, width: float, written: "WrittenFigures") -> "FiguresResult":
-        """Return the result from what was written; ``width`` is in inches."""
+    def of(cls, width: float, outcome: "WrittenFigures") -> "FiguresResult":
+        """Return the result from the written figures; ``width`` is in inches."""
         figures = []
-        for entry in written.written:
+        for entry in outcome.written:
             *files, table = map(str, entry.files)
             figures.append(
                 FigureFilesResult(
@@ -58,6 +58,6 @@ class FiguresResult(VerbResult):
             )
         skipped = [
             SkippedFigureResult(figure=entry.name, line=entry.line, reason=entry.reason)
-            for entry in written.skipped
+            for entry in outcome.skipped
         ]
         return cls(width_in=width, figures=figures, skipped=skipped)

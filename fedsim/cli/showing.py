@@ -240,7 +240,7 @@ def figures_command(
     from fedsim.lab.reading.targets import Target
 
     inches = read_width(width)
-    written = write_figures(
+    outcome = write_figures(
         runs,
         out,
         figures=figures,
@@ -252,17 +252,17 @@ def figures_command(
     )
 
     def show() -> None:
-        for figure in written.written:
+        for figure in outcome.written:
             say(*(f"written {path}" for path in figure.files))
             say(*(f"{figure.name}: {note}" for note in figure.notes), err=True)
-        for skipped in written.skipped:
+        for skipped in outcome.skipped:
             of_line = f" of {skipped.line}" if skipped.line else ""
             say(f"no {skipped.name}{of_line}: {skipped.reason}", err=True)
 
     def make() -> "FiguresResult":
         from fedsim.cli.results_of_figures import FiguresResult
 
-        return FiguresResult.of(inches, written)
+        return FiguresResult.of(inches, outcome)
 
     return VerbOutcome(make, show)
 
