@@ -267,7 +267,7 @@ def _draw_epochs(
 
     The epochs of a training that are too short to be told apart are one bar with their count.
     """
-    width = panel.get_position().width * panel.figure.get_figwidth() * 72
+    width = panel.get_window_extent().width / panel.figure.dpi * 72
     points = width / (panel.get_xlim()[1] * unit)
     spans: list[tuple[float, float, int]] = []
     for lane, trainings in zip(rows["lane"], rows["trainings"], strict=True):

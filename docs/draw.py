@@ -42,6 +42,19 @@ def save(figure: "Figure", name: str) -> None:
     )
 
 
+def carry_out(command: list[str]) -> None:
+    """Carry out a command of fedsim, and fail if it fails.
+
+    Args:
+        command: the words after ``fedsim``.
+    """
+    try:
+        main(command, standalone_mode=False)
+    except SystemExit as end:  # also a command that has succeeded ends so
+        if end.code:
+            raise
+
+
 def draw_paper(folder: Path) -> None:
     """Draw the figures of the page ``figures.md``, from the study that the page has.
 
@@ -52,7 +65,7 @@ def draw_paper(folder: Path) -> None:
     study = re.search(r"```toml\n(# paper\.toml\n.*?)```", page, re.DOTALL)
     assert study is not None
     (folder / "paper.toml").write_text(study[1], encoding="utf-8")
-    main(["study", f"{folder}/paper.toml", "--out", f"{folder}/paper"], standalone_mode=False)
+    carry_out(["study", f"{folder}/paper.toml", "--out", f"{folder}/paper"])
     runs = []
     for seed in (1, 2, 3):
         runs.append(f"{folder}/migration-{seed}")
@@ -64,8 +77,7 @@ def draw_paper(folder: Path) -> None:
         [*runs, "--figure", "migration", "--figure", "members"],
     )
     for words in drawings:
-        command = ["figures", *words, "--format", "png", "--out", f"{folder}/figures", "--quiet"]
-        main(command, standalone_mode=False)
+        carry_out(["figures", *words, "--format", "png", "--out", f"{folder}/figures"])
     for path in sorted((folder / "figures").glob("*.png")):
         with Image.open(path) as picture:
             few = picture.convert("RGB").quantize(64)
@@ -79,6 +91,6 @@ if __name__ == "__main__":
         command = ["study", "communication", "--out", f"{folder}/study"]
         for variant in VARIANTS:
             command += ["--only", variant]
-        main(command, standalone_mode=False)
+        carry_out(command)
         save(fedsim.load_study(f"{folder}/study").figure("costs"), "study")
         draw_paper(Path(folder))

@@ -316,7 +316,7 @@ def _draw_bars(panel: Axes, cost: Communication) -> None:
     panel.set_xlim(0, max(totals) / unit.size * 1.18)
     panel.xaxis.set_major_locator(MaxNLocator(nbins=6))
     label = f"bytes until {_words(cost.target)} ({unit.name})"
-    if panel.figure.get_figwidth() < _WIDE_IN:
+    if panel.figure.bbox.width / panel.figure.dpi < _WIDE_IN:
         label = textwrap.fill(label, _LONGEST_LABEL)
     panel.set_xlabel(label)
 

@@ -95,7 +95,7 @@ def _select(facts: Sequence[Mapping[str, str]], only: Sequence[str]) -> list[int
 
 def declared_targets(paths: Sequence[Path]) -> list[Target]:
     """Return the targets that studies declare, the highest values first; none without a study."""
-    targets = []
+    targets: list[Target] = []
     for path in paths:
         if is_study(path):
             targets += map(Target.read, read_index(path).targets)

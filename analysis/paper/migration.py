@@ -1,6 +1,6 @@
 """Migration: shifts of data, the moves between groups that follow, and the devices in groups."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
@@ -24,7 +24,7 @@ from fedsim.analysis.paper.sheet import (
     styled,
 )
 from fedsim.analysis.series import Series
-from fedsim.common.arrays import Floats
+from fedsim.common.arrays import Floats, Ints
 from fedsim.lab.reading.attempts import Attempts
 from fedsim.records.reading import RunFolder
 
@@ -166,7 +166,9 @@ def measure_migration(series: Series) -> MigrationLine:
     counts = {}
     totals = {}
     for kind in EVENTS:
-        reached = [np.searchsorted(run[kind], times, side="right") for run in events]
+        reached: list[Floats | Ints] = []
+        for run in events:
+            reached.append(np.searchsorted(run[kind], times, side="right"))
         counts[kind] = _spreads(reached)
         totals[kind] = Spread.of([float(len(run[kind])) for run in events])
     members = [_members(attempts, times) for attempts in runs]
@@ -184,7 +186,7 @@ def measure_migration(series: Series) -> MigrationLine:
     )
 
 
-def _spreads(values: Sequence[Floats]) -> tuple[Spread, ...]:
+def _spreads(values: Sequence[Floats | Ints]) -> tuple[Spread, ...]:
     """Return the spread over seeds at each time, from an array per seed."""
     table = np.array(values, dtype=float)
     return tuple(map(Spread.of, table.T.tolist()))
@@ -264,7 +266,7 @@ def draw_migration(series: Sequence[Series], width: float) -> PaperFigure:
     unit = style.unit_for(max(line.times[-1] for line in lines), style.TIMES)
     for place in range(rows * columns):
         row, column = divmod(place, columns)
-        panels = grid[row * count : (row + 1) * count, column]
+        panels: list[Axes] = [*grid[row * count : (row + 1) * count, column]]
         if place >= len(lines):
             for panel in panels:
                 panel.set_visible(False)
@@ -310,9 +312,7 @@ def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None
         panel.grid(axis="y")
 
 
-def _draw_curve(
-    panel: Axes, x: Floats, spreads: Sequence[Spread], look: Mapping[str, object]
-) -> None:
+def _draw_curve(panel: Axes, x: Floats, spreads: Sequence[Spread], look: style.Look) -> None:
     curve = Curve.of(spreads)
     band: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
     if spreads and spreads[0].seeds > 1:

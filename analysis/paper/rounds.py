@@ -100,7 +100,8 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
     """
     selection = choose_rounds(series, rounds)
     by_round = {}
-    for number, tasks in selection.attempts.groupby("round"):
+    for number in selection.reasons:
+        tasks = selection.attempts[selection.attempts["round"] == number]
         by_round[number] = lanes_of(tasks)
     counts = {number: int(tasks["lane"].max()) + 1 for number, tasks in by_round.items()}
     columns = columns_for(width, len(by_round))

@@ -13,7 +13,6 @@ from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
 import matplotlib.style
 import numpy as np
 from matplotlib.artist import Artist
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -167,7 +166,7 @@ def pools(rounds: int, pooled: int) -> list[tuple[int, int]]:
         rounds: count of rounds.
         pooled: count of rounds in a pool.
     """
-    extents = []
+    extents: list[tuple[int, int]] = []
     for first in range(0, rounds, pooled):
         stop = min(first + pooled, rounds)
         if not extents or 2 * (stop - first) >= pooled:
@@ -210,11 +209,10 @@ def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
         figure: the figure.
         handles: labelled entries.
     """
-    canvas = FigureCanvasAgg(figure)
     for columns in range(len(handles), 0, -1):
         legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns)
-        width = legend.get_tightbbox(canvas.get_renderer()).width / figure.dpi
-        if width <= figure.get_figwidth() or columns == 1:
+        box = legend.get_tightbbox()
+        if box is None or box.width <= figure.bbox.width or columns == 1:
             return
         legend.remove()
 

@@ -239,7 +239,7 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
     grid = figure.subplots(rows * count, columns, sharex=True, squeeze=False, height_ratios=ratios)
     for place in range(rows * columns):
         row, column = divmod(place, columns)
-        panels = grid[row * count : (row + 1) * count, column]
+        panels: list[Axes] = [*grid[row * count : (row + 1) * count, column]]
         if place >= len(lines):
             for panel in panels:
                 panel.set_visible(False)

@@ -274,8 +274,8 @@ class History:
         """Count of members by group, of devices that are present at the end; -1 for no group."""
         last = self.stays.groupby("device").last()
         staying = last[last["end"] >= self.end]
-        counts = staying["group"].value_counts().sort_index()
-        return {int(group): int(count) for group, count in counts.items()}
+        groups, counts = np.unique(staying["group"].to_numpy(np.int64), return_counts=True)
+        return dict(zip(groups.tolist(), counts.tolist(), strict=True))
 
     def order(self) -> Ints:
         """Return the IDs of all devices that ever arrived, sorted by last group.
