@@ -23,6 +23,7 @@ _SHAPES: Mapping[str, str | int] = {
     "lost": "x",
     "left": "D",
     "battery": "s",
+    "split": "D",
 }
 _LABELS = {
     "arrival": "arrives",
@@ -30,9 +31,11 @@ _LABELS = {
     "shift": "its data shift",
     "noticed": "it notices the shift",
     "move": "moves to another group",
+    "split": "splits its data",
 }
-_SCALES = {"|": 1.4, "o": 0.84}  # size factors of shapes that look too small or too large
-_OUTLINED = ("move", "lost", "left", "battery")
+# size factors of kinds; the dot of a noticed shift lies within the ring of a shift
+_SCALES = {"move": 1.4, "late": 1.4, "shift": 1.15, "noticed": 0.5}
+_OUTLINED = ("move", "lost", "left", "battery", "split")
 
 
 def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: float = 0) -> None:
@@ -62,7 +65,11 @@ def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: 
 
 
 def mark_rows(
-    panel: Axes, marks: Sequence[Mark], rows: Mapping[int, float], unit: float
+    panel: Axes,
+    marks: Sequence[Mark],
+    rows: Mapping[int, float],
+    unit: float,
+    size: float | None = None,
 ) -> list[Artist]:
     """Draw marks of the kinds ``MARKS`` within the panel's limits, in the rows of their devices.
 
@@ -71,12 +78,14 @@ def mark_rows(
         marks: marks of a run; marks of other kinds, or of devices without a row, are skipped.
         rows: the row of each device.
         unit: unit of the panel's time axis (s).
+        size: size of the marks (points); by default it suits the count of rows.
 
     Returns:
         The legend's entries.
     """
     first, last = panel.get_xlim()
-    size = float(np.clip(420 / len(rows), 2.2, 7.0))
+    if size is None:
+        size = float(np.clip(420 / len(rows), 2.2, 7.0))
     handles: list[Artist] = []
     for kind in MARKS:
         x: list[float] = []
@@ -113,6 +122,8 @@ def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) 
     look: style.Look = {"marker": shape, "color": colour, "linestyle": ""}
     if kind == "shift":
         look["markerfacecolor"] = "white"
+    if kind == "split":
+        look |= style.SPLIT
     width = size / 7 if shape == "o" else max(0.8, size / 4)
     extra: style.Look = {}
     if kind in _OUTLINED:
@@ -125,13 +136,19 @@ def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) 
         zorder=3,
         clip_on=kind == "late",
         rasterized=count > style.MANY_BARS,
-        markersize=size * _SCALES.get(str(shape), 1.0),
+        markersize=size * _SCALES.get(kind, 1.0),
         markeredgewidth=width,
         **look,
         **extra,
     )
     label = _LABELS.get(kind, f"{kind} at this instant")
-    legend_size, legend_width = (10.0, 1.5) if shape == "|" else (6.5, 1.0)
+    legend_size = 6.5
+    legend_width = 1.0
+    if shape == "|":
+        legend_size = 10.0
+        legend_width = 1.5
+    if kind == "noticed":
+        legend_size = 4.0
     entry = Line2D(
         [], [], label=label, markersize=legend_size, markeredgewidth=legend_width, **look
     )

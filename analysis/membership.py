@@ -1,5 +1,6 @@
 """Group membership over time, and the tree of clusters that a server split."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedsim.common.arrays import Ints
 from fedsim.common.errors import RunFolderError
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.activities import Activities
+from fedsim.lab.reading.attempts import Attempt, Attempts
 from fedsim.lab.reading.history import NO_GROUP, History
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import EVENTS, ROUNDS
@@ -46,8 +48,8 @@ _AGREEMENT: dict[str, style.Look] = {
 def draw_membership(run: RunFolder) -> Figure:
     """Draw the group of each device over time.
 
-    A row per device has the colours of its groups, and marks of moves, shifts of data, arrivals
-    and departures. Rows are ordered by last group, then first assignment; at most 1,500 are
+    A row per device has the colours of its groups, thin bars for pre-training, and marks of moves,
+    shifts of data, arrivals and departures. Rows are ordered by last group, then first assignment; at most 1,500 are
     shown, evenly spread. Below are the sizes of the groups, of all devices, and the agreement of
     the groups with the true ones if these are known.
 
@@ -125,7 +127,7 @@ def _draw_rows(panel: Axes, history: History, devices: Ints, unit: float) -> lis
     handles: list[Artist] = []
     for group in [*history.groups, NO_GROUP]:
         stays = all_stays[all_stays["group"] == group]
-        colour = _colour(group)
+        colour = membership_colour(group)
         if len(stays):
             style.bars(
                 panel,
@@ -140,18 +142,53 @@ def _draw_rows(panel: Axes, history: History, devices: Ints, unit: float) -> lis
         if is_named:
             handles.append(Patch(label=group_name(group), facecolor=colour))
     panel.set_ylim(len(devices) - 0.5, -0.5)
-    marks = Activities(history).marks
-    return handles + mark_rows(
-        panel, marks, dict(zip(row.index.tolist(), row.tolist(), strict=True)), unit
-    )
+    activities = Activities(history)
+    rows = dict(zip(row.index.tolist(), row.tolist(), strict=True))
+    handles += draw_pre_trainings(panel, Attempts(activities).all, rows, unit)
+    return handles + mark_rows(panel, activities.marks, rows, unit)
 
 
-def _colour(group: int) -> str:
+def draw_pre_trainings(
+    panel: Axes, attempts: Sequence[Attempt], rows: Mapping[int, float], unit: float
+) -> list[Artist]:
+    """Draw the times at which devices pre-trained as thin bars; return the legend's entries.
+
+    Args:
+        panel: the panel.
+        attempts: tasks of a run; tasks of devices without a row are skipped.
+        rows: the row of each device.
+        unit: unit of the panel's time axis (s).
+    """
+    starts = []
+    ends = []
+    places = []
+    for attempt in attempts:
+        if not attempt.is_preparation or attempt.device not in rows:
+            continue
+        for step in attempt.of_kind("train"):
+            starts.append(step.start / unit)
+            ends.append(step.end / unit)
+            places.append(rows[attempt.device])
+    if not starts:
+        return []
+    least = panel.get_xlim()[1] / 600  # a bar that is thinner than a point would not be seen
+    stops = np.maximum(ends, np.array(starts) + least)
+    look: style.Look = {"facecolor": style.PRE_TRAINING, "gid": "pre-training", "zorder": 2.2}
+    look |= {"edgecolor": "white", "linewidth": 0.6}
+    style.bars(panel, starts, stops, places, 0.2, **look)
+    return [Patch(facecolor=style.PRE_TRAINING, label="pre-training")]
+
+
+def membership_colour(group: int) -> str:
+    """Return the colour of members of a group; of devices without a group if it is negative."""
     return "#DDDDDD" if group == NO_GROUP else style.group_colour(group)
 
 
 def _name_rows(panel: Axes, history: History, devices: Ints, height: float) -> None:
-    """Label few devices on the left, and the final groups with their sizes on the right."""
+    """Label few devices on the left, and on the right the final groups with their sizes.
+
+    A size is the count of members that are present at the end of the run.
+    """
     count = len(devices)
     if count <= _NAMED_ROWS:
         panel.set_yticks(range(count), [str(device) for device in devices], fontsize=7)
@@ -159,7 +196,7 @@ def _name_rows(panel: Axes, history: History, devices: Ints, height: float) -> N
     else:
         style.whole_ticks(panel.yaxis, 6)
     panel.set_ylabel("device, by last group\nand first assignment")
-    sizes = history.final.value_counts()
+    sizes = history.members_at_end
     groups = history.final.reindex(devices).to_numpy()
     blocks = [int(group) for group in pd.unique(groups)]
     middles = np.array([np.flatnonzero(groups == group).mean() for group in blocks])
@@ -176,7 +213,7 @@ def _name_rows(panel: Axes, history: History, devices: Ints, height: float) -> N
     places = style.spread(middles, count * 0.17 / height)
     places -= max(0.0, places.max(initial=0) - (count - 0.5))
     for group, y in zip(blocks, places, strict=True):
-        style.write_beside(panel, y, f"{group_name(group)}: {sizes[group]:,}", 8, fontsize=9)
+        style.write_beside(panel, y, f"{group_name(group)}: {sizes.get(group, 0):,}", 8, fontsize=9)
 
 
 def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
@@ -194,7 +231,7 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
             step="post",
             linewidth=0,
             gid=f"size-{group}",
-            facecolor=_colour(group),
+            facecolor=membership_colour(group),
         )
         panel.step(times / unit, top, where="post", color="white", linewidth=0.8)
         base = top

@@ -75,12 +75,17 @@ OUTCOMES = {
     "memory": "#882255",
     "battery": "#8C564B",
 }
+VALID = "#66C5AB"  # lighter than late, so that both can be told apart in grey
+PRE_TRAINING = "#8C5A2B"
+DEADLINE: Look = {"color": VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+LIMIT: Look = {"color": VERMILLION, "linewidth": 1.8, "linestyle": "-"}  # T, of one device
+SPLIT: Look = {"marker": "D", "color": PURPLE, "markerfacecolor": "white"}
 # The first seven are by Okabe and Ito, the others by Paul Tol.
 SERIES = (
     *(BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK),
     *("#882255", "#332288", "#999933", "#661100", GREY, "#117733"),
 )
-FORMATS = ("png", "svg")
+FORMATS = ("png", "svg")  # of the pictures; figures for papers have more
 # Colours that no phase has. The first five are distinct for the colour-blind too (CIE76 distance
 # above 25).
 GROUPS = (

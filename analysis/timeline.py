@@ -35,7 +35,6 @@ _MOST_IN = 8.6
 _STRIPS_IN = (0.8, 1.0)
 _FRAME_IN = 2.3  # height of title, axis labels and legend (inches)
 
-_DEADLINE: style.Look = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 _ACT: style.Look = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
 _ROUND_END: style.Look = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
 _PATH: style.Look = {"color": style.BLACK, "linewidth": 1.4, "linestyle": "-"}
@@ -123,7 +122,7 @@ def _describe(view: View) -> str:
 
 def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
     """Draw the lanes with labels, and set the limits; return the legend's entries."""
-    coarse = len(view.devices) <= _MANY_LANES and len(view.rounds) <= _MANY_ROUNDS
+    coarse = _is_coarse(view)
     axes.set_ylim(max(len(view.devices), _LEAST_LANES) - 0.5, -0.5)
     axes.set_xlim(view.start / view.unit.size, view.end / view.unit.size)
     _draw_bars(axes, view, view.presence, facecolor=style.PALE, zorder=0)
@@ -133,7 +132,9 @@ def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
     handles += _draw_wasted_steps(axes, view, colours if coarse else None)
     handles += _mark_task_ends(axes, view, coarse)
     handles += _tint_groups(axes, view)
+    handles += _draw_limits(axes, view)
     handles += mark_rows(axes, view.activities.marks, view.lanes, view.unit.size)
+    handles += _mark_splits(axes, view)
     handles += _draw_path(axes, view)
     _name_lanes(axes, view)
     return handles
@@ -206,6 +207,46 @@ def _mark_task_ends(axes: Axes, view: View, coarse: bool) -> list[Artist]:
                 y.append(view.lanes[mark.device])
         handles += draw_marks(axes, x, y, outcome, size)
     return handles
+
+
+def _draw_limits(axes: Axes, view: View) -> list[Artist]:
+    """Draw the end of T, a device's time for training, in its lane; return the legend's entries.
+
+    Many lanes or rounds leave no room for these lines.
+    """
+    if not _is_coarse(view):
+        return []
+    times = []
+    lanes = []
+    for attempt in view.attempts:
+        if attempt.limit is not None and view.start < attempt.limit <= view.end:
+            times.append(attempt.limit / view.unit.size)
+            lanes.append(view.lanes[attempt.device])
+    if not times:
+        return []
+    y = np.array(lanes)
+    outline = [patheffects.withStroke(linewidth=3.4, foreground="white")]
+    axes.vlines(
+        times, y - 0.5, y + 0.5, gid="limit", zorder=2.5, path_effects=outline, **style.LIMIT
+    )
+    return [Line2D([], [], label="T, the deadline of a training", **style.LIMIT)]
+
+
+def _mark_splits(axes: Axes, view: View) -> list[Artist]:
+    """Draw marks at the times at which devices split their data; return the legend's entries."""
+    x = []
+    y = []
+    for attempt in view.attempts:
+        if attempt.splits and view.start < attempt.end <= view.end:
+            x.append(attempt.end / view.unit.size)
+            y.append(view.lanes[attempt.device])
+    size = float(np.clip(320 / len(view.devices), 3.0, 7.0))
+    return draw_marks(axes, x, y, "split", size)
+
+
+def _is_coarse(view: View) -> bool:
+    """Whether lanes and rounds are so few that there is room for hatches and single lines."""
+    return len(view.devices) <= _MANY_LANES and len(view.rounds) <= _MANY_ROUNDS
 
 
 def _draw_steps(axes: Axes, view: View, steps: Sequence[StepSpan], **look: Any) -> None:
@@ -328,7 +369,7 @@ def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
     opacity = 0.5 if every > 1 else 1.0
     lines: tuple[tuple[str, list[float], style.Look, str], ...] = (
         ("end", ends, _ROUND_END, "round's end"),
-        ("deadline", deadlines, _DEADLINE, "deadline"),
+        ("deadline", deadlines, style.DEADLINE, "deadline"),
     )
     for gid, times, look, label in lines:
         if times:

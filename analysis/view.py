@@ -10,6 +10,7 @@ from fedsim.analysis.style import NothingToDrawError, PictureError, evenly
 from fedsim.common.arrays import Ints
 from fedsim.common.errors import nearest
 from fedsim.lab.reading.activities import Activities, Mark, StepSpan, TimeSpan
+from fedsim.lab.reading.attempts import Attempt, Attempts
 from fedsim.lab.reading.history import History
 
 ORDERS = {"speed": "fastest on top", "first": "first at work on top", "number": "by number"}
@@ -39,6 +40,7 @@ class View:
         lanes: index of the lane by shown device, 0 at the top.
         at_work: count of devices that worked within the span, shown or not.
         steps: steps of the shown devices that overlap the span.
+        attempts: tasks of the shown devices, within the span or not.
         task_ends: marks of tasks of the shown devices that ended within the span.
         presence: spans of time in which the shown devices were present.
         absences: spans of time in which the shown devices could not be reached; None if
@@ -94,6 +96,10 @@ class View:
         self.absences: list[TimeSpan] | None = None
         if len(history.devices_with_phases):
             self.absences = self.in_lanes(self.activities.absences)
+        self.attempts: list[Attempt] = []
+        for attempt in Attempts(self.activities).all:
+            if attempt.device in self.lanes:
+                self.attempts.append(attempt)
         self.task_ends = [mark for mark in self.activities.marks if self._has_task_end(mark)]
         self.rounds = [entry for entry in self.activities.rounds if self._includes(entry.end)]
         self.act_times = [time for time in self.activities.act_times if self._includes(time)]

@@ -1,11 +1,14 @@
-"""Draws the pictures of README and of the first page: ``python docs/draw.py``.
+"""Draws the pictures of README, of the first page and of the figures for papers.
 
-It takes half a minute on two cores.
+``python docs/draw.py`` takes two minutes on two cores.
 """
 
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from PIL import Image
 
 import fedsim
 from fedsim.cli import main
@@ -39,6 +42,48 @@ def save(figure: "Figure", name: str) -> None:
     )
 
 
+def carry_out(command: list[str]) -> None:
+    """Carry out a command of fedsim, and fail if it fails.
+
+    Args:
+        command: the words after ``fedsim``.
+    """
+    try:
+        main(command, standalone_mode=False)
+    except SystemExit as end:  # also a command that has succeeded ends so
+        if end.code:
+            raise
+
+
+def draw_paper(folder: Path) -> None:
+    """Draw the figures of the page ``figures.md``, from the study that the page has.
+
+    Args:
+        folder: folder for the runs.
+    """
+    page = (Path(__file__).parent / "figures.md").read_text(encoding="utf-8")
+    study = re.search(r"```toml\n(# paper\.toml\n.*?)```", page, re.DOTALL)
+    assert study is not None
+    (folder / "paper.toml").write_text(study[1], encoding="utf-8")
+    carry_out(["study", f"{folder}/paper.toml", "--out", f"{folder}/paper"])
+    runs = []
+    for seed in (1, 2, 3):
+        runs.append(f"{folder}/migration-{seed}")
+        fedsim.run(fedsim.load("migration", seed=seed), runs[-1])
+    drawings = (
+        [f"{folder}/paper", "--figure", "straggling", "--figure", "waiting"],
+        [f"{folder}/paper", "--figure", "communication"],
+        [f"{folder}/paper", "--figure", "rounds", "--only", "cata-fed"],
+        [*runs, "--figure", "migration", "--figure", "members"],
+    )
+    for words in drawings:
+        carry_out(["figures", *words, "--format", "png", "--out", f"{folder}/figures"])
+    for path in sorted((folder / "figures").glob("*.png")):
+        with Image.open(path) as picture:
+            few = picture.convert("RGB").quantize(64)
+            few.save(OUT / f"paper-{path.name}", optimize=True)
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         fedsim.run(fedsim.load("quickstart", SMALL), f"{folder}/quickstart")
@@ -46,5 +91,6 @@ if __name__ == "__main__":
         command = ["study", "communication", "--out", f"{folder}/study"]
         for variant in VARIANTS:
             command += ["--only", variant]
-        main(command, standalone_mode=False)
+        carry_out(command)
         save(fedsim.load_study(f"{folder}/study").figure("costs"), "study")
+        draw_paper(Path(folder))

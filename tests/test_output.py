@@ -86,6 +86,9 @@ def test_verbs_of_one_run(
     assert whatif["page"].endswith("run.whatif.report.html")
     assert len(whatif["totals_s"]) == 2
     compared = printed("CompareResult", "compare", folder, whatif["changed"])
+    pictures = ("--figure", "waiting", "--out", tmp_path / "figures", "--width", "8cm")
+    (figure,) = printed("FiguresResult", "figures", folder, *pictures)["figures"]
+    assert all(Path(path).is_file() for path in (*figure["files"], figure["numbers"]))
     columns = {column["name"]: column["cells"] for column in compared["tables"][0]["columns"]}
     assert columns["run"] == ["run", "run.whatif"]
     assert [answer["world"] for answer in compared["answers"]] == [""]

@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue
 from pydantic.json_schema import JsonSchemaValue, models_json_schema
 
 from fedsim.cli.result_parts import AnswerResult, ResultEntries, TableResult, VerbResult
+from fedsim.cli.results_of_figures import FiguresResult
 from fedsim.common.files import read_json, toml
 from fedsim.lab.catalogue import catalogue, figures_of, keys_of, specs_titled
 from fedsim.lab.compare.critical_path import CriticalPaths, RoundPath
@@ -420,6 +421,7 @@ RESULTS: tuple[type[VerbResult], ...] = (
     StudyResult,
     MergeResult,
     BenchResult,
+    FiguresResult,
     ErrorResult,
 )
 

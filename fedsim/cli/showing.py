@@ -24,6 +24,7 @@ from fedsim.common.harmless import say
 
 if TYPE_CHECKING:
     from fedsim.cli.results import AuditResult
+    from fedsim.cli.results_of_figures import FiguresResult
 
 _MOST_PROBLEMS = 5
 
@@ -180,6 +181,94 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
         serve(runs, announce, threading.Event(), served_port)
 
 
+@click.command("figures", short_help="Draw runs and studies as figures for a paper.")
+@RUNS
+@out("The folder for the files; by default FOLDER-figures beside the first folder.")
+@click.option(
+    "--width",
+    default="3.5in",
+    show_default=True,
+    help="The width of a column or page, in in, cm, mm or pt (of TeX).",
+)
+@click.option(
+    "--format",
+    "formats",
+    default="pdf",
+    show_default=True,
+    help="pdf, svg or png; several with commas between.",
+)
+@click.option(
+    "--figure",
+    "figures",
+    multiple=True,
+    metavar="NAME",
+    help="straggling, waiting, rounds, migration, members or communication; may be repeated. By "
+    "default all that apply.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="VARIANT|KEY=VALUE",
+    help="Draw only these lines; may be repeated.",
+)
+@click.option(
+    "--round",
+    "rounds",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="A round that 'rounds' draws; may be repeated. By default the worst and the median.",
+)
+@click.option(
+    "--target",
+    help="Of 'communication': an accuracy (0..1), or such as perplexity=8. By default one of a "
+    "study's, or a usual accuracy: the highest that all runs reach.",
+)
+@reported
+def figures_command(
+    runs: tuple[Path, ...],
+    out: Path | None,
+    width: str,
+    formats: str,
+    target: str | None,
+    figures: tuple[str, ...],
+    only: tuple[str, ...],
+    rounds: tuple[int, ...],
+) -> VerbOutcome:
+    """Draw RUNS (run folders, folders of studies) as vector files in the width of a column, with a
+    CSV file of the drawn numbers beside each.
+    """
+    from fedsim.analysis.paper.figures import write_figures
+    from fedsim.analysis.paper.sheet import read_width
+    from fedsim.lab.reading.targets import Target
+
+    inches = read_width(width)
+    outcome = write_figures(
+        runs,
+        out,
+        figures=figures,
+        only=only,
+        width=inches,
+        formats=[word.strip().lower() for word in formats.split(",")],
+        target=None if target is None else Target.read(target),
+        rounds=rounds,
+    )
+
+    def show() -> None:
+        for figure in outcome.written:
+            say(*(f"written {path}" for path in figure.files))
+            say(*(f"{figure.name}: {note}" for note in figure.notes), err=True)
+        for skipped in outcome.skipped:
+            of_line = f" of {skipped.line}" if skipped.line else ""
+            say(f"no {skipped.name}{of_line}: {skipped.reason}", err=True)
+
+    def make() -> "FiguresResult":
+        from fedsim.cli.results_of_figures import FiguresResult
+
+        return FiguresResult.of(inches, outcome)
+
+    return VerbOutcome(make, show)
+
+
 @click.command("tensorboard", short_help="Write the rounds of runs for TensorBoard.")
 @RUNS
 @out("The folder to point TensorBoard at.", required=True)
@@ -235,6 +324,7 @@ SHOWING = (
     trace_command,
     calibrate_command,
     report_command,
+    figures_command,
     tensorboard_command,
     mlflow_command,
     wandb_command,

@@ -20,6 +20,9 @@ from fedsim import analysis
 from fedsim.analysis.__main__ import main
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL
 from fedsim.analysis.style import NothingToDrawError
+from fedsim.lab.reading.activities import Activities
+from fedsim.lab.reading.attempts import Attempts
+from fedsim.lab.reading.history import History
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
 from fedsim.testing import assert_sound
@@ -167,6 +170,17 @@ def happened(run: RunFolder) -> Counter[str]:
     return count
 
 
+def clients_are_those_of_the_rounds_table(run: RunFolder) -> None:
+    clients = Attempts(Activities(History(run))).clients
+    for row in run.rounds:
+        if row["selected"] is None:  # a strategy with versions
+            continue
+        counts = Counter(client.outcome for client in clients.get(row["round"], []))
+        expected = (row["selected"], row["valid"], row["slow"], row["disconnected"])
+        slow = counts["slow"] + counts["late"]
+        assert (counts.total(), counts["valid"], slow, counts["lost"]) == expected
+
+
 @pytest.mark.parametrize("kind", HAPPENS)
 def test_verbs_and_pictures_of(kind: str, lived: Lived, tmp_path: Path) -> None:
     run = lived(kind)
@@ -174,6 +188,8 @@ def test_verbs_and_pictures_of(kind: str, lived: Lived, tmp_path: Path) -> None:
     missing = [name for name in ("arrival", "departure", "shift", *records) if not count[name]]
     assert not missing, f"this world does not show {missing}"
     assert_sound(run.path)
+    if kind != "hierfavg":  # whose rounds count the tasks of their last edge round alone
+        clients_are_those_of_the_rounds_table(run)
 
     (row,) = csv.DictReader(io.StringIO(done("compare", run.path, "--csv")))
     assert (row["migrations"] != "") == (count["assign"] > 0)

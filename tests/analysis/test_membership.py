@@ -21,6 +21,7 @@ from fedsim.analysis.clusterings import (
     read_clusterings,
 )
 from fedsim.analysis.membership import draw_membership, draw_split_tree, read_splits
+from fedsim.analysis.style import group_name
 from fedsim.common.errors import RunFolderError
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History
@@ -108,6 +109,31 @@ def test_each_stay_is_a_bar_and_each_happening_a_mark(
     assert sizes.lines[-1].get_ydata()[-1] == len(replay(grouped, membership.end))
     known = [row for row in grouped.rounds if row["ari"] is not None]
     np.testing.assert_array_equal(agreement.lines[1].get_ydata(), [row["ari"] for row in known])
+
+
+def test_only_members_that_are_there_count_at_the_end(grouped: RunFolder) -> None:
+    here = replay(grouped, max(event["time"] for event in grouped.events))
+    expected = {group: list(here.values()).count(group) for group in sorted({*here.values()})}
+    assert History(grouped).members_at_end == expected
+    left = [event["device"] for event in grouped.events if event["kind"] == "departure"]
+    assert left
+    assert not here.keys() & set(left)
+    rows = draw_membership(grouped).axes[0]
+    beside = dict(text.get_text().split(": ") for text in rows.texts)
+    assert {name: int(count) for name, count in beside.items() if int(count)} == {
+        group_name(group): count for group, count in expected.items()
+    }
+
+
+def test_pre_trainings_and_rings_of_shifts_are_seen(grouped: RunFolder) -> None:
+    rows = draw_membership(grouped).axes[0]
+    asked = sum(
+        (event["kind"], event["step"]) == ("step-start", "train") for event in grouped.events
+    )
+    updates = {event["task"] for event in grouped.events if event["round"] is not None}
+    assert 0 < drawn(rows)["pre-training"] < asked - len(updates) / 2
+    marks = {str(line.get_gid()): line for line in rows.lines}
+    assert marks["noticed"].get_markersize() < 0.6 * marks["shift"].get_markersize()
 
 
 # round, parent, children, members

@@ -180,6 +180,26 @@ def test_the_critical_path_goes_through_the_steps_that_rounds_waited_for(run: Ru
     np.testing.assert_allclose(at / at[-1], [step.start / steps[-1].start for step in steps])
 
 
+def test_limits_and_splits_of_trainings_are_drawn(split: RunFolder) -> None:
+    """T counts from the begin of a training, which follows the download."""
+    limits = {}
+    for event in split.events:
+        if event["kind"] == "round-start":
+            limits[event["round"]] = event["data"]["training_limit"]
+    expected = []
+    for event in split.events:
+        if (event["kind"], event["step"]) == ("step-start", "train"):
+            expected.append(event["time"] + limits[event["round"]])
+    end = max(event["time"] for event in split.events)
+    panel = draw_timeline(split).axes[0]
+    (lines,) = [item for item in panel.collections if item.get_gid() == "limit"]
+    unit = {"s": 1.0, "min": 60.0}[View(History(split)).unit.name]
+    times = [np.asarray(path.vertices)[0, 0] * unit for path in lines.get_paths()]
+    np.testing.assert_allclose(sorted(times), sorted(time for time in expected if time <= end))
+    splits = sum(event["kind"] == "split" for event in split.events)
+    assert drawn(panel)["split"] == splits > 0
+
+
 def test_files_are_valid_and_the_same_every_time_whatever_the_names(
     renamed: RunFolder, tmp_path: Path
 ) -> None:

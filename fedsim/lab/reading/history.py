@@ -269,6 +269,14 @@ class History:
         """Last group of each device that ever arrived, indexed by device ID; -1 for no group."""
         return self.stays.groupby("device")["group"].last()
 
+    @property
+    def members_at_end(self) -> dict[int, int]:
+        """Count of members by group, of devices that are present at the end; -1 for no group."""
+        last = self.stays.groupby("device").last()
+        staying = last[last["end"] >= self.end]
+        groups, counts = np.unique(staying["group"].to_numpy(np.int64), return_counts=True)
+        return dict(zip(groups.tolist(), counts.tolist(), strict=True))
+
     def order(self) -> Ints:
         """Return the IDs of all devices that ever arrived, sorted by last group.
 

@@ -1,0 +1,342 @@
+"""Communication cost: bytes until a target, by direction and seed, and accuracy against bytes."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from fedsim.analysis import style
+from fedsim.analysis.accuracy import band, curves_of
+from fedsim.analysis.paper.lines import refuse_more
+from fedsim.analysis.paper.sheet import (
+    BAND,
+    NumberRow,
+    PaperFigure,
+    add_legend,
+    line_look,
+    styled,
+)
+from fedsim.analysis.series import Series
+from fedsim.lab.reading.targets import Target, until
+from fedsim.records.ledger import total_of_round
+from fedsim.records.reading import RunFolder
+
+MOST_LINES = 12
+_USUAL = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+USUAL_TARGETS = tuple(Target(accuracy) for accuracy in _USUAL)
+DIRECTIONS: dict[str, style.Look] = {
+    "down": {"facecolor": style.STEPS["download"], "label": "to devices"},
+    "up": {"facecolor": style.STEPS["upload"], "label": "from devices", "hatch": "//////"},
+    "peer": {"facecolor": "#CCBB44", "label": "between devices"},
+}
+_LONGEST_NAME = 18  # most characters of a line of a name
+_LONGEST_LABEL = 24
+_WIDE_IN = 3.0  # width from which a label has one line
+_BAR_IN = 0.2
+_CURVES_IN = 1.35
+_FRAME_IN = 0.95
+_SEED: style.Look = {
+    "marker": "o",
+    "markersize": 2.6,
+    "markerfacecolor": "white",
+    "markeredgecolor": style.BLACK,
+    "markeredgewidth": 0.6,
+    "linestyle": "",
+}
+_TARGET: style.Look = {"color": style.GREY, "linewidth": 0.7, "linestyle": (0, (3, 2))}
+
+
+@dataclass(frozen=True)
+class BytesToTarget:
+    """Bytes of one run until its target.
+
+    Attributes:
+        seed: seed of the run.
+        parts: bytes by direction: ``down``, ``up`` and ``peer``; None if the run missed the target.
+        round: index of the round whose test reached the target; None if the run missed it.
+    """
+
+    seed: int
+    parts: dict[str, float] | None
+    round: int | None
+
+    @property
+    def total(self) -> float | None:
+        """Sum of the bytes; None if the run missed the target."""
+        return None if self.parts is None else sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class CommunicationLine:
+    """Communication of one line of a figure.
+
+    Attributes:
+        name: name of the line.
+        number: index of the line, which gives its look.
+        runs: bytes to the target of each run.
+        curve: accuracy, or the target's metric, against bytes: bytes, mean, lowest and highest of
+            the seeds, where every seed has a test on both sides.
+    """
+
+    name: str
+    number: int
+    runs: tuple[BytesToTarget, ...]
+    curve: tuple[tuple[float, float, float, float], ...]
+
+    @property
+    def has_missed(self) -> bool:
+        """Whether any run missed the target."""
+        return any(run.parts is None for run in self.runs)
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Mean bytes by direction of the runs that reached the target; empty if none did."""
+        reached = [run.parts for run in self.runs if run.parts is not None]
+        means = {}
+        for name in DIRECTIONS:
+            if reached:
+                means[name] = sum(map(itemgetter(name), reached)) / len(reached)
+        return means
+
+    def numbers(self) -> list[NumberRow]:
+        """Return a row per run, a row per mean, and a row per point of the curve."""
+        rows: list[NumberRow] = []
+        for run in self.runs:
+            row: NumberRow = {"line": self.name, "number": "bytes to target", "seed": run.seed}
+            row |= {"round": run.round, "bytes": run.total}
+            if run.parts is not None:
+                row |= {f"bytes_{name}": size for name, size in run.parts.items()}
+            rows.append(row)
+        if self.means:
+            row = {"line": self.name, "number": "mean bytes to target"}
+            row |= {f"bytes_{name}": size for name, size in self.means.items()}
+            rows.append(row | {"bytes": sum(self.means.values())})
+        for size, mean, low, high in self.curve:
+            row = {"line": self.name, "number": "curve", "bytes": size, "mean": mean}
+            rows.append(row | {"lowest_seed": low, "highest_seed": high})
+        return rows
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Communication of all lines of a figure.
+
+    Attributes:
+        target: the target.
+        lines: the lines.
+    """
+
+    target: Target
+    lines: tuple[CommunicationLine, ...]
+
+
+def measure_communication(
+    series: Sequence[Series],
+    targets: Sequence[Target] = USUAL_TARGETS,
+    otherwise: Sequence[Target] = (),
+) -> Communication:
+    """Return the bytes that each run of each line moved until it reached a target.
+
+    Args:
+        series: the lines.
+        targets: possible targets, the hardest first. The first that all runs reach is used, or else
+            the first that any run reaches.
+        otherwise: further targets, chosen alike if no run reaches any of ``targets``.
+
+    Raises:
+        NothingToDrawError: no round was evaluated, or no run moved bytes or reached the target.
+    """
+    everything: list[RunFolder] = []
+    for entry in series:
+        everything += entry.runs
+    if not any(total_of_round(row) for run in everything for row in run.rounds):
+        raise style.NothingToDrawError("no round of these runs moved bytes")
+    curves_of(series, targets[0].metric)  # raises if no round was evaluated
+    target = _choose_target(everything, targets) or _choose_target(everything, otherwise)
+    if target is None:
+        words = ", ".join(f"{target:g}" for target in (*targets, *otherwise))
+        raise style.NothingToDrawError(
+            f"no run reached a target out of {words}; --target gives another target"
+        )
+    curves = curves_of(series, target.metric)
+    lines = []
+    for entry, seeds in zip(series, curves, strict=True):
+        runs = tuple(_bytes_of(run, target) for run in entry.runs)
+        points: list[tuple[float, float, float, float]] = []
+        if seeds:
+            table = band(seeds, "bytes")[["at", "mean", "low", "high"]]
+            points = [*table.itertuples(index=False, name=None)]
+        lines.append(CommunicationLine(entry.name, entry.number, runs, tuple(points)))
+    return Communication(target, tuple(lines))
+
+
+def _choose_target(runs: Sequence[RunFolder], targets: Sequence[Target]) -> Target | None:
+    """Return the first target that all runs reach, or else the first that any run reaches.
+
+    None if no run reaches any of the targets.
+    """
+    partly = None
+    for target in targets:
+        reached = [until(run.rounds, target, run.summary)["rounds"] is not None for run in runs]
+        if all(reached):
+            return target
+        if any(reached) and partly is None:
+            partly = target
+    return partly
+
+
+def _bytes_of(run: RunFolder, target: Target) -> BytesToTarget:
+    seed = int(run.summary["seed"])
+    reached = until(run.rounds, target, run.summary)["rounds"]
+    if reached is None:
+        return BytesToTarget(seed, None, None)
+    number = int(reached) - 1
+    parts = dict.fromkeys(DIRECTIONS, 0.0)
+    for row in run.rounds:
+        for name in DIRECTIONS:
+            parts[name] += float(row[f"bytes_{name}"] or 0.0)
+        if row["round"] == number:
+            break
+    return BytesToTarget(seed, parts, number)
+
+
+@styled
+def draw_communication(
+    series: Sequence[Series],
+    width: float,
+    targets: Sequence[Target] = USUAL_TARGETS,
+    otherwise: Sequence[Target] = (),
+) -> PaperFigure:
+    """Draw accuracy against bytes, and the bytes until a target with a dot per seed.
+
+    Args:
+        series: the lines.
+        width: width of the figure (inches).
+        targets: possible targets, see ``measure_communication``.
+        otherwise: further targets.
+
+    Raises:
+        NothingToDrawError: no round was evaluated, or no run moved bytes or reached the target.
+        PictureError: there are more lines than the figure has room for.
+    """
+    refuse_more("communication", series, MOST_LINES)
+    cost = measure_communication(series, targets, otherwise)
+    bars_in = 0.15 + _BAR_IN * len(cost.lines)
+    figure = Figure(figsize=(width, _CURVES_IN + bars_in + _FRAME_IN))
+    curves, bars = figure.subplots(2, 1, height_ratios=[_CURVES_IN, bars_in])
+    _draw_curves(curves, cost)
+    _draw_bars(bars, cost)
+    add_legend(figure, _handles(cost))
+    numbers: list[NumberRow] = [
+        {"number": "target", "metric": cost.target.metric, "mean": cost.target.value}
+    ]
+    notes = []
+    for line in cost.lines:
+        numbers += line.numbers()
+        missed = [run.seed for run in line.runs if run.parts is None]
+        if missed:
+            seeds = ", ".join(map(str, missed))
+            notes.append(f"{line.name} missed the target with the seeds {seeds}")
+    return PaperFigure(figure, numbers, tuple(notes))
+
+
+def _draw_curves(panel: Axes, cost: Communication) -> None:
+    ends = [line.curve[-1][0] for line in cost.lines if line.curve]
+    unit = style.unit_for(max(ends), style.BYTES)
+    for line in cost.lines:
+        if not line.curve:
+            continue
+        x, mean, low, high = np.array(line.curve).T
+        look = line_look(line.number)
+        every = max(1, len(x) // 8)
+        if len(line.runs) > 1:
+            shade: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
+            panel.fill_between(x / unit.size, low, high, gid=f"band-{line.number}", **shade)
+        panel.plot(
+            x / unit.size,
+            mean,
+            gid=f"mean-{line.number}",
+            markersize=2.8,
+            markevery=(line.number % every, every),
+            **look,
+        )
+    panel.axhline(cost.target.value, gid="target", **_TARGET)
+    panel.set_xlim(left=0)
+    panel.set_xlabel(f"bytes moved ({unit.name})")
+    label = "test accuracy" if cost.target.metric == "accuracy" else cost.target.metric
+    panel.set_ylabel(label)
+    panel.grid(axis="y")
+
+
+def _draw_bars(panel: Axes, cost: Communication) -> None:
+    totals = [run.total for line in cost.lines for run in line.runs if run.total is not None]
+    unit = style.unit_for(max(totals), style.BYTES)
+    for place, line in enumerate(cost.lines):
+        base = 0.0
+        for name, size in line.means.items():
+            if size:
+                panel.barh(
+                    place,
+                    size / unit.size,
+                    left=base,
+                    height=0.62,
+                    edgecolor="white",
+                    linewidth=0,
+                    gid=name,
+                    **DIRECTIONS[name],
+                )
+            base += size / unit.size
+        reached = [run.total / unit.size for run in line.runs if run.total is not None]
+        if len(line.runs) > 1:
+            panel.plot(reached, [place] * len(reached), gid="seeds", clip_on=False, **_SEED)
+        words = f"{base:.3g}" if line.means else ""
+        if line.has_missed:
+            missed = sum(run.parts is None for run in line.runs)
+            words = f"{words} ({missed} of {len(line.runs)} missed)".strip()
+        panel.annotate(
+            words,
+            (max([base, *reached]), place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
+        )
+    names = [textwrap.fill(line.name, _LONGEST_NAME) for line in cost.lines]
+    panel.set_yticks(range(len(cost.lines)), names)
+    panel.tick_params(axis="y", length=0)
+    panel.set_ylim(len(cost.lines) - 0.5, -0.5)
+    panel.set_xlim(0, max(totals) / unit.size * 1.18)
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    label = f"bytes until {_words(cost.target)} ({unit.name})"
+    if panel.figure.bbox.width / panel.figure.dpi < _WIDE_IN:
+        label = textwrap.fill(label, _LONGEST_LABEL)
+    panel.set_xlabel(label)
+
+
+def _words(target: Target) -> str:
+    if target.metric == "accuracy":
+        return f"{100 * target.value:g} % test accuracy"
+    return f"{target.metric} {target.value:g}"
+
+
+def _handles(cost: Communication) -> list[Artist]:
+    handles: list[Artist] = []
+    for line in cost.lines:
+        handles.append(Line2D([], [], label=line.name, markersize=3, **line_look(line.number)))
+    for name, look in DIRECTIONS.items():
+        if any(line.means.get(name) for line in cost.lines):
+            handles.append(Patch(edgecolor="white", linewidth=0, **look))
+    seeds = max(len(line.runs) for line in cost.lines)
+    if seeds > 1:
+        handles.append(Line2D([], [], label=f"one of {seeds} seeds", **_SEED))
+        label = f"lowest to highest of {seeds} seeds"
+        handles.append(Patch(facecolor=style.GREY, alpha=2 * BAND, label=label))
+    return handles

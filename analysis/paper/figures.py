@@ -1,0 +1,227 @@
+"""All figures for papers by name, and the function that writes them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from fedsim.analysis import style
+from fedsim.analysis.paper.communication import USUAL_TARGETS, draw_communication
+from fedsim.analysis.paper.lines import declared_targets, read_series
+from fedsim.analysis.paper.members import draw_members
+from fedsim.analysis.paper.migration import draw_migration
+from fedsim.analysis.paper.rounds import draw_rounds
+from fedsim.analysis.paper.sheet import COLUMN_IN, FORMATS, PaperFigure, save
+from fedsim.analysis.paper.straggling import draw_straggling
+from fedsim.analysis.paper.waiting import draw_waiting
+from fedsim.analysis.series import Series
+from fedsim.common.errors import nearest
+from fedsim.lab.reading.targets import Target
+
+
+@dataclass(frozen=True)
+class FigureRequest:
+    """Lines to draw, and the options of the figures.
+
+    Attributes:
+        series: the lines.
+        width: width of each figure (inches).
+        targets: possible targets of the communication cost, the hardest first.
+        otherwise: further targets, used if no run reaches any of ``targets``.
+        rounds: indices of the rounds that ``rounds`` draws; empty for the default.
+    """
+
+    series: Sequence[Series]
+    width: float
+    targets: Sequence[Target]
+    otherwise: Sequence[Target] = ()
+    rounds: Sequence[int] = ()
+
+
+class PaperKind(NamedTuple):
+    """Kind of figure.
+
+    Attributes:
+        draw: draws the figure; raises ``NothingToDrawError`` if it does not apply.
+        is_by_line: whether there is a figure for each line, of its first run.
+    """
+
+    draw: Callable[[FigureRequest], PaperFigure]
+    is_by_line: bool = False
+
+
+def _straggling(request: FigureRequest) -> PaperFigure:
+    return draw_straggling(request.series, request.width)
+
+
+def _waiting(request: FigureRequest) -> PaperFigure:
+    return draw_waiting(request.series, request.width)
+
+
+def _rounds(request: FigureRequest) -> PaperFigure:
+    return draw_rounds(request.series[0], request.width, request.rounds)
+
+
+def _migration(request: FigureRequest) -> PaperFigure:
+    return draw_migration(request.series, request.width)
+
+
+def _members(request: FigureRequest) -> PaperFigure:
+    return draw_members(request.series[0], request.width)
+
+
+def _communication(request: FigureRequest) -> PaperFigure:
+    return draw_communication(request.series, request.width, request.targets, request.otherwise)
+
+
+FIGURES = {
+    "straggling": PaperKind(_straggling),
+    "waiting": PaperKind(_waiting),
+    "rounds": PaperKind(_rounds, is_by_line=True),
+    "migration": PaperKind(_migration),
+    "members": PaperKind(_members, is_by_line=True),
+    "communication": PaperKind(_communication),
+}
+"""Figures by name, in the order in which they are written."""
+
+
+class WrittenFigure(NamedTuple):
+    """Figure that was written.
+
+    Attributes:
+        name: name of the figure, such as ``waiting``.
+        line: name of the line that it shows; empty if it shows all lines.
+        files: the files, of which the last is the table of the drawn numbers.
+        notes: sentences on what it leaves out.
+    """
+
+    name: str
+    line: str
+    files: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+class SkippedFigure(NamedTuple):
+    """Figure that does not apply to the runs.
+
+    Attributes:
+        name: name of the figure.
+        line: name of the line; empty for all lines.
+        reason: the reason, as a sentence without its full stop.
+    """
+
+    name: str
+    line: str
+    reason: str
+
+
+@dataclass
+class WrittenFigures:
+    """Figures that were written, and those that do not apply.
+
+    Attributes:
+        written: the written figures.
+        skipped: the figures that do not apply.
+    """
+
+    written: list[WrittenFigure] = field(default_factory=list)
+    skipped: list[SkippedFigure] = field(default_factory=list)
+
+
+class _Drawing(NamedTuple):
+    name: str
+    line: str
+    stem: str
+    figure: PaperFigure
+
+
+def write_figures(
+    paths: Sequence[Path],
+    out: Path | None = None,
+    *,
+    figures: Sequence[str] = (),
+    only: Sequence[str] = (),
+    width: float = COLUMN_IN,
+    formats: Sequence[str] = FORMATS[:1],
+    target: Target | None = None,
+    rounds: Sequence[int] = (),
+) -> WrittenFigures:
+    """Write figures of runs and studies as files, with a table of the drawn numbers beside each.
+
+    Equal runs give equal files. Nothing is written if a named figure cannot be drawn.
+
+    Args:
+        paths: folders of runs and studies.
+        out: folder for the files; by default ``NAME-figures`` beside the first folder.
+        figures: names out of ``FIGURES``; by default all figures that apply.
+        only: lines to draw, see ``read_series``; by default all.
+        width: width of each figure (inches).
+        formats: endings out of ``FORMATS``.
+        target: target of the communication cost; by default one that a study declares, or a usual
+            accuracy, as high as all runs reach.
+        rounds: indices of the rounds that ``rounds`` draws.
+
+    Returns:
+        The written figures, and those that do not apply.
+
+    Raises:
+        RunFolderError: a folder is neither a run nor a study, or no run is done.
+        PictureError: an option is not allowed.
+        NothingToDrawError: a named figure does not apply, or none does.
+    """
+    _check_words("--figure", figures, [*FIGURES])
+    _check_words("--format", formats, FORMATS)
+    series = read_series(paths, only)
+    targets: Sequence[Target] = declared_targets(paths) or USUAL_TARGETS
+    otherwise: Sequence[Target] = USUAL_TARGETS
+    if target is not None:
+        targets = [target]
+        otherwise = ()
+    result = WrittenFigures()
+    drawings: list[_Drawing] = []
+    for name in figures or FIGURES:
+        for line, lines in _parts(name, series):
+            try:
+                figure = FIGURES[name].draw(FigureRequest(lines, width, targets, otherwise, rounds))
+            except style.NothingToDrawError as error:
+                if figures and not _has_other_lines(name, series):
+                    raise
+                result.skipped.append(SkippedFigure(name, line, str(error)))
+            else:
+                stem = f"{name}-{style.as_file_name(line)}" if line else name
+                drawings.append(_Drawing(name, line, stem, figure))
+    if not drawings:
+        reasons = "; ".join(f"no {skipped.name}: {skipped.reason}" for skipped in result.skipped)
+        raise style.NothingToDrawError(f"no figure applies to these runs: {reasons}")
+    folder = out
+    if folder is None:
+        first = Path(paths[0]).resolve()
+        folder = first.with_name(f"{first.name}-figures")
+    for drawing in drawings:
+        files = save(drawing.figure, folder / drawing.stem, formats)
+        result.written.append(
+            WrittenFigure(drawing.name, drawing.line, tuple(files), drawing.figure.notes)
+        )
+    return result
+
+
+def _parts(name: str, series: Sequence[Series]) -> list[tuple[str, Sequence[Series]]]:
+    """Return the lines of each file of a figure, with the name of the line if there are several."""
+    if not FIGURES[name].is_by_line:
+        return [("", series)]
+    if len(series) == 1:
+        return [("", series)]
+    return [(line.name, [line]) for line in series]
+
+
+def _has_other_lines(name: str, series: Sequence[Series]) -> bool:
+    return FIGURES[name].is_by_line and len(series) > 1
+
+
+def _check_words(option: str, words: Sequence[str], allowed: Sequence[str]) -> None:
+    """Raise ``PictureError`` if a word is not allowed."""
+    for word in words:
+        if word not in allowed:
+            raise style.PictureError(
+                f"{option} is {word!r}; allowed are {', '.join(allowed)}{nearest(word, allowed)}"
+            )

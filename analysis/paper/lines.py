@@ -1,0 +1,138 @@
+"""Lines of a paper's figures: variants of studies and runs, each with its seeds."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedsim.analysis import style
+from fedsim.analysis.series import Series, group_by_scenario
+from fedsim.common.errors import RunFolderError, nearest
+from fedsim.lab.compare.cells import VARIANT, cells_of, name_cells
+from fedsim.lab.compare.lines import read_lines
+from fedsim.lab.reading.activities import Activities
+from fedsim.lab.reading.attempts import Attempts
+from fedsim.lab.reading.history import History
+from fedsim.lab.reading.study_folder import is_study, read_index
+from fedsim.lab.reading.targets import Target
+from fedsim.records.reading import RunFolder
+
+_MOST_NAMED = 6
+_LONGEST_NAME = 30
+
+
+def read_series(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Series]:
+    """Read the lines of figures from folders of runs and of studies.
+
+    Runs of the same scenario with several seeds are one line, and so are the runs of a variant of a
+    study at one point of its grid.
+
+    Args:
+        paths: the folders.
+        only: texts ``VARIANT`` or ``KEY=VALUE``; other lines are left out. Texts of the same key
+            add up, texts of several keys must all hold.
+
+    Returns:
+        The lines, numbered from 0: first those of studies, then those of runs.
+
+    Raises:
+        RunFolderError: a folder is neither a run nor a study, or no run is done.
+        PictureError: a text of ``only`` names no line.
+    """
+    lines = read_lines(paths).begun()
+    places = [place for place, line in enumerate(lines.lines) if line.runs]
+    if not places:
+        folders = ", ".join(repr(str(path)) for path in paths)
+        raise RunFolderError(f"{folders} has no run yet that is done, so there is nothing to draw")
+    of_studies = [place for place in places if lines.lines[place].study]
+    cells = cells_of(lines, of_studies)
+    alone = [lines.lines[place].runs[0] for place in places if place not in of_studies]
+    singles = group_by_scenario(alone)
+    facts: list[Mapping[str, str]] = [*cells.values()]
+    for line in singles:
+        facts.append({VARIANT: line.name})
+    selection = _select(facts, only)
+    places = [place for number, place in enumerate(cells) if number in selection]
+    series = []
+    for place, name in name_cells(cells_of(lines, places)).items():
+        series.append(Series(style.short(name, _LONGEST_NAME), lines.lines[place].runs))
+    for number, line in enumerate(singles, start=len(cells)):
+        if number in selection:
+            series.append(line)
+    return [Series(line.name, line.runs, rank) for rank, line in enumerate(series)]
+
+
+def _select(facts: Sequence[Mapping[str, str]], only: Sequence[str]) -> list[int]:
+    """Return the numbers of the lines that ``only`` selects.
+
+    Args:
+        facts: the values of each line by key.
+        only: texts as of ``read_series``.
+    """
+    wishes: dict[str, set[str]] = {}
+    for text in only:
+        key, separator, value = text.partition("=")
+        if not separator:
+            key = VARIANT
+            value = text
+        allowed = [*dict.fromkeys(entry[key] for entry in facts if key in entry)]
+        if separator and not allowed:
+            keys = [*dict.fromkeys(name for entry in facts for name in entry)]
+            raise style.PictureError(
+                f"--only names {key!r}; allowed are {', '.join(keys)}{nearest(key, keys)}"
+            )
+        if value not in allowed:
+            raise style.PictureError(
+                f"--only is {text!r}; allowed are {', '.join(allowed)}{nearest(value, allowed)}"
+            )
+        wishes.setdefault(key, set()).add(value)
+    numbers = []
+    for number, values in enumerate(facts):
+        if all(values.get(key) in wish for key, wish in wishes.items()):
+            numbers.append(number)
+    if not numbers:
+        raise style.PictureError(f"--only {' --only '.join(only)} leaves no line to draw")
+    return numbers
+
+
+def declared_targets(paths: Sequence[Path]) -> list[Target]:
+    """Return the targets that studies declare, the highest values first; none without a study."""
+    targets: list[Target] = []
+    for path in paths:
+        if is_study(path):
+            targets += map(Target.read, read_index(path).targets)
+    return sorted(dict.fromkeys(targets), key=lambda target: -target.value)
+
+
+def refuse_more(figure: str, series: Sequence[Series], most: int) -> None:
+    """Reject a figure of more lines than it has room for.
+
+    Raises:
+        PictureError: there are more than ``most`` series.
+    """
+    if len(series) > most:
+        names = [entry.name for entry in series[:_MOST_NAMED]]
+        raise style.PictureError(
+            f"{len(series)} lines are given, but the figure {figure!r} has room for {most}; "
+            f"choose with --only VARIANT or --only KEY=VALUE out of {', '.join(names)}"
+            f"{' ...' if len(series) > _MOST_NAMED else ''}"
+        )
+
+
+def attempts_of(run: RunFolder) -> Attempts:
+    """Return the attempts of a run's clients."""
+    return Attempts(Activities(History(run)))
+
+
+def strategy_of(series: Series) -> str:
+    """Return the strategy of a line, from the summary of its first run."""
+    return style.short(str(series.runs[0].summary["strategy"]), _LONGEST_NAME)
+
+
+def not_drawn(line: Series, reason: style.NothingToDrawError, series: Sequence[Series]) -> str:
+    """Return a sentence on a line that a figure does not draw.
+
+    Args:
+        line: the line.
+        reason: the error that says why.
+        series: all lines of the figure; the sentence names the line only if there are several.
+    """
+    return str(reason) if len(series) == 1 else f"without {line.name}: {reason}"

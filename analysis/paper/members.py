@@ -1,0 +1,203 @@
+"""Members: the group of each device over time, with shifts, moves and pre-trainings, of one run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from fedsim.analysis import style
+from fedsim.analysis.marks import mark_rows
+from fedsim.analysis.membership import draw_pre_trainings, membership_colour
+from fedsim.analysis.paper.lines import attempts_of, strategy_of
+from fedsim.analysis.paper.sheet import NumberRow, PaperFigure, add_legend, styled
+from fedsim.analysis.series import Series
+from fedsim.common.arrays import Floats, Ints
+from fedsim.lab.reading.activities import Mark, TimeSpan
+from fedsim.lab.reading.attempts import Attempts
+from fedsim.lab.reading.history import MARKS, NO_GROUP
+
+_ROW_IN = 0.05
+_LEAST_IN = 1.2
+_MOST_IN = 4.0
+_SIZES_IN = 0.75
+_FRAME_IN = 0.9
+_MOST_ROWS = 160
+_HATCHES = ("", "", "", "//////", "", "......", "......", "xxxxxx", "......", "xxxxxx")
+
+
+@dataclass(frozen=True)
+class Members:
+    """Devices of a run and their groups.
+
+    Attributes:
+        attempts: tasks of the run.
+        devices: IDs of the drawn devices, from the top row down; ordered by last group.
+        marks: events of the drawn devices, as in ``fedsim.lab.reading.history.MARKS``.
+        times: simulated times (s) at which a count of members changed, and the run's end.
+        sizes: count of members from each time on, by group; -1 for devices without a group. Only
+            devices that are present count.
+    """
+
+    attempts: Attempts
+    devices: Ints
+    marks: tuple[Mark, ...]
+    times: Floats
+    sizes: dict[int, Ints]
+
+
+def measure_members(series: Series) -> Members:
+    """Return the groups of the devices of a line's first run.
+
+    Args:
+        series: the line.
+
+    Raises:
+        NothingToDrawError: the run never puts a device into a group.
+    """
+    attempts = attempts_of(series.runs[0])
+    history = attempts.history
+    if history.moves.empty or not history.end:
+        raise style.NothingToDrawError(
+            f"{strategy_of(series)} never puts a device into a group, so there are no members"
+        )
+    order = history.order()
+    devices = order[style.evenly(len(order), _MOST_ROWS)]
+    with_row = set(devices.tolist())
+    marks = []
+    for mark in attempts.activities.marks:
+        if mark.kind in MARKS and mark.device in with_row:
+            marks.append(mark)
+    curves = {group: history.sizes(group) for group in [*history.groups, NO_GROUP]}
+    changes = [changed_at for changed_at, _ in curves.values()]
+    times = np.unique(np.concatenate([[history.end], *changes]))
+    sizes = {}
+    for group, (changed_at, members) in curves.items():
+        sizes[group] = members[np.searchsorted(changed_at, times, side="right") - 1]
+    return Members(attempts, devices, tuple(marks), times, sizes)
+
+
+@styled
+def draw_members(series: Series, width: float) -> PaperFigure:
+    """Draw a row per device in the colours of its groups, and the sizes of the groups.
+
+    Args:
+        series: the line, of which the first run is drawn.
+        width: width of the figure (inches).
+
+    Raises:
+        NothingToDrawError: the run never puts a device into a group.
+    """
+    members = measure_members(series)
+    count = len(members.devices)
+    height = float(np.clip(count * _ROW_IN, _LEAST_IN, _MOST_IN))
+    figure = Figure(figsize=(width, height + _SIZES_IN + _FRAME_IN))
+    rows, sizes = figure.subplots(2, 1, sharex=True, height_ratios=[height, _SIZES_IN])
+    unit = style.unit_for(members.attempts.history.end, style.TIMES)
+    rows.set_xlim(0, members.attempts.history.end / unit.size)
+    handles = _draw_rows(rows, members, unit.size)
+    rows.set_ylabel("device")
+    rows.set_yticks([])
+    rows.spines["left"].set_visible(False)
+    _draw_sizes(sizes, members, unit.size)
+    sizes.set_xlabel(f"simulated time ({unit.name})")
+    add_legend(figure, handles)
+    total = len(members.attempts.history.final)
+    notes: tuple[str, ...] = ()
+    if count < total:
+        notes = (f"of {total} devices, {count} have a row",)
+    return PaperFigure(figure, _numbers(series, members), notes)
+
+
+def _group_look(group: int) -> style.Look:
+    """Return the look of a group: its colour, and a hatch if another group is as dark in grey."""
+    look: style.Look = {"facecolor": membership_colour(group), "linewidth": 0}
+    hatch = _HATCHES[group % len(_HATCHES)]
+    if group != NO_GROUP and hatch:
+        look |= {"hatch": hatch, "edgecolor": "white"}
+    return look
+
+
+def _draw_rows(panel: Axes, members: Members, unit: float) -> list[Artist]:
+    rows = {device: float(row) for row, device in enumerate(members.devices.tolist())}
+    stays = members.attempts.activities.stays
+    panel.set_ylim(len(rows) - 0.5, -0.5)
+    handles: list[Artist] = []
+    presence = members.attempts.activities.presence
+    look: style.Look = {"facecolor": membership_colour(NO_GROUP), "gid": "present"}
+    _draw_spans(panel, presence, rows, unit, look)
+    for group in members.attempts.history.groups:
+        stays_in_group = [stay for stay in stays if stay.group == group]
+        look = {"gid": f"group-{group}", **_group_look(group)}
+        _draw_spans(panel, stays_in_group, rows, unit, look)
+        handles.append(Patch(label=style.group_name(group), **_group_look(group)))
+    if members.sizes[NO_GROUP].any():
+        handles.append(Patch(facecolor=membership_colour(NO_GROUP), label="no group"))
+    handles += draw_pre_trainings(panel, members.attempts.all, rows, unit)
+    size = float(np.clip(150 / len(rows), 1.6, 4.0))
+    return handles + mark_rows(panel, members.marks, rows, unit, size)
+
+
+def _draw_spans(
+    panel: Axes,
+    spans: Sequence[TimeSpan],
+    rows: Mapping[int, float],
+    unit: float,
+    look: style.Look,
+) -> None:
+    """Draw spans of time as bars in the rows of their devices; devices without a row are skipped."""
+    starts = []
+    ends = []
+    places = []
+    for span in spans:
+        if span.device in rows:
+            starts.append(span.start / unit)
+            ends.append(span.end / unit)
+            places.append(rows[span.device])
+    if starts:
+        style.bars(panel, starts, ends, places, 0.45, **look)
+
+
+def _draw_sizes(panel: Axes, members: Members, unit: float) -> None:
+    x = members.times / unit
+    base = np.zeros(len(x))
+    for group, sizes in members.sizes.items():
+        top = base + sizes
+        look: style.Look = {"gid": f"size-{group}", **_group_look(group)}
+        panel.fill_between(x, base, top, step="post", **look)
+        panel.step(x, top, where="post", color="white", linewidth=0.5)
+        base = top
+    panel.step(x, base, where="post", color=style.BLACK, linewidth=0.8, gid="present")
+    panel.set_ylim(0, max(1.0, float(base.max()) * 1.05))
+    style.whole_ticks(panel.yaxis, 3)
+    panel.set_ylabel("devices")
+
+
+def _numbers(series: Series, members: Members) -> list[NumberRow]:
+    """Return a row per stay, mark and pre-training, and per size of a group at each time."""
+    rows: list[NumberRow] = []
+    with_row = set(members.devices.tolist())
+
+    def add(number: str, device: int | None, start: float, end: float | None, **more: int) -> None:
+        rows.append(
+            {"line": series.name, "number": number, "device": device, "start_s": start}
+            | {"end_s": end}
+            | more
+        )
+
+    for stay in members.attempts.activities.stays:
+        if stay.device in with_row:
+            add("stay", stay.device, stay.start, stay.end, group=stay.group)
+    for mark in members.marks:
+        add(mark.kind, mark.device, mark.time, None)
+    for attempt in members.attempts.all:
+        if attempt.is_preparation and attempt.device in with_row:
+            for step in attempt.of_kind("train"):
+                add("pre-training", attempt.device, step.start, step.end)
+    for group, sizes in members.sizes.items():
+        for time, size in zip(members.times.tolist(), sizes.tolist(), strict=True):
+            add("size", None, time, None, group=group, devices=size)
+    return rows

@@ -1,0 +1,333 @@
+"""Migration: shifts of data, the moves between groups that follow, and the devices in groups."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from fedsim.analysis import style
+from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, strategy_of
+from fedsim.analysis.paper.sheet import (
+    BAND,
+    Curve,
+    NumberRow,
+    PaperFigure,
+    Spread,
+    add_legend,
+    columns_for,
+    styled,
+)
+from fedsim.analysis.series import Series
+from fedsim.common.arrays import Floats, Ints
+from fedsim.lab.reading.attempts import Attempts
+from fedsim.records.reading import RunFolder
+
+MOST_LINES = 4
+_POINTS = 20  # most points in time
+_COUNTS_IN = 0.95
+_DEVICES_IN = 0.85
+_PURITY_IN = 0.6
+_FRAME_IN = 0.45
+
+EVENTS: dict[str, style.Look] = {
+    "shift": {
+        "label": "data shifts",
+        "color": style.BLACK,
+        "linestyle": "-",
+        "marker": "o",
+        "markerfacecolor": "white",
+    },
+    "noticed": {
+        "label": "shifts noticed",
+        "color": style.BLACK,
+        "linestyle": (0, (1, 1.2)),
+        "marker": "o",
+    },
+    "move": {
+        "label": "moves between groups",
+        "color": "#332288",
+        "linestyle": (0, (4, 1.5)),
+        "marker": "^",
+    },
+    "joined": {
+        "label": "first groups of devices",
+        "color": "#44AA99",
+        "linestyle": (0, (4, 1.2, 1, 1.2)),
+        "marker": "s",
+    },
+    "pre-training": {
+        "label": "pre-trainings",
+        "color": style.PRE_TRAINING,
+        "linestyle": "-",
+        "marker": "D",
+    },
+}
+"""Looks of cumulative counts by kind of event."""
+
+DEVICES: dict[str, style.Look] = {
+    "present": {"label": "devices present", "color": style.GREY, "linestyle": "-"},
+    "grouped": {"label": "of them in a group", "color": "#882255", "linestyle": (0, (4, 1.5))},
+}
+_PURITY: style.Look = {"label": "purity of the groups", "color": style.BLACK, "marker": "."}
+
+
+@dataclass(frozen=True)
+class MigrationLine:
+    """Migration of one line of a figure.
+
+    Attributes:
+        name: name of the line.
+        seeds: count of runs.
+        times: simulated times (s) [n]; the last is the end of the run that ended first.
+        counts: cumulative counts of events until each time, by kind (``EVENTS``), over seeds.
+        devices: counts of devices present and of members of groups at each time, over seeds.
+        purity: purity (0..1) of the groups after the last round until each time; None before the
+            first; an empty tuple if the true groups are unknown.
+        totals: counts of events of whole runs by kind, over seeds.
+    """
+
+    name: str
+    seeds: int
+    times: tuple[float, ...]
+    counts: dict[str, tuple[Spread, ...]]
+    devices: dict[str, tuple[Spread, ...]]
+    purity: tuple[Spread | None, ...]
+    totals: dict[str, Spread]
+
+    def numbers(self) -> list[NumberRow]:
+        """Return a row per number and time, and a row per total."""
+        rows: list[NumberRow] = []
+        curves: dict[str, Sequence[Spread | None]] = {**self.counts, **self.devices}
+        curves["purity"] = self.purity
+        for name, spreads in curves.items():
+            for time, spread in zip(self.times, spreads, strict=False):
+                if spread is not None:
+                    rows.append(self._row(name, spread) | {"time_s": time})
+        for name, spread in self.totals.items():
+            rows.append(self._row(f"total {name}", spread))
+        return rows
+
+    def _row(self, name: str, spread: Spread) -> NumberRow:
+        return {
+            "line": self.name,
+            "number": name,
+            "mean": spread.mean,
+            "lowest_seed": spread.low,
+            "highest_seed": spread.high,
+            "seeds": spread.seeds,
+        }
+
+
+def event_times(attempts: Attempts) -> dict[str, Floats]:
+    """Return the times (s) of a run's events by kind, ascending.
+
+    Kinds are those of ``EVENTS``. A move is an assignment from one group to another. The moves of a
+    split of a whole group are none. A pre-training counts at its begin.
+    """
+    history = attempts.history
+    times: dict[str, list[float]] = {kind: [] for kind in EVENTS}
+    for mark in attempts.activities.marks:
+        if mark.kind in ("shift", "noticed"):
+            times[mark.kind].append(mark.time)
+    moves = history.migrations
+    times["move"] = moves.loc[moves["why"] != "split", "time"].tolist()
+    first = history.moves.drop_duplicates("device")
+    times["joined"] = first.loc[first["group"] >= 0, "time"].tolist()
+    for attempt in attempts.all:
+        if attempt.is_preparation:
+            times["pre-training"] += [step.start for step in attempt.of_kind("train")]
+    return {kind: np.sort(np.array(values, dtype=float)) for kind, values in times.items()}
+
+
+def measure_migration(series: Series) -> MigrationLine:
+    """Return the cumulative counts of shifts and moves of a line, and its devices in groups.
+
+    Args:
+        series: runs of one scenario.
+
+    Raises:
+        NothingToDrawError: a run never puts a device into a group.
+    """
+    runs = [*map(attempts_of, series.runs)]
+    for attempts in runs:
+        if attempts.history.moves.empty:
+            raise style.NothingToDrawError(
+                f"{strategy_of(series)} never puts a device into a group, so nobody migrates"
+            )
+    end = min(map(attrgetter("history.end"), runs))
+    times = np.linspace(0.0, end, _POINTS + 1)
+    events = [*map(event_times, runs)]
+    counts = {}
+    totals = {}
+    for kind in EVENTS:
+        reached: list[Floats | Ints] = []
+        for run in events:
+            reached.append(np.searchsorted(run[kind], times, side="right"))
+        counts[kind] = _spreads(reached)
+        totals[kind] = Spread.of([float(len(run[kind])) for run in events])
+    members = [_members(attempts, times) for attempts in runs]
+    devices = {}
+    for name in DEVICES:
+        devices[name] = _spreads([*map(itemgetter(name), members)])
+    return MigrationLine(
+        name=series.name,
+        seeds=len(runs),
+        times=tuple(times.tolist()),
+        counts=counts,
+        devices=devices,
+        purity=_purity(series.runs, times),
+        totals=totals,
+    )
+
+
+def _spreads(values: Sequence[Floats | Ints]) -> tuple[Spread, ...]:
+    """Return the spread over seeds at each time, from an array per seed."""
+    table = np.array(values, dtype=float)
+    return tuple(map(Spread.of, table.T.tolist()))
+
+
+def _members(attempts: Attempts, times: Floats) -> dict[str, Floats]:
+    """Return the counts of present devices and of members of groups at each time, float64 [n]."""
+    history = attempts.history
+    stays = history.stays
+    counts = {}
+    grouped = stays[stays["group"] >= 0]
+    for name, spans in (("present", stays), ("grouped", grouped)):
+        begun = np.searchsorted(np.sort(spans["start"].to_numpy(float)), times, side="right")
+        ends = np.sort(spans["end"].to_numpy(float))
+        # who is there at the run's end has a stay that ends with the run
+        over = np.searchsorted(ends[ends < history.end], times, side="right")
+        counts[name] = (begun - over).astype(float)
+    return counts
+
+
+def _purity(runs: Sequence[RunFolder], times: Floats) -> tuple[Spread | None, ...]:
+    """Return the purity of the last round that ended until each time, over seeds."""
+    curves = []
+    for run in runs:
+        rows = [row for row in run.rounds if row["purity"] is not None]
+        if not rows:
+            return ()
+        ends = np.array([*map(itemgetter("time"), rows)])
+        values = np.array([*map(itemgetter("purity"), rows)])
+        curves.append((ends, values))
+    spreads: list[Spread | None] = []
+    for time in times.tolist():
+        at_time = []
+        for ends, values in curves:
+            place = int(np.searchsorted(ends, time, side="right")) - 1
+            if place >= 0:
+                at_time.append(float(values[place]))
+        spreads.append(Spread.of(at_time) if len(at_time) == len(curves) else None)
+    return tuple(spreads)
+
+
+@styled
+def draw_migration(series: Sequence[Series], width: float) -> PaperFigure:
+    """Draw cumulative counts of shifts and moves, devices in groups, and purity, for each line.
+
+    Args:
+        series: the lines.
+        width: width of the figure (inches).
+
+    Raises:
+        NothingToDrawError: no line puts devices into groups.
+        PictureError: there are more lines with groups than panels that fit.
+    """
+    lines = []
+    notes = []
+    drawn = []
+    for entry in series:
+        try:
+            lines.append(measure_migration(entry))
+            drawn.append(entry)
+        except style.NothingToDrawError as error:
+            notes.append(not_drawn(entry, error, series))
+    if not lines:
+        raise style.NothingToDrawError("; ".join(notes))
+    refuse_more("migration", drawn, MOST_LINES)
+    columns = columns_for(width, len(lines))
+    rows = -(-len(lines) // columns)
+    heights = [_COUNTS_IN, _DEVICES_IN]
+    if any(map(attrgetter("purity"), lines)):
+        heights.append(_PURITY_IN)
+    height = _FRAME_IN + rows * sum(heights) + 0.3
+    figure = Figure(figsize=(width, height))
+    count = len(heights)
+    grid = figure.subplots(
+        rows * count, columns, sharex=True, squeeze=False, height_ratios=heights * rows
+    )
+    unit = style.unit_for(max(line.times[-1] for line in lines), style.TIMES)
+    for place in range(rows * columns):
+        row, column = divmod(place, columns)
+        panels: list[Axes] = [*grid[row * count : (row + 1) * count, column]]
+        if place >= len(lines):
+            for panel in panels:
+                panel.set_visible(False)
+            continue
+        _draw_line(panels, lines[place], unit.size)
+        if place >= len(lines) - columns:
+            panels[-1].set_xlabel(f"simulated time ({unit.name})")
+            panels[-1].tick_params(labelbottom=True)
+    add_legend(figure, _handles(lines))
+    numbers: list[NumberRow] = []
+    for line in lines:
+        numbers += line.numbers()
+    return PaperFigure(figure, numbers, tuple(notes))
+
+
+def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None:
+    x = np.array(line.times) / unit
+    for kind, look in EVENTS.items():
+        if line.totals[kind].high > 0:
+            extra: style.Look = {"markersize": 2.4, "markevery": 2, "gid": kind}
+            if kind == "shift":
+                extra["markersize"] = 4.2  # a ring, which the dot of its notice does not hide
+            _draw_curve(panels[0], x, line.counts[kind], look | extra)
+    panels[0].set_ylabel("events so far")
+    panels[0].set_title(line.name)
+    for name, look in DEVICES.items():
+        _draw_curve(panels[1], x, line.devices[name], look | {"gid": name})
+    panels[1].set_ylabel("devices")
+    for panel in panels[:2]:
+        panel.set_ylim(bottom=0)
+    panels[0].set_xlim(0, float(x[-1]))
+    if len(panels) > 2:
+        places = []
+        spreads = []
+        for place, spread in zip(x.tolist(), line.purity, strict=False):
+            if spread is not None:
+                places.append(place)
+                spreads.append(spread)
+        _draw_curve(panels[2], np.array(places), spreads, _PURITY | {"gid": "purity"})
+        panels[2].set_ylim(0, 1.02)
+        panels[2].set_ylabel("purity")
+    for panel in panels:
+        panel.grid(axis="y")
+
+
+def _draw_curve(panel: Axes, x: Floats, spreads: Sequence[Spread], look: style.Look) -> None:
+    curve = Curve.of(spreads)
+    band: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
+    if spreads and spreads[0].seeds > 1:
+        panel.fill_between(x, curve.low, curve.high, gid=f"band-{look['gid']}", **band)
+    panel.plot(x, curve.mean, **look)
+
+
+def _handles(lines: Sequence[MigrationLine]) -> list[Artist]:
+    handles: list[Artist] = []
+    for kind, look in EVENTS.items():
+        if any(line.totals[kind].high > 0 for line in lines):
+            handles.append(Line2D([], [], **look))
+    handles += [Line2D([], [], **look) for look in DEVICES.values()]
+    seeds = max(map(attrgetter("seeds"), lines))
+    if seeds > 1:
+        label = f"lowest to highest of {seeds} seeds"
+        handles.append(Patch(facecolor=style.GREY, alpha=2 * BAND, label=label))
+    return handles

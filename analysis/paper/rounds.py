@@ -1,0 +1,164 @@
+"""Single rounds: each client's downloads, epochs and upload against its deadlines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedsim.analysis import style
+from fedsim.analysis.paper.lines import strategy_of
+from fedsim.analysis.paper.sheet import NumberRow, PaperFigure, add_legend, columns_for, styled
+from fedsim.analysis.round_lanes import (
+    OUTCOMES,
+    TIMES,
+    LaneSizes,
+    draw_round,
+    handles_of,
+    lanes_of,
+    name_lanes,
+    read_attempts,
+    some_lanes,
+    trained_rounds,
+)
+from fedsim.analysis.series import Series
+from fedsim.analysis.stragglers import worst_rounds
+from fedsim.lab.reading.history import History
+
+_LANE_IN = 0.095
+_FRAME_IN = 0.75
+_TITLE_IN = 0.32
+_MOST_LANES = 24
+_MOST_PANELS = 8
+_SIZES = LaneSizes(font=6, mark=2.4, line=1.0, gap=0.4)
+_NUMBERS = (
+    *("task", "round", "device", "group", "outcome", "prepares", "samples", "part", "splits"),
+    *("begun", "done", "train_end", "epochs", "sends", "answered", "cut", "limit", "deadline"),
+    "ended",
+)
+
+
+@dataclass(frozen=True)
+class ChosenRounds:
+    """Rounds of a run to draw.
+
+    Attributes:
+        history: records of the run.
+        reasons: the reason to draw a round, by its index; empty if the user chose it.
+        attempts: tasks of the rounds, as ``read_attempts`` returns them.
+    """
+
+    history: History
+    reasons: dict[int, str]
+    attempts: pd.DataFrame
+
+
+def choose_rounds(series: Series, rounds: Sequence[int] = ()) -> ChosenRounds:
+    """Choose rounds of the first run of a line.
+
+    Args:
+        series: the line.
+        rounds: indices of the rounds; by default the round with the most failed tasks, and the
+            median one.
+
+    Raises:
+        NothingToDrawError: the run has no rounds with training.
+        PictureError: a round is not among them.
+    """
+    history = History(series.runs[0])
+    trained = trained_rounds(history)
+    if not trained:
+        raise style.NothingToDrawError(
+            f"{strategy_of(series)} has no rounds that a server opens and in which devices train"
+        )
+    for number in rounds:
+        if number not in trained:
+            raise style.PictureError(
+                f"--round is {number}; allowed are the rounds with training of "
+                f"{str(history.run.path)!r}, {trained[0]} to {trained[-1]}"
+            )
+    reasons = dict.fromkeys(rounds[:_MOST_PANELS], "")
+    if not reasons:
+        reasons = worst_rounds(history, trained, 1)
+    return ChosenRounds(history, reasons, read_attempts(history, list(reasons)))
+
+
+@styled
+def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> PaperFigure:
+    """Draw rounds of the first run of a line, a panel per round.
+
+    Args:
+        series: the line.
+        width: width of the figure (inches).
+        rounds: indices of the rounds, see ``choose_rounds``.
+
+    Raises:
+        NothingToDrawError: the run has no rounds with training.
+        PictureError: a round is not among them.
+    """
+    selection = choose_rounds(series, rounds)
+    by_round = {}
+    for number in selection.reasons:
+        tasks = selection.attempts[selection.attempts["round"] == number]
+        by_round[number] = lanes_of(tasks)
+    counts = {number: int(tasks["lane"].max()) + 1 for number, tasks in by_round.items()}
+    columns = columns_for(width, len(by_round))
+    rows = -(-len(by_round) // columns)
+    lanes_shown = [min(_MOST_LANES, counts[number]) for number in selection.reasons]
+    # a panel is as high as the highest one beside it
+    most = [max(lanes_shown[row * columns : (row + 1) * columns]) for row in range(rows)]
+    height = _FRAME_IN + rows * _TITLE_IN + sum(most) * _LANE_IN
+    figure = Figure(figsize=(width, height))
+    grid = figure.subplots(rows, columns, sharex=True, squeeze=False, height_ratios=most)
+    end = float(np.nanmax(selection.attempts[list(TIMES)].to_numpy(float)))
+    unit = style.unit_for(end, style.TIMES)
+    for place, (number, reason) in enumerate(selection.reasons.items()):
+        panel = grid.flat[place]
+        tasks = by_round[number]
+        panel.set(xlim=(0, end * 1.02 / unit.size), ylim=(most[place // columns] - 0.5, -0.5))
+        lanes = some_lanes(tasks, _MOST_LANES)
+        draw_round(panel, lanes, unit.size, _SIZES)
+        name_lanes(panel, lanes, _SIZES)
+        panel.tick_params(axis="y", pad=2)
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=6))
+        panel.set_title(_title(number, reason, tasks))
+    for panel in grid.flat[len(by_round) :]:
+        panel.set_visible(False)
+    for panel in grid.flat[max(0, len(by_round) - columns) : len(by_round)]:
+        panel.tick_params(labelbottom=True)
+        panel.set_xlabel(f"since the round began ({unit.name}); right: epochs")
+    figure.supylabel("device · samples", fontsize=7.5)
+    handles = handles_of(selection.attempts)
+    for handle in handles:
+        handle.set_label(str(handle.get_label()).partition(":")[0])
+    add_legend(figure, handles)
+    notes = []
+    for number, count in counts.items():
+        if count > _MOST_LANES:
+            notes.append(f"of {count} clients in round {number}, {_MOST_LANES} are drawn")
+    return PaperFigure(figure, _numbers(selection.attempts), tuple(notes))
+
+
+def _title(number: int, reason: str, tasks: pd.DataFrame) -> str:
+    counts = tasks.loc[tasks["counts"], "outcome"].value_counts()
+    ends = [f"{counts[name]} {name}" for name in OUTCOMES if name in counts]
+    head = f"Round {number}"
+    if reason:
+        head += f" ({reason.removeprefix('one of ')})"
+    return f"{head}: {', '.join(ends)}"
+
+
+def _numbers(attempts: pd.DataFrame) -> list[NumberRow]:
+    """Return a row per task: times in s since the round's start, and the ends of its epochs."""
+    rows: list[NumberRow] = []
+    for task in attempts.to_dict("records"):
+        row: NumberRow = {}
+        for name in _NUMBERS:
+            value = task[name]
+            row[name] = None if value != value else value
+        row["epoch_ends"] = " ".join(map(repr, task["epoch_ends"]))
+        row["downloads"] = " ".join(f"{start!r}-{end!r}" for start, end in task["downloads"])
+        rows.append(row)
+    return rows

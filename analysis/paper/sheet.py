@@ -1,0 +1,267 @@
+"""Sheets: figures as wide as a paper's column, in the style for LaTeX, as vector files."""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
+
+import matplotlib.style
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from fedsim.analysis import style
+from fedsim.common.arrays import Floats
+from fedsim.common.errors import nearest
+from fedsim.records.folder import writing
+
+STYLE = "fedsim.analysis.paper.latex"
+"""Name of the style file: ``matplotlib.pyplot.style.use(STYLE)``."""
+
+FORMATS = ("pdf", "svg", "png")
+UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}  # unit: inches; pt as in TeX
+LEAST_IN = 2.0
+MOST_IN = 20.0
+COLUMN_IN = 3.5  # width of a column in two-column papers
+LEAST_PT = 6.0  # size of the smallest text
+_LETTER_IN = 0.05  # usual width of a letter of a title
+_AXIS_IN = 0.45  # width of an axis with its labels
+_WIDE_IN = 2.9  # least width of a panel beside another panel
+_WIDTH = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*")
+
+# Colours of lines that stand for strategies. No outcome and no phase of a figure has them, their
+# lightness differs, and so do marks and dashes.
+_LINE_COLOURS = ("#332288", "#CC6677", "#44AA99", "#882255", "#999933", "#5577AA")
+_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (6, 1.5)), (0, (2, 1)))
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+BAND = 0.22  # opacity of a band
+
+OUTCOMES: dict[str, style.Look] = {
+    "valid": {"color": "#009E73", "linestyle": "-", "marker": "o"},
+    "slow": {"color": style.ORANGE, "linestyle": (0, (4, 1.2, 1, 1.2)), "marker": "D"},
+    "late": {"color": style.VERMILLION, "linestyle": (0, (4, 1.5)), "marker": "^"},
+    "lost": {"color": style.BLACK, "linestyle": (0, (1, 1.2)), "marker": "s"},
+}
+"""Looks of lines by the outcome of attempts."""
+
+NumberRow: TypeAlias = dict[str, float | int | str | None]
+"""Row of the table beside a figure: the drawn numbers by name."""
+
+Arguments = ParamSpec("Arguments")
+Drawn = TypeVar("Drawn")
+
+
+class Spread(NamedTuple):
+    """Mean of one value per seed, with the lowest and the highest.
+
+    Attributes:
+        mean: mean over the seeds.
+        low: lowest value.
+        high: highest value.
+        seeds: count of values.
+    """
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Return the spread of one value per seed, of which there is at least one."""
+        return cls(sum(values) / len(values), min(values), max(values), len(values))
+
+
+class Curve(NamedTuple):
+    """Spreads as arrays for a curve, float64 [n] each.
+
+    Attributes:
+        mean: the means.
+        low: the lowest values.
+        high: the highest values.
+    """
+
+    mean: Floats
+    low: Floats
+    high: Floats
+
+    @classmethod
+    def of(cls, spreads: Sequence[Spread], unit: float = 1.0) -> "Curve":
+        """Return the values of spreads in units of ``unit``."""
+        table = np.array(spreads, dtype=float).reshape(-1, len(Spread._fields)) / unit
+        return cls(table[:, 0], table[:, 1], table[:, 2])
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """Figure for a paper, with the numbers that it draws.
+
+    Attributes:
+        figure: the figure.
+        numbers: rows of the table beside the figure.
+        notes: sentences on what is not drawn, and why.
+    """
+
+    figure: Figure
+    numbers: list[NumberRow]
+    notes: tuple[str, ...] = ()
+
+
+def in_style() -> AbstractContextManager[None]:
+    """Return a context in which matplotlib draws in the style for LaTeX."""
+    return matplotlib.style.context(STYLE)
+
+
+def styled(draw: Callable[Arguments, Drawn]) -> Callable[Arguments, Drawn]:
+    """Return a function that calls ``draw`` in the style for LaTeX."""
+
+    @wraps(draw)
+    def draw_styled(*args: Arguments.args, **options: Arguments.kwargs) -> Drawn:
+        with in_style():
+            return draw(*args, **options)
+
+    return draw_styled
+
+
+def read_width(text: str) -> float:
+    """Parse a width such as ``"3.5in"``, ``"88 mm"`` or ``"252pt"`` (points of TeX).
+
+    Returns:
+        The width in inches.
+
+    Raises:
+        PictureError: the text is no width, or a width that no page has.
+    """
+    match = _WIDTH.fullmatch(text)
+    hint = ""
+    if match is not None and match[2] not in UNITS:
+        hint = nearest(match[2], UNITS)
+    if match is not None and match[2] in UNITS:
+        width = float(match[1]) * UNITS[match[2]]
+        if LEAST_IN <= width <= MOST_IN:
+            return width
+    raise style.PictureError(
+        f"--width is {text!r}; allowed are {LEAST_IN:g} in to {MOST_IN:g} in, as a number and a "
+        f"unit out of {', '.join(UNITS)}, such as 3.5in{hint}"
+    )
+
+
+def columns_for(width: float, panels: int) -> int:
+    """Return the count of columns of panels that a sheet of a width (inches) has room for."""
+    return max(1, min(panels, int(width / _WIDE_IN)))
+
+
+def pools(rounds: int, pooled: int) -> list[tuple[int, int]]:
+    """Return the first round of each pool of consecutive rounds, and the round after its last.
+
+    A last pool of less than half its rounds is left out, since it would be far noisier.
+
+    Args:
+        rounds: count of rounds.
+        pooled: count of rounds in a pool.
+    """
+    extents: list[tuple[int, int]] = []
+    for first in range(0, rounds, pooled):
+        stop = min(first + pooled, rounds)
+        if not extents or 2 * (stop - first) >= pooled:
+            extents.append((first, stop))
+    return extents
+
+
+def line_look(number: int) -> style.Look:
+    """Return the look of a line that stands for a strategy: colour, dash and mark.
+
+    Args:
+        number: index of the line, from 0.
+    """
+    turn, place = divmod(number, len(_LINE_COLOURS))
+    return {
+        "color": _LINE_COLOURS[place],
+        "linestyle": _DASHES[(place + turn) % len(_DASHES)],
+        "marker": _MARKERS[(place + 2 * turn) % len(_MARKERS)],
+    }
+
+
+def title_of(name: str, words: str, room: float) -> str:
+    """Return the title of a panel, on two lines if one has no room for it.
+
+    Args:
+        name: name of the line that the panel shows.
+        words: text about the line.
+        room: width of the panel with its axis (inches).
+    """
+    title = f"{name}: {words}"
+    if len(title) * _LETTER_IN <= room - _AXIS_IN:
+        return title
+    return f"{name}:\n{words}"
+
+
+def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
+    """Add a legend below all panels, in as many columns as the figure has room for.
+
+    Args:
+        figure: the figure.
+        handles: labelled entries.
+    """
+    for columns in range(len(handles), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+        box = legend.get_tightbbox()
+        if box is None or box.width <= figure.bbox.width or columns == 1:
+            return
+        legend.remove()
+
+
+def smallest_text(figure: Figure) -> float:
+    """Return the size of the smallest visible text of a figure (points)."""
+    sizes = []
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and text.get_text().strip() and text.get_visible():
+            sizes.append(float(text.get_fontsize()))
+    return min(sizes)
+
+
+@styled
+def save(drawing: PaperFigure, stem: Path, formats: Sequence[str]) -> list[Path]:
+    """Write a figure, and a CSV file of its numbers. Equal figures give equal bytes.
+
+    Args:
+        drawing: the figure.
+        stem: path of the files, without their endings.
+        formats: endings out of ``FORMATS``.
+
+    Returns:
+        Paths of the files, the table last.
+    """
+    paths = []
+    for kind in formats:
+        path = stem.with_name(f"{stem.name}.{kind}")
+        metadata: dict[str, None] = {}
+        if kind == "svg":
+            metadata = {"Date": None}
+        if kind == "pdf":
+            metadata = {"CreationDate": None}
+        with writing(path) as beside:  # writes a new file, so that no link is followed
+            drawing.figure.savefig(beside, format=kind, metadata=metadata)
+        paths.append(path)
+    table = stem.with_name(f"{stem.name}.csv")
+    with writing(table) as beside:
+        beside.write_text(as_csv(drawing.numbers), encoding="utf-8")
+    return [*paths, table]
+
+
+def as_csv(rows: Sequence[NumberRow]) -> str:
+    """Format rows as CSV, with a column for each name; absent numbers are empty."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*names], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)  # None becomes an empty cell
+    return text.getvalue()

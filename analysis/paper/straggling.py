@@ -1,0 +1,363 @@
+"""Straggling over a whole run: shares of clients that were valid, late and lost, by round.
+
+A client is an attempt of ``fedsim.lab.reading.attempts``: a task in a round. A round of an
+asynchronous strategy is a version of its model, and a task belongs to the version that it began
+with. A round of a strategy with edge servers has the tasks of all its edge rounds.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MultipleLocator
+
+from fedsim.analysis import style
+from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, strategy_of
+from fedsim.analysis.paper.sheet import (
+    BAND,
+    OUTCOMES,
+    Curve,
+    NumberRow,
+    PaperFigure,
+    Spread,
+    add_legend,
+    columns_for,
+    pools,
+    styled,
+    title_of,
+)
+from fedsim.analysis.series import Series
+from fedsim.lab.reading.attempts import COUNTED, Attempts
+
+MOST_LINES = 8
+_MOST_POINTS = 25
+_PANEL_IN = 0.95
+_FRAME_IN = 0.45
+_PERCENT = 0.01
+_STEP = 10.0  # step of the vertical axis, where it has a gap (%)
+_LEAST_GAP = 15.0  # least gap of the vertical axis (%)
+
+
+@dataclass(frozen=True)
+class StragglingPoint:
+    """Shares of clients in consecutive rounds, which are counted together.
+
+    Attributes:
+        first: index of the first round.
+        last: index of the last round.
+        clients: count of clients, over all seeds.
+        shares: shares (0..1) by outcome, over seeds; a seed without clients is left out.
+    """
+
+    first: int
+    last: int
+    clients: int
+    shares: dict[str, Spread]
+
+
+@dataclass(frozen=True)
+class StragglingLine:
+    """Straggling of one line of a figure.
+
+    Attributes:
+        name: name of the line.
+        seeds: count of runs.
+        counts_versions: whether its rounds are versions of an asynchronous server's model.
+        pooled: count of rounds that each point counts together.
+        points: points in the order of the rounds; they end with the run of the fewest rounds.
+        clients: count of clients in all rounds of all seeds.
+        stopped: count of further clients that were at work when their run ended.
+        shares: shares (0..1) by outcome over all rounds of a run, over seeds.
+    """
+
+    name: str
+    seeds: int
+    counts_versions: bool
+    pooled: int
+    points: tuple[StragglingPoint, ...]
+    clients: int
+    stopped: int
+    shares: dict[str, Spread]
+
+    def numbers(self) -> list[NumberRow]:
+        """Return a row per point and outcome, and a row per outcome for all rounds."""
+        rows: list[NumberRow] = []
+        for point in self.points:
+            for outcome, share in point.shares.items():
+                rows.append(self._row(outcome, share, point.clients, point.first, point.last))
+        for outcome, share in self.shares.items():
+            rows.append(self._row(outcome, share, self.clients, None, None))
+        return rows
+
+    def _row(
+        self, outcome: str, share: Spread, clients: int, first: int | None, last: int | None
+    ) -> NumberRow:
+        return {
+            "line": self.name,
+            "rounds": "all" if first is None else "pooled",
+            "first_round": first,
+            "last_round": last,
+            "outcome": outcome,
+            "share": share.mean,
+            "lowest_seed": share.low,
+            "highest_seed": share.high,
+            "seeds": share.seeds,
+            "clients": clients,
+        }
+
+
+def measure_straggling(series: Series) -> StragglingLine:
+    """Return the shares of clients by outcome, by round and over all rounds.
+
+    Args:
+        series: runs of one scenario.
+
+    Raises:
+        NothingToDrawError: no server asks devices in this strategy, or no client's work ended.
+    """
+    runs = [*map(attempts_of, series.runs)]
+    if any(map(is_without_server, runs)):
+        raise style.NothingToDrawError(
+            f"{strategy_of(series)} has no server that selects clients, so none can be late"
+        )
+    counts = [*map(_count, runs)]
+    totals = []
+    stopped = 0
+    for by_round in counts:
+        total: Counter[str] = sum(by_round.values(), Counter())
+        stopped += total.pop("stopped", 0)
+        if total:
+            totals.append(total)
+    if not totals:
+        raise style.NothingToDrawError(f"no client of {series.name} ended its work in a round")
+    rounds = min(len(run.activities.rounds) for run in runs)
+    pooled = style.step_for(rounds, _MOST_POINTS)
+    points = []
+    for first, stop in pools(rounds, pooled):
+        point = _point(counts, first, stop - 1)
+        if point is not None:
+            points.append(point)
+    return StragglingLine(
+        name=series.name,
+        seeds=len(runs),
+        counts_versions=not any(run.openings for run in runs),
+        pooled=pooled,
+        points=tuple(points),
+        clients=sum(map(Counter.total, totals)),
+        stopped=stopped,
+        shares=_shares(totals),
+    )
+
+
+def is_without_server(attempts: Attempts) -> bool:
+    """Whether devices of a run train in rounds that no server opens and for which none asks."""
+    if attempts.openings:
+        return False
+    return not any(step.kind == "download" for step in attempts.activities.steps)
+
+
+def _count(attempts: Attempts) -> dict[int, Counter[str]]:
+    """Return the counts of clients by outcome of each round."""
+    counts = {}
+    for number, clients in attempts.clients.items():
+        counts[number] = Counter(map(attrgetter("outcome"), clients))
+    return counts
+
+
+def _point(
+    counts: Sequence[dict[int, Counter[str]]], first: int, last: int
+) -> StragglingPoint | None:
+    """Return the shares in the rounds ``first`` to ``last``; None if no client was asked.
+
+    Args:
+        counts: clients by outcome, by round, for each run.
+        first: index of the first round.
+        last: index of the last round.
+    """
+    totals = []
+    for by_round in counts:
+        total: Counter[str] = Counter()
+        for number in range(first, last + 1):
+            total += by_round.get(number, Counter())
+        total.pop("stopped", None)
+        if total:
+            totals.append(total)
+    if not totals:
+        return None
+    clients = sum(map(Counter.total, totals))
+    return StragglingPoint(first, last, clients, _shares(totals))
+
+
+def _shares(totals: Sequence[Counter[str]]) -> dict[str, Spread]:
+    """Return the shares of outcomes over seeds, from the counts of each seed."""
+    shares = {}
+    for outcome in COUNTED:
+        shares[str(outcome)] = Spread.of([total[outcome] / total.total() for total in totals])
+    return shares
+
+
+@styled
+def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
+    """Draw shares of clients that were valid, slow, late and lost, by round, a panel per line.
+
+    Lines are means over seeds, bands go from the lowest to the highest seed.
+
+    Args:
+        series: the lines.
+        width: width of the figure (inches).
+
+    Raises:
+        NothingToDrawError: no line has a server that selects clients.
+        PictureError: there are more lines than panels that fit.
+    """
+    refuse_more("straggling", series, MOST_LINES)
+    lines = []
+    notes = []
+    for entry in series:
+        try:
+            lines.append(measure_straggling(entry))
+        except style.NothingToDrawError as error:
+            notes.append(not_drawn(entry, error, series))
+    if not lines:
+        raise style.NothingToDrawError("; ".join(notes))
+    outcomes = _occurring(lines)
+    ranges = _ranges(lines, outcomes)
+    columns = columns_for(width, len(lines))
+    rows = -(-len(lines) // columns)
+    figure = Figure(figsize=(width, _FRAME_IN + rows * _PANEL_IN))
+    end = max(line.points[-1].last for line in lines)
+    count = len(ranges)
+    ratios = [high - low for low, high in ranges] * rows
+    grid = figure.subplots(rows * count, columns, sharex=True, squeeze=False, height_ratios=ratios)
+    for place in range(rows * columns):
+        row, column = divmod(place, columns)
+        panels: list[Axes] = [*grid[row * count : (row + 1) * count, column]]
+        if place >= len(lines):
+            for panel in panels:
+                panel.set_visible(False)
+            continue
+        for panel, limits in zip(panels, ranges, strict=True):
+            _draw_line(panel, lines[place], outcomes, limits)
+        _join(panels)
+        panels[0].set(title=_title(lines[place], outcomes, width / columns), xlim=(0, end))
+        if place >= len(lines) - columns:
+            panels[-1].set_xlabel(_round_label(lines))
+            panels[-1].tick_params(labelbottom=True)
+    figure.supylabel("clients (%)", fontsize=7.5)
+    handles: list[Line2D | Patch] = []
+    for outcome in outcomes:
+        handles.append(Line2D([], [], label=outcome, **OUTCOMES[outcome]))
+    seeds = max(map(attrgetter("seeds"), lines))
+    if seeds > 1:
+        label = f"lowest to highest of {seeds} seeds"
+        handles.append(Patch(facecolor=style.GREY, alpha=2 * BAND, label=label))
+    add_legend(figure, handles)
+    numbers: list[NumberRow] = []
+    for line in lines:
+        numbers += line.numbers()
+        if line.stopped:
+            clients = style.counted(line.stopped, "client")
+            notes.append(f"{clients} of {line.name} cut off by the end of a run: not counted")
+    return PaperFigure(figure, numbers, tuple(notes))
+
+
+def _occurring(lines: Sequence[StragglingLine]) -> list[str]:
+    """Return the outcomes to draw: valid, late and lost always, and slow if it occurs."""
+    outcomes = []
+    for outcome in OUTCOMES:
+        if outcome != "slow" or any(line.shares["slow"].high > 0 for line in lines):
+            outcomes.append(outcome)
+    return outcomes
+
+
+def _round_label(lines: Sequence[StragglingLine]) -> str:
+    label = "round"
+    kinds = set(map(attrgetter("counts_versions"), lines))
+    if kinds == {True}:
+        label = "version of the model"
+    elif True in kinds:
+        label = "round, or version of the model"
+    pooled = sorted(set(map(attrgetter("pooled"), lines)))
+    if pooled == [1]:
+        return label
+    counts = " or ".join(map(str, pooled))
+    return f"{label} ({counts} counted together at each point)"
+
+
+def _ranges(lines: Sequence[StragglingLine], outcomes: Sequence[str]) -> list[tuple[float, float]]:
+    """Return the ranges of the vertical axis (%), the upper one first.
+
+    If valid clients are far more than all others, the axis has a gap between them.
+    """
+    lowest_valid = 100.0
+    highest_other = 0.0
+    for line in lines:
+        for point in line.points:
+            lowest_valid = min(lowest_valid, 100 * point.shares["valid"].low)
+            for outcome in outcomes[1:]:
+                highest_other = max(highest_other, 100 * point.shares[outcome].high)
+    low = min(100 - _STEP, _STEP * math.floor(lowest_valid / _STEP))
+    high = _STEP * max(1, math.ceil(highest_other / _STEP))
+    if low - high < _LEAST_GAP:
+        return [(0.0, 100.0)]
+    return [(low, 100.0), (0.0, high)]
+
+
+def _join(panels: Sequence[Axes]) -> None:
+    """Mark the gap of the vertical axis between panels with slanted lines."""
+    for above, below in pairwise(panels):
+        above.spines["bottom"].set_visible(False)
+        above.tick_params(axis="x", length=0)
+        marks: style.Look = {
+            "marker": [(-1, -0.5), (1, 0.5)],
+            "markersize": 5,
+            "linestyle": "",
+            "color": style.BLACK,
+            "markeredgewidth": 0.6,
+            "clip_on": False,
+        }
+        above.plot([0], [0], transform=above.transAxes, **marks)
+        below.plot([0], [1], transform=below.transAxes, **marks)
+
+
+def _draw_line(
+    panel: Axes, line: StragglingLine, outcomes: Sequence[str], limits: tuple[float, float]
+) -> None:
+    """Draw the outcomes whose shares lie within the limits of a panel (%)."""
+    x = np.array([(point.first + point.last) / 2 for point in line.points])
+    low_limit, high_limit = limits
+    for outcome in outcomes:
+        curve = Curve.of([point.shares[outcome] for point in line.points], _PERCENT)
+        if curve.high.max() < low_limit or curve.low.min() > high_limit:
+            continue
+        look = OUTCOMES[outcome]
+        if line.seeds > 1:
+            band: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
+            panel.fill_between(x, curve.low, curve.high, gid=f"band-{outcome}", **band)
+        panel.plot(x, curve.mean, gid=outcome, markersize=2.2, clip_on=False, **look)
+    panel.set_ylim(low_limit, high_limit)
+    step = _STEP
+    if high_limit - low_limit > 3 * _STEP:
+        step = 2 * _STEP
+    panel.yaxis.set_major_locator(MultipleLocator(step))
+    panel.grid(axis="y")
+
+
+def _title(line: StragglingLine, outcomes: Sequence[str], room: float) -> str:
+    """Return the name of a line and its shares over all rounds.
+
+    Args:
+        line: the line.
+        outcomes: the outcomes to name.
+        room: width of the panel with its axis (inches); a longer title has two lines.
+    """
+    words = [f"{100 * line.shares[outcome].mean:.1f} % {outcome}" for outcome in outcomes]
+    return title_of(line.name, ", ".join(words), room)

@@ -1,0 +1,416 @@
+"""Waiting: the time that each round waited for its slowest client, and for whom."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from fedsim.analysis import style
+from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more
+from fedsim.analysis.paper.sheet import (
+    Curve,
+    NumberRow,
+    PaperFigure,
+    Spread,
+    add_legend,
+    columns_for,
+    pools,
+    styled,
+    title_of,
+)
+from fedsim.analysis.series import Series
+from fedsim.common.arrays import Floats
+from fedsim.lab.reading.attempts import COUNTED, AttemptOutcome, Attempts
+from fedsim.records.reading import RunFolder
+
+MOST_LINES = 6
+_MOST_POINTS = 25
+_MOST_RANKS = 5
+_PERCENT = 0.01
+_PANEL_IN = 0.95
+_FRAME_IN = 0.75
+_EARLY: style.Look = {"facecolor": "#EDEDED", "label": "until half of the clients were done"}
+_MOST_DONE: style.Look = {"facecolor": "#CCCCCC", "label": "until all but the slowest were done"}
+_WAITED: dict[str, style.Look] = {
+    "valid": {
+        "facecolor": style.VALID,
+        "edgecolor": "#00654A",
+        "hatch": "//////",
+        "label": "waiting for the slowest: it was valid",
+    },
+    "slow": {"facecolor": style.ORANGE, "hatch": "....", "label": "it was slow"},
+    "late": {"facecolor": style.VERMILLION, "label": "it came late"},
+    "lost": {"facecolor": style.BLACK, "label": "it was lost"},
+}
+_SEVERITY: tuple[AttemptOutcome, ...] = ("stopped", *COUNTED)  # the worst outcome is the last
+_EXTENT: style.Look = {"color": style.BLACK, "linewidth": 0.8}
+_BAR: style.Look = {"color": "#B0B0B0", "edgecolor": style.BLACK, "linewidth": 0.5}
+
+
+@dataclass(frozen=True)
+class RoundWait:
+    """Round, and its wait for the slowest clients. Times are in s since the round's start.
+
+    Attributes:
+        round: index of the round.
+        half_s: time at which half of its clients were done.
+        others_s: time at which all but the slowest were done, or the slowest began, if later.
+        end_s: time at which the slowest were done, or the round ended.
+        outcome: outcome of the slowest; the worst if there are several.
+        devices: IDs of the slowest: those that ended last. Several end together at a deadline.
+    """
+
+    round: int
+    half_s: float
+    others_s: float
+    end_s: float
+    outcome: str
+    devices: tuple[int, ...]
+
+    @property
+    def waited_s(self) -> float:
+        """Time (s) that the round waited for its slowest alone."""
+        return self.end_s - self.others_s
+
+
+@dataclass(frozen=True)
+class WaitingPoint:
+    """Mean times of consecutive rounds, in s since a round's start, over seeds.
+
+    Attributes:
+        first: index of the first round.
+        last: index of the last round.
+        half_s: until half of the clients were done.
+        others_s: until all but the slowest were done.
+        end_s: until the slowest were done.
+        waited_s: means of the wait by outcome of the slowest; they sum to the wait.
+    """
+
+    first: int
+    last: int
+    half_s: Spread
+    others_s: Spread
+    end_s: Spread
+    waited_s: dict[str, Spread]
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """Device for which rounds waited.
+
+    Attributes:
+        device: ID of the device.
+        rounds: count of rounds that it ended, alone or with others.
+        share: share (0..1) of the run's waiting; devices that end together share it.
+    """
+
+    device: int
+    rounds: int
+    share: float
+
+
+@dataclass(frozen=True)
+class WaitingLine:
+    """Waiting of one line of a figure.
+
+    Attributes:
+        name: name of the line.
+        seeds: count of runs.
+        pooled: count of rounds that each point counts together.
+        points: points in the order of the rounds.
+        rounds: the rounds of each run.
+        share: share (0..1) of the rounds' time that was waiting for the slowest, over seeds.
+        awaited: devices of each run, the most awaited first.
+        ranks: share (0..1) of the waiting by rank of the device, over seeds.
+        rest: share of the waiting of all further devices, over seeds.
+    """
+
+    name: str
+    seeds: int
+    pooled: int
+    points: tuple[WaitingPoint, ...]
+    rounds: tuple[tuple[RoundWait, ...], ...]
+    share: Spread
+    awaited: tuple[tuple[Awaited, ...], ...]
+    ranks: tuple[Spread, ...]
+    rest: Spread
+
+    def numbers(self) -> list[NumberRow]:
+        """Return a row per drawn number."""
+        rows: list[NumberRow] = []
+        for point in self.points:
+            spreads = {
+                "half_s": point.half_s,
+                "others_s": point.others_s,
+                "end_s": point.end_s,
+            }
+            for outcome, spread in point.waited_s.items():
+                spreads[f"waited_{outcome}_s"] = spread
+            for name, spread in spreads.items():
+                rows.append(
+                    self._row(name, spread) | {"first_round": point.first, "last_round": point.last}
+                )
+        rows.append(self._row("share_of_time", self.share))
+        for rank, spread in enumerate(self.ranks, start=1):
+            rows.append(self._row("share_of_waiting", spread) | {"rank": rank})
+        rows.append(self._row("share_of_waiting", self.rest) | {"rank": "rest"})
+        for run, devices in enumerate(self.awaited):
+            for rank, entry in enumerate(devices[:_MOST_RANKS], start=1):
+                row = self._row("device", Spread.of([entry.share]))
+                rows.append(row | {"rank": rank, "run": run, "device": entry.device})
+        return rows
+
+    def _row(self, name: str, spread: Spread) -> NumberRow:
+        return {
+            "line": self.name,
+            "number": name,
+            "mean": spread.mean,
+            "lowest_seed": spread.low,
+            "highest_seed": spread.high,
+            "seeds": spread.seeds,
+        }
+
+
+def read_waits(run: RunFolder) -> list[RoundWait]:
+    """Return the rounds of a run with the times that they waited for their slowest clients.
+
+    Raises:
+        NothingToDrawError: the server opens no rounds, or no round with clients has ended.
+    """
+    attempts = attempts_of(run)
+    if not attempts.openings:
+        strategy = style.short(str(run.summary["strategy"]))
+        raise style.NothingToDrawError(
+            f"{strategy} has no rounds that a server opens, so nobody waits for the slowest"
+        )
+    waits = []
+    for period in attempts.activities.rounds:
+        opening = attempts.openings.get(period.number)
+        if opening is not None and period.number in attempts.clients:
+            waits.append(_wait(attempts, period.number, float(opening["time"]), period.end))
+    if not waits:
+        raise style.NothingToDrawError(f"no round of {str(run.path)!r} with clients has ended")
+    return waits
+
+
+def _wait(attempts: Attempts, number: int, start: float, round_end: float) -> RoundWait:
+    clients = attempts.clients[number]
+    ends = [min(client.end, round_end) for client in clients]
+    last = max(ends)
+    slowest = [client for client, end in zip(clients, ends, strict=True) if end == last]
+    begun = max(map(attrgetter("start"), slowest))
+    earlier = max([begun, start, *(end for end in ends if end < last)])
+    worst = max(map(attrgetter("outcome"), slowest), key=_SEVERITY.index)
+    devices = sorted(set(map(attrgetter("device"), slowest)))
+    half = sorted(ends)[(len(ends) - 1) // 2]
+    return RoundWait(number, half - start, earlier - start, last - start, worst, tuple(devices))
+
+
+def measure_waiting(series: Series) -> WaitingLine:
+    """Return how long the rounds of a line waited for their slowest clients, and for whom.
+
+    Args:
+        series: runs of one scenario.
+
+    Raises:
+        NothingToDrawError: the strategy has no rounds that a server opens.
+    """
+    runs = [*map(read_waits, series.runs)]
+    rounds = min(map(len, runs))
+    pooled = style.step_for(rounds, _MOST_POINTS)
+    points = []
+    for first, stop in pools(rounds, pooled):
+        points.append(_point([waits[first:stop] for waits in runs]))
+    awaited = [*map(_rank_devices, runs)]
+    ranks = []
+    for rank in range(min(_MOST_RANKS, max(map(len, awaited)))):
+        shares = [entries[rank].share if rank < len(entries) else 0.0 for entries in awaited]
+        ranks.append(Spread.of(shares))
+    rest = []
+    for entries in awaited:
+        rest.append(sum(map(attrgetter("share"), entries[_MOST_RANKS:])))
+    shares = []
+    for waits in runs:
+        total = sum(map(attrgetter("end_s"), waits))
+        waited = sum(map(attrgetter("waited_s"), waits))
+        shares.append(waited / total if total else 0.0)
+    return WaitingLine(
+        name=series.name,
+        seeds=len(runs),
+        pooled=pooled,
+        points=tuple(points),
+        rounds=tuple(map(tuple, runs)),
+        share=Spread.of(shares),
+        awaited=tuple(awaited),
+        ranks=tuple(ranks),
+        rest=Spread.of(rest),
+    )
+
+
+def _point(seeds: Sequence[Sequence[RoundWait]]) -> WaitingPoint:
+    """Return the mean times of a few rounds, from the rounds of each seed."""
+    waited = {}
+    for outcome in COUNTED:
+        means = []
+        for waits in seeds:
+            times = [wait.waited_s if wait.outcome == outcome else 0.0 for wait in waits]
+            means.append(float(np.mean(times)))
+        waited[str(outcome)] = Spread.of(means)
+    return WaitingPoint(
+        first=seeds[0][0].round,
+        last=seeds[0][-1].round,
+        half_s=_mean(seeds, "half_s"),
+        others_s=_mean(seeds, "others_s"),
+        end_s=_mean(seeds, "end_s"),
+        waited_s=waited,
+    )
+
+
+def _mean(seeds: Sequence[Sequence[RoundWait]], name: str) -> Spread:
+    """Return the spread over seeds of the mean of an attribute of ``RoundWait``."""
+    get = attrgetter(name)
+    means = [float(np.mean([*map(get, waits)])) for waits in seeds]
+    return Spread.of(means)
+
+
+def _rank_devices(waits: Sequence[RoundWait]) -> tuple[Awaited, ...]:
+    """Return the devices for which rounds waited, the most awaited first."""
+    seconds: defaultdict[int, float] = defaultdict(float)
+    rounds: defaultdict[int, int] = defaultdict(int)
+    for wait in waits:
+        for device in wait.devices:
+            seconds[device] += wait.waited_s / len(wait.devices)
+            rounds[device] += 1
+    total = sum(seconds.values())
+    order = sorted(seconds, key=lambda device: (-seconds[device], device))
+    entries = []
+    for device in order:
+        share = seconds[device] / total if total else 0.0
+        entries.append(Awaited(device, rounds[device], share))
+    return tuple(entries)
+
+
+@styled
+def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
+    """Draw the time that rounds waited for their slowest, and the devices waited for most.
+
+    A row per line: on the left the mean times of rounds, on the right the shares of the waiting by
+    device.
+
+    Args:
+        series: the lines.
+        width: width of the figure (inches).
+
+    Raises:
+        NothingToDrawError: no line has rounds that a server opens.
+        PictureError: there are more lines than panels that fit.
+    """
+    refuse_more("waiting", series, MOST_LINES)
+    lines = []
+    notes = []
+    for entry in series:
+        try:
+            lines.append(measure_waiting(entry))
+        except style.NothingToDrawError as error:
+            notes.append(not_drawn(entry, error, series))
+    if not lines:
+        raise style.NothingToDrawError("; ".join(notes))
+    columns = columns_for(width, len(lines))
+    rows = -(-len(lines) // columns)
+    figure = Figure(figsize=(width, _FRAME_IN + rows * _PANEL_IN))
+    ratios = [1.0, 0.5] * columns
+    grid = figure.subplots(rows, 2 * columns, squeeze=False, width_ratios=ratios)
+    end = max(point.end_s.high for line in lines for point in line.points)
+    unit = style.unit_for(end, style.TIMES)
+    pairs = grid.reshape(-1, 2)
+    for place, (by_round, by_device) in enumerate(pairs):
+        if place >= len(lines):
+            by_round.set_visible(False)
+            by_device.set_visible(False)
+            continue
+        line = lines[place]
+        _draw_rounds(by_round, line, unit.size)
+        words = f"{100 * line.share.mean:.0f} % waiting"
+        by_round.set_title(title_of(line.name, words, width / columns * 0.7))
+        by_round.set_ylim(0, end * 1.02 / unit.size)
+        _draw_devices(by_device, line)
+        if place < columns:
+            by_device.set_title("share of the waiting (%)", loc="right")
+        if place >= len(lines) - columns:
+            label = "round"
+            if line.pooled > 1:
+                label = f"round (means of {line.pooled})"
+            by_round.set_xlabel(label)
+            by_device.set_xlabel(_device_label(line))
+    figure.supylabel(f"since the round began ({unit.name})", fontsize=7.5)
+    add_legend(figure, _handles(lines))
+    numbers: list[NumberRow] = []
+    for line in lines:
+        numbers += line.numbers()
+    return PaperFigure(figure, numbers, tuple(notes))
+
+
+def _device_label(line: WaitingLine) -> str:
+    return "device" if line.seeds == 1 else "rank of device"
+
+
+def _draw_rounds(panel: Axes, line: WaitingLine, unit: float) -> None:
+    edges = [point.first - 0.5 for point in line.points]
+    edges.append(line.points[-1].last + 0.5)
+    base = np.zeros(len(line.points))
+    half = Curve.of([*map(attrgetter("half_s"), line.points)], unit).mean
+    top = Curve.of([*map(attrgetter("others_s"), line.points)], unit).mean
+    layers: list[tuple[str, Floats, style.Look]] = [
+        ("half", half, _EARLY),
+        ("others", top, _MOST_DONE),
+    ]
+    for outcome, look in _WAITED.items():
+        top = top + Curve.of([point.waited_s[outcome] for point in line.points], unit).mean
+        layers.append((f"waited-{outcome}", top, look))
+    for gid, upper, look in layers:
+        if (upper > base).any():
+            panel.stairs(upper, edges, baseline=base, fill=True, linewidth=0, gid=gid, **look)
+            panel.stairs(upper, edges, baseline=None, color="white", linewidth=0.6)
+        base = np.maximum(base, upper)
+    if line.seeds > 1:
+        ends = Curve.of([*map(attrgetter("end_s"), line.points)], unit)
+        middles = (np.array(edges[1:]) + edges[:-1]) / 2
+        panel.vlines(middles, ends.low, ends.high, gid="end-seeds", **_EXTENT)
+    panel.set_xlim(edges[0], edges[-1])
+
+
+def _draw_devices(panel: Axes, line: WaitingLine) -> None:
+    """Draw shares of the waiting by device as bars, with whiskers over the seeds."""
+    shares = [*line.ranks, line.rest]
+    x = np.arange(len(shares))
+    curve = Curve.of(shares, _PERCENT)
+    panel.bar(x, curve.mean, width=0.75, gid="awaited", **_BAR)
+    if line.seeds > 1:
+        panel.vlines(
+            x, curve.low, curve.high, color=style.BLACK, linewidth=0.8, gid="awaited-seeds"
+        )
+    names = [*map(str, range(1, len(line.ranks) + 1))]
+    if line.seeds == 1:
+        names = [str(entry.device) for entry in line.awaited[0][: len(line.ranks)]]
+    panel.set_xticks(x, [*names, "rest"])
+    panel.tick_params(axis="x", length=0)
+    panel.set_ylim(0, 100)
+    panel.set_yticks([0, 50, 100])
+
+
+def _handles(lines: Sequence[WaitingLine]) -> list[Artist]:
+    handles: list[Artist] = [Patch(**_EARLY), Patch(**_MOST_DONE)]
+    for outcome, look in _WAITED.items():
+        if any(point.waited_s[outcome].high > 0 for line in lines for point in line.points):
+            handles.append(Patch(**look))
+    seeds = max(map(attrgetter("seeds"), lines))
+    if seeds > 1:
+        handles.append(Line2D([], [], label=f"end: lowest to highest of {seeds} seeds", **_EXTENT))
+    return handles

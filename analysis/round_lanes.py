@@ -1,0 +1,427 @@
+"""A round as lanes: each client's downloads, epochs and upload against its deadlines.
+
+The picture of stragglers and the papers' figure of single rounds draw rounds with these functions.
+Time counts from the start of the round. The deadline T of CATA-Fed counts from the end of a
+device's download, so that it differs by lane.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib import patheffects
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from fedsim.analysis import style
+from fedsim.lab.reading.activities import Activities
+from fedsim.lab.reading.attempts import Attempt, Attempts
+from fedsim.lab.reading.history import History
+from fedsim.lab.reading.record_data import RecordData
+
+OUTCOMES = {  # outcome: colour and meaning
+    "valid": (style.VALID, "valid"),
+    "slow": (style.ORANGE, "slow: answered untrained"),
+    "late": (style.VERMILLION, "late: ended, nothing arrived"),
+    "lost": (style.BLACK, "lost: device disconnected"),
+    "stopped": (style.GREY, "cut off by the end of the run"),
+}
+TIMES = ("train_end", "sends", "answered", "cut", "limit", "deadline", "ended")
+_LEAST_EPOCH_PT = 3.0  # width (points) below which the epochs of a lane are drawn as one bar
+_LEAST_COUNT_PT = 34.0  # width (points) of a bar that has room for its count of epochs
+_ENDS: dict[str, style.Look] = {
+    "limit": {"label": "T, the deadline of training", **style.LIMIT},
+    "deadline": {"label": "the round's deadline", **style.DEADLINE},
+}
+_CUT: style.Look = {"facecolor": style.lighten(style.STEPS["upload"], 0.6), "hatch": "//////"}
+_NO_TRAINING: style.Look = {"marker": "s", "markerfacecolor": "white", "linestyle": ""}
+_PRE_TRAINING: style.Look = {
+    "facecolor": style.lighten(style.PRE_TRAINING, 0.55),
+    "edgecolor": style.PRE_TRAINING,
+    "hatch": "......",
+    "linewidth": 0.0,
+}
+_PART: style.Look = {"marker": "D", "color": style.PURPLE, "linestyle": ""}
+_SPLITS: style.Look = {**style.SPLIT, "linestyle": ""}
+# half heights of bars, as parts of a lane
+_EPOCH = 0.38
+_UNFINISHED = 0.34
+_MESSAGE = 0.13
+_CUT_MESSAGE = 0.3
+
+
+@dataclass(frozen=True)
+class LaneSizes:
+    """Sizes of lanes, marks and texts (points).
+
+    Attributes:
+        font: size of texts.
+        mark: size of marks.
+        line: width of the lines at deadlines.
+        gap: width of the white gap between epochs.
+    """
+
+    font: float
+    mark: float
+    line: float
+    gap: float
+
+
+LARGE = LaneSizes(font=8, mark=5, line=1.6, gap=0.9)
+SMALL = LaneSizes(font=6, mark=3.2, line=1.6, gap=0.9)
+
+
+def trained_rounds(history: History) -> list[int]:
+    """Return the indices of rounds that the server opened and in which a device trained."""
+    return Attempts(Activities(history)).trained
+
+
+def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
+    """Return a DataFrame of the tasks of rounds, one row per task.
+
+    Times are in seconds since the round's start. The time of a step that the device did not reach
+    is NaN.
+
+    Args:
+        history: the run's records.
+        rounds: indices of the rounds.
+
+    Returns:
+        Columns:
+
+        - ``task``, ``round``, ``device``, ``group`` (NaN for none);
+        - ``outcome``: one of ``OUTCOMES``;
+        - ``prepares``: whether the task trains no model of the round, as pre-training does;
+        - ``counts``: whether the task is a client of the round, see ``Attempts.clients``;
+        - ``samples``, ``part``: samples to train on; the number of the part of the device's data
+          from 1 on, or 0 for undivided data;
+        - ``splits``: whether the device split its data after this;
+        - ``downloads``: begin and end of each download;
+        - ``trainings``: begin of each training, and the ends of its epochs;
+        - ``epoch_ends``, ``epochs``: ends of all epochs, and the number that counted;
+        - ``begun``, ``done``, ``train_end``: begin of the first training, end of the last whole
+          epoch, end of training;
+        - ``sends``, ``answered``, ``cut``: begin of the upload, its end if complete, and its end
+          if cut;
+        - ``limit``, ``deadline``, ``ended``: the deadline of training and of the round, and the
+          end of the task.
+    """
+    attempts = Attempts(Activities(history))
+    selection = frozenset(rounds)
+    rows: list[RecordData] = []
+    for attempt in attempts.all:
+        if attempt.round not in selection:
+            continue
+        assert attempt.round is not None
+        opening = attempts.openings.get(attempt.round)
+        start = attempt.start
+        deadline = None
+        if opening is not None:
+            start = opening["time"]
+            deadline = opening["data"].get("deadline")
+        row = _course(attempt, start, deadline)
+        row["samples"] = int(history.population["samples"].loc[attempt.device])
+        if row["part"]:
+            row["samples"] = row["part_samples"]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _course(attempt: Attempt, start: float, deadline: float | None) -> RecordData:
+    """Return the columns of ``read_attempts`` for one task.
+
+    Args:
+        attempt: the task.
+        start: start of the task's round (s).
+        deadline: deadline of the round (s); None if it has none.
+    """
+    course: RecordData = dict.fromkeys(TIMES, math.nan)
+    course |= {
+        "task": attempt.task,
+        "round": attempt.round,
+        "device": attempt.device,
+        "group": math.nan if attempt.group is None else attempt.group,
+        "outcome": attempt.outcome,
+        "prepares": attempt.is_preparation,
+        "counts": not (attempt.is_preparation and attempt.outcome == "valid"),
+        "splits": attempt.splits,
+        "part": 0,
+        "part_samples": 0,
+        "begun": math.nan,
+        "epochs": attempt.epochs,
+    }
+    downloads = []
+    trainings = []
+    epoch_ends: list[float] = []
+    for step in attempt.steps:
+        since = step.start - start
+        until = step.end - start
+        is_open = step.text is None
+        match step.kind:
+            case "download":
+                downloads.append((since, until))
+            case "train":
+                ends = [end - start for end in step.data.get("epoch_ends", [])]
+                epoch_ends += ends
+                trainings.append((since, ends))
+                if not is_open:
+                    course["train_end"] = until
+                if "part" in step.data:
+                    course["part"], _, course["part_samples"] = step.data["part"]
+            case "upload":
+                course["sends"] = since
+                if not is_open:
+                    course["answered" if step.outcome == "done" else "cut"] = until
+    if trainings:
+        course["begun"] = trainings[0][0]
+        course["deadline"] = math.nan if deadline is None else deadline - start
+    if attempt.limit is not None:
+        course["limit"] = attempt.limit - start
+    if attempt.outcome != "stopped":
+        course["ended"] = attempt.end - start
+    course |= {"downloads": downloads, "trainings": trainings, "epoch_ends": epoch_ends}
+    course["done"] = course["begun"]
+    if epoch_ends:
+        course["done"] = epoch_ends[-1]
+    return course
+
+
+def lanes_of(attempts: pd.DataFrame) -> pd.DataFrame:
+    """Return the tasks of one round with the column ``lane``: one lane per device.
+
+    Devices with the most samples come first; the tasks of a device share its lane.
+    """
+    order = attempts.sort_values(["samples", "task"], ascending=[False, True])
+    devices = {device: lane for lane, device in enumerate(dict.fromkeys(order["device"]))}
+    return order.assign(lane=order["device"].map(devices))
+
+
+def some_lanes(lanes: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Return the tasks of at most ``most`` lanes, evenly spread and numbered anew.
+
+    Args:
+        lanes: tasks with lanes, as ``lanes_of`` returns them.
+        most: greatest count of lanes.
+    """
+    count = int(lanes["lane"].max()) + 1
+    numbers = {lane: number for number, lane in enumerate(style.evenly(count, most).tolist())}
+    selection = lanes[lanes["lane"].isin(numbers)]
+    return selection.assign(lane=selection["lane"].map(numbers)).reset_index(drop=True)
+
+
+def draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, sizes: LaneSizes) -> None:
+    """Draw the tasks of a round in their lanes.
+
+    Args:
+        panel: the panel, whose limits are set and whose figure has its size.
+        lanes: tasks with lanes, as ``lanes_of`` returns them.
+        unit: unit of the panel's time axis (s).
+        sizes: sizes of marks and texts.
+    """
+    for outcome, (colour, _) in OUTCOMES.items():
+        rows = lanes[(lanes["outcome"] == outcome) & ~lanes["prepares"]]
+        _draw_epochs(panel, rows, unit, colour, sizes)
+        _draw_phases(panel, lanes[lanes["outcome"] == outcome], unit, colour)
+        untrained = lanes[(lanes["outcome"] == outcome) & lanes["begun"].isna()]
+        style.marks_at(
+            panel,
+            untrained["ended"].fillna(0.0).to_numpy() / unit,
+            untrained["lane"],
+            color=colour,
+            markeredgecolor=colour,
+            markersize=sizes.mark,
+            gid="no-training",
+            **_NO_TRAINING,
+        )
+    _draw_pre_trainings(panel, lanes[lanes["prepares"]], unit)
+    outline = [patheffects.withStroke(linewidth=sizes.line + 1.2, foreground="white")]
+    for column, look in _ENDS.items():
+        rows = lanes[lanes[column].notna()]
+        if len(rows):
+            panel.vlines(
+                rows[column] / unit,
+                rows["lane"] - 0.5,
+                rows["lane"] + 0.5,
+                zorder=3,
+                gid=column,
+                path_effects=outline,
+                **look | {"linewidth": sizes.line},
+            )
+    parts = lanes[lanes["part"] > 0]
+    splits = lanes[lanes["splits"]]
+    style.marks_at(
+        panel, parts["begun"] / unit, parts["lane"], markersize=sizes.mark, gid="part", **_PART
+    )
+    middle = (splits["begun"] + splits["train_end"]) / 2 / unit
+    style.marks_at(panel, middle, splits["lane"], markersize=sizes.mark, gid="splits", **_SPLITS)
+
+
+def _draw_epochs(
+    panel: Axes, rows: pd.DataFrame, unit: float, colour: str, sizes: LaneSizes
+) -> None:
+    """Draw a bar per finished epoch.
+
+    The epochs of a training that are too short to be told apart are one bar with their count.
+    """
+    width = panel.get_window_extent().width / panel.figure.dpi * 72
+    points = width / (panel.get_xlim()[1] * unit)
+    spans: list[tuple[float, float, int]] = []
+    for lane, trainings in zip(rows["lane"], rows["trainings"], strict=True):
+        for begun, epoch_ends in trainings:
+            ends = epoch_ends
+            if ends and (ends[-1] - begun) / len(ends) * points < _LEAST_EPOCH_PT:
+                ends = ends[-1:]
+                if (ends[-1] - begun) * points > _LEAST_COUNT_PT:
+                    _write_count(panel, lane, (begun + ends[-1]) / 2 / unit, epoch_ends, sizes)
+            start = begun
+            for end in ends:
+                spans.append((start, end, lane))
+                start = end
+    if not spans:
+        return
+    starts, stops, lanes = np.array(spans, dtype=float).T
+    style.bars(
+        panel,
+        starts / unit,
+        stops / unit,
+        lanes,
+        _EPOCH,
+        facecolor=colour,
+        edgecolor="white",
+        linewidth=sizes.gap,
+        gid="epochs",
+    )
+
+
+def _write_count(
+    panel: Axes, lane: int, x: float, epoch_ends: Sequence[float], sizes: LaneSizes
+) -> None:
+    panel.text(
+        x,
+        lane,
+        f"{len(epoch_ends)} epochs",
+        ha="center",
+        va="center_baseline",
+        fontsize=sizes.font,
+        path_effects=[patheffects.withStroke(linewidth=1.5, foreground="white")],
+        gid="epoch-count",
+        clip_on=True,
+        zorder=3.5,
+    )
+
+
+def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
+    """Draw the downloads, an unfinished epoch, the queue and the upload of each task as bars."""
+    downloads: list[tuple[float, float, int]] = []
+    for lane, spans in zip(rows["lane"], rows["downloads"], strict=True):
+        downloads += [(start, end, lane) for start, end in spans]
+    if downloads:
+        starts, stops, lanes = np.array(downloads, dtype=float).T
+        look: style.Look = {"facecolor": style.STEPS["download"], "gid": "download"}
+        style.bars(panel, starts / unit, stops / unit, lanes, _MESSAGE, **look)
+    rows = rows.assign(
+        queued=rows["sends"].where(rows["answered"].notna()),
+        unfinished=rows["train_end"].where(~rows["prepares"]),
+    )
+    unfinished: style.Look = {
+        "facecolor": style.lighten(colour, 0.75),
+        "edgecolor": colour,
+        "hatch": "//////",
+        "linewidth": 0.0,
+        "gid": "unfinished",
+    }
+    queue: style.Look = {"facecolor": style.STEPS["queue"], "gid": "queue"}
+    upload: style.Look = {"facecolor": style.STEPS["upload"], "gid": "upload"}
+    cut: style.Look = {"gid": "cut-upload", "edgecolor": colour, **_CUT}
+    phases: tuple[tuple[str, str, float, style.Look], ...] = (
+        ("done", "unfinished", _UNFINISHED, unfinished),
+        ("train_end", "queued", _MESSAGE, queue),
+        ("sends", "answered", _MESSAGE, upload),
+        ("sends", "cut", _CUT_MESSAGE, cut),
+    )
+    for start, end, half, look in phases:
+        drawn = rows[rows[end] > rows[start]]
+        if len(drawn):
+            style.bars(panel, drawn[start] / unit, drawn[end] / unit, drawn["lane"], half, **look)
+
+
+def _draw_pre_trainings(panel: Axes, rows: pd.DataFrame, unit: float) -> None:
+    """Draw pre-trainings as dotted bars; dots of failed ones have the colour of the outcome."""
+    for outcome, (colour, _) in OUTCOMES.items():
+        trained = rows[(rows["outcome"] == outcome) & (rows["train_end"] > rows["begun"])]
+        if len(trained):
+            start = trained["begun"] / unit
+            end = trained["train_end"] / unit
+            look = {"gid": "pre-training", **_PRE_TRAINING}
+            if outcome != "valid":
+                look["edgecolor"] = colour
+            style.bars(panel, start, end, trained["lane"], _UNFINISHED, **look)
+
+
+def name_lanes(panel: Axes, lanes: pd.DataFrame, sizes: LaneSizes) -> None:
+    """Write device and samples left of each lane, and the count of epochs right of it.
+
+    Args:
+        panel: the panel.
+        lanes: tasks with lanes, as ``lanes_of`` returns them.
+        sizes: sizes of texts.
+    """
+    panel.spines["left"].set_visible(False)
+    panel.tick_params(axis="y", length=0, pad=6, labelsize=sizes.font)
+    last = lanes.drop_duplicates("lane", keep="last")
+    names = last["device"].astype(str) + " · " + last["samples"].astype(str)
+    panel.set_yticks(last["lane"], names)
+    trained = lanes[~lanes["prepares"]]
+    epochs = trained.groupby("lane")["epochs"].sum()
+    for lane in last["lane"]:
+        panel.text(
+            1.015,
+            lane,
+            str(epochs.get(lane, 0)),
+            transform=panel.get_yaxis_transform(),
+            va="center",
+            fontsize=sizes.font,
+        )
+
+
+def handles_of(attempts: pd.DataFrame) -> list[Artist]:
+    """Return the legend's entries for outcomes and phases that occur in ``attempts``."""
+    no_training = {**_NO_TRAINING, "markeredgecolor": style.BLACK, "markersize": 5}
+    entries: list[tuple[pd.Series[bool], Artist]] = []
+    for outcome, (colour, label) in OUTCOMES.items():
+        counts = (attempts["outcome"] == outcome) & attempts["counts"]
+        entries.append((counts, Patch(facecolor=colour, label=label)))
+    unfinished = (attempts["train_end"] > attempts["done"]) & ~attempts["prepares"]
+    pre_trained = (attempts["train_end"] > attempts["begun"]) & attempts["prepares"]
+    entries += [
+        (unfinished, Patch(label="epoch begun, not finished", **style.HATCHED)),
+        (pre_trained, Patch(label="pre-training", **_PRE_TRAINING)),
+        (
+            attempts["begun"].isna(),
+            Line2D([], [], label="ended before it trained", **no_training),
+        ),
+        (
+            attempts["downloads"].astype(bool),
+            Patch(facecolor=style.STEPS["download"], label="download"),
+        ),
+        (attempts["answered"].notna(), Patch(facecolor=style.STEPS["upload"], label="upload")),
+        (
+            attempts["cut"].notna(),
+            Patch(label="upload that was cut short", edgecolor=style.GREY, **_CUT),
+        ),
+        (
+            attempts["sends"] > attempts["train_end"],
+            Patch(facecolor=style.STEPS["queue"], label="queue"),
+        ),
+    ]
+    for column, look in _ENDS.items():
+        entries.append((attempts[column].notna(), Line2D([], [], **look)))
+    entries += [
+        (attempts["part"] > 0, Line2D([], [], label="trains on a part of its data", **_PART)),
+        (attempts["splits"], Line2D([], [], label="splits its data after this", **_SPLITS)),
+    ]
+    return [entry for has_entry, entry in entries if has_entry.any()]

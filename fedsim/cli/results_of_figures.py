@@ -1,0 +1,63 @@
+"""Result of ``fedsim figures``."""
+
+from typing import TYPE_CHECKING, Literal
+
+from fedsim.cli.result_parts import ResultEntries, VerbResult
+
+if TYPE_CHECKING:
+    from fedsim.analysis.paper.figures import WrittenFigures
+
+
+class FigureFilesResult(ResultEntries):
+    """Figure that was written."""
+
+    figure: str
+    """Name of the figure, such as ``waiting``."""
+    line: str
+    """The line that it shows; empty if it shows all lines."""
+    files: list[str]
+    """Its files, one for each format."""
+    numbers: str
+    """CSV file of the drawn numbers."""
+    notes: list[str]
+    """Sentences on what it leaves out, and why."""
+
+
+class SkippedFigureResult(ResultEntries):
+    """Figure that does not apply to the runs."""
+
+    figure: str
+    line: str
+    """The line to which it does not apply; empty for all lines."""
+    reason: str
+
+
+class FiguresResult(VerbResult):
+    """Result of ``fedsim figures``."""
+
+    verb: Literal["figures"] = "figures"
+    width_in: float
+    """Width of the figures (inches)."""
+    figures: list[FigureFilesResult]
+    skipped: list[SkippedFigureResult]
+
+    @classmethod
+    def of(cls, width: float, outcome: "WrittenFigures") -> "FiguresResult":
+        """Return the result from the written figures; ``width`` is in inches."""
+        figures = []
+        for entry in outcome.written:
+            *files, table = map(str, entry.files)
+            figures.append(
+                FigureFilesResult(
+                    figure=entry.name,
+                    line=entry.line,
+                    files=files,
+                    numbers=table,
+                    notes=[*entry.notes],
+                )
+            )
+        skipped = [
+            SkippedFigureResult(figure=entry.name, line=entry.line, reason=entry.reason)
+            for entry in outcome.skipped
+        ]
+        return cls(width_in=width, figures=figures, skipped=skipped)

@@ -1,0 +1,228 @@
+"""Attempts: the tasks of clients in rounds, with how each of them ended, from a run's activities.
+
+Pictures of stragglers, the figures for papers and their tables count and draw the same ``Attempt``
+values. All times are simulated seconds.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from fedsim.lab.reading.activities import Activities, StepSpan
+from fedsim.lab.reading.history import History
+from fedsim.lab.reading.record_data import RecordData
+
+AttemptOutcome = Literal["valid", "slow", "late", "lost", "stopped"]
+COUNTED: tuple[AttemptOutcome, ...] = ("valid", "slow", "late", "lost")
+"""Outcomes that are counted; nobody knows how a ``stopped`` attempt would have ended."""
+
+_OF_TASK: Mapping[str, AttemptOutcome] = {
+    "done": "valid",
+    "late": "late",
+    "lost": "lost",
+    "left": "lost",
+    "battery": "lost",
+    "memory": "late",
+}
+_MODEL = "model"  # purpose of the model that a round trains
+_UPDATE = "update"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Task of a client in a round, or of a client that prepares for the rounds.
+
+    Attributes:
+        task: ID of the task.
+        device: ID of the device.
+        round: index of the round, or of the model's version if the strategy has no rounds; None for
+            a task outside of rounds.
+        group: ID of the group, if any.
+        start: begin of the task (s).
+        end: end of the task (s); the run's end if the task was open then.
+        outcome: ``valid``; ``slow`` if the client answered without one finished epoch; ``late`` if
+            the server ended the task, or the model did not fit into memory; ``lost`` if the device
+            disconnected, left, or ran flat; ``stopped`` if the run ended first.
+        is_preparation: whether the task trains no model of a round. Pre-training, warm-up,
+            profiling and questions of the server are preparations.
+        steps: steps of the task, in order.
+        training_limit: T, the time for training (s) of the task's round; None if it has none.
+        splits: whether the device split its data after this task.
+    """
+
+    task: int
+    device: int
+    round: int | None
+    group: int | None
+    start: float
+    end: float
+    outcome: AttemptOutcome
+    is_preparation: bool
+    steps: tuple[StepSpan, ...]
+    training_limit: float | None
+    splits: bool
+
+    def of_kind(self, kind: str) -> list[StepSpan]:
+        """Return the steps of a kind, such as ``upload``."""
+        return [step for step in self.steps if step.kind == kind]
+
+    @property
+    def trains(self) -> bool:
+        """Whether the device began to train."""
+        return bool(self.of_kind("train"))
+
+    @property
+    def limit(self) -> float | None:
+        """End of T (s), which counts from the first training; None without one."""
+        trainings = self.of_kind("train")
+        if self.training_limit is None or not trainings:
+            return None
+        return trainings[0].start + self.training_limit
+
+    @property
+    def epochs(self) -> int:
+        """Count of epochs of the last training that count."""
+        trainings = self.of_kind("train")
+        if not trainings:
+            return 0
+        return int(trainings[-1].data.get("epochs", 0))
+
+
+class Attempts:
+    """Attempts of a run, built when they are first used.
+
+    Args:
+        activities: activities of the run.
+    """
+
+    def __init__(self, activities: Activities) -> None:
+        self.activities = activities
+
+    @property
+    def history(self) -> History:
+        """Records of the run."""
+        return self.activities.history
+
+    @cached_property
+    def all(self) -> list[Attempt]:
+        """All tasks of the run as attempts, task by task."""
+        steps: defaultdict[int, list[StepSpan]] = defaultdict(list)
+        for step in self.activities.steps:
+            steps[step.task].append(step)
+        sends_models = any(_purposes(self.activities.steps, "download", {_MODEL}))
+        ends = {row["task"]: row for row in self.history.data("task-end")}
+        splits = {(row["round"], row["device"]) for row in self.history.data("split")}
+        attempts = []
+        for row in self.history.data("task-start"):
+            task = int(row["task"])
+            end = ends.get(row["task"])
+            of_task = tuple(steps[task])
+            time = self.history.end if end is None else float(end["time"])
+            ending = "stopped" if end is None else str(end["outcome"])
+            number = _whole(row["round"])
+            attempts.append(
+                Attempt(
+                    task=task,
+                    device=int(row["device"]),
+                    round=number,
+                    group=_whole(row["group"]),
+                    start=float(row["time"]),
+                    end=time,
+                    outcome=_outcome(ending, of_task),
+                    is_preparation=_prepares(of_task, ending, sends_models),
+                    steps=of_task,
+                    training_limit=self._limits.get(number),
+                    splits=number is not None and (row["round"], row["device"]) in splits,
+                )
+            )
+        return attempts
+
+    @cached_property
+    def clients(self) -> dict[int, list[Attempt]]:
+        """Clients of each round or version: the attempts that count, by the index of the round.
+
+        A preparation within a round counts only if it failed, since its client then trains no
+        model in this round.
+        """
+        rounds: defaultdict[int, list[Attempt]] = defaultdict(list)
+        for attempt in self.all:
+            if attempt.round is None:
+                continue
+            if attempt.is_preparation and attempt.outcome == "valid":
+                continue
+            rounds[attempt.round].append(attempt)
+        return dict(sorted(rounds.items()))
+
+    @cached_property
+    def trained(self) -> list[int]:
+        """Indices of the rounds that the server opened and in which a device trained."""
+        training = {attempt.round for attempt in self.all if attempt.trains}
+        return [number for number in self.openings if number in training]
+
+    @cached_property
+    def openings(self) -> dict[int, RecordData]:
+        """Records of the begins of rounds, by the index of the round; empty without rounds."""
+        return {int(row["round"]): row for row in self.history.data("round-start")}
+
+    @cached_property
+    def _limits(self) -> dict[int | None, float | None]:
+        limits: dict[int | None, float | None] = {}
+        for number, row in self.openings.items():
+            limits[number] = row["data"].get("training_limit")
+        return limits
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _purposes(steps: Iterable[StepSpan], kind: str, among: set[str] | None = None) -> list[str]:
+    """Return the purposes of the payloads of steps, in order.
+
+    Args:
+        steps: the steps.
+        kind: ``download`` or ``upload``.
+        among: the purposes to return; None for all.
+    """
+    purposes = []
+    for step in steps:
+        if step.kind != kind:
+            continue
+        for purpose, _ in step.data.get("payloads", []):
+            if among is None or purpose in among:
+                purposes.append(str(purpose))
+    return purposes
+
+
+def _prepares(steps: Sequence[StepSpan], ending: str, sends_models: bool) -> bool:
+    """Whether a task trains no model of a round.
+
+    A task that received or sent anything else than a round's model and its update prepares. So does
+    a task that received nothing, if the run's server sends models: its device trains a model that
+    it has kept.
+
+    Args:
+        steps: steps of the task.
+        ending: outcome of the task.
+        sends_models: whether any task of the run received a round's model.
+    """
+    if ending == "done" and not any(step.kind == "train" for step in steps):
+        return True
+    received = _purposes(steps, "download")
+    sent = _purposes(steps, "upload")
+    if not sends_models or _MODEL in received or _UPDATE in sent:
+        return False
+    if received or sent:
+        return True
+    return any(step.kind == "train" for step in steps)
+
+
+def _outcome(ending: str, steps: Sequence[StepSpan]) -> AttemptOutcome:
+    """Return the outcome of an attempt, from the outcome of its task and its steps."""
+    outcome = _OF_TASK.get(ending, "stopped")
+    trainings = [step for step in steps if step.kind == "train"]
+    if outcome == "valid" and trainings and not trainings[-1].data.get("epochs"):
+        return "slow"
+    return outcome
