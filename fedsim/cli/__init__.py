@@ -92,6 +92,7 @@ for _verb in (*BEGINNING, *STUDYING, *DEPLOYING, *EXPLAINING, *SHOWING):
 )
 @options.WORKERS
 @options.ADDRESS
+@options.RESOURCES
 @click.option(
     "--resume",
     is_flag=True,
@@ -109,6 +110,7 @@ def run_command(
     executor: str,
     workers: int | None,
     address: str | None,
+    resources: str | None,
     resume: bool,
     allow_code: bool,
     watch: bool,
@@ -132,7 +134,8 @@ def run_command(
         allow_code=allow_code,
         tell=options.tell_dropped,
     )
-    with closing(make_executor(executor, workers, address, loaded.training.device)) as pool:
+    device = loaded.training.device
+    with closing(make_executor(executor, workers, address, device, resources)) as pool:
         live_every_s = _WATCHED_S if watch else EVERY_S
         job = Job(loaded, out, pool, resume=resume, live_every_s=live_every_s)
         if not is_quiet():

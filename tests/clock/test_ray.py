@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import chdir
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,13 +30,14 @@ import fedsim
 from fedsim.clock.executors import Executor, Inline, make_executor
 from fedsim.common.errors import ScenarioError
 from fedsim.running.runner import Job
-from fedsim.toolbox import ray as ray_executor
-from fedsim.toolbox.ray import Opener, Packer, Parcel, Ray
+from fedsim.toolbox.ray import executor as ray_executor
+from fedsim.toolbox.ray.executor import Ray
+from fedsim.toolbox.ray.parcels import Opener, Packer, Parcel
 from tests.calls import call
 from tests.children import GENEROUS_S
 
 needs_ray = pytest.mark.skipif(
-    find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'"
+    find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.52' 'cloudpickle>=3'"
 )
 Sections = dict[str, Any]
 
@@ -164,9 +166,15 @@ def _kill_worker() -> None:
 
 
 @pytest.fixture(scope="class")
-def ray() -> Iterator[Ray]:
+def start_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("start")
+
+
+@pytest.fixture(scope="class")
+def ray(start_folder: Path) -> Iterator[Ray]:
     """Ray on this machine. Executors made meanwhile use it too, and leave it alone."""
-    executor = Ray(workers=2)
+    with chdir(start_folder):
+        executor = Ray(workers=2)
     yield executor
     executor.close()
 
@@ -197,7 +205,7 @@ class TestOneMachine:
     def test_a_call_that_always_loses_its_worker_is_given_up(
         self, ray: Ray, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(ray_executor, "_TRIES", 1)
+        monkeypatch.setattr(ray_executor, "MOST_TRIES", 1)
         with pytest.raises(
             fedsim.SimulationError,
             match="could not be carried out on the Ray cluster: WorkerCrashedError",
@@ -214,8 +222,10 @@ class TestOneMachine:
         ):
             other.submit(_add, 1, 1).result()
 
-    def test_workers_do_not_search_the_working_directory(self, ray: Ray) -> None:
-        assert str(Path.cwd()) not in ray.submit(_search_path).result()
+    def test_workers_do_not_search_the_working_directory(
+        self, ray: Ray, start_folder: Path
+    ) -> None:
+        assert str(start_folder) not in ray.submit(_search_path).result()
 
     def test_closing_drops_what_waits_and_leaves_ray_to_its_owner(self, ray: Ray) -> None:
         other = Ray()
@@ -311,8 +321,11 @@ def test_two_nodes_of_which_one_is_lost_in_mid_run(
         cluster.add_node(num_cpus=1)
         executor = make_executor("ray", address=cluster.address)
         assert executor.workers == 2
-        calls = [executor.submit(_fails_where_it_is, executor._home) for _ in range(12)]
-        errors = {str(call.exception()) for call in calls}
+        errors: set[str] = set()
+        end = time.monotonic() + GENEROUS_S
+        while len(errors) < 2 and time.monotonic() < end:  # a node's first process takes seconds
+            calls = [executor.submit(_fails_where_it_is, executor._home) for _ in range(12)]
+            errors |= {str(call.exception()) for call in calls}
         beside = errors - {"on purpose, at home"}
         assert 0 < len(beside) < len(errors)
         assert all(
@@ -343,7 +356,7 @@ class TestMistakes:
         monkeypatch.setitem(sys.modules, "ray", None)
         monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         line = self.refused(small, tmp_path, "--executor", "ray")
-        assert "pip install 'ray>=2.60' 'cloudpickle>=3'" in line
+        assert "pip install 'ray>=2.52' 'cloudpickle>=3'" in line
 
     def test_what_does_not_go_together(self, small: Sections, tmp_path: Path) -> None:
         place = ("--address", "127.0.0.1:1")
@@ -352,7 +365,7 @@ class TestMistakes:
             small, tmp_path, "--executor", "ray", *place, "--workers", "2"
         )
         small["training"] |= {"device": "cuda"}
-        assert "workers use CPUs alone" in self.refused(small, tmp_path, "--executor", "ray")
+        assert "whose tasks have no GPU" in self.refused(small, tmp_path, "--executor", "ray")
 
     @needs_ray
     def test_no_cluster_there(self, small: Sections, tmp_path: Path) -> None:
@@ -385,13 +398,13 @@ def test_ray_that_was_started_for_a_run_ends_with_it_even_when_the_run_cannot_be
 
 
 def test_an_older_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``flwr[simulation]`` installs it; nothing of it is called."""
+    """Nothing of it is called."""
     older = ModuleType("ray")
-    older.__version__ = "2.55.1"  # type: ignore[attr-defined]
+    older.__version__ = "2.51.2"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", older)
     with pytest.raises(
         ScenarioError,
-        match=r"is 2\.55\.1; 2\.60 or later is needed. If flwr\[simulation\] has brought it",
+        match=r"is 2\.51\.2; 2\.52 or later is needed",
     ):
         Ray()
 
