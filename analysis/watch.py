@@ -23,6 +23,7 @@ from fedsim.analysis.report.page import build
 from fedsim.clock.executors import start
 from fedsim.common.errors import FedsimError
 from fedsim.common.harmless import say
+from fedsim.lab.reading.study_progress import progress_lines
 from fedsim.records.folder import SUMMARY
 from fedsim.records.live import LIVE
 
@@ -30,6 +31,7 @@ HOST = "127.0.0.1"
 _LOOK_S = 1.0  # time between two checks of the folders (s)
 _LAST_S = 5.0  # time of the last report (s); open pages poll every two seconds
 _SILENT_S = 10.0  # time after which a silent connection is closed (s)
+_MOST_LINES = 40  # most runs of studies of which the page shows a line
 _MOST_CONNECTIONS = 32  # most open connections; one more ends the oldest
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -48,11 +50,19 @@ _HEADERS = {
 
 
 class PageState(TypedDict):
-    """State of a growing report for the surrounding page; ``says`` is a line of text to show."""
+    """State of a growing report for the surrounding page.
+
+    Attributes:
+        version: count of reports so far.
+        says: line of text to show.
+        title: title of the page.
+        runs: line of text for each active or failed run of studies.
+    """
 
     version: int
     says: str
     title: NotRequired[str]
+    runs: NotRequired[list[str]]
 
 
 class Growing:
@@ -75,6 +85,10 @@ class Growing:
 
     def look(self) -> bool:
         """Rebuild the report if a run has changed; return whether it was rebuilt."""
+        lines: list[str] = []
+        for path in self._paths:
+            lines += progress_lines(path)
+        self.state = {**self.state, "runs": lines[:_MOST_LINES]}
         stamps = self._stamps()
         if not stamps or stamps == self._last_stamps:
             return False
@@ -98,6 +112,7 @@ class Growing:
             "version": self.state["version"] + 1,
             "says": text,
             "title": f"Live: {subject.title}",
+            "runs": lines[:_MOST_LINES],
         }
         return True
 

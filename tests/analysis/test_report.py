@@ -305,6 +305,7 @@ def test_the_report_grows_with_the_run(run: RunFolder, tmp_path: Path) -> None:
         "version": 1,
         "says": f"done, {run.summary['rounds']} rounds",
         "title": "Live: small",
+        "runs": [],
     }
     assert "<h1>Live: small</h1>" in growing.page
     assert "In short" in growing.page

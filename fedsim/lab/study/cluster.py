@@ -194,7 +194,7 @@ class RayWorkers:
                 ended = Ended(order, "failed", failure(error))
             else:
                 active.attempt += 1
-                self._tell_lost(place, active, error)
+                self._tell_lost(place, active)
                 self._submit(place, active)
                 return
         except Exception as error:
@@ -205,11 +205,11 @@ class RayWorkers:
         active.claim.close()
         self._end(place, ended)
 
-    def _tell_lost(self, place: int, active: _Active, error: WorkerLostError) -> None:
+    def _tell_lost(self, place: int, active: _Active) -> None:
         saved = state_of(active.order.folder, active.order.scenario) == "resume"
-        where = f" with the node {active.node}" if active.node else ""
+        where = f" on the node {active.node}" if active.node else ""
         going = "goes on from its newest part" if saved else "begins anew"
-        text = f"its worker was lost{where} ({error}); it {going}"
+        text = f"its worker{where} was lost; it {going} ({active.attempt} of {MOST_TRIES} times)"
         self._progress.take(place, {"event": "note", "text": text})
 
     def _end(self, place: int, ended: Ended) -> None:

@@ -243,6 +243,7 @@ class Conductor:
             while planned != len(self.study.runs):
                 planned = len(self.study.runs)
                 self._write(tables=False)
+                progress.keep_in(self.out)
                 self._carry_out(pool, progress)
                 if self.interrupted:
                     return

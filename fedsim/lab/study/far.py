@@ -127,7 +127,9 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
     ending: RecordData = {}
 
     def send(**news: Any) -> None:
-        if ray.get(board.pin.remote(order.place, order.attempt, news)):
+        answer = board.pin.remote(order.place, order.attempt, news)
+        # ``ray.get`` would give this task's cores to another task while it waits
+        if answer.future().result():
             worker.stop(signal.SIGINT)
 
     def say(**news: Any) -> None:

@@ -27,6 +27,19 @@ def make_token() -> str:
     return secrets.token_hex(32)
 
 
+def require_token() -> None:
+    """Let the servers of Ray that this process will start ask their clients for a token."""
+    os.environ[TOKEN] = make_token()
+    try:
+        from ray._raylet import Config
+    except ImportError:
+        # a later Ray asks for tokens by default, if the mode is not set
+        os.environ.pop(AUTH_MODE, None)
+        return
+    os.environ[AUTH_MODE] = "token"
+    Config.initialize("")  # Ray may have read its settings when it was imported
+
+
 def load_ray(address: str | None) -> Any:
     """Import Ray, set to listen on the loopback interface if ``address`` is None.
 

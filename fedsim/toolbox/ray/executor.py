@@ -17,8 +17,10 @@ import socket
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from importlib.metadata import version
 from itertools import count
+from threading import Thread
 from typing import Any
 
 from fedsim.clock.executors import Answer, Executor, answer
@@ -30,11 +32,10 @@ from fedsim.common.machine import usable_cores
 from fedsim.toolbox.ray.connection import (
     AUTH_MODE,
     LOOPBACK,
-    TOKEN,
     brief,
     load_ray,
-    make_token,
     refuse_no_server,
+    require_token,
 )
 from fedsim.toolbox.ray.parcels import Opener, Packer, Parcel, Stored
 
@@ -141,9 +142,7 @@ class Ray(Executor):
                 self._join(address, options)
 
     def _start_here(self, workers: int | None, options: Mapping[str, object]) -> None:
-        os.environ[TOKEN] = make_token()
-        # Ray then asks for tokens, and says so in its settings even if it has read them
-        os.environ.pop(AUTH_MODE, None)
+        require_token()
         processes = usable_cores() if workers is None else workers
         self._ray.init("local", num_cpus=processes, include_dashboard=False, **options)
         host = self._ray.get_runtime_context().gcs_address.rpartition(":")[0]
@@ -173,7 +172,7 @@ class Ray(Executor):
         self._packer.place(thing)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        return self._submit(self._call, function, args)
+        return self._submit(self._call, MOST_TRIES, function, args)
 
     def submit_once(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Start a call that is not repeated if its worker is lost.
@@ -186,19 +185,37 @@ class Ray(Executor):
             A future of the function's value or exception; of ``WorkerLostError`` if the worker or
             its node is lost.
         """
-        return self._submit(self._only_call, function, args)
+        return self._submit(self._only_call, 0, function, args)
 
     def _submit(
-        self, call: Any, function: Callable[..., Any], args: tuple[Any, ...]
+        self, call: Any, repeats: int, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> "Future[Any]":
         parcel = self._packer.pack((function, args))
         shared = parcel.shared
         parcel.shared = []  # Ray fetches the arguments of a task itself
-        reference = call.remote(self._number, self._home, self._versions, places(), parcel, *shared)
         future: Future[Any] = Future()
-        self._open[future] = reference
-        reference.future().add_done_callback(lambda answer: self._settle(future, answer))
+        begin = partial(
+            call.remote, self._number, self._home, self._versions, places(), parcel, *shared
+        )
+        self._begin(future, begin, repeats)
         return future
+
+    def _begin(self, future: "Future[Any]", begin: Callable[[], Stored], repeats: int) -> None:
+        """Begin a task, whose outcome goes to the caller's future."""
+        reference = begin()
+        self._open[future] = reference
+
+        def settle(answer: "Future[Answer]") -> None:
+            if repeats and isinstance(
+                answer.exception(), self._ray.exceptions.LocalRayletDiedError
+            ):
+                # Ray 2.52 does not repeat these; its thread of callbacks must not begin tasks
+                thread = Thread(target=self._begin, args=(future, begin, repeats - 1), daemon=True)
+                thread.start()
+            else:
+                self._settle(future, answer)
+
+        reference.future().add_done_callback(settle)
 
     def _settle(self, future: "Future[Any]", answer: "Future[Answer]") -> None:
         """Copy the result or the error of a Ray task to the caller's future.
