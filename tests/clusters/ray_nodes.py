@@ -309,6 +309,7 @@ def _place_of_task() -> tuple[str, str, str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the nodes are taken away
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("loss", "memory", "gpus", "placed"))
     parser.add_argument("--rows", type=int, default=250_000, help="samples of 4 kB each")
