@@ -339,6 +339,43 @@ def test_two_nodes_of_which_one_is_lost_in_mid_run(
         cluster.shutdown()
 
 
+def _place_of_task() -> tuple[str, int, list[str], str]:
+    import ray
+
+    time.sleep(0.5)  # so that all places are taken at once
+    context = ray.get_runtime_context()
+    gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
+    return context.get_node_id(), os.getpid(), gpus, os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@needs_ray
+def test_each_task_gets_a_part_of_a_declared_gpu_and_sees_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The nodes have no GPU: what is tried is what Ray makes of the resources."""
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 2, "num_gpus": 2}
+    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    try:
+        cluster.add_node(**node)
+        with pytest.raises(
+            ScenarioError, match="asks for 3 GPU a task, but the node with the most"
+        ):
+            make_executor("ray", address=cluster.address, resources={"num_gpus": 3})
+        resources = {"num_cpus": 0.5, "num_gpus": 0.5, "memory": "10 MB"}
+        executor = make_executor("ray", address=cluster.address, resources=resources)
+        assert executor.workers == 8
+        calls = [executor.submit(_place_of_task) for _ in range(8)]
+        places = [call.result(GENEROUS_S) for call in calls]
+        assert all([visible] == gpus for _, _, gpus, visible in places)
+        assert {gpu for _, _, gpus, _ in places for gpu in gpus} <= {"0", "1"}
+        assert len({gpus[0] for _, _, gpus, _ in places}) == 2
+    finally:
+        cluster.shutdown()
+
+
 class TestMistakes:
     """Each ends with 2 and one line, at once, and nothing is written."""
 

@@ -6,12 +6,14 @@ begun again elsewhere, from its newest part.
 """
 
 import signal
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from fedsim.common.errors import FedsimError
 from fedsim.lab.study.far import Board, FarOrder, carry_out
 from fedsim.lab.study.folder import claimed, state_of
 from fedsim.lab.study.inputs import StudyInputs
@@ -84,7 +86,10 @@ class RayWorkers:
         listenings = 0
         while waiting or elsewhere or self._futures:
             self._begin_runs(waiting, elsewhere)
-            wait(self._futures, _LISTEN_EVERY_S, FIRST_COMPLETED)
+            if self._futures:
+                wait(self._futures, _LISTEN_EVERY_S, FIRST_COMPLETED)
+            elif elsewhere:
+                time.sleep(_LISTEN_EVERY_S)
             done = [future for future in self._futures if future.done()]
             self._listen()
             for future in done:
@@ -188,15 +193,11 @@ class RayWorkers:
         try:
             ended = Ended(order, **future.result())
         except WorkerLostError as error:
+            if self._begin_again(place, active):
+                return
+            ended = Ended(order, "failed", failure(error))
             if self._interrupted:
                 ended = Ended(order, "interrupted")
-            elif active.attempt >= MOST_TRIES:
-                ended = Ended(order, "failed", failure(error))
-            else:
-                active.attempt += 1
-                self._tell_lost(place, active)
-                self._submit(place, active)
-                return
         except Exception as error:
             ended = Ended(order, "failed", failure(error))
         if active.problem:
@@ -204,6 +205,19 @@ class RayWorkers:
         del self._active[place]
         active.claim.close()
         self._end(place, ended)
+
+    def _begin_again(self, place: int, active: _Active) -> bool:
+        """Submit a run whose worker was lost; return whether it was submitted."""
+        if self._interrupted or active.problem or active.attempt >= MOST_TRIES:
+            return False
+        active.attempt += 1
+        try:
+            self._tell_lost(place, active)
+            self._submit(place, active)
+        except (FedsimError, OSError) as error:
+            active.problem = failure(error, active.order.folder)
+            return False
+        return True
 
     def _tell_lost(self, place: int, active: _Active) -> None:
         saved = state_of(active.order.folder, active.order.scenario) == "resume"
