@@ -524,6 +524,36 @@ def test_what_a_placed_thing_holds_may_be_placed_itself(store: Store, packer: Pa
     np.testing.assert_array_equal(itself.held, pool.held)
 
 
+def test_frozen_parameters_of_a_placed_module_are_views_and_trained_ones_are_not() -> None:
+    stored: list[Parcel] = []
+
+    def put(thing: Any) -> int:
+        stored.append(thing)
+        return len(stored) - 1
+
+    packer = Packer(put)
+    module = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 10), nn.Linear(200, 200))
+    for frozen in (module[0].weight, module[1].weight, module[2].weight):
+        frozen.requires_grad_(False)
+    module[2].weight = module[0].weight  # tied
+    packer.place(module)
+    (parcel,) = stored
+    (memory,) = [np.frombuffer(buffer, dtype=np.float32) for buffer in parcel.buffers]  # type: ignore[call-overload]
+    memory = memory.copy()
+    memory.setflags(write=False)
+    parcel.buffers = [pickle.PickleBuffer(memory)]
+    copy = Opener(lambda references: [stored[number] for number in references]).open(
+        sent(packer.pack(module))
+    )
+    assert copy[0].weight.data_ptr() == copy[2].weight.data_ptr() == memory.ctypes.data
+    assert copy[0].weight is copy[2].weight
+    assert [parameter.requires_grad for parameter in copy.parameters()] == [
+        parameter.requires_grad for parameter in module.parameters()
+    ]
+    for name, tensor in module.state_dict().items():
+        np.testing.assert_array_equal(copy.state_dict()[name].numpy(), tensor.numpy())
+
+
 def test_read_only_arrays_are_put_once_and_stay_themselves(store: Store, packer: Packer) -> None:
     shared = weights(3.0)
     parcels = [packer.pack({"base": shared, "anchor": shared}) for _ in range(3)]

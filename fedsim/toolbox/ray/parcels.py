@@ -2,6 +2,8 @@
 
 import io
 import pickle
+import sys
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -67,8 +69,10 @@ class Packer:
         """
         parcel = Parcel()
         memory = io.BytesIO()
-        buffer_callback = parcel.buffers.append if apart else None
-        pickler = cloudpickle.Pickler(memory, protocol=5, buffer_callback=buffer_callback)
+        if apart:
+            pickler = _PicklerApart(memory, protocol=5, buffer_callback=parcel.buffers.append)
+        else:
+            pickler = cloudpickle.Pickler(memory, protocol=5)
         pickler.persistent_id = partial(self._number, parcel)
         pickler.dump(thing)
         parcel.content = memory.getvalue()
@@ -99,6 +103,40 @@ class Packer:
         weak = weakref.ref(array, lambda _: self._shared.pop(key, None))
         self._shared[key] = (weak, reference)
         return reference
+
+
+class _PicklerApart(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickler that takes the memory of frozen parameters of torch apart, too.
+
+    Torch would copy it into the pickle. The parameters of a module that workers only copy, such as
+    the module of a solver, are then views of the store's memory, which is read-only.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and type(obj) is torch.nn.Parameter and _is_plain_frozen(torch, obj):
+            return _frozen_parameter, (obj.detach().numpy(),)
+        return super().reducer_override(obj)
+
+
+def _is_plain_frozen(torch: Any, parameter: Any) -> bool:
+    """Whether a parameter of torch is frozen, and large and plain enough for a view."""
+    if parameter.requires_grad or parameter.device.type != "cpu" or vars(parameter):
+        return False
+    is_plain = parameter.layout == torch.strided and parameter.is_contiguous()
+    is_known = parameter.dtype in (torch.float32, torch.float64)
+    return bool(is_plain and is_known and parameter.nbytes >= _SHARED_BYTES)
+
+
+def _frozen_parameter(array: AnyArray) -> Any:
+    """Return a frozen parameter of torch that is a view of an array."""
+    import torch
+
+    with warnings.catch_warnings():
+        # nothing writes to the parameter: modules are copied before they compute
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        tensor = torch.from_numpy(array)
+    return torch.nn.Parameter(tensor, requires_grad=False)
 
 
 def _is_shared(thing: object) -> TypeGuard[AnyArray]:
