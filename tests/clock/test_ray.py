@@ -39,6 +39,10 @@ from tests.children import GENEROUS_S
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.52' 'cloudpickle>=3'"
 )
+# Ray 2.52 leaves its ended servers to the garbage collector
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function Popen.__del__:pytest.PytestUnraisableExceptionWarning"
+)
 Sections = dict[str, Any]
 
 RUNS: dict[str, Sections] = {

@@ -126,7 +126,7 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
 
     ending: RecordData = {}
 
-    def send(**news: Any) -> None:
+    def send(**news: object) -> None:
         answer = board.pin.remote(order.place, order.attempt, news)
         # ``ray.get`` would give this task's cores to another task while it waits
         if answer.future().result():

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from fedsim.learning.data.federated import Dataset
 
 
@@ -24,8 +26,8 @@ class KeptData:
         """Keep a data set, and make its arrays read-only."""
         pool = dataset.pool
         for array in (pool.x, pool.y, pool.mean, pool.std, pool.targets):
-            if hasattr(array, "setflags"):
-                array.setflags(write=False)
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False
         self.datasets[key] = dataset
 
 

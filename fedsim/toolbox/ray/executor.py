@@ -21,7 +21,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import count
 from threading import Thread
-from typing import Any
+from typing import Any, TypeAlias
 
 from fedsim.clock.executors import Answer, Executor, answer
 from fedsim.clock.placement import TaskResources
@@ -44,6 +44,10 @@ MOST_TRIES = 20  # retries of a call whose worker process is lost
 _SCHEDULING = "SPREAD"
 _MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages that influence results
 _numbers = count()
+
+
+PendingValue: TypeAlias = "Future[Any]"
+Work: TypeAlias = Callable[..., Any]
 
 
 class WorkerLostError(SimulationError):
@@ -84,7 +88,7 @@ class Ray(Executor):
             errors.ObjectLostError,
         )
         self._packer = Packer(self._ray.put)
-        self._open: dict[Future[Any], Stored] = {}
+        self._open: dict[PendingValue, Stored] = {}
         self._owns_cluster = not self._ray.is_initialized()
         if self._owns_cluster:
             self._start(address, workers)
@@ -171,10 +175,10 @@ class Ray(Executor):
     def place(self, thing: object) -> None:
         self._packer.place(thing)
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+    def submit(self, function: Work, *args: Any) -> PendingValue:
         return self._submit(self._call, MOST_TRIES, function, args)
 
-    def submit_once(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+    def submit_once(self, function: Work, *args: Any) -> PendingValue:
         """Start a call that is not repeated if its worker is lost.
 
         Args:
@@ -188,19 +192,19 @@ class Ray(Executor):
         return self._submit(self._only_call, 0, function, args)
 
     def _submit(
-        self, call: Any, repeats: int, function: Callable[..., Any], args: tuple[Any, ...]
-    ) -> "Future[Any]":
+        self, call: Any, repeats: int, function: Work, args: tuple[Any, ...]
+    ) -> PendingValue:
         parcel = self._packer.pack((function, args))
         shared = parcel.shared
         parcel.shared = []  # Ray fetches the arguments of a task itself
-        future: Future[Any] = Future()
+        future: PendingValue = Future()
         begin = partial(
             call.remote, self._number, self._home, self._versions, places(), parcel, *shared
         )
         self._begin(future, begin, repeats)
         return future
 
-    def _begin(self, future: "Future[Any]", begin: Callable[[], Stored], repeats: int) -> None:
+    def _begin(self, future: PendingValue, begin: Callable[[], Stored], repeats: int) -> None:
         """Begin a task, whose outcome goes to the caller's future."""
         reference = begin()
         self._open[future] = reference
@@ -217,7 +221,7 @@ class Ray(Executor):
 
         reference.future().add_done_callback(settle)
 
-    def _settle(self, future: "Future[Any]", answer: "Future[Answer]") -> None:
+    def _settle(self, future: PendingValue, answer: "Future[Answer]") -> None:
         """Copy the result or the error of a Ray task to the caller's future.
 
         Args:

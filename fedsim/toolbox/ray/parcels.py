@@ -9,12 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import cloudpickle
 import numpy as np
 
+from fedsim.clock.executors import Answer
 from fedsim.common.arrays import AnyArray
+
+if TYPE_CHECKING:
+    from torch.nn import Parameter
 
 _SHARED_BYTES = 1 << 15  # least size of a shared array; a smaller one costs less in the parcel
 
@@ -22,7 +26,7 @@ _SHARED_BYTES = 1 << 15  # least size of a shared array; a smaller one costs les
 class Stored(Protocol):
     """The methods of ``ray.ObjectRef``, a reference to an object in the store, that are used."""
 
-    def future(self) -> "Future[bytes]": ...
+    def future(self) -> "Future[Answer]": ...
 
 
 @dataclass
@@ -69,10 +73,10 @@ class Packer:
         """
         parcel = Parcel()
         memory = io.BytesIO()
+        buffer_callback = parcel.buffers.append if apart else None
+        pickler = cloudpickle.Pickler(memory, protocol=5, buffer_callback=buffer_callback)
         if apart:
-            pickler = _PicklerApart(memory, protocol=5, buffer_callback=parcel.buffers.append)
-        else:
-            pickler = cloudpickle.Pickler(memory, protocol=5)
+            pickler.reducer_override = partial(_reduce, pickler.reducer_override)
         pickler.persistent_id = partial(self._number, parcel)
         pickler.dump(thing)
         parcel.content = memory.getvalue()
@@ -105,30 +109,36 @@ class Packer:
         return reference
 
 
-class _PicklerApart(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickler that takes the memory of frozen parameters of torch apart, too.
+def _reduce(usual: Callable[[object], object], thing: object) -> object:
+    """Pickle frozen parameters of torch as arrays, whose memory is outside the pickle.
 
     Torch would copy it into the pickle. The parameters of a module that workers only copy, such as
     the module of a solver, are then views of the store's memory, which is read-only.
+
+    Args:
+        usual: reduces all other objects.
+        thing: the object.
     """
+    if "torch" in sys.modules:
+        from torch.nn import Parameter
 
-    def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.nn.Parameter and _is_plain_frozen(torch, obj):
-            return _frozen_parameter, (obj.detach().numpy(),)
-        return super().reducer_override(obj)
+        if type(thing) is Parameter and _is_plain_frozen(thing):
+            return _frozen_parameter, (thing.detach().numpy(),)
+    return usual(thing)
 
 
-def _is_plain_frozen(torch: Any, parameter: Any) -> bool:
+def _is_plain_frozen(parameter: "Parameter") -> bool:
     """Whether a parameter of torch is frozen, and large and plain enough for a view."""
+    import torch
+
     if parameter.requires_grad or parameter.device.type != "cpu" or vars(parameter):
         return False
     is_plain = parameter.layout == torch.strided and parameter.is_contiguous()
     is_known = parameter.dtype in (torch.float32, torch.float64)
-    return bool(is_plain and is_known and parameter.nbytes >= _SHARED_BYTES)
+    return is_plain and is_known and parameter.nbytes >= _SHARED_BYTES
 
 
-def _frozen_parameter(array: AnyArray) -> Any:
+def _frozen_parameter(array: AnyArray) -> "Parameter":
     """Return a frozen parameter of torch that is a view of an array."""
     import torch
 
