@@ -43,12 +43,14 @@ class PageState(TypedDict):
         says: line of text on the runs, or on what the page waits for.
         over: whether no newer page can follow.
         title: title of the page.
+        runs: line of text for each active or failed run of studies.
     """
 
     version: int
     says: str
     over: bool
     title: NotRequired[str]
+    runs: NotRequired[list[str]]
 
 
 class LivePage:
@@ -81,6 +83,11 @@ class LivePage:
         if text != self._state["says"]:
             self._change(self._page, {**self._state, "says": text})
 
+    def tell_runs(self, lines: list[str]) -> None:
+        """Replace the lines on active and failed runs of studies."""
+        if lines != self._state.get("runs", []):
+            self._change(self._page, {**self._state, "runs": lines})
+
     def show(self, page: str, title: str, says: str, *, over: bool = False) -> None:
         """Replace the page.
 
@@ -91,7 +98,8 @@ class LivePage:
             over: whether this is the last page.
         """
         version = self._state["version"] + 1
-        self._change(page, {"version": version, "says": says, "over": over, "title": title})
+        news: PageState = {"version": version, "says": says, "over": over, "title": title}
+        self._change(page, {**self._state, **news})
 
     def end(self, timeout_s: float) -> None:
         """End all streams.

@@ -17,12 +17,14 @@ from fedsim.clock.executors import start
 from fedsim.common.errors import FedsimError
 from fedsim.common.harmless import clean, say
 from fedsim.lab.reading.study_folder import is_study
+from fedsim.lab.reading.study_progress import progress_lines
 from fedsim.records.folder import SCENARIO, SUMMARY
 from fedsim.records.live import LIVE
 
 _LOOK_S = 0.5  # time between two checks of the folders (s)
 _SHARE = 4  # least time between two reports, in durations of one report
 _DAMAGED_S = 5.0  # time for which a folder that cannot be read is taken to be in change (s)
+_MOST_LINES = 40  # most runs of studies of which the page shows a line
 _LAST_S = 5.0  # longest time in which open pages take the last report (s)
 _OVER = b"over\n"  # message to the server's process: the run is over, and its page stays
 
@@ -48,6 +50,10 @@ class Growing(LivePage):
             at_once: whether to rebuild it even if it was rebuilt just before. So it is if all runs
                 have ended.
         """
+        lines: list[str] = []
+        for path in self._paths:
+            lines += progress_lines(path)
+        self.tell_runs(lines[:_MOST_LINES])
         have_ended = all((path / SUMMARY).is_file() for path in self._paths)
         if time.monotonic() < self._next_look and not at_once and not have_ended:
             return False

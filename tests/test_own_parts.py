@@ -44,7 +44,7 @@ EXECUTORS = [
     pytest.param(
         "ray",
         marks=pytest.mark.skipif(
-            find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'"
+            find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.52' 'cloudpickle>=3'"
         ),
     ),
 ]

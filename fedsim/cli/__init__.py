@@ -92,6 +92,7 @@ for _verb in (*BEGINNING, *STUDYING, *DEPLOYING, *EXPLAINING, *SHOWING):
 )
 @options.WORKERS
 @options.ADDRESS
+@options.RESOURCES
 @click.option(
     "--resume",
     is_flag=True,
@@ -109,6 +110,7 @@ def run_command(
     executor: str,
     workers: int | None,
     address: str | None,
+    resources: str | None,
     resume: bool,
     allow_code: bool,
     watch: bool,
@@ -136,8 +138,9 @@ def run_command(
         allow_code=allow_code,
         tell=options.tell_dropped,
     )
+    device = loaded.training.device
     with (
-        closing(make_executor(executor, workers, address, loaded.training.device)) as pool,
+        closing(make_executor(executor, workers, address, device, resources)) as pool,
         ExitStack() as stack,
     ):
         live_every_s = EVERY_S

@@ -30,6 +30,12 @@ ADDRESS = click.option(
     metavar="HOST:PORT",
     help="The Ray cluster, or 'auto'; by default Ray is started here.",
 )
+RESOURCES = click.option(
+    "--resources",
+    metavar="JSON",
+    help="What each task on Ray reserves on its node: a table with num_cpus, num_gpus, memory or "
+    "named; by default one core.",
+)
 WATCH = click.option(
     "--watch",
     is_flag=True,

@@ -14,6 +14,7 @@ from fedsim.cli.options import (
     ALLOW_CODE,
     CHANGES,
     FILE,
+    RESOURCES,
     WORKERS,
     changes,
     out,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 )
 @WORKERS
 @ADDRESS
+@RESOURCES
 @CHANGES
 @click.option(
     "--size", help="The size in which the study is run, of those that it has; by default the first."
@@ -159,6 +161,7 @@ def _run_study(
     executor: str,
     workers: int | None,
     address: str | None,
+    resources: str | None,
     changes: tuple[str, ...],
     only: tuple[str, ...],
     shard: str | None,
@@ -186,7 +189,17 @@ def _run_study(
     )
     plan = read_study(study, changes, **settings, until_sure=rule, tell=tell_dropped)
     share = None if shard is None else StudyShard.read(shard)
-    conductor = Conductor(plan, out, workers, executor, address, only, share, tried=not dry_run)
+    conductor = Conductor(
+        plan,
+        out,
+        workers,
+        executor,
+        address,
+        only,
+        share,
+        tried=not dry_run,
+        resources=resources,
+    )
     if not is_quiet():
         say(*(f"fedsim: {note}" for note in conductor.notes), err=True)
     if dry_run:

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
+from fedsim.clock.placement import TaskResources
 from fedsim.common.errors import ScenarioError, SimulationError, nearest
 from fedsim.common.imports import at, learn, places
 from fedsim.common.machine import usable_cores
@@ -80,7 +81,11 @@ class Executor(Protocol):
 
 
 def make_executor(
-    name: str, workers: int | None = None, address: str | None = None, device: str = "cpu"
+    name: str,
+    workers: int | None = None,
+    address: str | None = None,
+    device: str = "cpu",
+    resources: str | Mapping[str, object] | None = None,
 ) -> Executor:
     """Make an executor by its name.
 
@@ -90,6 +95,8 @@ def make_executor(
             process may use.
         address: address of a running Ray cluster, ``HOST:PORT`` or ``auto`` (``--address``).
         device: torch's name of the device that computes (``training.device``).
+        resources: resources that each task on Ray reserves (``--resources``), as
+            ``TaskResources.read`` takes them; by default one core.
 
     Raises:
         ScenarioError: there is no such executor or cluster, or these options exclude each other.
@@ -99,6 +106,11 @@ def make_executor(
     if address is not None and name in EXECUTORS and name != "ray":
         raise ScenarioError(
             f"--address is {address!r}, but --executor is {name!r}; only 'ray' has an address"
+        )
+    if resources is not None and name in EXECUTORS and name != "ray":
+        raise ScenarioError(
+            f"--resources is {resources!r}, but --executor is {name!r}; only 'ray' places tasks by "
+            "their resources"
         )
     if name == "inline":
         if workers not in (None, 1):
@@ -119,13 +131,27 @@ def make_executor(
             f"--workers is {workers}, but the cluster at --address {address!r} has its own "
             "number of them"
         )
-    if device != "cpu":
-        raise ScenarioError(
-            f"training.device is {device!r}, but --executor is 'ray', whose workers use CPUs alone"
-        )
-    ray_class = at("fedsim.toolbox.ray:Ray", "--executor")
-    executor: Executor = ray_class(address, workers)
+    task_resources = TaskResources.read(resources)
+    _refuse_unplaced(device, task_resources)
+    ray_class = at("fedsim.toolbox.ray.executor:Ray", "--executor")
+    executor: Executor = ray_class(address, workers, task_resources)
     return executor
+
+
+def _refuse_unplaced(device: str, resources: TaskResources) -> None:
+    """Raise ``ScenarioError`` if Ray would give a task no GPU, or another one than ``device``."""
+    if device == "cpu":
+        return
+    if device not in ("cuda", "cuda:0"):
+        raise ScenarioError(
+            f"training.device is {device!r}, but --executor is 'ray'; allowed are 'cpu', and 'cuda' "
+            "with num_gpus in --resources, as a task sees only the GPU that Ray gives it"
+        )
+    if not resources.num_gpus:
+        raise ScenarioError(
+            f"training.device is {device!r}, but --executor is 'ray', whose tasks have no GPU; "
+            """--resources '{"num_gpus": 1}' gives each one"""
+        )
 
 
 class Inline(Executor):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.common.errors import DataError
+from fedsim.common.inputs import copy_of, record, refer
 
 SOUGHT = (
     "a relative path is sought in data.root, or without that in the working directory and then in "
@@ -39,12 +40,15 @@ def sought(file: str, root: Path | None) -> Path:
         file: the path in the scenario.
         root: the scenario's ``data.root``; None if it has none.
     """
-    if root is not None:
-        return root / file
-    path = Path(file)
+    reference = refer(file, root)
+    copy = copy_of(reference)
+    if copy is not None:
+        return copy
+    path = Path(file) if root is None else root / file
     shared_folder = os.environ.get("FEDSIM_DATA")
-    if shared_folder and not path.exists():
-        return Path(shared_folder, file)
+    if root is None and shared_folder and not path.exists():
+        path = Path(shared_folder, file)
+    record(reference, path)
     return path
 
 

@@ -40,6 +40,7 @@ async def run_async(
     executor: str = "threads",
     workers: int | None = None,
     address: str | None = None,
+    resources: str | Mapping[str, object] | None = None,
     resume: bool = False,
 ) -> "Result":
     """Run a scenario to its end, in a running event loop (of a notebook, or a server).
@@ -53,6 +54,8 @@ async def run_async(
         workers: count of threads or processes; by default one per core.
         address: address of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on
             this machine.
+        resources: resources that each task on Ray reserves on its node, such as
+            ``{"num_cpus": 1, "num_gpus": 0.25, "memory": "2 GB"}``; by default one core.
         resume: continue the run in ``out`` from its newest checkpoint.
 
     Returns:
@@ -69,7 +72,8 @@ async def run_async(
     if not isinstance(scenario, Scenario):
         scenario = load(scenario)
     folder = None if out is None else Path(out)
-    with closing(make_executor(executor, workers, address, scenario.training.device)) as engine:
+    device = scenario.training.device
+    with closing(make_executor(executor, workers, address, device, resources)) as engine:
         return Result(await Job(scenario, folder, engine, resume=resume).execute())
 
 
@@ -80,6 +84,7 @@ def run(
     executor: str = "threads",
     workers: int | None = None,
     address: str | None = None,
+    resources: str | Mapping[str, object] | None = None,
     resume: bool = False,
 ) -> "Result":
     """Run a scenario to its end; a running event loop (of a notebook) is blocked meanwhile.
@@ -93,6 +98,8 @@ def run(
         workers: count of threads or processes; by default one per core.
         address: address of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on
             this machine.
+        resources: resources that each task on Ray reserves on its node, such as
+            ``{"num_cpus": 1, "num_gpus": 0.25, "memory": "2 GB"}``; by default one core.
         resume: continue the run in ``out`` from its newest checkpoint. The result equals the
             result of an uninterrupted run.
 
@@ -114,7 +121,13 @@ def run(
         {'round': [0, 1], 'selected': [20, 20], 'valid': [15, 16]}
     """
     coroutine = run_async(
-        scenario, out, executor=executor, workers=workers, address=address, resume=resume
+        scenario,
+        out,
+        executor=executor,
+        workers=workers,
+        address=address,
+        resources=resources,
+        resume=resume,
     )
     try:
         asyncio.get_running_loop()

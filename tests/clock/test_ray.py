@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import chdir
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,13 +30,18 @@ import fedsim
 from fedsim.clock.executors import Executor, Inline, make_executor
 from fedsim.common.errors import ScenarioError
 from fedsim.running.runner import Job
-from fedsim.toolbox import ray as ray_executor
-from fedsim.toolbox.ray import Opener, Packer, Parcel, Ray
+from fedsim.toolbox.ray import executor as ray_executor
+from fedsim.toolbox.ray.executor import Ray
+from fedsim.toolbox.ray.parcels import Opener, Packer, Parcel
 from tests.calls import call
 from tests.children import GENEROUS_S
 
 needs_ray = pytest.mark.skipif(
-    find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'"
+    find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.52' 'cloudpickle>=3'"
+)
+# Ray 2.52 leaves its ended servers to the garbage collector
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function Popen.__del__:pytest.PytestUnraisableExceptionWarning"
 )
 Sections = dict[str, Any]
 
@@ -164,9 +170,15 @@ def _kill_worker() -> None:
 
 
 @pytest.fixture(scope="class")
-def ray() -> Iterator[Ray]:
+def start_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("start")
+
+
+@pytest.fixture(scope="class")
+def ray(start_folder: Path) -> Iterator[Ray]:
     """Ray on this machine. Executors made meanwhile use it too, and leave it alone."""
-    executor = Ray(workers=2)
+    with chdir(start_folder):
+        executor = Ray(workers=2)
     yield executor
     executor.close()
 
@@ -197,7 +209,7 @@ class TestOneMachine:
     def test_a_call_that_always_loses_its_worker_is_given_up(
         self, ray: Ray, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(ray_executor, "_TRIES", 1)
+        monkeypatch.setattr(ray_executor, "MOST_TRIES", 1)
         with pytest.raises(
             fedsim.SimulationError,
             match="could not be carried out on the Ray cluster: WorkerCrashedError",
@@ -214,8 +226,10 @@ class TestOneMachine:
         ):
             other.submit(_add, 1, 1).result()
 
-    def test_workers_do_not_search_the_working_directory(self, ray: Ray) -> None:
-        assert str(Path.cwd()) not in ray.submit(_search_path).result()
+    def test_workers_do_not_search_the_working_directory(
+        self, ray: Ray, start_folder: Path
+    ) -> None:
+        assert str(start_folder) not in ray.submit(_search_path).result()
 
     def test_closing_drops_what_waits_and_leaves_ray_to_its_owner(self, ray: Ray) -> None:
         other = Ray()
@@ -311,8 +325,11 @@ def test_two_nodes_of_which_one_is_lost_in_mid_run(
         cluster.add_node(num_cpus=1)
         executor = make_executor("ray", address=cluster.address)
         assert executor.workers == 2
-        calls = [executor.submit(_fails_where_it_is, executor._home) for _ in range(12)]
-        errors = {str(call.exception()) for call in calls}
+        errors: set[str] = set()
+        end = time.monotonic() + GENEROUS_S
+        while len(errors) < 2 and time.monotonic() < end:  # a node's first process takes seconds
+            calls = [executor.submit(_fails_where_it_is, executor._home) for _ in range(12)]
+            errors |= {str(call.exception()) for call in calls}
         beside = errors - {"on purpose, at home"}
         assert 0 < len(beside) < len(errors)
         assert all(
@@ -322,6 +339,43 @@ def test_two_nodes_of_which_one_is_lost_in_mid_run(
         killing = Preceded(executor, _lose_node, tmp_path, cluster.head_node.node_id, 12)
         assert fingerprints(small, killing) == reference
         assert (tmp_path / "killed").exists()
+    finally:
+        cluster.shutdown()
+
+
+def _place_of_task() -> tuple[str, int, list[str], str]:
+    import ray
+
+    time.sleep(0.5)  # so that all places are taken at once
+    context = ray.get_runtime_context()
+    gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
+    return context.get_node_id(), os.getpid(), gpus, os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@needs_ray
+def test_each_task_gets_a_part_of_a_declared_gpu_and_sees_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The nodes have no GPU: what is tried is what Ray makes of the resources."""
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 2, "num_gpus": 2}
+    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    try:
+        cluster.add_node(**node)
+        with pytest.raises(
+            ScenarioError, match="asks for 3 GPU a task, but the node with the most"
+        ):
+            make_executor("ray", address=cluster.address, resources={"num_gpus": 3})
+        resources = {"num_cpus": 0.5, "num_gpus": 0.5, "memory": "10 MB"}
+        executor = make_executor("ray", address=cluster.address, resources=resources)
+        assert executor.workers == 8
+        calls = [executor.submit(_place_of_task) for _ in range(8)]
+        places = [call.result(GENEROUS_S) for call in calls]
+        assert all([visible] == gpus for _, _, gpus, visible in places)
+        assert {gpu for _, _, gpus, _ in places for gpu in gpus} <= {"0", "1"}
+        assert len({gpus[0] for _, _, gpus, _ in places}) == 2
     finally:
         cluster.shutdown()
 
@@ -343,7 +397,7 @@ class TestMistakes:
         monkeypatch.setitem(sys.modules, "ray", None)
         monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         line = self.refused(small, tmp_path, "--executor", "ray")
-        assert "pip install 'ray>=2.60' 'cloudpickle>=3'" in line
+        assert "pip install 'ray>=2.52' 'cloudpickle>=3'" in line
 
     def test_what_does_not_go_together(self, small: Sections, tmp_path: Path) -> None:
         place = ("--address", "127.0.0.1:1")
@@ -352,7 +406,7 @@ class TestMistakes:
             small, tmp_path, "--executor", "ray", *place, "--workers", "2"
         )
         small["training"] |= {"device": "cuda"}
-        assert "workers use CPUs alone" in self.refused(small, tmp_path, "--executor", "ray")
+        assert "whose tasks have no GPU" in self.refused(small, tmp_path, "--executor", "ray")
 
     @needs_ray
     def test_no_cluster_there(self, small: Sections, tmp_path: Path) -> None:
@@ -385,13 +439,13 @@ def test_ray_that_was_started_for_a_run_ends_with_it_even_when_the_run_cannot_be
 
 
 def test_an_older_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``flwr[simulation]`` installs it; nothing of it is called."""
+    """Nothing of it is called."""
     older = ModuleType("ray")
-    older.__version__ = "2.55.1"  # type: ignore[attr-defined]
+    older.__version__ = "2.51.2"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", older)
     with pytest.raises(
         ScenarioError,
-        match=r"is 2\.55\.1; 2\.60 or later is needed. If flwr\[simulation\] has brought it",
+        match=r"is 2\.51\.2; 2\.52 or later is needed",
     ):
         Ray()
 
@@ -472,6 +526,36 @@ def test_what_a_placed_thing_holds_may_be_placed_itself(store: Store, packer: Pa
     first, second, itself = Opener(store.fetch).open(sent(packer.pack((*users, pool))))
     assert first.held is second.held is itself
     np.testing.assert_array_equal(itself.held, pool.held)
+
+
+def test_frozen_parameters_of_a_placed_module_are_views_and_trained_ones_are_not() -> None:
+    stored: list[Parcel] = []
+
+    def put(thing: Any) -> int:
+        stored.append(thing)
+        return len(stored) - 1
+
+    packer = Packer(put)
+    module = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 10), nn.Linear(200, 200))
+    for frozen in (module[0].weight, module[1].weight, module[2].weight):
+        frozen.requires_grad_(False)
+    module[2].weight = module[0].weight  # tied
+    packer.place(module)
+    (parcel,) = stored
+    (memory,) = [np.frombuffer(buffer, dtype=np.float32) for buffer in parcel.buffers]  # type: ignore[call-overload]
+    memory = memory.copy()
+    memory.setflags(write=False)
+    parcel.buffers = [pickle.PickleBuffer(memory)]
+    copy = Opener(lambda references: [stored[number] for number in references]).open(
+        sent(packer.pack(module))
+    )
+    assert copy[0].weight.data_ptr() == copy[2].weight.data_ptr() == memory.ctypes.data
+    assert copy[0].weight is copy[2].weight
+    assert [parameter.requires_grad for parameter in copy.parameters()] == [
+        parameter.requires_grad for parameter in module.parameters()
+    ]
+    for name, tensor in module.state_dict().items():
+        np.testing.assert_array_equal(copy.state_dict()[name].numpy(), tensor.numpy())
 
 
 def test_read_only_arrays_are_put_once_and_stay_themselves(store: Store, packer: Packer) -> None:

@@ -1,109 +1,231 @@
 """Workers of a Ray cluster that carry out runs, one run per worker, like ``pool`` on one machine.
 
-All nodes see the study's folder at the same path. A run whose worker or node is lost is begun
-again elsewhere, from its newest checkpoint. Each worker reads the state of the run from its
-folder.
+Nodes need not see the study's folder. This process claims each run, sends its inputs, and puts the
+parts of its folder that come back into the study's folder. A run whose worker or node is lost is
+begun again elsewhere, from its newest part.
 """
 
 import signal
+import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 
-from fedsim.lab.reading.record_data import RecordData
+from fedsim.common.errors import FedsimError
+from fedsim.lab.study.far import Board, FarOrder, carry_out
+from fedsim.lab.study.folder import claimed, state_of
+from fedsim.lab.study.inputs import StudyInputs
+from fedsim.lab.study.parts import PartReceiver, read_folder
 from fedsim.lab.study.pool import Ended, News, RunOrder, StudyProgress
-from fedsim.lab.study.worker import Worker, failure
-from fedsim.toolbox.ray import Ray, node_beside
+from fedsim.lab.study.worker import describe_outcome, failure
+from fedsim.records.lock import FolderInUseError
+from fedsim.records.reading import RunFolder
+from fedsim.toolbox.ray.executor import MOST_TRIES, Ray, WorkerLostError
 
 _LISTEN_EVERY_S = 0.25
+_LOOK_EVERY = 4  # listenings between two tries to claim a run that another process carries out
+_AHEAD = 2  # runs in Ray's hands for each place, so that no worker waits for this process
+
+
+@dataclass
+class _Active:
+    """Run in the hands of Ray.
+
+    Attributes:
+        order: the run's order.
+        receiver: receiver of the run's parts.
+        claim: holds the run's claim.
+        attempt: count of workers that were lost with the run.
+        node: description of the node, once the run has begun.
+        problem: error with which a part could not be stored.
+    """
+
+    order: RunOrder
+    receiver: PartReceiver
+    claim: ExitStack = field(default_factory=ExitStack)
+    attempt: int = 0
+    node: str = ""
+    problem: str = ""
 
 
 class RayWorkers:
-    """Workers of a Ray cluster, with the methods of ``fedsim.lab.study.pool.WorkerPool``."""
+    """Workers of a Ray cluster, with the methods of ``fedsim.lab.study.pool.WorkerPool``.
 
-    def __init__(self, executor: Ray, progress: StudyProgress) -> None:
+    Args:
+        executor: the executor.
+        progress: display of the runs' progress.
+        inputs: inputs of the study's runs.
+    """
+
+    def __init__(self, executor: Ray, progress: StudyProgress, inputs: StudyInputs) -> None:
         import ray
 
         self._ray = ray
         self._executor = executor
         self._progress = progress
+        self._inputs = inputs
         head = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
-        self._board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=head).remote()
+        self._board = ray.remote(Board).options(num_cpus=0, scheduling_strategy=head).remote()
         self._interrupted = False
         self._home: str = ray.get_runtime_context().get_node_id()
+        self._active: dict[int, _Active] = {}
+        self._futures: dict[Future[News], int] = {}
+        self._ended: dict[int, Ended] = {}
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         self._interrupted = True
 
     def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
-        ended: dict[int, Ended] = {}
-        places: dict[Future[News], int] = {}
-        for place, order in enumerate(orders):
-            future = self._executor.submit(
-                _carry_out, self._board, self._home, place, order.scenario, order.folder
-            )
-            places[future] = place
-        while places:
-            done, _ = wait(places, _LISTEN_EVERY_S, FIRST_COMPLETED)
-            for place, news in self._ray.get(self._board.collect.remote(self._interrupted)):
-                if place not in ended:
-                    self._progress.take(place, news)
+        self._ended = {}
+        waiting = deque(enumerate(orders))
+        elsewhere: deque[tuple[int, RunOrder]] = deque()
+        listenings = 0
+        while waiting or elsewhere or self._futures:
+            self._begin_runs(waiting, elsewhere)
+            if self._futures:
+                wait(self._futures, _LISTEN_EVERY_S, FIRST_COMPLETED)
+            elif elsewhere:
+                time.sleep(_LISTEN_EVERY_S)
+            done = [future for future in self._futures if future.done()]
+            self._listen()
             for future in done:
-                place = places.pop(future)
-                try:
-                    ended[place] = Ended(orders[place], **future.result())
-                except Exception as error:
-                    ended[place] = Ended(orders[place], "failed", failure(error))
-                self._progress.ended(place, ended[place])
-        return [ended[place] for place in range(len(orders))]
+                self._settle(self._futures.pop(future), future)
+            listenings += 1
+            if listenings % _LOOK_EVERY == 0:
+                waiting.extend(elsewhere)
+                elsewhere.clear()
+        return [self._ended[place] for place in range(len(orders))]
 
     def close(self) -> None:
-        """Do nothing, because the executor ends the workers."""
+        """Release the runs that did not end; the executor ends the workers."""
+        for active in self._active.values():
+            active.receiver.drop()
+            active.claim.close()
+        self._active = {}
 
+    def _begin_runs(
+        self, waiting: "deque[tuple[int, RunOrder]]", elsewhere: "deque[tuple[int, RunOrder]]"
+    ) -> None:
+        """Give runs to Ray while it has places, and end all that wait after an interrupt."""
+        if self._interrupted:
+            for place, order in (*waiting, *elsewhere):
+                self._end(place, Ended(order, "interrupted"))
+            waiting.clear()
+            elsewhere.clear()
+        most = _AHEAD * max(1, self._executor.count_places())
+        while waiting and len(self._futures) < most:
+            place, order = waiting.popleft()
+            try:
+                self._claim(place, order)
+            except FolderInUseError:
+                if order.waits:
+                    elsewhere.append((place, order))
+                else:
+                    self._end(place, Ended(order, "elsewhere"))
+            except Exception as error:
+                self._end(place, Ended(order, "failed", failure(error, order.folder)))
 
-class _Board:
-    """Ray actor that collects messages from workers, and tells them whether to stop."""
+    def _claim(self, place: int, order: RunOrder) -> None:
+        """Claim a run, and submit it unless it is done."""
+        with ExitStack() as stack:
+            stack.enter_context(claimed(order.folder))
+            if state_of(order.folder, order.scenario) == "done":
+                self._end(place, Ended(order, **describe_outcome(RunFolder(order.folder).summary)))
+                return
+            active = _Active(order, PartReceiver(order.folder))
+            self._submit(place, active)
+            active.claim = stack.pop_all()
+            self._active[place] = active
 
-    def __init__(self) -> None:
-        self._news: list[tuple[int, News]] = []
-        self._stop = False
+    def _submit(self, place: int, active: _Active) -> None:
+        """Submit a run, with its files if it was saved."""
+        order = active.order
+        state = state_of(order.folder, order.scenario)
+        begun = read_folder(order.folder) if state == "resume" else {}
+        inputs = self._inputs.of(order.scenario)
+        for dataset in inputs.data.datasets.values():
+            self._executor.place(dataset)
+        far_order = FarOrder(place, active.attempt, order.scenario, inputs, begun)
+        future = self._executor.submit_once(carry_out, self._board, self._home, far_order)
+        self._futures[future] = place
 
-    def pin(self, place: int, news: News) -> bool:
-        if news:
-            self._news.append((place, news))
-        return self._stop
+    def _listen(self) -> None:
+        """Take the messages of all workers; a worker that was given up is not heard."""
+        for place, attempt, news in self._ray.get(self._board.collect.remote(self._interrupted)):
+            active = self._active.get(place)
+            if active is None or active.attempt != attempt or active.problem:
+                continue
+            try:
+                self._take(place, active, news)
+            except OSError as error:
+                active.problem = failure(error, active.order.folder)
 
-    def collect(self, stop: bool) -> list[tuple[int, News]]:
-        """Return all messages since the last call; ``stop`` tells the workers to stop."""
-        self._stop = stop
-        news = self._news
-        self._news = []
-        return news
+    def _take(self, place: int, active: _Active, news: News) -> None:
+        if news["event"] == "piece":
+            active.receiver.take_piece(news["path"], news["content"])
+        elif news["event"] == "part":
+            active.receiver.take_part(news["files"])
+        elif news["event"] == "begun":
+            active.node = news["node"]
+            self._tell_begun(place, news)
+        else:
+            self._progress.take(place, news)
 
+    def _tell_begun(self, place: int, news: News) -> None:
+        """Tell the user of a run's node if it is another one, and of its GPUs."""
+        places = []
+        if news["node"]:
+            places.append(f"the node {news['node']}")
+        if news["gpus"]:
+            places.append(f"GPU {', '.join(news['gpus'])}")
+        if places:
+            self._progress.take(place, {"event": "note", "text": f"begins on {', '.join(places)}"})
 
-def _carry_out(board: Any, home: str, place: int, scenario: str, folder: Path) -> News:
-    """Carry out a run on a worker of the cluster, and return its outcome.
+    def _settle(self, place: int, future: "Future[News]") -> None:
+        """Take the outcome of a run, or begin it again if its worker was lost."""
+        active = self._active[place]
+        order = active.order
+        active.receiver.drop()
+        try:
+            ended = Ended(order, **future.result())
+        except WorkerLostError as error:
+            if self._begin_again(place, active):
+                return
+            ended = Ended(order, "failed", failure(error))
+            if self._interrupted:
+                ended = Ended(order, "interrupted")
+        except Exception as error:
+            ended = Ended(order, "failed", failure(error))
+        if active.problem:
+            ended = Ended(order, "failed", active.problem)
+        del self._active[place]
+        active.claim.close()
+        self._end(place, ended)
 
-    The run is resumed if it has a checkpoint.
-    """
-    import ray
+    def _begin_again(self, place: int, active: _Active) -> bool:
+        """Submit a run whose worker was lost; return whether it was submitted."""
+        if self._interrupted or active.problem or active.attempt >= MOST_TRIES:
+            return False
+        active.attempt += 1
+        try:
+            self._tell_lost(place, active)
+            self._submit(place, active)
+        except (FedsimError, OSError) as error:
+            active.problem = failure(error, active.order.folder)
+            return False
+        return True
 
-    ending: RecordData = {}
+    def _tell_lost(self, place: int, active: _Active) -> None:
+        saved = state_of(active.order.folder, active.order.scenario) == "resume"
+        where = f" on the node {active.node}" if active.node else ""
+        going = "goes on from its newest part" if saved else "begins anew"
+        text = f"its worker{where} was lost; it {going} ({active.attempt} of {MOST_TRIES} times)"
+        self._progress.take(place, {"event": "note", "text": text})
 
-    def say(**news: Any) -> None:
-        if news.get("event") == "ended":
-            ending.update(news["run"])
-        elif ray.get(board.pin.remote(place, news)):
-            worker.stop(signal.SIGINT)
-
-    worker = Worker(say)
-    say()
-    # wait, since a file server may keep the lock of a lost node for some time
-    worker.carry_out({"scenario": scenario, "folder": str(folder), "waits": True})
-    node = node_beside(home)
-    if node and "error" in ending:
-        ending["error"] = f"{ending['error']} (on the node {node})"
-    return ending
+    def _end(self, place: int, ended: Ended) -> None:
+        self._ended[place] = ended
+        self._progress.ended(place, ended)

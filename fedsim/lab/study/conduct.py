@@ -4,6 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -15,6 +16,7 @@ from fedsim.common.machine import usable_cores
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import folder as files
 from fedsim.lab.study.folder import RunState
+from fedsim.lab.study.inputs import StudyInputs
 from fedsim.lab.study.loaded import LoadedStudy, load_study
 from fedsim.lab.study.plan import PlannedRun, Study, read_study
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress, WorkerPool
@@ -26,7 +28,7 @@ from fedsim.lab.terminal import Console
 
 if TYPE_CHECKING:
     from fedsim.lab.study.cluster import RayWorkers
-    from fedsim.toolbox.ray import Ray
+    from fedsim.toolbox.ray.executor import Ray
 
 _EXECUTORS = ("processes", "ray")
 
@@ -39,6 +41,7 @@ def run_study(
     executor: str = "processes",
     workers: int | None = None,
     address: str | None = None,
+    resources: str | Mapping[str, object] | None = None,
     size: str | None = None,
     seeds: int | None = None,
     only: Sequence[str] = (),
@@ -55,6 +58,8 @@ def run_study(
         executor: ``processes`` of this machine, or ``ray``.
         workers: count of parallel runs; by default one per core that this process may use.
         address: Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
+        resources: resources that each run on Ray reserves on its node, such as
+            ``{"num_cpus": 1, "num_gpus": 0.25, "memory": "2 GB"}``; by default one core.
         size: name of a size of the study; by default the first.
         seeds: count of seeds, starting at seed 1; by default the seeds of the study.
         only: texts ``VARIANT`` or ``KEY=VALUE``; other runs are not done.
@@ -75,7 +80,9 @@ def run_study(
         study, changes, size=size, seeds=seeds, until_sure=until_sure, allow_code=allow_code
     )
     share = None if shard is None else StudyShard.read(shard)
-    conductor = Conductor(plan, Path(out), workers, executor, address, only, share)
+    conductor = Conductor(
+        plan, Path(out), workers, executor, address, only, share, resources=resources
+    )
     with closing(StudyProgress(Console(quiet=True))) as progress:
         conductor.run(progress)
     if not conductor.complete:
@@ -94,13 +101,15 @@ class Conductor:
         study: the planned study.
         out: folder of the study.
         workers: count of parallel runs; by default one per core that this process may use.
-        executor: ``processes`` of this machine, or ``ray``, whose nodes all see the study's
+        executor: ``processes`` of this machine, or ``ray``, whose nodes need not see the study's
             folder. The executor does not influence results.
         address: Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
         only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; other runs are not done.
         shard: share of the selected runs to carry out; by default all.
         tried: whether to build a run of each variant first, with its data, to reject invalid
             variants.
+        resources: resources that each run on Ray reserves on its node, as ``TaskResources.read``
+            takes them; by default one core.
 
     Attributes:
         trials: trials of the search; None if the study has no search.
@@ -123,6 +132,7 @@ class Conductor:
         only: Sequence[str] = (),
         shard: StudyShard | None = None,
         tried: bool = True,
+        resources: str | Mapping[str, object] | None = None,
     ) -> None:
         if workers is not None and workers < 1:
             raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
@@ -133,6 +143,11 @@ class Conductor:
             raise ScenarioError(
                 f"--address is {address!r}, but --executor is {executor!r}; only 'ray' has an "
                 "address"
+            )
+        if resources is not None and executor != "ray":
+            raise ScenarioError(
+                f"--resources is {resources!r}, but --executor is {executor!r}; only 'ray' places "
+                "runs by their resources"
             )
         if study.spec.search is not None:
             _refuse_part("the study searches: which trials follow", only, shard)
@@ -146,6 +161,8 @@ class Conductor:
         self._executor = executor
         self._address = address
         self._workers = workers
+        self._resources = resources
+        self._inputs = StudyInputs() if executor == "ray" else None
         self.trials = None if study.spec.search is None else Trials(study, study.spec.search)
         self.seeding: Seeding | None = None
         if study.spec.until_sure is not None:
@@ -167,7 +184,14 @@ class Conductor:
             if state != "done" and TRIAL not in dict(run.variant.point):
                 firsts.setdefault(run.variant.label, run)
         for run in firsts.values():
+            self._try_to_build(run)
+
+    def _try_to_build(self, run: PlannedRun) -> None:
+        """Check that a run is valid; if Ray carries it out, also record its inputs."""
+        if self._inputs is None:
             try_to_build(run)
+        else:
+            self._inputs.record(run.scenario, partial(try_to_build, run))
 
     @property
     def selected_runs(self) -> list[tuple[PlannedRun, RunState]]:
@@ -196,7 +220,7 @@ class Conductor:
         """Plan the next trials or seeds, if any, and read the states of all runs."""
         if self.trials is not None:
             with from_file(self.study.allow_code):
-                self.trials.grow(self.out, try_to_build)
+                self.trials.grow(self.out, self._try_to_build)
         if self.seeding is not None:
             self.seeding.grow(self.out)
         self._selection = self._select()
@@ -233,6 +257,7 @@ class Conductor:
             while planned != len(self.study.runs):
                 planned = len(self.study.runs)
                 self._write(tables=False)
+                progress.keep_in(self.out)
                 self._carry_out(pool, progress)
                 if self.interrupted:
                     return
@@ -283,7 +308,8 @@ class Conductor:
             cluster = stack.enter_context(closing(self._cluster()))
             if self._is_exclusive:
                 stack.enter_context(files.locked(self.out))
-            return stack.enter_context(closing(RayWorkers(cluster, progress)))
+            assert self._inputs is not None
+            return stack.enter_context(closing(RayWorkers(cluster, progress, self._inputs)))
         lock: Sequence[int] = ()
         if self._is_exclusive:
             lock = stack.enter_context(files.locked(self.out))
@@ -293,7 +319,8 @@ class Conductor:
     def _cluster(self) -> "Ray":
         devices = [run.scenario.training.device for run, _ in self.selected_runs]
         device = next((device for device in devices if device != "cpu"), "cpu")
-        return cast("Ray", make_executor("ray", self._workers, self._address, device))
+        executor = make_executor("ray", self._workers, self._address, device, self._resources)
+        return cast("Ray", executor)
 
     def _orders(self) -> list[RunOrder]:
         orders = []

@@ -24,6 +24,7 @@ from rich.text import Text
 from fedsim.clock.executors import start
 from fedsim.common.harmless import clean
 from fedsim.common.units import show_seconds
+from fedsim.lab.reading.study_progress import ProgressFile
 from fedsim.lab.terminal import Console, bar
 
 News: TypeAlias = Mapping[str, Any]
@@ -79,6 +80,16 @@ class StudyProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Progress | None = None
+        self._file: ProgressFile | None = None
+
+    def keep_in(self, folder: Path) -> None:
+        """Also show the progress in a file, for pages that show the study.
+
+        Args:
+            folder: the study's folder, which exists.
+        """
+        if self._file is None:
+            self._file = ProgressFile(folder)
 
     def begin(self, orders: Sequence[RunOrder], finished: int) -> None:
         """Start the display of new orders.
@@ -87,7 +98,7 @@ class StudyProgress:
             orders: the new orders.
             finished: count of runs that are already finished.
         """
-        self.close()
+        self._stop_live()
         self._orders = orders
         self._shares = [0.0] * len(orders)
         self._ended = 0
@@ -119,9 +130,13 @@ class StudyProgress:
         order = self._orders[place]
         if news["event"] != "progress":
             self._print(f"{clean(order.label)}: {news['text']}")
+            if self._file is not None:
+                self._file.take_note(order.label, news["text"])
             return
         self._shares[place] = news["share"]
         self._rounds[place] = news["rounds"]
+        if self._file is not None:
+            self._file.take_share(order.label, news["share"])
         self._show()
 
     def ended(self, place: int, run: Ended) -> None:
@@ -137,6 +152,8 @@ class StudyProgress:
         self._rounds.pop(place, None)
         self._last_line = time.perf_counter()
         self._print(f"{self._so_far()}: {clean(run.order.label)}: {_describe_state(run)}")
+        if self._file is not None:
+            self._file.end(run.order.label, run.error)
 
     def tell(self, text: str) -> None:
         """Print a text for people.
@@ -147,6 +164,12 @@ class StudyProgress:
         self._print(text)
 
     def close(self) -> None:
+        self._stop_live()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _stop_live(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -59,10 +59,13 @@ class Worker:
 
     Args:
         say: sends a message to the parent; its keyword arguments are the entries of the message.
+        look: called between two records: after each checkpoint, and with each message about the
+            progress.
     """
 
-    def __init__(self, say: Callable[..., None]) -> None:
+    def __init__(self, say: Callable[..., None], look: Callable[[], None] = lambda: None) -> None:
         self._say = say
+        self._look = look
         self._job: Job | None = None
         self._stopping = False
 
@@ -124,7 +127,10 @@ class Worker:
                 last_news = now
                 share = share_done(stop, rounds, record.time)
                 self._say(event="progress", share=share, rounds=rounds)
+                self._look()
 
+        if job.checkpointer is not None:
+            job.checkpointer.tell = lambda *_: self._look()
         job.simulation.listen(take, kinds=("round", "task-end"))
         self._job = job
         if self._stopping:  # interrupted while the run was being built

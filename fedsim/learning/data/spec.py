@@ -8,9 +8,11 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from fedsim.common.errors import DataError, ScenarioError
+from fedsim.common.inputs import unrecorded
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import Dataset, FederatedData, Normalize, pooled
+from fedsim.learning.data.kept import kept_data
 from fedsim.learning.data.partitions import (
     PARTITIONS,
     Iid,
@@ -97,7 +99,26 @@ class DataSpec(Spec):
         """
         if isinstance(self.source, Synthetic):
             return (self.source.features,), self.source.classes
-        return self.source.shape_and_classes(self.own_folder())
+        kept = kept_data()
+        if kept is None:
+            return self.source.shape_and_classes(self.own_folder())
+        key = self.kept_key
+        if key not in kept.shapes:
+            with unrecorded():
+                kept.shapes[key] = self.source.shape_and_classes(self.own_folder())
+        return kept.shapes[key]
+
+    @property
+    def kept_key(self) -> str:
+        """Key of the loaded data set, equal for all scenarios that load the same."""
+        form = self.normalize, self.partition.pools_test, self._deals_by_labels, self.column
+        source = type(self.source)
+        name = f"{source.__module__}:{source.__qualname__}"
+        return f"{name} {self.source.model_dump_json()} {form} {self.root!r}"
+
+    @property
+    def _deals_by_labels(self) -> bool:
+        return self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS
 
     def own_folder(self) -> Path | None:
         """Return ``root`` as a path; None if it is not set."""
@@ -144,6 +165,17 @@ class DataSpec(Spec):
         return self.partition.under(self.own_folder()).split(dataset, devices, streams)
 
     def _load(self, source: Source) -> Dataset:
+        """Load the data set, or return the data set that this context has kept."""
+        kept = kept_data()
+        if kept is None:
+            return self._load_anew(source)
+        key = self.kept_key
+        if key not in kept.datasets:
+            with unrecorded():
+                kept.keep(key, self._load_anew(source))
+        return kept.datasets[key]
+
+    def _load_anew(self, source: Source) -> Dataset:
         raw = source.load(self.own_folder())
         surplus = source.surplus(raw, self.column)
         if surplus:
@@ -154,8 +186,7 @@ class DataSpec(Spec):
         dataset = pooled(
             raw, self.normalize, over_test=self.partition.pools_test, column=self.column
         )
-        deals_by_labels = self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS
-        if deals_by_labels and not dataset.pool.labelled:
+        if self._deals_by_labels and not dataset.pool.labelled:
             advice = ""
             if raw.columns:
                 advice = f", or data.column as one of {', '.join(raw.columns)}"

@@ -1,0 +1,167 @@
+"""Resources of a node that a task on Ray reserves, by which Ray places tasks on nodes."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.units import Bytes, read_quantity, show_bytes
+
+_OPTION = "--resources"
+_EXAMPLE = """'{"num_cpus": 1, "num_gpus": 0.25, "memory": "2 GB"}'"""
+_KEYS = ("num_cpus", "num_gpus", "memory", "named")
+_MOST = 100_000  # greatest amount of a resource
+_STEP = 0.0001  # least amount that Ray counts
+
+
+@dataclass(frozen=True)
+class TaskResources:
+    """Resources that each task reserves on its node.
+
+    Ray counts what tasks declare, and limits nothing: a task may use more threads or memory. Of
+    GPUs, a task sees only its own.
+
+    Attributes:
+        num_cpus: cores.
+        num_gpus: GPUs; below 1, several tasks share one.
+        memory: memory (bytes).
+        named: further resources, as ``ray start --resources`` declares them: name -> amount.
+    """
+
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    memory: int = 0
+    named: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, declared: "str | Mapping[str, object] | None") -> "TaskResources":
+        """Read resources as the user declares them.
+
+        Args:
+            declared: a table, or its text in JSON, with any of the keys of ``TaskResources``;
+                ``memory`` has a unit, such as ``"2 GB"``. None for one core.
+
+        Raises:
+            ScenarioError: the text is not such a table.
+
+        Example:
+            >>> TaskResources.read('{"num_gpus": 0.25, "memory": "2 GB"}').memory
+            2000000000
+        """
+        if declared is None:
+            return cls()
+        table = _parse(declared) if isinstance(declared, str) else declared
+        if not isinstance(table, Mapping):
+            raise ScenarioError(
+                f"{_OPTION} is {declared!r}; it must be a table, such as {_EXAMPLE}"
+            )
+        for key in table:
+            if key not in _KEYS:
+                raise ScenarioError(
+                    f"{_OPTION} has the unknown key {key!r}; allowed are "
+                    f"{', '.join(_KEYS)}{nearest(str(key), _KEYS)}"
+                )
+        named = table.get("named", {})
+        if not isinstance(named, Mapping):
+            raise ScenarioError(
+                f"{_OPTION}: named is {named!r}; it must be a table of amounts, such as "
+                '{"fast_disk": 1}'
+            )
+        amounts = {}
+        for name, amount in named.items():
+            if name in _KEYS or name in ("CPU", "GPU"):
+                raise ScenarioError(f"{_OPTION}: named has {name!r}, which has a key of its own")
+            amounts[str(name)] = _amount(f"named.{name}", amount)
+        resources = cls(
+            _amount("num_cpus", table.get("num_cpus", 1.0)),
+            _amount("num_gpus", table.get("num_gpus", 0.0)),
+            _memory(table.get("memory", 0)),
+            amounts,
+        )
+        if not any(resources.demand.values()):
+            raise ScenarioError(
+                f"{_OPTION} asks for nothing, so that any number of tasks would run at once; "
+                f"allowed is for example {_EXAMPLE}"
+            )
+        return resources
+
+    @property
+    def demand(self) -> dict[str, float]:
+        """Amounts that a task reserves, by Ray's names of resources."""
+        return {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": self.memory, **self.named}
+
+    def count_on(self, node: Mapping[str, float]) -> int:
+        """Return how many tasks a node can carry out at once.
+
+        Args:
+            node: amounts of the node, by Ray's names of resources.
+        """
+        counts = []
+        for name, amount in self.demand.items():
+            if amount:
+                counts.append(math.floor(node.get(name, 0.0) / amount + _STEP))
+        return min(counts)
+
+    def refuse_unplaceable(self, nodes: Iterable[Mapping[str, float]]) -> None:
+        """Raise ``ScenarioError`` if no node has what a task reserves.
+
+        Args:
+            nodes: amounts of each node, by Ray's names of resources.
+        """
+        amounts = [*nodes]
+        if any(map(self.count_on, amounts)):
+            return
+        for name, amount in self.demand.items():
+            most = max((node.get(name, 0.0) for node in amounts), default=0.0)
+            if most < amount:
+                raise ScenarioError(
+                    f"{_OPTION} asks for {_show(name, amount)} a task, but the node with the most "
+                    f"has {_show(name, most)}, so nothing could ever run"
+                )
+        raise ScenarioError(
+            f"{_OPTION} asks for {', '.join(_show(*item) for item in self.demand.items())} a task, "
+            "which no single node has, so nothing could ever run"
+        )
+
+
+def _parse(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ScenarioError(
+            f"{_OPTION} is {text!r}, which is not JSON ({error}); allowed is for example {_EXAMPLE}"
+        ) from None
+
+
+def _amount(key: str, value: object) -> float:
+    """Check an amount of a resource that Ray can count."""
+    amount = -1.0
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        amount = float(value)
+    if not 0 <= amount <= _MOST:
+        raise ScenarioError(
+            f"{_OPTION}: {key} is {value!r}; allowed is a number from 0 to {_MOST:,}"
+        )
+    if 0 < amount < _STEP:
+        raise ScenarioError(f"{_OPTION}: {key} is {value!r}; Ray counts no less than {_STEP}")
+    if amount > 1 and not amount.is_integer():
+        raise ScenarioError(f"{_OPTION}: {key} is {value!r}; above 1, Ray takes whole numbers only")
+    return amount
+
+
+def _memory(value: object) -> int:
+    """Read an amount of memory (bytes)."""
+    if value == 0 and not isinstance(value, bool):
+        return 0
+    if not isinstance(value, str):
+        raise ScenarioError(
+            f"{_OPTION}: memory is {value!r}; it is text with a unit, such as '2 GB'"
+        )
+    return math.ceil(read_quantity(f"{_OPTION}: memory", value, Bytes))
+
+
+def _show(name: str, amount: float) -> str:
+    if name == "memory":
+        return f"{show_bytes(amount)} of memory"
+    return f"{amount:g} {name}"

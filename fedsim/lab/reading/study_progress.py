@@ -1,0 +1,140 @@
+"""Progress of a study's active runs, for pages that show the study while it goes on.
+
+Each process that carries out runs of the study has a file of its own in the study's folder, which it
+renews every few seconds. The file is removed at the end, unless runs have failed.
+"""
+
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedsim.common.files import read_json, replacing
+from fedsim.common.harmless import clean
+
+_PATTERN = "progress-*.json"
+_EVERY_S = 2.0  # least time between two writings (s)
+_FRESH_S = 60.0  # age after which the process of a file is taken for dead (s)
+_LONGEST = 300  # most characters of a note
+
+
+@dataclass
+class RunNews:
+    """Newest facts of a run.
+
+    Attributes:
+        share: part of the run that is done (0..1).
+        note: last line from the run, such as its node, output of its code, or its error.
+        failed: whether the run has failed.
+    """
+
+    share: float = 0.0
+    note: str = ""
+    failed: bool = False
+
+
+class ProgressFile:
+    """File with the newest facts of the runs of this process.
+
+    Args:
+        folder: the study's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        clear(folder)
+        self._path = folder / f"progress-{socket.gethostname()}-{os.getpid()}.json"
+        self._runs: dict[str, RunNews] = {}
+        self._written = time.monotonic()
+
+    def take_share(self, label: str, share: float) -> None:
+        """Take the part of a run that is done (0..1).
+
+        Args:
+            label: name of the run.
+            share: the part.
+        """
+        self._news_of(label).share = share
+        self._write()
+
+    def take_note(self, label: str, note: str) -> None:
+        """Take a line of text about a run.
+
+        Args:
+            label: name of the run.
+            note: the line.
+        """
+        self._news_of(label).note = clean(note, _LONGEST)
+        self._write()
+
+    def end(self, label: str, error: str) -> None:
+        """Take the end of a run.
+
+        Args:
+            label: name of the run.
+            error: message of the error with which it failed; empty if it did not.
+        """
+        self._runs.pop(label, None)
+        if error:
+            self._runs[label] = RunNews(1.0, clean(error, _LONGEST), failed=True)
+        self._write()
+
+    def close(self) -> None:
+        """Remove the file, or leave in it only the failed runs."""
+        self._runs = {label: news for label, news in self._runs.items() if news.failed}
+        if self._runs:
+            self._write(at_once=True)
+        else:
+            self._path.unlink(missing_ok=True)
+
+    def _news_of(self, label: str) -> RunNews:
+        return self._runs.setdefault(label, RunNews())
+
+    def _write(self, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if not at_once and now - self._written < _EVERY_S:
+            return
+        self._written = now
+        runs = {label: asdict(news) for label, news in self._runs.items()}
+        with suppress(OSError), replacing(self._path) as beside:
+            beside.write_text(json.dumps(runs), encoding="utf-8")
+
+
+def clear(folder: Path) -> None:
+    """Remove the files of processes that have ended."""
+    for path in sorted(folder.glob(_PATTERN)):
+        with suppress(OSError):
+            if _age_s(path) > _FRESH_S or all(news.failed for news in _read(path).values()):
+                path.unlink()
+
+
+def progress_lines(folder: Path) -> list[str]:
+    """Return a line for each active or failed run of a study: its name, progress and last note.
+
+    Args:
+        folder: the study's folder.
+    """
+    lines = []
+    for path in sorted(folder.glob(_PATTERN)):
+        with suppress(OSError):
+            is_fresh = _age_s(path) <= _FRESH_S
+            for label, news in _read(path).items():
+                if news.failed:
+                    lines.append(f"{label}: failed: {news.note}")
+                elif is_fresh:
+                    note = f", {news.note}" if news.note else ""
+                    lines.append(f"{label}: {news.share:.0%}{note}")
+    return lines
+
+
+def _age_s(path: Path) -> float:
+    return time.time() - path.stat().st_mtime
+
+
+def _read(path: Path) -> dict[str, RunNews]:
+    try:
+        return {clean(label): RunNews(**news) for label, news in read_json(path).items()}
+    except (ValueError, TypeError, AttributeError):  # a file of something else
+        return {}

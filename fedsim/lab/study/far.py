@@ -1,0 +1,216 @@
+"""Run of a study in a worker of a Ray cluster, whose node need not see the study's folder.
+
+The run is done in a folder of the node's own, under ``$TMPDIR``. Its messages, with the parts of its
+folder, go to an actor beside the study's process.
+"""
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, field
+from io import TextIOBase
+from pathlib import Path
+from typing import Any, TextIO
+
+from fedsim.common.errors import RunFolderError
+from fedsim.lab.reading.record_data import RecordData
+from fedsim.lab.study.inputs import RunInputs
+from fedsim.lab.study.parts import PartSender, Pieces, write_pieces
+from fedsim.lab.study.pool import News
+from fedsim.lab.study.worker import Worker
+from fedsim.records.lock import locked
+from fedsim.toolbox.ray.executor import node_beside
+
+_PREFIX = "fedsim-run-"  # of the names of runs' folders
+_REST = 4  # least time between two parts, in durations of one part
+_MOST_LINES = 100  # most lines of a run's output that are passed on
+
+
+@dataclass(frozen=True)
+class FarOrder:
+    """Order to carry out a run, as a worker of the cluster receives it.
+
+    Attributes:
+        place: index of the run's order in the study.
+        attempt: count of workers that were lost with the run before.
+        scenario: the scenario, as TOML.
+        inputs: data sets and files.
+        begun: files of the run as it was saved last; empty for a new run.
+    """
+
+    place: int
+    attempt: int
+    scenario: str
+    inputs: RunInputs = field(default_factory=RunInputs)
+    begun: Mapping[str, Pieces] = field(default_factory=dict)
+
+
+class Board:
+    """Ray actor that collects messages from workers, and tells them whether to stop."""
+
+    def __init__(self) -> None:
+        self._news: list[tuple[int, int, News]] = []
+        self._stop = False
+
+    def pin(self, place: int, attempt: int, news: News) -> bool:
+        """Add a message; return whether the worker must stop.
+
+        Args:
+            place: index of the run's order.
+            attempt: attempt at the run.
+            news: the message; empty for none.
+        """
+        if news:
+            self._news.append((place, attempt, news))
+        return self._stop
+
+    def collect(self, stop: bool) -> list[tuple[int, int, News]]:
+        """Return all messages since the last call; ``stop`` tells the workers to stop."""
+        self._stop = stop
+        news = self._news
+        self._news = []
+        return news
+
+
+class _Output(TextIOBase):
+    """Text stream that passes on its first lines as messages, and all text to another stream.
+
+    Args:
+        stream: the other stream, which Ray writes to a log of the node.
+        say: sends a message.
+    """
+
+    def __init__(self, stream: TextIO, say: Callable[..., None]) -> None:
+        self._stream = stream
+        self._say = say
+        self._line = ""
+        self._count = 0
+
+    def write(self, text: str) -> int:
+        self._stream.write(text)
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._tell(line)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Pass on a last line that has no end."""
+        if self._line:
+            self._tell(self._line)
+            self._line = ""
+
+    def _tell(self, line: str) -> None:
+        self._count += 1
+        if self._count <= _MOST_LINES:
+            self._say(event="note", text=line)
+        elif self._count == _MOST_LINES + 1:
+            self._say(event="note", text="further output is in Ray's log of the node")
+
+
+def carry_out(board: Any, home: str, order: FarOrder) -> News:
+    """Carry out a run on a worker of the cluster, and return its outcome.
+
+    Args:
+        board: handle of the actor ``Board``.
+        home: ID of the node of the study's process.
+        order: the run.
+    """
+    import ray
+
+    ending: RecordData = {}
+
+    def send(**news: object) -> None:
+        answer = board.pin.remote(order.place, order.attempt, news)
+        # ``ray.get`` would give this task's cores to another task while it waits
+        if answer.future().result():
+            worker.stop(signal.SIGINT)
+
+    def say(**news: Any) -> None:
+        if news["event"] == "ended":
+            ending.update(news["run"])
+        else:
+            send(**news)
+
+    with _folder_of_node() as folder:
+        run = folder / "run"
+        for name, pieces in order.begun.items():
+            write_pieces(run / name, pieces)
+        parts = _Parts(PartSender(run, send))
+        worker = Worker(say, parts.look)
+        node = node_beside(home)
+        send(event="begun", node=node, gpus=[str(gpu) for gpu in ray.get_gpu_ids()])
+        with order.inputs.in_use(folder / "inputs"), _told_output(say):
+            worker.carry_out({"scenario": order.scenario, "folder": str(run), "waits": True})
+        parts.sender.send_part()
+    if node and "error" in ending:
+        ending["error"] = f"{ending['error']} (on the node {node})"
+    return ending
+
+
+class _Parts:
+    """Sends parts of a run's folder, after saves and intermediate results.
+
+    Sending takes a fifth of the run's time at most.
+
+    Args:
+        sender: the sender.
+    """
+
+    def __init__(self, sender: PartSender) -> None:
+        self.sender = sender
+        self.sender.skip_present()
+        self._newest = sender.newest
+        self._next = 0.0
+
+    def look(self) -> None:
+        """Send a part if the run was saved, or has intermediate results, since the last part."""
+        begun = time.monotonic()
+        newest = self.sender.newest
+        if newest == self._newest or begun < self._next:
+            return
+        self._newest = newest
+        self.sender.send_part()
+        ended = time.monotonic()
+        self._next = ended + _REST * (ended - begun)
+
+
+@contextmanager
+def _told_output(say: Callable[..., None]) -> Iterator[None]:
+    """Context manager in which the output of the run's code is passed on."""
+    import sys
+
+    out = _Output(sys.stdout, say)
+    err = _Output(sys.stderr, say)
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            yield
+        finally:
+            out.end()
+            err.end()
+
+
+@contextmanager
+def _folder_of_node() -> Iterator[Path]:
+    """Context manager that yields a new folder on this node, and removes it.
+
+    Folders of workers that were killed are removed too.
+    """
+    place = Path(tempfile.gettempdir())
+    for left in sorted(place.glob(f"{_PREFIX}*")):
+        if left.is_dir() and not left.is_symlink() and left.stat().st_uid == os.getuid():
+            with suppress(RunFolderError, OSError), locked(left):
+                shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    try:
+        with locked(folder):
+            (folder / "inputs").mkdir()
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

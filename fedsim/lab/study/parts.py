@@ -1,0 +1,212 @@
+"""Copies of a run folder that grow in parts: the files that changed, in pieces.
+
+A part is taken while no file is written, between two records of the run. The receiver first puts the
+tables into the folder, then the newest checkpoint, last the summary, and then removes what the
+sender's folder no longer has. A copy that is killed in between can therefore be resumed.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from fedsim.common.arrays import AnyArray
+from fedsim.common.errors import SimulationError
+from fedsim.common.files import WRITING, make_folder, sync
+from fedsim.records.folder import SUMMARY
+from fedsim.records.live import LIVE
+from fedsim.records.lock import LOCK
+from fedsim.running.checkpoint.store import FOLDER as CHECKPOINT
+
+PIECE_BYTES = 16 << 20  # greatest size of a piece of a file
+_INCOMING = ".incoming"  # suffix of the folder of files whose part is not complete
+
+Pieces: TypeAlias = list[AnyArray]
+"""A file as read-only arrays of bytes, uint8 [n] each."""
+
+
+class FileStamp(NamedTuple):
+    """Facts of a file that change when its content does."""
+
+    bytes: int
+    modified_ns: int
+    inode: int
+
+
+def list_files(folder: Path) -> dict[str, FileStamp]:
+    """Return the files of a run folder, by their path in it.
+
+    The lock, links and unfinished files are left out.
+    """
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        inner = path.relative_to(folder)
+        is_unfinished = any(name.endswith(WRITING) for name in inner.parts)
+        if path.name == LOCK or is_unfinished or path.is_symlink() or not path.is_file():
+            continue
+        facts = path.stat()
+        files[inner.as_posix()] = FileStamp(facts.st_size, facts.st_mtime_ns, facts.st_ino)
+    return files
+
+
+def pieces_of(path: Path) -> Iterator[bytes]:
+    """Read a file in pieces; an empty file has one empty piece."""
+    with path.open("rb") as file:
+        yield file.read(PIECE_BYTES)
+        while content := file.read(PIECE_BYTES):
+            yield content
+
+
+def read_pieces(path: Path) -> Pieces:
+    """Read a file as read-only arrays, which Ray puts into its store once."""
+    return [np.frombuffer(content, dtype=np.uint8) for content in pieces_of(path)]
+
+
+def read_folder(folder: Path) -> dict[str, Pieces]:
+    """Read the files of a run folder that a resumed run needs."""
+    names = [name for name in list_files(folder) if not name.startswith(f"{LIVE}/")]
+    return {name: read_pieces(folder / name) for name in names}
+
+
+def write_pieces(path: Path, pieces: Sequence[AnyArray]) -> None:
+    """Write a file from its pieces, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece.data)
+
+
+class PartSender:
+    """Sender of the parts of a run folder.
+
+    Args:
+        folder: the run folder.
+        send: sends a message of keyword arguments, in order.
+    """
+
+    def __init__(self, folder: Path, send: Callable[..., None]) -> None:
+        self._folder = folder
+        self._send = send
+        self._sent: Mapping[str, FileStamp] = {}
+
+    def skip_present(self) -> None:
+        """Take all present files as sent, since they came from the receiver."""
+        self._sent = list_files(self._folder)
+
+    @property
+    def newest(self) -> tuple[str, ...]:
+        """Names that change when the run was saved, or its intermediate results were."""
+        saves = self._stamps_of("checkpoint/*/manifest.json")
+        return (*saves, *self._stamps_of(f"{LIVE}/{SUMMARY}"))
+
+    def _stamps_of(self, pattern: str) -> list[str]:
+        stamps = []
+        for path in sorted(self._folder.glob(pattern)):
+            stamps.append(f"{path.parent.name} {path.stat().st_mtime_ns}")
+        return stamps
+
+    def send_part(self) -> None:
+        """Send the files that have changed since the last part."""
+        files = list_files(self._folder)
+        changed = [name for name in files if self._sent.get(name) != files[name]]
+        if not changed and files.keys() == self._sent.keys():
+            return
+        for name in changed:
+            for content in pieces_of(self._folder / name):
+                self._send(event="piece", path=name, content=content)
+        self._send(event="part", files=[*files])
+        self._sent = files
+
+
+class PartReceiver:
+    """Receiver of the parts of a run folder.
+
+    Args:
+        folder: the copy, which need not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._incoming = folder.with_name(f".{folder.name}{_INCOMING}")
+        self.drop()
+
+    def drop(self) -> None:
+        """Remove the pieces of a part that was not completed."""
+        shutil.rmtree(self._incoming, ignore_errors=True)
+
+    def take_piece(self, name: str, content: bytes) -> None:
+        """Append a piece to a file of the next part.
+
+        Args:
+            name: path of the file in the folder.
+            content: the piece.
+        """
+        inner = PurePosixPath(name)
+        if inner.is_absolute() or ".." in inner.parts:
+            raise SimulationError(f"a worker has sent a file called {name!r}, outside of its run")
+        path = self._incoming / inner
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(content)
+
+    def take_part(self, files: Sequence[str]) -> None:
+        """Complete a part: move its files into the folder, and remove all others.
+
+        Args:
+            files: paths of all files that the sender's folder has.
+        """
+        make_folder(self._folder)
+        changed = sorted(list_files(self._incoming)) if self._incoming.is_dir() else []
+        for name in changed:
+            if not name.startswith(f"{LIVE}/"):
+                sync(self._incoming / name)
+        plain = [name for name in changed if _top(name) not in (CHECKPOINT, LIVE, SUMMARY)]
+        for name in plain:
+            self._move(name)
+        sync(self._folder)
+        saves = {
+            "/".join(name.split("/")[:2]): None for name in changed if _top(name) == CHECKPOINT
+        }
+        for save in saves:
+            # a checkpoint after as many events has the same state
+            if not (self._folder / save).exists():
+                self._move_whole(save)
+        if any(_top(name) == LIVE for name in changed):
+            self._move_whole(LIVE)
+        if SUMMARY in changed:
+            self._move(SUMMARY)
+        sync(self._folder)
+        self._remove_others(set(files))
+        self.drop()
+
+    def _move(self, name: str) -> None:
+        target = self._folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (self._incoming / name).replace(target)
+
+    def _move_whole(self, name: str) -> None:
+        """Replace a folder within the run folder."""
+        target = self._folder / name
+        old = target.with_name(f"{target.name}.old{WRITING}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.rename(old)
+        (self._incoming / name).rename(target)
+        sync(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _remove_others(self, files: set[str]) -> None:
+        for name in list_files(self._folder):
+            if name not in files:
+                (self._folder / name).unlink()
+        for folder, _, _ in os.walk(self._folder, topdown=False):
+            if Path(folder) != self._folder and not any(Path(folder).iterdir()):
+                Path(folder).rmdir()
+
+
+def _top(name: str) -> str:
+    return name.partition("/")[0]

@@ -1,0 +1,87 @@
+"""Import of Ray, and the settings by which its servers listen and ask for tokens."""
+
+import os
+import secrets
+import socket
+from functools import cache
+from typing import Any
+
+from fedsim.common.errors import ScenarioError
+
+_OLDEST = 2, 52  # oldest version of Ray that is supported: the first with tokens
+_CONNECT_S = 5.0  # timeout of the connection to a cluster's port (s)
+
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Environment variable that Ray reads when it is imported.
+
+If it is 0, Ray's servers listen only on 127.0.0.1. On Linux the default is 1.
+"""
+
+AUTH_MODE = "RAY_AUTH_MODE"
+TOKEN = "RAY_AUTH_TOKEN"
+
+
+@cache
+def make_token() -> str:
+    """Return the token for clients of Ray's servers, one per process, as Ray reads it once."""
+    return secrets.token_hex(32)
+
+
+def require_token() -> None:
+    """Let the servers of Ray that this process will start ask their clients for a token."""
+    os.environ[TOKEN] = make_token()
+    try:
+        from ray._raylet import Config
+    except ImportError:
+        # a later Ray asks for tokens by default, if the mode is not set
+        os.environ.pop(AUTH_MODE, None)
+        return
+    os.environ[AUTH_MODE] = "token"
+    Config.initialize("")  # Ray may have read its settings when it was imported
+
+
+def load_ray(address: str | None) -> Any:
+    """Import Ray, set to listen on the loopback interface if ``address`` is None.
+
+    Raises:
+        ScenarioError: Ray is missing or too old.
+    """
+    if address is None:
+        os.environ.setdefault(LOOPBACK, "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise ScenarioError(
+            f"--executor is 'ray', but Ray cannot be imported ({error}); pip install "
+            f"'ray>={_show_oldest()}' 'cloudpickle>=3' installs it"
+        ) from error
+    if tuple(map(int, ray.__version__.split(".")[:2])) < _OLDEST:
+        raise ScenarioError(
+            f"--executor is 'ray', but the Ray that is installed is {ray.__version__}; "
+            f"{_show_oldest()} or later is needed"
+        )
+    return ray
+
+
+def _show_oldest() -> str:
+    return ".".join(map(str, _OLDEST))
+
+
+def refuse_no_server(address: str) -> None:
+    """Raise ``ScenarioError`` if no server listens at HOST:PORT; Ray would retry for minutes."""
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or "://" in host:
+        raise ScenarioError(f"--address is {address!r}; it must be 'auto' or HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ScenarioError(
+            f"--address is {address!r}, where no Ray cluster answers: {error}"
+        ) from error
+
+
+def brief(error: BaseException) -> str:
+    """Return the type and the first line of an error."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -1,0 +1,343 @@
+"""Executor on Ray: worker processes on this machine, or on all machines of a cluster.
+
+Any program that reaches the ports of a Ray cluster can run code on it, because Ray's messages are
+pickles. A cluster that is started here therefore listens only on the loopback interface. It
+requires a token of each client, which only this process and its children have. A cluster of several
+machines belongs into a separate network, with tokens.
+
+Calls are sent as parcels (pickles), which omit two kinds of objects. A *placed* object (a trainer,
+a data set) is put into the cluster's store once, and unpickled once in each worker process. A large
+read-only array, such as a model's weights, is *shared*. The first call with a shared array puts the
+array into the store, where workers read it. The store deletes the array after this process has
+freed it.
+"""
+
+import os
+import socket
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from importlib.metadata import version
+from itertools import count
+from threading import Thread
+from typing import Any, TypeAlias
+
+from fedsim.clock.executors import Answer, Executor, answer
+from fedsim.clock.placement import TaskResources
+from fedsim.common.arrays import AnyArray
+from fedsim.common.errors import ScenarioError, SimulationError
+from fedsim.common.imports import learn, places
+from fedsim.common.machine import usable_cores
+from fedsim.toolbox.ray.connection import (
+    AUTH_MODE,
+    LOOPBACK,
+    brief,
+    load_ray,
+    refuse_no_server,
+    require_token,
+)
+from fedsim.toolbox.ray.parcels import Opener, Packer, Parcel, Stored
+
+MOST_TRIES = 20  # retries of a call whose worker process is lost
+# Ray's default fills one node first, where calls wait while another node is idle
+_SCHEDULING = "SPREAD"
+_MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages that influence results
+_numbers = count()
+
+
+PendingValue: TypeAlias = "Future[Any]"
+Work: TypeAlias = Callable[..., Any]
+
+
+class WorkerLostError(SimulationError):
+    """Error: the worker of a call was lost, with its node or alone, before the call ended."""
+
+
+class Ray(Executor):
+    """Executor that carries out each call as a Ray task, and repeats the calls of lost workers.
+
+    The machine on which this executor runs stores the objects that all nodes need. A run does not
+    survive its loss.
+
+    Args:
+        address: ``HOST:PORT`` of a cluster to which this machine belongs, or ``auto`` for a
+            cluster that was started on this machine; None to start Ray on this machine only, for
+            the life of the executor. If the program has called ``ray.init``, its cluster is used.
+        workers: count of processes if Ray is started here; None for the count of cores.
+        resources: resources that each task reserves; None for one core.
+
+    Raises:
+        ScenarioError: Ray is not installed, there is no cluster at ``address``, or no node of the
+            cluster has the resources.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        workers: int | None = None,
+        resources: TaskResources | None = None,
+    ) -> None:
+        self._ray = load_ray(address)
+        errors = self._ray.exceptions
+        self._losses = (
+            errors.WorkerCrashedError,
+            errors.NodeDiedError,
+            errors.LocalRayletDiedError,
+            errors.OutOfMemoryError,
+            errors.ObjectLostError,
+        )
+        self._packer = Packer(self._ray.put)
+        self._open: dict[PendingValue, Stored] = {}
+        self._owns_cluster = not self._ray.is_initialized()
+        if self._owns_cluster:
+            self._start(address, workers)
+        self._resources = resources or TaskResources()
+        try:
+            self._refuse_unplaceable()
+        except ScenarioError:
+            self.close()
+            raise
+        self.workers = self.count_places()
+        self._number = next(_numbers)
+        self._versions = {package: version(package) for package in _MUST_AGREE}
+        self._home: str = self._ray.get_runtime_context().get_node_id()
+        demand = self._resources
+        options = {
+            "num_cpus": demand.num_cpus,
+            "num_gpus": demand.num_gpus,
+            "memory": demand.memory or None,
+            "resources": dict(demand.named),
+            "scheduling_strategy": _SCHEDULING,
+        }
+        task = self._ray.remote(_carry_out)
+        self._call = task.options(max_retries=MOST_TRIES, **options)
+        self._only_call = task.options(max_retries=0, **options)
+
+    def _refuse_unplaceable(self) -> None:
+        """Raise ``ScenarioError`` if no node has the resources of a task."""
+        nodes = self._nodes()
+        if self._resources == TaskResources() and not any(node.get("CPU") for node in nodes):
+            raise ScenarioError(
+                "the Ray cluster has no CPUs, so nothing could ever run; one node at least "
+                "needs --num-cpus"
+            )
+        self._resources.refuse_unplaceable(nodes)
+
+    def _nodes(self) -> list[dict[str, float]]:
+        """Return the resources of each node that is alive, by Ray's names of resources."""
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+
+    def count_places(self) -> int:
+        """Return how many tasks the present nodes of the cluster can carry out at once."""
+        return sum(map(self._resources.count_on, self._nodes()))
+
+    def _start(self, address: str | None, workers: int | None) -> None:
+        """Start Ray on this machine, or join the cluster at ``address``."""
+        # for a job of a client, Ray does not put the working directory first in a worker's path
+        config = self._ray.job_config.JobConfig(_client_job=True)
+        options = {"log_to_driver": False, "logging_level": "error", "job_config": config}
+        with warnings.catch_warnings():
+            # Ray 2.52 warns of what a later version does with tasks that ask for no GPU
+            warnings.simplefilter("ignore", FutureWarning)
+            if address is None:
+                self._start_here(workers, options)
+            else:
+                self._join(address, options)
+
+    def _start_here(self, workers: int | None, options: Mapping[str, object]) -> None:
+        require_token()
+        processes = usable_cores() if workers is None else workers
+        self._ray.init("local", num_cpus=processes, include_dashboard=False, **options)
+        host = self._ray.get_runtime_context().gcs_address.rpartition(":")[0]
+        if host == "127.0.0.1":
+            return
+        self._ray.shutdown()
+        raise ScenarioError(
+            f"Ray would listen on {host}, not on the loopback interface alone, because it "
+            "was imported before fedsim could "
+            f"say so; set {LOOPBACK}=0 beforehand, or call ray.init yourself"
+        )
+
+    def _join(self, address: str, options: Mapping[str, object]) -> None:
+        refuse_no_server(address)
+        try:
+            self._ray.init(address, **options)
+        except (ConnectionError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
+            hint = ""
+            if not os.environ.get(AUTH_MODE):
+                hint = "; one that asks for a token needs RAY_AUTH_MODE=token here too"
+            raise ScenarioError(
+                f"--address is {address!r}, where no Ray cluster could be joined: "
+                f"{brief(error)}{hint}"
+            ) from error
+
+    def place(self, thing: object) -> None:
+        self._packer.place(thing)
+
+    def submit(self, function: Work, *args: Any) -> PendingValue:
+        return self._submit(self._call, MOST_TRIES, function, args)
+
+    def submit_once(self, function: Work, *args: Any) -> PendingValue:
+        """Start a call that is not repeated if its worker is lost.
+
+        Args:
+            function: the function.
+            args: its arguments.
+
+        Returns:
+            A future of the function's value or exception; of ``WorkerLostError`` if the worker or
+            its node is lost.
+        """
+        return self._submit(self._only_call, 0, function, args)
+
+    def _submit(
+        self, call: Any, repeats: int, function: Work, args: tuple[Any, ...]
+    ) -> PendingValue:
+        parcel = self._packer.pack((function, args))
+        shared = parcel.shared
+        parcel.shared = []  # Ray fetches the arguments of a task itself
+        future: PendingValue = Future()
+        begin = partial(
+            call.remote, self._number, self._home, self._versions, places(), parcel, *shared
+        )
+        self._begin(future, begin, repeats)
+        return future
+
+    def _begin(self, future: PendingValue, begin: Callable[[], Stored], repeats: int) -> None:
+        """Begin a task, whose outcome goes to the caller's future."""
+        reference = begin()
+        self._open[future] = reference
+
+        def settle(answer: "Future[Answer]") -> None:
+            if repeats and isinstance(
+                answer.exception(), self._ray.exceptions.LocalRayletDiedError
+            ):
+                # Ray 2.52 does not repeat these; its thread of callbacks must not begin tasks
+                thread = Thread(target=self._begin, args=(future, begin, repeats - 1), daemon=True)
+                thread.start()
+            else:
+                self._settle(future, answer)
+
+        reference.future().add_done_callback(settle)
+
+    def _settle(self, future: PendingValue, answer: "Future[Answer]") -> None:
+        """Copy the result or the error of a Ray task to the caller's future.
+
+        Args:
+            future: the caller's future.
+            answer: Ray's future of the pickled answer.
+        """
+        self._open.pop(future, None)
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            content, buffers = answer.result()
+            # copies the buffers, so that the store's memory is freed at once
+            succeeded, outcome = Answer(content, [bytearray(part) for part in buffers]).outcome()
+        except Exception as error:
+            succeeded = False
+            kind = WorkerLostError if isinstance(error, self._losses) else SimulationError
+            outcome = kind(f"a call could not be carried out on the Ray cluster: {brief(error)}")
+        if succeeded:
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
+
+    def close(self) -> None:
+        open_calls = self._open
+        self._open = {}
+        for future, reference in open_calls.items():
+            future.cancel()
+            self._ray.cancel(reference)
+        self._packer = Packer(self._ray.put)
+        if self._owns_cluster:
+            self._ray.shutdown()
+        self._owns_cluster = False
+
+
+_openers: dict[int, Opener] = {}
+"""Index of an executor -> the opener of this worker process; one entry."""
+
+
+def _carry_out(
+    executor: int,
+    home: str,
+    versions: dict[str, str],
+    module_places: dict[str, str],
+    parcel: Parcel,
+    *shared: AnyArray,
+) -> Answer:
+    """Carry out the call in a parcel, in a worker process.
+
+    Args:
+        executor: index of the executor in its process.
+        home: ID of the node on which the executor runs.
+        versions: package: version on the executor's node.
+        module_places: Python module of the user: its file.
+        parcel: the function and its arguments.
+        *shared: the shared arrays of the parcel.
+
+    Returns:
+        The pickled result or error of the call, of ``fedsim.clock.executors.answer``.
+    """
+    import ray
+
+    def call() -> object:
+        if executor not in _openers:
+            _refuse_versions(versions)
+            _openers.clear()
+            _openers[executor] = Opener(ray.get)
+        learn(module_places)
+        function, args = _openers[executor].open(parcel, shared)
+        result: object = function(*args)
+        return result
+
+    def call_with_node() -> object:
+        try:
+            return call()
+        except Exception as error:
+            node = node_beside(home)
+            if node and error.args and isinstance(error.args[0], str):
+                message = f"{error.args[0]}{_missing_code(error)} (on the node {node})"
+                error.args = (message, *error.args[1:])
+            raise
+
+    return answer(call_with_node)
+
+
+def _refuse_versions(versions: Mapping[str, str]) -> None:
+    """Raise ``SimulationError`` if a package's version on this node is not the executor's."""
+    for package, expected in versions.items():
+        installed = version(package)
+        if installed != expected:
+            raise SimulationError(
+                f"the worker on {socket.gethostname()!r} has {package} {installed}, and "
+                f"this run {expected}: their "
+                "results may differ; install the same on every node"
+            )
+
+
+def node_beside(home: str) -> str:
+    """Describe the node of this worker for error messages.
+
+    Args:
+        home: ID of the executor's node.
+
+    Returns:
+        Host name, address and the first characters of the node's ID; "" on the executor's node.
+    """
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    if node == home:
+        return ""
+    return f"{socket.gethostname()}, {ray.util.get_node_ip_address()}, {node[:8]}"
+
+
+def _missing_code(error: Exception) -> str:
+    """Return advice if an error is a failed import of a user's module, else ""."""
+    is_missing = isinstance(error, ImportError) or "cannot be imported" in str(error)
+    if not is_missing:
+        return ""
+    return "; code of your own must be on every node, installed or at the same path"

@@ -1,0 +1,204 @@
+"""Parcels: pickles of calls, without the objects that lie in the store of a Ray cluster."""
+
+import io
+import pickle
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+
+import cloudpickle
+import numpy as np
+
+from fedsim.clock.executors import Answer
+from fedsim.common.arrays import AnyArray
+
+if TYPE_CHECKING:
+    from torch.nn import Parameter
+
+_SHARED_BYTES = 1 << 15  # least size of a shared array; a smaller one costs less in the parcel
+
+
+class Stored(Protocol):
+    """The methods of ``ray.ObjectRef``, a reference to an object in the store, that are used."""
+
+    def future(self) -> "Future[Answer]": ...
+
+
+@dataclass
+class Parcel:
+    """Pickle of an object, and references to the placed and shared objects that it omits."""
+
+    content: bytes = b""
+    """the pickle, in which ("placed" or "shared", index) stands for an omitted object."""
+    buffers: list[pickle.PickleBuffer] = field(default_factory=list)
+    """memory of the arrays of a placed object, outside the pickle."""
+    placed: list[Stored] = field(default_factory=list)
+    """references to the omitted placed objects, in order of index."""
+    shared: list[Stored] = field(default_factory=list)
+    """references to the omitted shared arrays, in order of index."""
+
+
+class Packer:
+    """Packs objects into parcels, in the main process.
+
+    Args:
+        put: puts an object into the cluster's store, and returns its reference.
+    """
+
+    def __init__(self, put: Callable[[object], Stored]) -> None:
+        self._put = put
+        self._placed: dict[int, tuple[object, Stored]] = {}
+        self._shared: dict[int, tuple[weakref.ref[AnyArray], Stored]] = {}
+
+    def place(self, thing: object) -> None:
+        """Put an object into the store, so that later parcels only refer to it."""
+        if id(thing) not in self._placed:
+            self._placed[id(thing)] = (thing, self._put(self.pack(thing, apart=True)))
+
+    def pack(self, thing: object, *, apart: bool = False) -> Parcel:
+        """Pack an object.
+
+        Args:
+            thing: the object.
+            apart: whether the memory of the object's arrays is stored in ``Parcel.buffers``,
+                outside the pickle.
+
+        Returns:
+            The parcel.
+        """
+        parcel = Parcel()
+        memory = io.BytesIO()
+        buffer_callback = parcel.buffers.append if apart else None
+        pickler = cloudpickle.Pickler(memory, protocol=5, buffer_callback=buffer_callback)
+        if apart:
+            pickler.reducer_override = partial(_reduce, pickler.reducer_override)
+        pickler.persistent_id = partial(self._number, parcel)
+        pickler.dump(thing)
+        parcel.content = memory.getvalue()
+        return parcel
+
+    def _number(self, parcel: Parcel, thing: object) -> tuple[str, int] | None:
+        """Return the stand-in for a placed or shared object in a pickle.
+
+        The object's reference is added to the parcel.
+
+        Returns:
+            ("placed" or "shared", index of the reference); None to pickle the object itself.
+        """
+        if _is_shared(thing):
+            return "shared", _position(self._share(thing), parcel.shared)
+        placed = self._placed.get(id(thing))
+        if placed is None or placed[0] is not thing:
+            return None
+        return "placed", _position(placed[1], parcel.placed)
+
+    def _share(self, array: AnyArray) -> Stored:
+        """Return the reference of a shared array, after putting a new array into the store."""
+        key = id(array)
+        entry = self._shared.get(key)
+        if entry is not None and entry[0]() is array:
+            return entry[1]
+        reference = self._put(array)
+        weak = weakref.ref(array, lambda _: self._shared.pop(key, None))
+        self._shared[key] = (weak, reference)
+        return reference
+
+
+def _reduce(usual: Callable[[object], object], thing: object) -> object:
+    """Pickle frozen parameters of torch as arrays, whose memory is outside the pickle.
+
+    Torch would copy it into the pickle. The parameters of a module that workers only copy, such as
+    the module of a solver, are then views of the store's memory, which is read-only.
+
+    Args:
+        usual: reduces all other objects.
+        thing: the object.
+    """
+    if "torch" in sys.modules:
+        from torch.nn import Parameter
+
+        if type(thing) is Parameter and _is_plain_frozen(thing):
+            return _frozen_parameter, (thing.detach().numpy(),)
+    return usual(thing)
+
+
+def _is_plain_frozen(parameter: "Parameter") -> bool:
+    """Whether a parameter of torch is frozen, and large and plain enough for a view."""
+    import torch
+
+    if parameter.requires_grad or parameter.device.type != "cpu" or vars(parameter):
+        return False
+    is_plain = parameter.layout == torch.strided and parameter.is_contiguous()
+    is_known = parameter.dtype in (torch.float32, torch.float64)
+    return is_plain and is_known and parameter.nbytes >= _SHARED_BYTES
+
+
+def _frozen_parameter(array: AnyArray) -> "Parameter":
+    """Return a frozen parameter of torch that is a view of an array."""
+    import torch
+
+    with warnings.catch_warnings():
+        # nothing writes to the parameter: modules are copied before they compute
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        tensor = torch.from_numpy(array)
+    return torch.nn.Parameter(tensor, requires_grad=False)
+
+
+def _is_shared(thing: object) -> TypeGuard[AnyArray]:
+    if type(thing) is not np.ndarray:
+        return False
+    return not thing.flags.writeable and thing.nbytes >= _SHARED_BYTES
+
+
+def _position(reference: Stored, references: list[Stored]) -> int:
+    """Return the index of a reference in a list, to which it is appended if it is missing."""
+    if reference not in references:
+        references.append(reference)
+    return references.index(reference)
+
+
+class Opener:
+    """Unpacks parcels in a worker process, where it caches placed objects.
+
+    Args:
+        fetch: returns the stored objects of a list of references, in order.
+    """
+
+    def __init__(self, fetch: Callable[[Sequence[Stored]], Sequence[Any]]) -> None:
+        self._fetch = fetch
+        self._placed: dict[Stored, object] = {}
+
+    def open(self, parcel: Parcel, shared: Sequence[AnyArray] | None = None) -> Any:
+        """Unpack a parcel.
+
+        Args:
+            parcel: the parcel.
+            shared: the shared arrays; None to fetch them from the store.
+
+        Returns:
+            The object in the parcel.
+        """
+        arrays = self._fetch(parcel.shared) if shared is None else shared
+        for reference in parcel.placed:
+            if reference not in self._placed:
+                self._placed[reference] = self.open(*self._fetch([reference]))
+        omitted: dict[str, Sequence[object]] = {
+            "placed": [self._placed[reference] for reference in parcel.placed],
+            "shared": arrays,
+        }
+        unpickler = _Unpickler(io.BytesIO(parcel.content), buffers=parcel.buffers)
+        unpickler.omitted = omitted
+        return unpickler.load()
+
+
+class _Unpickler(pickle.Unpickler):
+    omitted: Mapping[str, Sequence[object]]
+
+    def persistent_load(self, number: tuple[str, int]) -> object:
+        kind, position = number
+        return self.omitted[kind][position]
