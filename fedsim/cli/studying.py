@@ -22,7 +22,6 @@ from fedsim.cli.options import (
 from fedsim.cli.output import VerbOutcome, is_quiet, prints_json, reported, show_nothing
 from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say
-from fedsim.running.mistakes import INTERRUPTED
 from fedsim.running.signals import interrupted_once
 
 if TYPE_CHECKING:
@@ -158,15 +157,14 @@ def _run_study(
         return VerbOutcome(partial(_make_result, conductor, share, "dry-run"), show)
     with (
         closing(StudyProgress(Console(stderr=True, quiet=is_quiet()))) as progress,
-        interrupted_once(conductor.interrupt),
+        interrupted_once(conductor.interrupt) as interruption,
     ):
         conductor.run(progress)
     for failure in conductor.failed:
         say(f"fedsim: {failure.order.label} failed: {failure.error}", err=True)
     if conductor.interrupted:
-        return VerbOutcome(
-            partial(_make_result, conductor, share, "interrupted"), show_nothing, INTERRUPTED
-        )
+        make = partial(_make_result, conductor, share, "interrupted")
+        return VerbOutcome(make, show_nothing, interruption.exit_status)
     show = partial(_show_figures, conductor)
     if conductor.complete:
         return VerbOutcome(partial(_make_result, conductor, share, "done"), show)
