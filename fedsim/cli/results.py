@@ -309,6 +309,38 @@ class ShardResult(ResultEntries):
     """Predicted part of the study's work, 0 to 1."""
 
 
+class ShareCostResult(ResultEntries):
+    """Predicted cost of the runs of a shard that are not done, or of a study without shards."""
+
+    runs: int
+    """Count of the runs that are not done."""
+    untold: int
+    """Count of those runs whose cost is unknown, and left out here."""
+    real_s: float
+    """Real time until the last run has ended (s)."""
+    worker_s: float
+    """Sum of the real times of all workers (s)."""
+    memory_bytes: int
+    """Peak memory of all processes together (bytes)."""
+    disk_bytes: float
+    """Size of the run folders, without checkpoints (bytes)."""
+
+
+class StudyCostResult(ResultEntries):
+    """Predicted cost of a study on this machine."""
+
+    shares: list[ShareCostResult]
+    """One entry per shard, in their order; without ``--shard``, one entry for the study."""
+    workers: int
+    """Count of parallel runs of each shard."""
+    tried: int
+    """Count of variants whose beginning was tried; others cost in proportion to their work."""
+    variants: int
+    """Count of variants with runs to do."""
+    start_s: float
+    """Real time in which a worker starts (s)."""
+
+
 class StudyResult(VerbResult):
     """Result of ``fedsim study``."""
 
@@ -321,6 +353,8 @@ class StudyResult(VerbResult):
     """Selected runs, in the order of the study."""
     shard: ShardResult | None
     """The share of ``--shard``; null without it."""
+    cost: StudyCostResult | None = None
+    """Predicted cost, of a dry run; null with ``--no-trial``, or if data cannot be read."""
     answers: list[AnswerResult] = Field(default_factory=list)
     """One answer per world; empty for a dry run, an interrupted study and a search."""
     tables: list[TableResult] = Field(default_factory=list)

@@ -20,13 +20,14 @@ from fedsim.cli.options import (
     tell_dropped,
 )
 from fedsim.cli.output import VerbOutcome, is_quiet, prints_json, reported, show_nothing
-from fedsim.common.errors import ScenarioError
+from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.harmless import say
 from fedsim.running.signals import interrupted_once
 
 if TYPE_CHECKING:
     from fedsim.cli.results import BenchResult, MergeResult, StudyResult, StudyStatus
     from fedsim.lab.study.conduct import Conductor
+    from fedsim.lab.study.costs import StudyForecast
     from fedsim.lab.study.shards import StudyShard
 
 
@@ -68,7 +69,12 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="List the runs and how far each is; run and write nothing, read no data.",
+    help="List the runs, how far each is, and what they cost here; run and write nothing.",
+)
+@click.option(
+    "--no-trial",
+    is_flag=True,
+    help="With --dry-run: list the runs without their cost; read no data.",
 )
 @reported
 def study_command(words: tuple[str, ...], out: Path, **settings: Any) -> VerbOutcome:
@@ -134,6 +140,7 @@ def _run_study(
     only: tuple[str, ...],
     shard: str | None,
     dry_run: bool,
+    no_trial: bool,
     **settings: Any,
 ) -> VerbOutcome:
     """Carry out ``fedsim study STUDY``."""
@@ -147,14 +154,17 @@ def _run_study(
         raise ScenarioError(
             "--quiet prints nothing, but --dry-run only prints; give one of the two"
         )
+    if no_trial and not dry_run:
+        raise ScenarioError("--no-trial belongs to --dry-run; give both, or neither")
     plan = read_study(study, changes, **settings, tell=tell_dropped)
     share = None if shard is None else StudyShard.read(shard)
     conductor = Conductor(plan, out, workers, executor, address, only, share, tried=not dry_run)
     if not is_quiet():
         say(*(f"fedsim: {note}" for note in conductor.notes), err=True)
     if dry_run:
-        show = partial(_show_plan, conductor, share)
-        return VerbOutcome(partial(_make_result, conductor, share, "dry-run"), show)
+        forecast = None if no_trial else _forecast(conductor)
+        show = partial(_show_plan, conductor, share, forecast)
+        return VerbOutcome(partial(_make_result, conductor, share, "dry-run", forecast), show)
     with (
         closing(StudyProgress(Console(stderr=True, quiet=is_quiet()))) as progress,
         interrupted_once(conductor.interrupt) as interruption,
@@ -175,15 +185,30 @@ def _run_study(
 
 
 def _make_result(
-    conductor: "Conductor", share: "StudyShard | None", status: "StudyStatus"
+    conductor: "Conductor",
+    share: "StudyShard | None",
+    status: "StudyStatus",
+    forecast: "StudyForecast | None" = None,
 ) -> "StudyResult":
     from fedsim.cli.results_of_studies import study_result
 
-    return study_result(conductor, share, status)
+    return study_result(conductor, share, status, forecast)
 
 
-def _show_plan(conductor: "Conductor", share: "StudyShard | None") -> None:
-    """Print the selected runs of a study, and how far each is."""
+def _forecast(conductor: "Conductor") -> "StudyForecast | None":
+    """Return the cost of a study; None with a note if its data cannot be read."""
+    try:
+        return conductor.forecast()
+    except DataError as error:
+        say(f"fedsim: what the runs cost cannot be told: {error}", err=True)
+        return None
+
+
+def _show_plan(
+    conductor: "Conductor", share: "StudyShard | None", forecast: "StudyForecast | None"
+) -> None:
+    """Print the selected runs of a study, how far each is, and their cost."""
+    from fedsim.lab.study.costs import forecast_lines
     from fedsim.lab.study.shards import work_of_share
 
     for run, state in conductor.selected_runs:
@@ -195,6 +220,8 @@ def _show_plan(conductor: "Conductor", share: "StudyShard | None") -> None:
         planned = conductor.study.runs
         work = work_of_share(runs, planned)
         say(f"shard {share}: {len(runs)} of {len(planned)} runs, {work:.1%} of the work")
+    if forecast is not None:
+        say(*forecast_lines(forecast, share))
 
 
 def _show_figures(conductor: "Conductor") -> None:

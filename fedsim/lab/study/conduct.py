@@ -14,6 +14,7 @@ from fedsim.common.imports import from_file
 from fedsim.common.machine import usable_cores
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import folder as files
+from fedsim.lab.study.costs import StudyForecast, forecast_study
 from fedsim.lab.study.folder import RunState
 from fedsim.lab.study.loaded import LoadedStudy, load_study
 from fedsim.lab.study.plan import PlannedRun, Study, read_study
@@ -195,6 +196,21 @@ class Conductor:
             return selection
         runs = [run for run in self.study.runs if run.folder in selection]
         return folders_of(self._shard, runs)
+
+    def forecast(self) -> StudyForecast:
+        """Predict the cost of the study, or of each shard, on this machine.
+
+        Raises:
+            ScenarioError: a scenario is invalid.
+            DataError: the data of a scenario cannot be read.
+        """
+        selection = self.study.only(self._only)
+        runs = [run for run in self.study.runs if run.folder in selection]
+        states = zip(self.study.runs, self.states, strict=True)
+        finished = {run.folder for run, state in states if state == "done"}
+        count = 1 if self._shard is None else self._shard.count
+        workers = usable_cores() if self._workers is None else self._workers
+        return forecast_study(runs, lambda run: run.folder in finished, count, workers)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Interrupt the active runs, which are saved, and begin no further run.

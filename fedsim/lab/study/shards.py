@@ -64,7 +64,7 @@ def predicted_work(scenario: Scenario) -> float:
     params = scenario.strategy
     rounds = params.horizon(scenario.stop).rounds or 100
     clients = getattr(params, "clients_per_round", None) or scenario.population.devices
-    epochs = getattr(params, "local_epochs", 1) if scenario.learning == "on" else 0
+    epochs = (getattr(params, "local_epochs", None) or 1) if scenario.learning == "on" else 0
     return float(rounds * clients * (1 + epochs))
 
 
