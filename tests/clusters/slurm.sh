@@ -19,20 +19,27 @@ host=$(hostname -s)
 export SLURM_CONF=$folder/slurm.conf
 daemons=()
 
+# kill_processes ENTRY...: those of this Slurm that have the entries in their environment
+kill_processes() {
+    local environment process entry
+    for environment in /proc/[0-9]*/environ; do
+        process=${environment#/proc/}
+        process=${process%/environ}
+        if [ "$process" = $$ ]; then continue; fi
+        for entry in "SLURM_CONF=$SLURM_CONF" "$@"; do
+            grep -qszFx "$entry" "$environment" || continue 2
+        done
+        kill -KILL "$process" 2> /dev/null || true
+    done
+}
+
 end() {
     status=$?
     trap - EXIT
     timeout 10 scancel --user "$user" 2> /dev/null || true
     for daemon in "${daemons[@]}"; do kill "$daemon" 2> /dev/null || true; done
-    # what a job has left; its environment names this configuration
     sleep 3
-    for environment in /proc/[0-9]*/environ; do
-        process=${environment#/proc/}
-        process=${process%/environ}
-        if [ "$process" != $$ ] && grep -qsz "^SLURM_CONF=$SLURM_CONF\$" "$environment"; then
-            kill -KILL "$process" 2> /dev/null || true
-        fi
-    done
+    kill_processes                 # what is left of them
     exit "$status"
 }
 trap end EXIT
@@ -42,7 +49,7 @@ say() { echo "$(date +%T) $*"; }
 
 fail() {
     say "FAILED: $*"
-    tail -n 20 "$folder"/*.log "$folder"/logs/*.log || true
+    tail -n 5 "$folder"/*.log "$folder"/logs/*.log || true
     exit 1
 }
 
@@ -139,7 +146,8 @@ cd "$folder"
 job=$(submit --time=2 --signal=USR1@30)
 say "job $job: 16 shards, at most 4 at a time"
 wait_for 600 "checkpoint of shard $killed" has_checkpoint "${job}_$killed"
-scancel --signal=KILL "${job}_$killed"
+# the processes of its step; those of the script live on
+kill_processes "SLURM_JOB_ID=$(field "${job}_$killed" JobId)" SLURM_STEP_ID=0
 say "shard $killed is killed"
 wait_for 60 "end of shard $killed" is_ended "${job}_$killed"
 wait_for 1800 "end of the array" is_over "$job"

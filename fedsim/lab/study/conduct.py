@@ -20,8 +20,9 @@ from fedsim.lab.study.loaded import LoadedStudy, load_study
 from fedsim.lab.study.plan import PlannedRun, Study, read_study
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress, WorkerPool
 from fedsim.lab.study.shards import StudyShard, folders_of
+from fedsim.lab.study.shared_search import SharedTrials, make_trials
 from fedsim.lab.study.spec import TRIAL
-from fedsim.lab.study.trials import Trials, gave_up
+from fedsim.lab.study.trials import gave_up
 from fedsim.lab.terminal import Console
 
 if TYPE_CHECKING:
@@ -128,8 +129,11 @@ class Conductor:
                 f"--address is {address!r}, but --executor is {executor!r}; only 'ray' has an "
                 "address"
             )
-        if study.spec.search is not None:
-            _refuse_part_of_search(only, shard)
+        if study.spec.search is not None and only:
+            raise ScenarioError(
+                f"--only is {only[0]!r}, but the study searches: which trials follow depends on "
+                "all its runs"
+            )
         files.refuse_unusable(out)
         self.study = study
         self.out = out
@@ -138,9 +142,12 @@ class Conductor:
         self._executor = executor
         self._address = address
         self._workers = workers
-        self.trials = None if study.spec.search is None else Trials(study, study.spec.search)
+        self.trials = make_trials(study, out, shard, self.workers)
         self.ended: list[Ended] = []
-        self._update()
+        if self.trials is not None:
+            with from_file(study.allow_code):
+                self.trials.begin(out, try_to_build)
+        self._read_states()
         self.notes: list[str] = []
         if self.trials is None:
             self.notes = study.unfelt(self._selection)
@@ -165,6 +172,18 @@ class Conductor:
         return [(run, state) for run, state in runs if run.folder in self._selection]
 
     @property
+    def workers(self) -> int:
+        """Count of parallel runs in processes of this machine."""
+        return usable_cores() if self._workers is None else self._workers
+
+    @property
+    def _holds_lock(self) -> bool:
+        """Whether this process locks the study's folder for as long as it carries out runs."""
+        if self.trials is None or isinstance(self.trials, SharedTrials):
+            return False
+        return not self.trials.search.is_planned_ahead
+
+    @property
     def failed(self) -> list[Ended]:
         return [run for run in self.ended if run.status == "failed"]
 
@@ -174,8 +193,11 @@ class Conductor:
 
     @property
     def complete(self) -> bool:
-        """Whether no run failed; of a search, whether it is over and each variant has a best trial."""
-        if self.trials is None:
+        """Whether no run failed; of a search, whether it is over and each variant has a best trial.
+
+        A shard of a search is complete if none of its runs failed.
+        """
+        if self.trials is None or self._shard is not None:
             return not self.failed
         if not self.trials.is_over:
             return False
@@ -186,13 +208,16 @@ class Conductor:
         if self.trials is not None:
             with from_file(self.study.allow_code):
                 self.trials.grow(self.out, try_to_build)
+        self._read_states()
+
+    def _read_states(self) -> None:
         self._selection = self._select()
         self.states: list[RunState] = files.states(self.out, self.study)
 
     def _select(self) -> frozenset[Path]:
         """Return the folders of the runs that ``only`` and the shard select."""
         selection = self.study.only(self._only)
-        if self._shard is None:
+        if self._shard is None or isinstance(self.trials, SharedTrials):
             return selection
         runs = [run for run in self.study.runs if run.folder in selection]
         return folders_of(self._shard, runs)
@@ -209,8 +234,7 @@ class Conductor:
         states = zip(self.study.runs, self.states, strict=True)
         finished = {run.folder for run, state in states if state == "done"}
         count = 1 if self._shard is None else self._shard.count
-        workers = usable_cores() if self._workers is None else self._workers
-        return forecast_study(runs, lambda run: run.folder in finished, count, workers)
+        return forecast_study(runs, lambda run: run.folder in finished, count, self.workers)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Interrupt the active runs, which are saved, and begin no further run.
@@ -230,16 +254,22 @@ class Conductor:
             pool = self._pool = self._start_pool(stack, progress)
             if self._stopped is not None:
                 pool.interrupt(self._stopped)
+            if self.trials is not None:
+                stack.callback(self.trials.close)
             self._update()  # workers of a killed study may have ended runs since the last update
             planned = -1
-            while planned != len(self.study.runs):
-                planned = len(self.study.runs)
+            while planned != self._planned_batches:
+                planned = self._planned_batches
                 self._write(tables=False)
                 self._carry_out(pool, progress)
                 if self.interrupted:
                     return
                 self._update()
             self._write(tables=True)
+
+    @property
+    def _planned_batches(self) -> int:
+        return 0 if self.trials is None else self.trials.batches
 
     def _carry_out(self, pool: "WorkerPool | RayWorkers", progress: StudyProgress) -> None:
         """Carry out the missing runs, last the runs that another process carries out now."""
@@ -258,8 +288,11 @@ class Conductor:
     def _write(self, *, tables: bool) -> None:
         """Write the study's files under a lock, and if ``tables`` the tables of all finished runs."""
         with ExitStack() as stack:
-            if self.trials is None:  # a search already holds the lock
-                stack.enter_context(files.locked(self.out))
+            if not self._holds_lock:
+                stack.enter_context(files.locked(self.out, files.TURN_S))
+            if self.trials is not None:
+                self.trials.read(self.out)
+                self._read_states()
             files.write_study(self.out, self.study)
             if tables:
                 write_tables(self.out)
@@ -267,23 +300,22 @@ class Conductor:
                 self.trials.write(self.out)
 
     def _start_pool(self, stack: ExitStack, progress: StudyProgress) -> "WorkerPool | RayWorkers":
-        """Start the workers, and lock the folder of a search, until the ``stack`` is closed.
+        """Start the workers, and lock the folder of some searches, until the ``stack`` is closed.
 
-        The trials of a search follow from all its runs, so only one process may carry it out. A Ray
-        cluster is joined before the lock is taken, and left after the lock is released.
+        Only one process may carry out a search whose trials follow from all its runs. A Ray cluster
+        is joined before the lock is taken, and left after the lock is released.
         """
         if self._executor == "ray":
             from fedsim.lab.study.cluster import RayWorkers
 
             cluster = stack.enter_context(closing(self._cluster()))
-            if self.trials is not None:
+            if self._holds_lock:
                 stack.enter_context(files.locked(self.out))
             return stack.enter_context(closing(RayWorkers(cluster, progress)))
         lock: Sequence[int] = ()
-        if self.trials is not None:
+        if self._holds_lock:
             lock = stack.enter_context(files.locked(self.out))
-        workers = usable_cores() if self._workers is None else self._workers
-        return stack.enter_context(closing(WorkerPool(workers, progress, lock)))
+        return stack.enter_context(closing(WorkerPool(self.workers, progress, lock)))
 
     def _cluster(self) -> "Ray":
         devices = [run.scenario.training.device for run, _ in self.selected_runs]
@@ -292,24 +324,15 @@ class Conductor:
 
     def _orders(self) -> list[RunOrder]:
         orders = []
+        others = set() if self.trials is None else self.trials.runs_of_others()
         for run, state in self.selected_runs:
             folder = self.out / run.folder
-            if state == "done" or (self.trials and gave_up(folder)):
+            if state == "done":
+                continue
+            if run.folder in others or (self.trials and gave_up(folder)):
                 continue
             orders.append(RunOrder(run.label, run.scenario.to_toml(), folder.absolute()))
         return orders
-
-
-def _refuse_part_of_search(only: Sequence[str], shard: StudyShard | None) -> None:
-    option = None
-    if only:
-        option = f"--only is {only[0]!r}"
-    elif shard is not None:
-        option = f"--shard is '{shard}'"
-    if option is not None:
-        raise ScenarioError(
-            f"{option}, but the study searches: which trials follow depends on all its runs"
-        )
 
 
 def try_to_build(run: PlannedRun) -> None:

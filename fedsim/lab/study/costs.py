@@ -223,10 +223,7 @@ def forecast_lines(forecast: StudyForecast, shard: StudyShard | None) -> list[st
     shares = forecast.shares
     share = shares[0] if shard is None else shares[shard.number - 1]
     name = "the study" if shard is None else f"shard {shard}"
-    if not share.runs:
-        lines = [f"nothing is left to do of {name}"]
-    else:
-        lines = [_describe(share, name, forecast.workers)]
+    lines = [_describe(share, name, forecast.workers)]
     if share.untold:
         lines.append(f"that leaves out {share.untold} runs, whose cost cannot be told")
     if shard is not None:
@@ -240,6 +237,8 @@ def forecast_lines(forecast: StudyForecast, shard: StudyShard | None) -> list[st
 
 
 def _describe(share: ShareCost, name: str, workers: int) -> str:
+    if not share.runs:
+        return f"nothing is left to do of {name}"
     at_a_time = min(workers, share.runs)
     plural = "" if at_a_time == 1 else "s"
     return (
