@@ -102,7 +102,10 @@ def test_verbs_of_one_run(
 
 def test_verbs_of_studies(study: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    planned = printed("StudyResult", "study", study, "--out", out, "--dry-run", "--shard", "1/2")
+    words = ("study", study, "--out", out, "--dry-run", "--shard", "1/2")
+    assert printed("StudyResult", *words, "--no-trial")["cost"] is None
+    planned = printed("StudyResult", *words)
+    assert [share["runs"] for share in planned["cost"]["shares"]] == [1, 0]
     assert (planned["status"], planned["runs"][0]["state"]) == ("dry-run", "new")
     assert planned["shard"] == {"number": 1, "count": 2, "runs": 1, "work": 1.0}
     assert not out.exists()

@@ -224,7 +224,7 @@ def forecast_lines(forecast: StudyForecast, shard: StudyShard | None) -> list[st
     share = shares[0] if shard is None else shares[shard.number - 1]
     name = "the study" if shard is None else f"shard {shard}"
     lines = [_describe(share, name, forecast.workers)]
-    if share.untold:
+    if 0 < share.untold < share.runs:
         lines.append(f"that leaves out {share.untold} runs, whose cost cannot be told")
     if shard is not None:
         lines.append(_describe_range(shares))
@@ -239,6 +239,8 @@ def forecast_lines(forecast: StudyForecast, shard: StudyShard | None) -> list[st
 def _describe(share: ShareCost, name: str, workers: int) -> str:
     if not share.runs:
         return f"nothing is left to do of {name}"
+    if share.untold == share.runs:
+        return f"what the {share.runs} runs of {name} cost cannot be told"
     at_a_time = min(workers, share.runs)
     plural = "" if at_a_time == 1 else "s"
     return (
