@@ -11,7 +11,13 @@ from typing import Literal
 from pydantic import Field, JsonValue
 from pydantic.json_schema import JsonSchemaValue, models_json_schema
 
-from fedsim.cli.result_parts import AnswerResult, ResultEntries, TableResult, VerbResult
+from fedsim.cli.result_parts import (
+    AnswerResult,
+    ResultEntries,
+    StudyCostResult,
+    TableResult,
+    VerbResult,
+)
 from fedsim.common.files import read_json, toml
 from fedsim.lab.catalogue import catalogue, figures_of, keys_of, specs_titled
 from fedsim.lab.compare.critical_path import CriticalPaths, RoundPath
@@ -307,38 +313,6 @@ class ShardResult(ResultEntries):
     """Count of the share's runs."""
     work: float
     """Predicted part of the study's work, 0 to 1."""
-
-
-class ShareCostResult(ResultEntries):
-    """Predicted cost of the runs of a shard that are not done, or of a study without shards."""
-
-    runs: int
-    """Count of the runs that are not done."""
-    untold: int
-    """Count of those runs whose cost is unknown, and left out here."""
-    real_s: float
-    """Real time until the last run has ended (s)."""
-    worker_s: float
-    """Sum of the real times of all workers (s)."""
-    memory_bytes: int
-    """Peak memory of all processes together (bytes)."""
-    disk_bytes: float
-    """Size of the run folders, without checkpoints (bytes)."""
-
-
-class StudyCostResult(ResultEntries):
-    """Predicted cost of a study on this machine."""
-
-    shares: list[ShareCostResult]
-    """One entry per shard, in their order; without ``--shard``, one entry for the study."""
-    workers: int
-    """Count of parallel runs of each shard."""
-    tried: int
-    """Count of variants whose beginning was tried; others cost in proportion to their work."""
-    variants: int
-    """Count of variants with runs to do."""
-    start_s: float
-    """Real time in which a worker starts (s)."""
 
 
 class StudyResult(VerbResult):

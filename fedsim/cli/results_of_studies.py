@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from fedsim.cli.result_parts import answers_of, tables_of
+from fedsim.cli.result_parts import StudyCostResult, answers_of, tables_of
 from fedsim.cli.results import (
     BenchLineResult,
     BenchResult,
     ShardResult,
-    StudyCostResult,
     StudyResult,
     StudyRunResult,
     StudyStatus,

@@ -193,6 +193,6 @@ def test_a_batch_system_announces_the_end_to_all_processes_at_once(
 
 
 def children_of(parent: int) -> list[int]:
-    """Numbers of the processes that a process has started."""
-    path = Path(f"/proc/{parent}/task/{parent}/children")
-    return [int(number) for number in path.read_text().split()]
+    """Numbers of the processes that the threads of a process have started."""
+    paths = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(number) for path in paths for number in path.read_text().split()]
