@@ -97,9 +97,10 @@ class Journal:
     def _study(self, line: SearchedVariant) -> int:
         """Return Optuna's number of the study of a variant, which is made if it does not exist."""
         try:
-            return self._storage.get_study_id_from_name(line.variant.label)
+            study: int = self._storage.get_study_id_from_name(line.variant.label)
         except KeyError:
-            return self._storage.create_new_study([self._direction], line.variant.label)
+            study = self._storage.create_new_study([self._direction], line.variant.label)
+        return study
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
