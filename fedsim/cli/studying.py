@@ -215,9 +215,9 @@ def _show_plan(
         say(f"{state:<6}  {run.folder}")
     if conductor.trials is not None and not conductor.trials.is_over:
         say("more trials follow from what these come to")
-    if share is not None:
+    planned = conductor.study.runs
+    if share is not None and planned:
         runs = [run for run, _ in conductor.selected_runs]
-        planned = conductor.study.runs
         work = work_of_share(runs, planned)
         say(f"shard {share}: {len(runs)} of {len(planned)} runs, {work:.1%} of the work")
     if forecast is not None:

@@ -225,12 +225,16 @@ class Conductor:
     def forecast(self) -> StudyForecast:
         """Predict the cost of the study, or of each shard, on this machine.
 
+        Trials of a search that follow from results are predicted with other values.
+
         Raises:
             ScenarioError: a scenario is invalid.
             DataError: the data of a scenario cannot be read.
         """
         selection = self.study.only(self._only)
         runs = [run for run in self.study.runs if run.folder in selection]
+        if self.trials is not None:
+            runs += self.trials.foreseen_runs()
         states = zip(self.study.runs, self.states, strict=True)
         finished = {run.folder for run, state in states if state == "done"}
         count = 1 if self._shard is None else self._shard.count

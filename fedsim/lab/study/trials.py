@@ -7,6 +7,7 @@ was lost is repeated.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -244,6 +245,21 @@ class Trials:
                 raise ScenarioError(
                     f"no trial of {line.variant.label!r} can be run: {line.trials[-1].error}"
                 )
+
+    def foreseen_runs(self) -> list[PlannedRun]:
+        """Return runs with possible values for the trials that are not planned yet."""
+        runs = []
+        for line in self.lines:
+            first = len(line.trials) + 1
+            count = self.search.trials - len(line.trials)
+            space = self.search.space_of(line.variant.name)
+            proposals = self.search.ask(line.variant.label, space, [], count)
+            for number, values in enumerate(proposals, first):
+                variant = Trial.of(line.variant, number, values).variant
+                with suppress(ScenarioError):  # a point that makes no scenario is not run
+                    for seed in self.study.spec.seeds:
+                        runs.append(planned(variant, self.study.spec, seed))
+        return runs
 
     def _prune(self) -> None:
         """Prune open trials that are worse than the median of all trials, on equally many runs."""

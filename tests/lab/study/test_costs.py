@@ -71,6 +71,18 @@ def test_what_is_left_to_do_is_counted_shard_by_shard(quick: Path, tmp_path: Pat
     assert forecast.shares[0].memory_bytes > 50_000_000
 
 
+def test_trials_that_follow_from_results_are_foreseen(
+    quick: Path, tables: dict[str, Any], tmp_path: Path
+) -> None:
+    space = {"strategy.clients_per_round": {"low": 1, "high": 12}}
+    search = {"kind": "random", "trials": 3, "metric": "traffic", "space": space, "prune": True}
+    study = read_study(write(quick, tables | {"search": search}))
+    forecast = Conductor(study, tmp_path / "out", 1, tried=False).forecast()
+    # three trials of two variants: at least the first seed of each is planned, all are foreseen
+    assert forecast.shares[0].runs >= 6
+    assert forecast.shares[0].real_s > 0
+
+
 def test_unknown_costs_are_told(quick: Path) -> None:
     share = ShareCost(3, 2, 60.0, 60.0, 10**9, 10**6)
     lines = forecast_lines(StudyForecast([share], 2, 3, 3, 1.0), None)
