@@ -105,7 +105,10 @@ def test_verbs_of_one_run(
 
 def test_verbs_of_studies(study: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    planned = printed("StudyResult", "study", study, "--out", out, "--dry-run", "--shard", "1/2")
+    words = ("study", study, "--out", out, "--dry-run", "--shard", "1/2")
+    assert printed("StudyResult", *words, "--no-trial")["cost"] is None
+    planned = printed("StudyResult", *words)
+    assert [share["runs"] for share in planned["cost"]["shares"]] == [1, 0]
     assert (planned["status"], planned["runs"][0]["state"]) == ("dry-run", "new")
     assert planned["shard"] == {"number": 1, "count": 2, "runs": 1, "work": 1.0}
     assert not out.exists()
@@ -195,4 +198,4 @@ def test_keys_in_messages() -> None:
 
 def test_exit_codes_are_listed() -> None:
     page = (ROOT / "docs" / "howto" / "programs.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == ["0", "1", "2", "130"]
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == ["0", "1", "2", "75", "130"]

@@ -2,7 +2,7 @@
 
 No other package of fedsim imports ``cli``. The exit status is 0 for success, 1 for a failure, 2 for a
 mistake in the scenario or on the command line, and 130 for an interrupted command, whose results
-until then are kept.
+until then are kept. It is 75 if a batch system announced the end of the job.
 """
 
 import asyncio
@@ -27,8 +27,13 @@ from fedsim.cli.output import VerbOutcome, is_quiet, print_usage_error, reported
 from fedsim.cli.showing import SHOWING
 from fedsim.cli.studying import STUDYING
 from fedsim.common.harmless import say, visible
-from fedsim.running.mistakes import INTERRUPTED
-from fedsim.running.signals import end_at_once, interrupted_once, let_go, signals
+from fedsim.running.signals import (
+    end_at_once,
+    interrupted_once,
+    let_go,
+    raise_interruption,
+    signals,
+)
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
@@ -58,7 +63,7 @@ def main() -> None:
     """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on
     real devices?
     """
-    # SIGTERM and SIGHUP end a command like Ctrl-C
+    # the other signals end a command like Ctrl-C
     if threading.current_thread() is threading.main_thread():
         for number in signals()[1:]:
             previous = signal.signal(number, _end)
@@ -72,7 +77,7 @@ def main() -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     let_go(number)
-    signal.default_int_handler(number, frame)
+    raise_interruption(number, frame)
 
 
 for _verb in (*BEGINNING, *STUDYING, *DEPLOYING, *EXPLAINING, *SHOWING):
@@ -157,7 +162,7 @@ def run_command(
             job.simulation.at_close(progress.close)
             if job.checkpointer is not None:
                 job.checkpointer.tell = progress.saved
-        with interrupted_once(partial(end_soon, job), again=end_at_once):
+        with interrupted_once(partial(end_soon, job), again=end_at_once) as interruption:
             result = asyncio.run(job.execute())
         interrupted = result.summary["status"] == "interrupted"
         kept = ExitStack()
@@ -183,4 +188,4 @@ def run_command(
 
         return run_result(out, resumption)
 
-    return VerbOutcome(make, show, INTERRUPTED if interrupted else 0)
+    return VerbOutcome(make, show, interruption.exit_status if interrupted else 0)

@@ -1,4 +1,4 @@
-"""Parts of what ``--json`` prints: the base of all results, and tables and answers."""
+"""Parts of what ``--json`` prints: the base of all results, tables, answers and costs."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -71,6 +71,38 @@ class ColumnResult(ResultEntries):
     def of(cls, column: ComparedColumn) -> "ColumnResult":
         cells = [_cell(cell) for cell in column.cells]
         return cls(name=column.head, topic=column.topic, unit=column.unit, cells=cells)
+
+
+class ShareCostResult(ResultEntries):
+    """Predicted cost of the runs of a shard that are not done, or of a study without shards."""
+
+    runs: int
+    """Count of the runs that are not done."""
+    untold: int
+    """Count of those runs whose cost is unknown, and left out here."""
+    real_s: float
+    """Real time until the last run has ended (s)."""
+    worker_s: float
+    """Sum of the real times of all workers (s)."""
+    memory_bytes: int
+    """Peak memory of all processes together (bytes)."""
+    disk_bytes: float
+    """Size of the run folders, without checkpoints (bytes)."""
+
+
+class StudyCostResult(ResultEntries):
+    """Predicted cost of a study on this machine."""
+
+    shares: list[ShareCostResult]
+    """One entry per shard, in their order; without ``--shard``, one entry for the study."""
+    workers: int
+    """Count of parallel runs of each shard."""
+    tried: int
+    """Count of variants whose beginning was tried; others cost in proportion to their work."""
+    variants: int
+    """Count of variants with runs to do."""
+    start_s: float
+    """Real time in which a worker starts (s)."""
 
 
 def _cell(cell: Cell) -> CellResult:

@@ -11,7 +11,13 @@ from typing import Literal
 from pydantic import Field, JsonValue
 from pydantic.json_schema import JsonSchemaValue, models_json_schema
 
-from fedsim.cli.result_parts import AnswerResult, ResultEntries, TableResult, VerbResult
+from fedsim.cli.result_parts import (
+    AnswerResult,
+    ResultEntries,
+    StudyCostResult,
+    TableResult,
+    VerbResult,
+)
 from fedsim.cli.results_of_figures import FiguresResult
 from fedsim.common.files import read_json, toml
 from fedsim.lab.catalogue import catalogue, figures_of, keys_of, specs_titled
@@ -324,6 +330,8 @@ class StudyResult(VerbResult):
     """The share of ``--shard``; null without it."""
     most_runs: int | None = None
     """Budget of runs of ``--until-sure``, which may add runs; null without it."""
+    cost: StudyCostResult | None = None
+    """Predicted cost, of a dry run; null with ``--no-trial``, or if data cannot be read."""
     answers: list[AnswerResult] = Field(default_factory=list)
     """One answer per world; empty for a dry run, an interrupted study and a search."""
     tables: list[TableResult] = Field(default_factory=list)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from fedsim.cli.result_parts import answers_of, tables_of
+from fedsim.cli.result_parts import StudyCostResult, answers_of, tables_of
 from fedsim.cli.results import (
     BenchLineResult,
     BenchResult,
@@ -19,12 +19,16 @@ from fedsim.lab.compare.show import compare_published
 from fedsim.lab.compare.table import Comparison
 from fedsim.lab.reading.study_folder import PUBLISHED
 from fedsim.lab.study.conduct import Conductor
+from fedsim.lab.study.costs import StudyForecast
 from fedsim.lab.study.folder import states
 from fedsim.lab.study.shards import StudyShard, work_of_share
 
 
 def study_result(
-    conductor: Conductor, share: StudyShard | None, status: StudyStatus
+    conductor: Conductor,
+    share: StudyShard | None,
+    status: StudyStatus,
+    forecast: StudyForecast | None = None,
 ) -> StudyResult:
     """Return the result of a study that was planned or carried out.
 
@@ -32,12 +36,17 @@ def study_result(
         conductor: the conductor of the study.
         share: the share of the runs that was selected; None for all.
         status: how the study ended.
+        forecast: the predicted cost of the study; None for none.
     """
+    cost = None
+    if forecast is not None:
+        cost = StudyCostResult(**asdict(forecast))
     result = StudyResult(
         folder=str(conductor.out),
         status=status,
         runs=_runs_of(conductor),
         shard=_shard_result(conductor, share),
+        cost=cost,
         lines=[*conductor.notes],
     )
     trials = conductor.trials

@@ -21,14 +21,14 @@ from fedsim.cli.options import (
     tell_dropped,
 )
 from fedsim.cli.output import VerbOutcome, is_quiet, prints_json, reported, show_nothing
-from fedsim.common.errors import ScenarioError
+from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.harmless import say
-from fedsim.running.mistakes import INTERRUPTED
 from fedsim.running.signals import interrupted_once
 
 if TYPE_CHECKING:
     from fedsim.cli.results import BenchResult, MergeResult, StudyResult, StudyStatus
     from fedsim.lab.study.conduct import Conductor
+    from fedsim.lab.study.costs import StudyForecast
     from fedsim.lab.study.shards import StudyShard
 
 
@@ -99,7 +99,12 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="List the runs and how far each is; run and write nothing, read no data.",
+    help="List the runs, how far each is, and what they cost here; run and write nothing.",
+)
+@click.option(
+    "--no-trial",
+    is_flag=True,
+    help="With --dry-run: list the runs without their cost; read no data.",
 )
 @reported
 def study_command(words: tuple[str, ...], out: Path, **settings: Any) -> VerbOutcome:
@@ -171,6 +176,7 @@ def _run_study(
     error: str | None,
     most_runs: int | None,
     most_time: str | None,
+    no_trial: bool,
     **settings: Any,
 ) -> VerbOutcome:
     """Carry out ``fedsim study STUDY``."""
@@ -184,6 +190,8 @@ def _run_study(
         raise ScenarioError(
             "--quiet prints nothing, but --dry-run only prints; give one of the two"
         )
+    if no_trial and not dry_run:
+        raise ScenarioError("--no-trial belongs to --dry-run; give both, or neither")
     rule = _read_rule(
         until_sure, within=within, error=error, most_runs=most_runs, most_time=most_time
     )
@@ -203,19 +211,19 @@ def _run_study(
     if not is_quiet():
         say(*(f"fedsim: {note}" for note in conductor.notes), err=True)
     if dry_run:
-        show = partial(_show_plan, conductor, share)
-        return VerbOutcome(partial(_make_result, conductor, share, "dry-run"), show)
+        forecast = None if no_trial else _forecast(conductor)
+        show = partial(_show_plan, conductor, share, forecast)
+        return VerbOutcome(partial(_make_result, conductor, share, "dry-run", forecast), show)
     with (
         closing(StudyProgress(Console(stderr=True, quiet=is_quiet()))) as progress,
-        interrupted_once(conductor.interrupt),
+        interrupted_once(conductor.interrupt) as interruption,
     ):
         conductor.run(progress)
     for failure in conductor.failed:
         say(f"fedsim: {failure.order.label} failed: {failure.error}", err=True)
     if conductor.interrupted:
-        return VerbOutcome(
-            partial(_make_result, conductor, share, "interrupted"), show_nothing, INTERRUPTED
-        )
+        make = partial(_make_result, conductor, share, "interrupted")
+        return VerbOutcome(make, show_nothing, interruption.exit_status)
     show = partial(_show_figures, conductor)
     if conductor.complete:
         return VerbOutcome(partial(_make_result, conductor, share, "done"), show)
@@ -237,15 +245,30 @@ def _read_rule(until_sure: bool, **details: object) -> dict[str, object] | None:
 
 
 def _make_result(
-    conductor: "Conductor", share: "StudyShard | None", status: "StudyStatus"
+    conductor: "Conductor",
+    share: "StudyShard | None",
+    status: "StudyStatus",
+    forecast: "StudyForecast | None" = None,
 ) -> "StudyResult":
     from fedsim.cli.results_of_studies import study_result
 
-    return study_result(conductor, share, status)
+    return study_result(conductor, share, status, forecast)
 
 
-def _show_plan(conductor: "Conductor", share: "StudyShard | None") -> None:
-    """Print the selected runs of a study, and how far each is."""
+def _forecast(conductor: "Conductor") -> "StudyForecast | None":
+    """Return the cost of a study; None with a note if its data cannot be read."""
+    try:
+        return conductor.forecast()
+    except DataError as error:
+        say(f"fedsim: what the runs cost cannot be told: {error}", err=True)
+        return None
+
+
+def _show_plan(
+    conductor: "Conductor", share: "StudyShard | None", forecast: "StudyForecast | None"
+) -> None:
+    """Print the selected runs of a study, how far each is, and their cost."""
+    from fedsim.lab.study.costs import forecast_lines
     from fedsim.lab.study.shards import work_of_share
 
     for run, state in conductor.selected_runs:
@@ -256,11 +279,13 @@ def _show_plan(conductor: "Conductor", share: "StudyShard | None") -> None:
         say(
             f"more seeds follow where they decide: at most {conductor.seeding.most_runs} runs in all"
         )
-    if share is not None:
+    planned = conductor.study.runs
+    if share is not None and planned:
         runs = [run for run, _ in conductor.selected_runs]
-        planned = conductor.study.runs
         work = work_of_share(runs, planned)
         say(f"shard {share}: {len(runs)} of {len(planned)} runs, {work:.1%} of the work")
+    if forecast is not None:
+        say(*forecast_lines(forecast, share))
 
 
 def _show_figures(conductor: "Conductor") -> None:

@@ -104,7 +104,7 @@ def forecast_whole(
         lines.append("what a run takes here cannot be told: not one round ended within the trial")
         return WholeForecast(lines)
     real_s = trial.build_s + costs["simulation_s"] + costs["training_s"] + costs["testing_s"]
-    cost = CostHere(real_s=real_s, build_s=trial.build_s, memory_bytes=_peak_memory(), **costs)
+    cost = CostHere(real_s=real_s, build_s=trial.build_s, memory_bytes=peak_memory(), **costs)
     return WholeForecast([*lines, *_cost_lines(trial, cost)], cost)
 
 
@@ -167,7 +167,7 @@ def _cost_lines(trial: Beginning, cost: CostHere) -> list[str]:
     return lines
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
     """Return the peak memory (bytes) of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts kibibytes

@@ -24,7 +24,12 @@ from fedsim.common.errors import (
 from fedsim.common.harmless import say
 
 INTERRUPTED = 130
+PAUSED = 75  # EX_TEMPFAIL of sysexits.h: call again to go on
 _NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # errors of file names that no file can have
+
+
+class Paused(KeyboardInterrupt):
+    """Interruption by a batch system, which is going to start the same command again."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,10 @@ def explained(
             try:
                 with _reading(options):
                     status = command(*args, **options) or 0
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interruption:
                 status = INTERRUPTED
+                if isinstance(interruption, Paused):
+                    status = PAUSED
                 report(Mistake(program, "", status))
             except BrokenPipeError:  # the reader has ended (``| head``)
                 # Python must not flush the remaining output

@@ -27,7 +27,7 @@ from fedsim.records.recorder import Recorder
 from fedsim.records.schema import ASKED, AVAILABILITY, models_digest
 from fedsim.running.checkpoint import snapshot
 from fedsim.running.packages import packages_of
-from fedsim.running.signals import end_at_once
+from fedsim.running.signals import ANNOUNCEMENTS, end_at_once
 from fedsim.version import __version__
 from fedsim.world.meters.base import Column
 
@@ -301,13 +301,16 @@ def _is_finite(model: Mapping[str, AnyArray]) -> bool:
 def end_soon(job: Job, number: int) -> None:
     """Interrupt a run, which is saved after its current instant.
 
-    If the run does not end in time, the process is ended, and the last checkpoint remains.
+    If the run does not end in time, the process is ended, and the last checkpoint remains. After
+    the announcement of a batch system it may take any time, because a signal to end will follow.
 
     Args:
         job: the run.
         number: number of the signal that interrupted the run.
     """
     job.interrupt()
+    if number in ANNOUNCEMENTS:
+        return
     with suppress(RuntimeError):  # no event loop runs, so there is nothing to wait for
         loop = asyncio.get_running_loop()
         threading.Thread(target=_watch, args=(job, loop, number), daemon=True).start()
@@ -340,5 +343,5 @@ def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
                 "what remains",
                 err=True,
             )
-            end_at_once()
+            end_at_once(number)
         time.sleep(_LOOK_S)

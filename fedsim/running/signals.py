@@ -1,4 +1,9 @@
-"""Signals that interrupt a command: the first requests its end, the second ends it at once."""
+"""Signals that interrupt a command: the first requests its end, the second ends it at once.
+
+Batch systems announce the end of a job by SIGUSR1 or SIGUSR2 some time before it (Slurm's
+``--signal``, Grid Engine's ``-notify``). These signals interrupt a command too. Its exit status
+then says that the job is to be queued again.
+"""
 
 import os
 import signal
@@ -6,28 +11,62 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
 
 from fedsim.common.harmless import say
-from fedsim.running.mistakes import INTERRUPTED
+from fedsim.running.mistakes import INTERRUPTED, PAUSED, Paused
 
 _SHOW_CURSOR = b"\x1b[?25h"
+ANNOUNCEMENTS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which batch systems announce the end of a job."""
+
+
+@dataclass
+class Interruption:
+    """Signal that interrupted a command.
+
+    Attributes:
+        number: number of the first signal; None if there was none.
+    """
+
+    number: int | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """Exit status of the command if it was interrupted."""
+        return PAUSED if self.number in ANNOUNCEMENTS else INTERRUPTED
+
+
+def raise_interruption(number: int, frame: FrameType | None) -> None:
+    """Signal handler that raises ``KeyboardInterrupt``, whose subclass tells the exit status."""
+    if number in ANNOUNCEMENTS:
+        raise Paused
+    signal.default_int_handler(number, frame)
 
 
 @contextmanager
 def interrupted_once(
-    interrupt: Callable[[int], None], again: Callable[..., object] = signal.default_int_handler
-) -> Iterator[None]:
-    """Return a context in which signals (Ctrl-C, SIGTERM, SIGHUP) interrupt a command.
+    interrupt: Callable[[int], None], again: Callable[..., object] = raise_interruption
+) -> Iterator[Interruption]:
+    """Return a context in which signals (see ``signals``) interrupt a command.
 
     Args:
         interrupt: called with the first signal.
-        again: handler of the second signal; by default it raises ``KeyboardInterrupt``.
+        again: handler of the second signal; by default it raises ``KeyboardInterrupt``. After the
+            first signal, announcements of batch systems are ignored.
+
+    Yields:
+        The interruption, which has no number yet.
     """
+    interruption = Interruption()
 
     def on_signal(number: int, _: object) -> None:
         let_go(number)
+        interruption.number = number
         for other_number in handlers:
-            signal.signal(other_number, again)
+            ignored = other_number in ANNOUNCEMENTS
+            signal.signal(other_number, signal.SIG_IGN if ignored else again)
         say(
             "fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)",
             err=True,
@@ -38,18 +77,18 @@ def interrupted_once(
     for number in handlers:
         signal.signal(number, on_signal)
     try:
-        yield
+        yield interruption
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def signals() -> list[signal.Signals]:
-    """Return the signals that interrupt a run: SIGINT, SIGTERM and SIGHUP.
+    """Return the signals that interrupt a run: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP.
 
     SIGHUP is left out if the process ignores it (``nohup``).
     """
-    numbers = [signal.SIGINT, signal.SIGTERM]
+    numbers = [signal.SIGINT, signal.SIGTERM, *ANNOUNCEMENTS]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     return numbers
@@ -69,9 +108,13 @@ def let_go(number: int) -> None:
                 os.dup2(null.fileno(), descriptor)
 
 
-def end_at_once(*_: object) -> None:
-    """Signal handler that ends this process at once, without waiting for its threads."""
+def end_at_once(number: int, *_: object) -> None:
+    """Signal handler that ends this process at once, without waiting for its threads.
+
+    Args:
+        number: the signal that interrupted the command.
+    """
     sys.stderr.flush()
     if sys.stderr.isatty():
         os.write(sys.stderr.fileno(), _SHOW_CURSOR)  # a live display has hidden the cursor
-    os._exit(INTERRUPTED)
+    os._exit(Interruption(number).exit_status)

@@ -340,6 +340,7 @@ Simulation.submit = slow
         (LONG_INSTANT, "this instant takes too long", signal.SIGINT),
         (LONG_INSTANT, "this instant takes too long", signal.SIGTERM),
         (LONG_BUILDING, "", signal.SIGTERM),
+        (LONG_BUILDING, "", signal.SIGUSR2),
     ],
 )
 def test_a_signal_takes_effect_whatever_goes_on(
@@ -350,6 +351,7 @@ def test_a_signal_takes_effect_whatever_goes_on(
         number,
         slow_world(departures={"kind": "exponential", "mean_stay": "1 h"}),
         tmp_path,
+        status=75 if number == signal.SIGUSR2 else 130,
     )
     assert said in errors
     assert not list(tmp_path.rglob("*.writing"))
@@ -357,7 +359,12 @@ def test_a_signal_takes_effect_whatever_goes_on(
 
 
 def interrupted(
-    program: str, number: signal.Signals, sections: dict[str, Any], place: Path, *options: str
+    program: str,
+    number: signal.Signals,
+    sections: dict[str, Any],
+    place: Path,
+    *options: str,
+    status: int = 130,
 ) -> str:
     """What a run says on stderr that gets a signal when it has begun something long."""
     (place / "s.toml").write_text(tomli_w.dumps(sections))
@@ -378,14 +385,16 @@ def interrupted(
         assert process.stdout.readline() == "begun\n"
         process.send_signal(number)
         _, errors = ended(process)  # which would never come if it did not heed the signal
-    assert process.returncode == 130, errors
+    assert process.returncode == status, errors
     assert "Traceback" not in errors
     return errors
 
 
-def test_training_may_come_to_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
+def test_training_may_come_to_its_end(number: signal.Signals, status: int, tmp_path: Path) -> None:
+    options = ("--executor", "threads")
     errors = interrupted(
-        LONG_TRAINING, signal.SIGINT, quiet_world(FEDAVG), tmp_path, "--executor", "threads"
+        LONG_TRAINING, number, quiet_world(FEDAVG), tmp_path, *options, status=status
     )
     assert "takes too long" not in errors
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "interrupted"

@@ -481,7 +481,7 @@ def _study(place: Place, draw: random.Random) -> None:
         as_toml({"base": "base.toml", "variants": {"one": {}, "two": {"stop.rounds": 2}}})
     )
     damage(draw, place.folder / draw.choice(["base.toml", "study.toml"]))
-    place.call("study", "study.toml", "--out", "studied", "--dry-run")
+    place.call("study", "study.toml", "--out", "studied", "--dry-run", "--no-trial")
 
 
 def _index(place: Place, draw: random.Random) -> None:
@@ -495,6 +495,6 @@ def _index(place: Place, draw: random.Random) -> None:
         study_file.write_text(as_toml(values.spoil(draw, tomllib.loads(study_file.read_text()))))
     look(place, draw, "studied")
     if draw.random() < 0.5:
-        place.call("study", "study.toml", "--out", "studied", "--dry-run")
+        place.call("study", "study.toml", "--out", "studied", "--dry-run", "--no-trial")
     shutil.rmtree(out / "runs")
     place.call("compare", "studied")

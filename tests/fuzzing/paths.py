@@ -174,7 +174,7 @@ _ON_STUDY = (
         ["compare", "studied", "--published", ODD],
         ["report", "studied", "--out", "r.html"],
     ),
-    ["study", "studied/study.toml", "--out", "studied", "--dry-run"],
+    ["study", "studied/study.toml", "--out", "studied", "--dry-run", "--no-trial"],
 )
 _STUDY = (
     "index.json",
@@ -194,13 +194,13 @@ _OTHER = {
     "scenario": (ODD, ["run", ODD, "--out", "out"]),
     "extended": (ODD, ["run", "extends.toml", "--out", "out"]),
     "checked": (ODD, ["check", ODD, "--no-trial"]),
-    "study": (ODD, ["study", ODD, "--out", "studied", "--dry-run"]),
-    "base": (ODD, ["study", "study.toml", "--out", "studied", "--dry-run"]),
-    "published": (ODD, ["study", "published.toml", "--out", "studied", "--dry-run"]),
+    "study": (ODD, ["study", ODD, "--out", "studied", "--dry-run", "--no-trial"]),
+    "base": (ODD, ["study", "study.toml", "--out", "studied", "--dry-run", "--no-trial"]),
+    "published": (ODD, ["study", "published.toml", "--out", "studied", "--dry-run", "--no-trial"]),
     "configuration": ("fedsim/config.toml", ["check", "code.toml", "--no-trial"]),
     "run to resume": ("out/scenario.toml", ["run", "extended.toml", "--out", "out", "--resume"]),
     "out of a run": (ODD, ["run", "quickstart", "--out", ODD]),
-    "out of a study": (ODD, ["study", "study.toml", "--out", ODD, "--dry-run"]),
+    "out of a study": (ODD, ["study", "study.toml", "--out", ODD, "--dry-run", "--no-trial"]),
     "out of a calibration": (ODD, ["calibrate", "log.csv", "--out", ODD]),
     "new": (
         f"{ODD}.toml",

@@ -232,7 +232,7 @@ def _study(place: Place, draw: random.Random) -> None:
         case 3:
             tables = values.spoil(draw, tables)
     (place.folder / "study.toml").write_text(as_toml(tables), encoding="utf-8", newline="")
-    place.call("study", "study.toml", "--out", "studied", "--dry-run")
+    place.call("study", "study.toml", "--out", "studied", "--dry-run", "--no-trial")
     if (
         draw.random() < _SEVERAL_RUNS
         and place.call("study", "study.toml", "--out", "studied", "--workers", "1").status == 0

@@ -65,7 +65,7 @@ def listed(study: Path, changes: tuple[str, ...], only: tuple[str, ...]) -> Any:
     words = [word for change in changes for word in ("--set", change)] + [
         word for text in only for word in ("--only", text)
     ]
-    return call("study", study, "--out", study.parent / "out", "--dry-run", *words)
+    return call("study", study, "--out", study.parent / "out", "--dry-run", "--no-trial", *words)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +159,7 @@ UNUSED = [
     ),
     ("check quickstart --seed 3 --set seed=4", "is undone by another change"),
     ("study quickstart-study --out OUT --dry-run --quiet", "--quiet prints nothing"),
+    ("study quickstart-study --out OUT --no-trial", "--no-trial belongs to --dry-run"),
 ]
 
 

@@ -145,7 +145,7 @@ def test_nothing_that_a_terminal_obeys_comes_out_of_a_file(hostile: Path) -> Non
         ),
         ["check", "kind.toml", "--debug"],
         ["study", "study.toml", "--out", f"{FILE}study", "--workers", "1"],
-        ["study", "study.toml", "--out", f"{FILE}study", "--dry-run"],
+        ["study", "study.toml", "--out", f"{FILE}study", "--dry-run", "--no-trial"],
         ["study", "grid.toml", "--out", "x"],
         ["compare", *runs],
         ["compare", *runs, "--csv"],

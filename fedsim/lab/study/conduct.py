@@ -15,6 +15,7 @@ from fedsim.common.imports import from_file
 from fedsim.common.machine import usable_cores
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import folder as files
+from fedsim.lab.study.costs import StudyForecast, forecast_study
 from fedsim.lab.study.folder import RunState
 from fedsim.lab.study.inputs import StudyInputs
 from fedsim.lab.study.loaded import LoadedStudy, load_study
@@ -22,8 +23,9 @@ from fedsim.lab.study.plan import PlannedRun, Study, read_study
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress, WorkerPool
 from fedsim.lab.study.seeding import Seeding
 from fedsim.lab.study.shards import StudyShard, folders_of
+from fedsim.lab.study.shared_search import SharedTrials, make_trials
 from fedsim.lab.study.spec import TRIAL
-from fedsim.lab.study.trials import Trials, gave_up
+from fedsim.lab.study.trials import gave_up
 from fedsim.lab.terminal import Console
 
 if TYPE_CHECKING:
@@ -149,8 +151,11 @@ class Conductor:
                 f"--resources is {resources!r}, but --executor is {executor!r}; only 'ray' places "
                 "runs by their resources"
             )
-        if study.spec.search is not None:
-            _refuse_part("the study searches: which trials follow", only, shard)
+        if study.spec.search is not None and only:
+            raise ScenarioError(
+                f"--only is {only[0]!r}, but the study searches: which trials follow depends on "
+                "all its runs"
+            )
         if study.spec.until_sure is not None:
             _refuse_part("--until-sure adds seeds: which ones follow", only, shard)
         files.refuse_unusable(out)
@@ -163,12 +168,17 @@ class Conductor:
         self._workers = workers
         self._resources = resources
         self._inputs = StudyInputs() if executor == "ray" else None
-        self.trials = None if study.spec.search is None else Trials(study, study.spec.search)
+        self.trials = make_trials(study, out, shard, self.workers)
         self.seeding: Seeding | None = None
         if study.spec.until_sure is not None:
             self.seeding = Seeding(study, study.spec.until_sure)
         self.ended: list[Ended] = []
-        self._update()
+        if self.trials is not None:
+            with from_file(study.allow_code):
+                self.trials.begin(out, self._try_to_build)
+        if self.seeding is not None:
+            self.seeding.grow(out)
+        self._read_states()
         self.notes: list[str] = []
         if self.trials is None:
             self.notes = study.unfelt(self._selection)
@@ -200,6 +210,20 @@ class Conductor:
         return [(run, state) for run, state in runs if run.folder in self._selection]
 
     @property
+    def workers(self) -> int:
+        """Count of parallel runs in processes of this machine."""
+        return usable_cores() if self._workers is None else self._workers
+
+    @property
+    def _holds_lock(self) -> bool:
+        """Whether this process locks the study's folder for as long as it carries out runs."""
+        if self.seeding is not None:
+            return True
+        if self.trials is None or isinstance(self.trials, SharedTrials):
+            return False
+        return not self.trials.search.is_planned_ahead
+
+    @property
     def failed(self) -> list[Ended]:
         return [run for run in self.ended if run.status == "failed"]
 
@@ -209,8 +233,11 @@ class Conductor:
 
     @property
     def complete(self) -> bool:
-        """Whether no run failed; of a search, whether it is over and each variant has a best trial."""
-        if self.trials is None:
+        """Whether no run failed; of a search, whether it is over and each variant has a best trial.
+
+        A shard of a search is complete if none of its runs failed.
+        """
+        if self.trials is None or self._shard is not None:
             return not self.failed
         if not self.trials.is_over:
             return False
@@ -223,16 +250,37 @@ class Conductor:
                 self.trials.grow(self.out, self._try_to_build)
         if self.seeding is not None:
             self.seeding.grow(self.out)
+        self._read_states()
+
+    def _read_states(self) -> None:
         self._selection = self._select()
         self.states: list[RunState] = files.states(self.out, self.study)
 
     def _select(self) -> frozenset[Path]:
         """Return the folders of the runs that ``only`` and the shard select."""
         selection = self.study.only(self._only)
-        if self._shard is None:
+        if self._shard is None or isinstance(self.trials, SharedTrials):
             return selection
         runs = [run for run in self.study.runs if run.folder in selection]
         return folders_of(self._shard, runs)
+
+    def forecast(self) -> StudyForecast:
+        """Predict the cost of the study, or of each shard, on this machine.
+
+        Trials of a search that follow from results are predicted with other values.
+
+        Raises:
+            ScenarioError: a scenario is invalid.
+            DataError: the data of a scenario cannot be read.
+        """
+        selection = self.study.only(self._only)
+        runs = [run for run in self.study.runs if run.folder in selection]
+        if self.trials is not None:
+            runs += self.trials.foreseen_runs()
+        states = zip(self.study.runs, self.states, strict=True)
+        finished = {run.folder for run, state in states if state == "done"}
+        count = 1 if self._shard is None else self._shard.count
+        return forecast_study(runs, lambda run: run.folder in finished, count, self.workers)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Interrupt the active runs, which are saved, and begin no further run.
@@ -252,10 +300,12 @@ class Conductor:
             pool = self._pool = self._start_pool(stack, progress)
             if self._stopped is not None:
                 pool.interrupt(self._stopped)
+            if self.trials is not None:
+                stack.callback(self.trials.close)
             self._update()  # workers of a killed study may have ended runs since the last update
             planned = -1
-            while planned != len(self.study.runs):
-                planned = len(self.study.runs)
+            while planned != self._planned_batches:
+                planned = self._planned_batches
                 self._write(tables=False)
                 progress.keep_in(self.out)
                 self._carry_out(pool, progress)
@@ -268,9 +318,9 @@ class Conductor:
             self._write(tables=True)
 
     @property
-    def _is_exclusive(self) -> bool:
-        """Whether only one process may carry the study out: its runs follow from all results."""
-        return self.trials is not None or self.seeding is not None
+    def _planned_batches(self) -> int:
+        """Number that grows as trials or seeds are added."""
+        return len(self.study.runs) if self.trials is None else self.trials.batches
 
     def _carry_out(self, pool: "WorkerPool | RayWorkers", progress: StudyProgress) -> None:
         """Carry out the missing runs, last the runs that another process carries out now."""
@@ -289,8 +339,11 @@ class Conductor:
     def _write(self, *, tables: bool) -> None:
         """Write the study's files under a lock, and if ``tables`` the tables of all finished runs."""
         with ExitStack() as stack:
-            if not self._is_exclusive:  # otherwise this process already holds the lock
-                stack.enter_context(files.locked(self.out))
+            if not self._holds_lock:
+                stack.enter_context(files.locked(self.out, files.TURN_S))
+            if self.trials is not None:
+                self.trials.read(self.out)
+                self._read_states()
             files.write_study(self.out, self.study)
             if tables:
                 write_tables(self.out)
@@ -298,23 +351,23 @@ class Conductor:
                 self.trials.write(self.out)
 
     def _start_pool(self, stack: ExitStack, progress: StudyProgress) -> "WorkerPool | RayWorkers":
-        """Start the workers, and lock the folder if need be, until the ``stack`` is closed.
+        """Start the workers, and lock some studies' folders, until the ``stack`` is closed.
 
-        A Ray cluster is joined before the lock is taken, and left after the lock is released.
+        Only one process may carry out a study whose trials or seeds follow from all its runs. A Ray
+        cluster is joined before the lock is taken, and left after the lock is released.
         """
         if self._executor == "ray":
             from fedsim.lab.study.cluster import RayWorkers
 
             cluster = stack.enter_context(closing(self._cluster()))
-            if self._is_exclusive:
+            if self._holds_lock:
                 stack.enter_context(files.locked(self.out))
             assert self._inputs is not None
             return stack.enter_context(closing(RayWorkers(cluster, progress, self._inputs)))
         lock: Sequence[int] = ()
-        if self._is_exclusive:
+        if self._holds_lock:
             lock = stack.enter_context(files.locked(self.out))
-        workers = usable_cores() if self._workers is None else self._workers
-        return stack.enter_context(closing(WorkerPool(workers, progress, lock)))
+        return stack.enter_context(closing(WorkerPool(self.workers, progress, lock)))
 
     def _cluster(self) -> "Ray":
         devices = [run.scenario.training.device for run, _ in self.selected_runs]
@@ -324,9 +377,12 @@ class Conductor:
 
     def _orders(self) -> list[RunOrder]:
         orders = []
+        others = set() if self.trials is None else self.trials.runs_of_others()
         for run, state in self.selected_runs:
             folder = self.out / run.folder
-            if state == "done" or (self.trials and gave_up(folder)):
+            if state == "done":
+                continue
+            if run.folder in others or (self.trials and gave_up(folder)):
                 continue
             orders.append(RunOrder(run.label, run.scenario.to_toml(), folder.absolute()))
         return orders

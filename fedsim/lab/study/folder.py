@@ -34,6 +34,8 @@ RunState = Literal["done", "resume", "anew", "new"]
 """``resume`` has a checkpoint, ``anew`` has an unfinished folder, and ``new`` has no folder."""
 
 _LOCK_WAIT_S = 15.0  # time (s) after which workers of a killed parent have ended
+TURN_S = 600.0
+"""Longest time (s) in which all shards of a study, one by one, write its tables or take trials."""
 
 
 def refuse_unusable(path: Path) -> None:
@@ -175,7 +177,12 @@ def claimed(folder: Path) -> AbstractContextManager[list[int]]:
     return lock.locked(folder.parent, name=f".{folder.name}.lock")
 
 
-def locked(path: Path) -> AbstractContextManager[list[int]]:
-    """Make a folder, and return a context that locks it against other processes."""
+def locked(path: Path, patience_s: float = _LOCK_WAIT_S) -> AbstractContextManager[list[int]]:
+    """Make a folder, and return a context that locks it against other processes.
+
+    Args:
+        path: the study's folder.
+        patience_s: the longest time to wait for another process (s).
+    """
     files.make(path)
-    return lock.locked(path, _LOCK_WAIT_S)
+    return lock.locked(path, patience_s)

@@ -26,6 +26,7 @@ from fedsim.common.harmless import clean
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.study_progress import ProgressFile
 from fedsim.lab.terminal import Console, bar
+from fedsim.running.signals import signals
 
 News: TypeAlias = Mapping[str, Any]
 
@@ -219,6 +220,20 @@ def _describe_state(run: Ended) -> str:
     return f"{best}{show_seconds(run.wall_s)}"
 
 
+def _outcome_of_death(order: RunOrder, code: int) -> Ended:
+    """Return the outcome of an order whose worker has ended with an exit code.
+
+    A batch system sends its signals to all processes of a job, so that a worker which has not
+    installed its handlers yet may die before this process is interrupted.
+    """
+    if -code in signals():
+        return Ended(order, "interrupted")
+    reason = f"status {code}"
+    if code < 0:
+        reason = f"signal {-code} ({signal.strsignal(-code)})"
+    return Ended(order, "failed", f"its process ended with {reason}")
+
+
 _Process: TypeAlias = "subprocess.Popen[str]"
 
 _GRACE_S = 30.0  # an idle worker that does not end within this time is killed
@@ -296,11 +311,7 @@ class WorkerPool:
         if news is not None:
             ended = Ended(order, **news["run"])
         elif not self._interrupted:
-            code = worker.wait()
-            reason = f"status {code}"
-            if code < 0:
-                reason = f"signal {-code} ({signal.strsignal(-code)})"
-            ended = Ended(order, "failed", f"its process ended with {reason}")
+            ended = _outcome_of_death(order, worker.wait())
         with self._lock:
             self._progress.ended(place, ended)
         if news is None or news["peak_bytes"] > self._most_bytes:

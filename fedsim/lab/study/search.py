@@ -278,6 +278,11 @@ class Search(Spec):
         """Count of trials that are proposed at a time."""
         return self.trials
 
+    @property
+    def is_planned_ahead(self) -> bool:
+        """Whether all runs are known before the first run is done."""
+        return self.batch == self.trials and not self.prune
+
     def ask(
         self, line: str, space: Space, results: Sequence[TrialResult], count: int
     ) -> list[dict[str, object]]:
@@ -330,13 +335,7 @@ class OptunaSearch(Search):
     def ask(
         self, line: str, space: Space, results: Sequence[TrialResult], count: int
     ) -> list[dict[str, object]]:
-        try:
-            import optuna
-        except ImportError as error:
-            hint = "pip install 'optuna>=4' installs it, and search.kind = 'random' needs nothing"
-            raise ScenarioError(
-                f"search.kind is 'optuna', but Optuna cannot be imported ({error}); {hint}"
-            ) from None
+        optuna = import_optuna()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             seed = Streams(self.seed).word(f"search/{line}", len(results)) % 2**32
@@ -349,6 +348,22 @@ class OptunaSearch(Search):
                 {key: space[key].scenario_value(number) for key, number in numbers.items()}
             )
         return trials
+
+
+def import_optuna() -> Any:
+    """Import Optuna.
+
+    Raises:
+        ScenarioError: Optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        hint = "pip install 'optuna>=4' installs it, and search.kind = 'random' needs nothing"
+        raise ScenarioError(
+            f"search.kind is 'optuna', but Optuna cannot be imported ({error}); {hint}"
+        ) from None
+    return optuna
 
 
 def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float]:

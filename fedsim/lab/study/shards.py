@@ -12,6 +12,7 @@ from pathlib import Path
 from fedsim.common.errors import ScenarioError, shown
 from fedsim.lab.study.plan import PlannedRun
 from fedsim.running.scenario import Scenario
+from fedsim.strategies.asynchronous import AsynchronousParams
 
 _FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 
@@ -59,12 +60,14 @@ def predicted_work(scenario: Scenario) -> float:
     """Return the predicted work of a run: epochs of all tasks, plus one for each task.
 
     Only ratios between runs of one study are meaningful. A run without a limit of rounds counts
-    as 100 rounds.
+    as 100 rounds. A round of an asynchronous strategy has the updates of its buffer, or one.
     """
     params = scenario.strategy
     rounds = params.horizon(scenario.stop).rounds or 100
     clients = getattr(params, "clients_per_round", None) or scenario.population.devices
-    epochs = getattr(params, "local_epochs", 1) if scenario.learning == "on" else 0
+    if isinstance(params, AsynchronousParams):
+        clients = getattr(params, "buffer", 1)
+    epochs = (getattr(params, "local_epochs", None) or 1) if scenario.learning == "on" else 0
     return float(rounds * clients * (1 + epochs))
 
 

@@ -7,6 +7,7 @@ was lost is repeated.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -28,7 +29,7 @@ from fedsim.records.reading import RunFolder
 
 _ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
 _FEW = 4  # least count of other trials for pruning
-_Build = Callable[[PlannedRun], None]
+Build = Callable[[PlannedRun], None]
 
 
 @dataclass
@@ -52,6 +53,17 @@ class Trial:
     figures: list[float | None] = field(default_factory=list)
     nearest: list[float] = field(default_factory=list)
     error: str = ""
+
+    @classmethod
+    def of(cls, variant: Variant, number: int, values: Mapping[str, object]) -> "Trial":
+        """Make a new trial of a searched variant.
+
+        Args:
+            variant: the variant, without values of the searched keys.
+            number: index of the trial, from 1.
+            values: values by the keys of the search space.
+        """
+        return cls(variant.at({TRIAL: number} | dict(values)), number, values)
 
     @property
     def value(self) -> float | None:
@@ -100,6 +112,7 @@ class Trials:
 
     Attributes:
         lines: the searched variants with their trials.
+        batches: count of batches of trials that were planned for this process.
     """
 
     def __init__(self, study: Study, search: Search) -> None:
@@ -114,6 +127,7 @@ class Trials:
         self._rungs = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
         self._rung = 0
         self._batch: list[Trial] = []
+        self.batches = 0
 
     @property
     def is_over(self) -> bool:
@@ -121,7 +135,32 @@ class Trials:
             return False
         return all(len(line.trials) == self.search.trials for line in self.lines)
 
-    def grow(self, path: Path, try_to_build: _Build) -> None:
+    def runs_of_others(self) -> set[Path]:
+        """Return the folders of the runs that this process does not carry out."""
+        return set()
+
+    def begin(self, path: Path, try_to_build: Build) -> None:
+        """Plan the trials that are known before the study begins, and write nothing.
+
+        Args:
+            path: the study's folder.
+            try_to_build: see ``grow``.
+        """
+        self.grow(path, try_to_build)
+
+    def read(self, path: Path) -> None:
+        """Read what other processes have added to the search, under the lock of the study.
+
+        Args:
+            path: the study's folder.
+        """
+        if self.search.is_planned_ahead:
+            self.grow(path, lambda run: None)  # only results are new
+
+    def close(self) -> None:
+        """Release the trials of this process, which other processes may take then."""
+
+    def grow(self, path: Path, try_to_build: Build) -> None:
         """Plan the trials that follow from the finished runs.
 
         Args:
@@ -186,12 +225,12 @@ class Trials:
             count = min(self.search.batch, self.search.trials - len(results))
             proposals = self.search.ask(line.variant.label, space, results, count)
             for number, values in enumerate(proposals, len(results) + 1):
-                variant = line.variant.at({TRIAL: number} | values)
-                line.trials.append(Trial(variant, number, values))
+                line.trials.append(Trial.of(line.variant, number, values))
             self._batch += line.trials[len(results) :]
 
-    def _plan(self, path: Path, try_to_build: _Build) -> None:
+    def _plan(self, path: Path, try_to_build: Build) -> None:
         """Plan the runs of open trials for the seeds of the current rung, and refuse invalid trials."""
+        self.batches += 1
         for trial in self._open:
             try:
                 run = planned(trial.variant, self.study.spec, self._rungs[self._rung][0])
@@ -206,6 +245,21 @@ class Trials:
                 raise ScenarioError(
                     f"no trial of {line.variant.label!r} can be run: {line.trials[-1].error}"
                 )
+
+    def foreseen_runs(self) -> list[PlannedRun]:
+        """Return runs with possible values for the trials that are not planned yet."""
+        runs = []
+        for line in self.lines:
+            first = len(line.trials) + 1
+            count = self.search.trials - len(line.trials)
+            space = self.search.space_of(line.variant.name)
+            proposals = self.search.ask(line.variant.label, space, [], count)
+            for number, values in enumerate(proposals, first):
+                variant = Trial.of(line.variant, number, values).variant
+                with suppress(ScenarioError):  # a point that makes no scenario is not run
+                    for seed in self.study.spec.seeds:
+                        runs.append(planned(variant, self.study.spec, seed))
+        return runs
 
     def _prune(self) -> None:
         """Prune open trials that are worse than the median of all trials, on equally many runs."""

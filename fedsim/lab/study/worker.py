@@ -1,8 +1,8 @@
 """Worker process that carries out runs one after another, in the order of its parent's orders.
 
-Orders arrive on standard input and news leave on standard output, one line of JSON each. SIGINT,
-SIGTERM and SIGHUP, which the parent passes on, interrupt the active run, which saves itself. The
-end of standard input does the same, because the parent is gone.
+Orders arrive on standard input and news leave on standard output, one line of JSON each. Signals,
+which the parent passes on, interrupt the active run, which saves itself. The end of standard input
+does the same, because the parent is gone.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from fedsim.records.lock import FolderInUseError, locked
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job, end_soon
 from fedsim.running.scenario import Scenario
+from fedsim.running.signals import signals
 
 _NEWS_EVERY_S = 0.25
 _LOOK_EVERY_S = 0.5  # time (s) between two checks whether another process has ended a run
@@ -185,7 +186,7 @@ def main() -> None:
 
         worker = Worker(say)
         # the parent passes these signals on
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (*signals(), signal.SIGHUP):
             signal.signal(number, worker.stop)
         orders: SimpleQueue[SentOrder | None] = SimpleQueue()
         threading.Thread(target=_listen, args=(orders,), daemon=True).start()

@@ -12,7 +12,7 @@ from fedsim.common.units import PositiveSeconds
 class CheckpointSpec(Spec):
     """``[checkpoint]``: when a run is saved. It has no influence on the run.
 
-    A run is also saved when it is interrupted (Ctrl-C, SIGTERM, SIGHUP).
+    A run is also saved when it is interrupted (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2).
     """
 
     rounds: int | None = Field(default=None, ge=1)

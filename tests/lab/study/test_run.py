@@ -43,7 +43,9 @@ def tables_of(out: Path) -> dict[str, bytes]:
 def states(study: Path, out: Path) -> list[str]:
     return [
         line.split()[0]
-        for line in call("study", study, "--out", out, "--dry-run").output.splitlines()
+        for line in call(
+            "study", study, "--out", out, "--dry-run", "--no-trial"
+        ).output.splitlines()
     ]
 
 
@@ -69,7 +71,8 @@ def test_a_study_from_beginning_to_end(
     monkeypatch.setenv("PYTHONWARNINGS", "default::ResourceWarning")
     out = tmp_path / "out"
     assert [
-        line.split() for line in done("study", study_file, "--out", out, "--dry-run").splitlines()
+        line.split()
+        for line in done("study", study_file, "--out", out, "--dry-run", "--no-trial").splitlines()
     ] == [["new", f"runs/{name}/seed-{seed}"] for seed in (1, 2) for name in ("fedavg", "fedprox")]
     assert not out.exists()
     missing = (
@@ -83,7 +86,9 @@ def test_a_study_from_beginning_to_end(
         "data.root=nowhere",
     )
     # a list needs no data, a run does
-    assert len(call(*missing, "--dry-run").output.splitlines()) == 4
+    listed = call(*missing, "--dry-run")
+    assert len(listed.stdout.splitlines()) == 4
+    assert "what the runs cost cannot be told: variant 'fedavg': data.source" in listed.stderr
     assert "data.source is 'mnist'" in call(*missing).output
 
     said = done("study", study_file, "--out", out, "--workers", "2")
@@ -172,7 +177,7 @@ def test_a_study_under_way_can_be_read_and_interrupted(slow_study: Path, tmp_pat
     )
     ends_with_130(process, signal.SIGTERM)
     assert [summary["status"] for summary in summaries(out).values()] == ["interrupted"] * 2
-    listed = call("study", *words, "--dry-run").output.splitlines()
+    listed = call("study", *words, "--dry-run", "--no-trial").output.splitlines()
     assert [line.split()[0] for line in listed] == ["resume"] * 2
     assert not (out / "compare.csv").exists()
 
@@ -506,7 +511,7 @@ def test_an_interrupted_study_goes_on(tables: dict[str, Any], tmp_path: Path) ->
         lambda: {path.parts[-5] for path in checkpoints(out)} == {"fedavg", "fedprox"}, process
     )
     ends_with_130(process, signal.SIGINT)
-    listed = call("study", *words, "--dry-run").output.splitlines()
+    listed = call("study", *words, "--dry-run", "--no-trial").output.splitlines()
     assert sorted(line.split()[0] for line in listed) == ["new", "new", "resume", "resume"]
 
 

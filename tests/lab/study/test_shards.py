@@ -1,6 +1,7 @@
 """Shards: shares of a study, done by several processes in one folder or in many, and merged."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from tests import children
 from tests.calls import call, done
 from tests.children import wait_until
 from tests.lab.conftest import finish, write
+from tests.test_runs import STRATEGIES
 
 TABLES = ("compare.csv", "compare.md", "paired.csv", "runs.csv")
 UNTIMED = ("compare.csv", "compare.md", "paired.csv")  # runs.csv has real times
@@ -67,6 +69,22 @@ def deal_works(works: list[int], count: int) -> list[list[int]]:
         patch.setattr(shards, "predicted_work", lambda work: float(work[1]))
         runs = [type("Run", (), {"scenario": entry})() for entry in enumerate(works)]
         return [[run.scenario[0] for run in share] for share in deal(runs, count)]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"])
+def test_runs_of_all_strategies_have_work(strategy: dict[str, Any]) -> None:
+    scenario = fedsim.load("quickstart")
+    tables = scenario.model_dump(exclude_unset=True) | {"strategy": strategy}
+    assert predicted_work(fedsim.Scenario(**tables)) > 0
+
+
+def test_rounds_of_asynchronous_strategies_have_the_updates_of_their_buffer() -> None:
+    """The shipped study gives all strategies 600 updates of two epochs."""
+    study = read_study("communication")
+    works = {run.scenario.strategy.kind: predicted_work(run.scenario) for run in study.runs}
+    expected = {"fedavg", "fedasync", "fedbuff", "ca2fl", "scaffold"}
+    assert {kind for kind, work in works.items() if work == 1800} >= expected
+    assert works["fedcompass"] > 0  # which has steps and no epochs
 
 
 def test_work_is_that_of_all_tasks(quick: Path) -> None:
@@ -157,13 +175,26 @@ def test_what_cannot_be_merged_is_named(quick: Path, tmp_path: Path) -> None:
         merge([one, two], tmp_path / "x")
 
 
-def test_a_search_is_not_dealt_out(tables: dict[str, Any], tmp_path: Path) -> None:
-    tables["base"]["learning"] = "off"
-    tables["search"] = {
-        "kind": "random",
-        "trials": 2,
-        "metric": "traffic",
-        "space": {"training.lr": [0.1, 0.2]},
-    }
-    with pytest.raises(fedsim.ScenarioError, match="'1/2', but the study searches"):
-        fedsim.run_study(tables, tmp_path / "out", shard="1/2")
+def test_a_batch_system_announces_the_end_to_all_processes_at_once(
+    slow_study: Path, tmp_path: Path
+) -> None:
+    """Slurm sends the signal of ``--signal`` to each process of a step."""
+    out = tmp_path / "out"
+    words = ("study", slow_study, "--out", out, "--workers", "2")
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = children.fedsim(*words, **pipes)
+    wait_until(lambda: len(list(out.glob("runs/*/*/checkpoint/*"))) >= 2, process)
+    for number in [process.pid, *children_of(process.pid)]:
+        os.kill(number, signal.SIGUSR1)
+    _, errors = children.ended(process)
+    assert process.returncode == 75, errors
+    summaries = [json.loads(path.read_text()) for path in out.glob("runs/*/*/summary.json")]
+    assert {summary["status"] for summary in summaries} == {"interrupted"}
+    done(*words)
+    assert hashes(out) == hashes(finish(slow_study, tmp_path / "whole"))
+
+
+def children_of(parent: int) -> list[int]:
+    """Numbers of the processes that the threads of a process have started."""
+    paths = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(number) for path in paths for number in path.read_text().split()]

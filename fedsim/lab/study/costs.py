@@ -1,0 +1,259 @@
+"""Forecast of what a study, or each of its shards, costs on this machine.
+
+The beginning of a run is tried for some variants, as ``fedsim check`` does for a scenario. Runs
+that were not tried cost in proportion to their predicted work (``shards.predicted_work``). Times
+are for a machine with nothing else to do.
+"""
+
+import gc
+import heapq
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from fedsim.clock.executors import Inline, start
+from fedsim.common.errors import DataError
+from fedsim.common.units import show_bytes, show_seconds
+from fedsim.lab.study.plan import PlannedRun
+from fedsim.lab.study.shards import StudyShard, deal, predicted_work
+from fedsim.lab.whole_forecast import CostHere, forecast_whole, peak_memory
+
+_MOST_TRIED = 24  # greatest count of variants whose beginning is tried
+_TRIAL_S = 0.5  # real time (s) for each part of a trial
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """Predicted cost of a run in a worker process.
+
+    Attributes:
+        real_s: real time (s).
+        memory_bytes: peak memory of the worker (bytes).
+        disk_bytes: size of the run folder (bytes).
+    """
+
+    real_s: float
+    memory_bytes: int
+    disk_bytes: float
+
+
+@dataclass(frozen=True)
+class ShareCost:
+    """Predicted cost of runs that are carried out by one process and its workers.
+
+    Attributes:
+        runs: count of the runs that are not done.
+        untold: count of those runs whose cost is unknown and left out.
+        real_s: real time until the last run has ended (s).
+        worker_s: sum of the real times of all workers (s).
+        memory_bytes: peak memory of all processes together (bytes).
+        disk_bytes: size of the run folders (bytes).
+    """
+
+    runs: int
+    untold: int
+    real_s: float
+    worker_s: float
+    memory_bytes: int
+    disk_bytes: float
+
+
+@dataclass(frozen=True)
+class StudyForecast:
+    """Forecast of a study that is carried out in one or several shares.
+
+    Attributes:
+        shares: cost of each share, in the order of the shards; the study alone is one share.
+        workers: count of workers of each share.
+        tried: count of variants whose beginning was tried.
+        variants: count of variants that have runs to do.
+        start_s: real time in which a worker starts (s).
+    """
+
+    shares: list[ShareCost]
+    workers: int
+    tried: int
+    variants: int
+    start_s: float
+
+
+def forecast_study(
+    runs: Sequence[PlannedRun],
+    done: Callable[[PlannedRun], bool],
+    shards: int,
+    workers: int,
+) -> StudyForecast:
+    """Try the beginnings of runs, and predict the cost of each shard.
+
+    Args:
+        runs: the selected runs of the study, of all shards, in its order.
+        done: whether a run is done, so that it costs nothing.
+        shards: count of shards, to which the runs are dealt out.
+        workers: count of workers of each shard.
+
+    Raises:
+        ScenarioError: a scenario is invalid.
+        DataError: the data of a scenario cannot be read.
+    """
+    missing = [run for run in runs if not done(run)]
+    firsts: dict[str, PlannedRun] = {}
+    for run in missing:
+        firsts.setdefault(run.variant.folder, run)
+    tried = _spread(list(firsts.values()), _MOST_TRIED)
+    own_bytes = peak_memory()
+    start_s = _start_s() if tried else 0.0
+    costs = {run.variant.folder: _try(run) for run in tried}
+    model = _CostModel(tried, costs)
+    shares = []
+    for share in deal(runs, shards):
+        missing_runs = [run for run in share if not done(run)]
+        cost = _cost_of_share(missing_runs, model.cost, workers, start_s)
+        shares.append(replace(cost, memory_bytes=cost.memory_bytes + own_bytes))
+    return StudyForecast(shares, workers, len(tried), len(firsts), start_s)
+
+
+def _spread(runs: list[PlannedRun], most: int) -> list[PlannedRun]:
+    """Return at most ``most`` of the runs, at equal distances."""
+    if len(runs) <= most:
+        return runs
+    return [runs[place * len(runs) // most] for place in range(most)]
+
+
+def _start_s() -> float:
+    """Measure the real time (s) in which a worker starts and loads what learning needs."""
+    began = time.perf_counter()
+    start("fedsim.lab.study.costs", "load_worker").wait()
+    return time.perf_counter() - began
+
+
+def load_worker() -> None:
+    """Load all modules that a worker needs for a run with learning."""
+    import fedsim.lab.study.worker
+    import fedsim.learning.engine  # noqa: F401
+
+
+def _try(run: PlannedRun) -> CostHere | None:
+    """Return the cost of a run on this machine; None if no round ended within the trial."""
+    if run.scenario.learning == "on":
+        import fedsim.learning.engine  # noqa: F401  # is not part of the trial's time
+    try:
+        cost = forecast_whole(run.scenario, Inline(), _TRIAL_S).cost
+    except DataError as error:
+        hint = "; --no-trial lists the runs without their cost"
+        raise DataError(f"variant {run.variant.label!r}: {error}{hint}") from None
+    gc.collect()  # objects of a run refer to each other in cycles
+    return cost
+
+
+class _CostModel:
+    """Costs of runs, from the runs that were tried.
+
+    Args:
+        tried: the runs that were tried.
+        costs: their costs by the folder of their variant.
+    """
+
+    def __init__(self, tried: list[PlannedRun], costs: Mapping[str, CostHere | None]) -> None:
+        self._costs = costs
+        self._rates: dict[str, list[tuple[float, float]]] = {}
+        self._memory_bytes = 0
+        for run in tried:
+            cost = costs[run.variant.folder]
+            if cost is None:
+                continue
+            work = predicted_work(run.scenario)
+            rate = (cost.real_s / work, cost.disk_bytes / work)
+            self._rates.setdefault(run.scenario.strategy.kind, []).append(rate)
+            self._memory_bytes = max(self._memory_bytes, cost.memory_bytes)
+
+    def cost(self, run: PlannedRun) -> RunCost | None:
+        """Return the cost of a run; None if it is unknown.
+
+        A run whose variant was not tried costs as much per work as runs with the same strategy,
+        or as all runs if none of these was tried.
+        """
+        folder = run.variant.folder
+        if folder in self._costs:
+            cost = self._costs[folder]
+            if cost is None:
+                return None
+            return RunCost(cost.real_s, self._memory_bytes, cost.disk_bytes)
+        rates = self._rates.get(run.scenario.strategy.kind)
+        if rates is None:
+            rates = [rate for kind_rates in self._rates.values() for rate in kind_rates]
+        if not rates:
+            return None
+        work = predicted_work(run.scenario)
+        real_s = work * median(seconds for seconds, _ in rates)
+        disk_bytes = work * median(size for _, size in rates)
+        return RunCost(real_s, self._memory_bytes, disk_bytes)
+
+
+def _cost_of_share(
+    runs: Sequence[PlannedRun],
+    cost_of: Callable[[PlannedRun], RunCost | None],
+    workers: int,
+    start_s: float,
+) -> ShareCost:
+    """Return the cost of runs that workers take in their order, each when it is free."""
+    known = [cost for run in runs if (cost := cost_of(run)) is not None]
+    busy = min(workers, len(known))
+    ends = [start_s] * busy
+    for cost in known:
+        heapq.heappush(ends, heapq.heappop(ends) + cost.real_s)
+    most_bytes = max((cost.memory_bytes for cost in known), default=0)
+    return ShareCost(
+        runs=len(runs),
+        untold=len(runs) - len(known),
+        real_s=max(ends, default=0.0),
+        worker_s=sum(cost.real_s for cost in known) + busy * start_s,
+        memory_bytes=most_bytes * busy,
+        disk_bytes=sum(cost.disk_bytes for cost in known),
+    )
+
+
+def forecast_lines(forecast: StudyForecast, shard: StudyShard | None) -> list[str]:
+    """Return text lines on the cost of a shard and on all shards, or on the whole study.
+
+    Args:
+        forecast: the forecast.
+        shard: the shard; None for a study without shards.
+    """
+    shares = forecast.shares
+    share = shares[0] if shard is None else shares[shard.number - 1]
+    name = "the study" if shard is None else f"shard {shard}"
+    lines = [_describe(share, name, forecast.workers)]
+    if 0 < share.untold < share.runs:
+        lines.append(f"that leaves out {share.untold} runs, whose cost cannot be told")
+    if shard is not None:
+        lines.append(_describe_range(shares))
+    if forecast.tried < forecast.variants:
+        lines.append(
+            f"the beginnings of {forecast.tried} of {forecast.variants} variants were tried; the "
+            "others cost in proportion to rounds, clients and epochs"
+        )
+    return lines
+
+
+def _describe(share: ShareCost, name: str, workers: int) -> str:
+    if not share.runs:
+        return f"nothing is left to do of {name}"
+    if share.untold == share.runs:
+        return f"what the {share.runs} runs of {name} cost cannot be told"
+    at_a_time = min(workers, share.runs)
+    plural = "" if at_a_time == 1 else "s"
+    return (
+        f"here {name} takes about {show_seconds(share.real_s)} with {at_a_time} run{plural} at a "
+        f"time; it needs about {show_bytes(share.memory_bytes)} of memory and "
+        f"{show_bytes(share.disk_bytes)} on disk"
+    )
+
+
+def _describe_range(shares: Sequence[ShareCost]) -> str:
+    times = [share.real_s for share in shares]
+    disk_bytes = sum(share.disk_bytes for share in shares)
+    return (
+        f"the {len(shares)} shards take {show_seconds(min(times))} to {show_seconds(max(times))}, "
+        f"and together {show_bytes(disk_bytes)} on disk"
+    )

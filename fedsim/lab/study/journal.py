@@ -1,0 +1,129 @@
+"""Journal of a shared search: a storage of Optuna in the study's folder.
+
+Each searched variant has a study of Optuna, so that tools such as its dashboard can read the file.
+Every call must be made under the lock of the study's folder.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.common.errors import RunFolderError, told
+from fedsim.lab.study.search import Space, import_optuna
+from fedsim.lab.study.trials import SearchedVariant, Trial
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+JOURNAL = "search.journal"
+
+
+class Journal:
+    """Journal of the trials of all processes; it is made if it does not exist.
+
+    Args:
+        path: the study's folder.
+        most: whether more of the search's metric is better.
+
+    Raises:
+        RunFolderError: the journal cannot be read or written.
+    """
+
+    def __init__(self, path: Path, *, most: bool) -> None:
+        optuna = import_optuna()
+        optuna.logging.disable_default_handler()
+        self._path = path / JOURNAL
+        self._direction = optuna.study.StudyDirection.MINIMIZE
+        if most:
+            self._direction = optuna.study.StudyDirection.MAXIMIZE
+        with self._reading(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            backend = optuna.storages.journal.JournalFileBackend(str(self._path))
+            self._storage = optuna.storages.JournalStorage(backend)
+
+    def entries(self, line: SearchedVariant, space: Space) -> list["JournalEntry"]:
+        """Return the trials of a variant, in their order.
+
+        Args:
+            line: the searched variant.
+            space: its search space.
+        """
+        with self._reading():
+            trials = self._storage.get_all_trials(self._study(line))
+            return [JournalEntry(trial, space) for trial in trials]
+
+    def add(self, line: SearchedVariant, trial: Trial, space: Space) -> None:
+        """Append a trial, which is not over.
+
+        Args:
+            line: the searched variant.
+            trial: the trial, whose index follows from the trials before.
+            space: the search space of the variant.
+        """
+        import optuna
+
+        numbers = {key: space[key].number(value) for key, value in trial.values.items()}
+        entry = optuna.trial.create_trial(
+            state=optuna.trial.TrialState.RUNNING,
+            params=numbers,
+            distributions={key: candidates.distribution for key, candidates in space.items()},
+        )
+        with self._reading():
+            self._storage.create_new_trial(self._study(line), entry)
+
+    def write_result(self, line: SearchedVariant, trial: Trial) -> None:
+        """Write the result of a trial that is over."""
+        from optuna.trial import TrialState
+
+        attributes: dict[str, Any] = {
+            "state": trial.state,
+            "figures": trial.figures,
+            "nearest": trial.nearest,
+            "error": trial.error,
+        }
+        with self._reading():
+            number = self._storage.get_trial_id_from_study_id_trial_number(
+                self._study(line), trial.number - 1
+            )
+            for name, value in attributes.items():
+                self._storage.set_trial_user_attr(number, name, value)
+            if trial.state == "done" and trial.value is not None:
+                self._storage.set_trial_state_values(number, TrialState.COMPLETE, [trial.value])
+            else:
+                self._storage.set_trial_state_values(number, TrialState.FAIL)
+
+    def _study(self, line: SearchedVariant) -> int:
+        """Return Optuna's number of the study of a variant, which is made if it does not exist."""
+        try:
+            study: int = self._storage.get_study_id_from_name(line.variant.label)
+        except KeyError:
+            study = self._storage.create_new_study([self._direction], line.variant.label)
+        return study
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Return a context in which errors of Optuna name the journal."""
+        try:
+            yield
+        except (ValueError, KeyError, OSError) as error:
+            raise RunFolderError(
+                f"{str(self._path)!r} cannot be used as the journal of this search "
+                f"({told(error)}); give another folder"
+            ) from None
+
+
+class JournalEntry:
+    """Trial in a journal.
+
+    Attributes:
+        values: values by the keys of the search space.
+        result: attributes of the ``Trial`` by name; empty if the trial is not over.
+    """
+
+    def __init__(self, trial: "FrozenTrial", space: Space) -> None:
+        self.values = {key: space[key].scenario_value(trial.params[key]) for key in space}
+        self.result: Mapping[str, Any] = {}
+        if trial.state.is_finished():
+            self.result = trial.user_attrs

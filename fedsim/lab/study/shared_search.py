@@ -1,0 +1,219 @@
+"""Search that several processes carry out in one folder.
+
+A process takes as many trials as it has workers, carries out their runs, writes their results into
+the journal (``journal``), and takes further trials. Values are proposed from the results that are
+known at that time. So trials depend on the speed of the processes, unlike those of a search in one
+process.
+
+A process holds a lock for each of its trials. If it is killed, another process takes the trial, and
+resumes its runs from their checkpoints.
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from typing_extensions import override
+
+from fedsim.common.errors import ScenarioError
+from fedsim.lab.reading.study_folder import INDEX
+from fedsim.lab.study import folder as files
+from fedsim.lab.study.journal import JOURNAL, Journal
+from fedsim.lab.study.plan import Study, planned
+from fedsim.lab.study.search import Search, import_optuna
+from fedsim.lab.study.shards import StudyShard
+from fedsim.lab.study.trials import Build, SearchedVariant, Trial, Trials
+from fedsim.records import lock
+
+_UNREPEATABLE = (
+    "processes share this search: which values are tried depends on which trials were over when "
+    "each began, so another search may try others; each run can be repeated"
+)
+
+
+def make_trials(study: Study, out: Path, shard: StudyShard | None, workers: int) -> Trials | None:
+    """Return the trials of a study's search; None if the study has no search.
+
+    Args:
+        study: the planned study.
+        out: folder of the study.
+        shard: share of this process; None for all.
+        workers: count of trials that this process carries out at a time, if it shares the search.
+
+    Raises:
+        ScenarioError: the search cannot be shared, or was begun in one process.
+    """
+    search = study.spec.search
+    if search is None:
+        return None
+    is_shared = (out / JOURNAL).is_file()
+    if shard is None and not is_shared:
+        return Trials(study, search)
+    if search.prune:
+        raise ScenarioError(
+            f"--shard is '{shard}', but search.prune is true: trials are pruned by comparison with "
+            "all others, which one process does"
+        )
+    if search.is_planned_ahead:
+        return Trials(study, search)
+    if not is_shared and (out / INDEX).is_file():
+        raise ScenarioError(
+            f"--shard is '{shard}', but one process began the search in {str(out)!r}; go on "
+            "without --shard, or give another folder"
+        )
+    return SharedTrials(study, search, workers)
+
+
+class SharedTrials(Trials):
+    """Trials of a search that several processes carry out.
+
+    Args:
+        study: the study, to which the trials of all processes are added.
+        search: the search of the study.
+        workers: count of trials that this process carries out at a time.
+    """
+
+    def __init__(self, study: Study, search: Search, workers: int) -> None:
+        super().__init__(study, search)
+        self._workers = workers
+        self._claims = ExitStack()
+        import_optuna()  # before a lock is held
+
+    @property
+    @override
+    def is_over(self) -> bool:
+        for line in self.lines:
+            if len(line.trials) < self.search.trials:
+                return False
+            if any(trial.state == "open" for trial in line.trials):
+                return False
+        return True
+
+    @override
+    def runs_of_others(self) -> set[Path]:
+        folders: set[Path] = set()
+        for line in self.lines:
+            for trial in line.trials:
+                runs = self.study.runs_of.get(trial.variant.folder, [])
+                folders.update(run.folder for run in runs)
+        for trial in self._open:
+            folders.difference_update(
+                run.folder for run in self.study.runs_of[trial.variant.folder]
+            )
+        return folders
+
+    @override
+    def begin(self, path: Path, try_to_build: Build) -> None:
+        if (path / JOURNAL).is_file():
+            self.read(path)
+
+    @override
+    def read(self, path: Path) -> None:
+        self._read(Journal(path, most=self._most))
+
+    @override
+    def grow(self, path: Path, try_to_build: Build) -> None:
+        """Write the results of own trials into the journal, and take further trials.
+
+        Trials whose process was killed come before new trials.
+        """
+        if not self._receive_results(path):
+            self.close()  # a run was lost: another call takes the trial again
+            return
+        while True:
+            with files.locked(path, files.TURN_S):
+                journal = Journal(path, most=self._most)
+                self._write_results(journal)
+                self._read(journal)
+                self._take(path, journal)
+            if not self._batch:
+                return
+            self.batches += 1
+            for trial in self._batch:
+                self._try(trial, try_to_build)
+            if self._open:
+                return
+
+    @override
+    def close(self) -> None:
+        self._claims.close()
+        self._batch = []
+
+    @override
+    def lines_of_text(self) -> list[str]:
+        return [*super().lines_of_text(), _UNREPEATABLE]
+
+    def _read(self, journal: Journal) -> None:
+        """Read the trials of all processes, and their results."""
+        for line in self.lines:
+            space = self.search.space_of(line.variant.name)
+            for number, entry in enumerate(journal.entries(line, space), 1):
+                if number > len(line.trials):
+                    self._add(line, entry.values)
+                trial = line.trials[number - 1]
+                if trial.state == "open" and trial not in self._batch and entry.result:
+                    trial.state = entry.result["state"]
+                    trial.figures = entry.result["figures"]
+                    trial.nearest = entry.result["nearest"]
+                    trial.error = entry.result["error"]
+
+    def _add(self, line: SearchedVariant, values: dict[str, object]) -> Trial:
+        """Add the next trial of a variant, and plan its runs if its scenario is valid."""
+        trial = Trial.of(line.variant, len(line.trials) + 1, values)
+        line.trials.append(trial)
+        seeds = self.study.spec.seeds
+        try:
+            planned(trial.variant, self.study.spec, seeds[0])
+        except ScenarioError as error:
+            trial.state = "refused"
+            trial.error = str(error)
+        else:
+            self.study.add([trial.variant], seeds)
+        return trial
+
+    def _write_results(self, journal: Journal) -> None:
+        """Write the results of own trials, which are over, and release the trials."""
+        for line in self.lines:
+            for trial in line.trials:
+                if trial not in self._batch:
+                    continue
+                if trial.state == "open":
+                    trial.state = "done"
+                journal.write_result(line, trial)
+        self.close()
+
+    def _take(self, path: Path, journal: Journal) -> None:
+        """Claim trials for this process, at first trials that no process carries out."""
+        for line in self.lines:
+            for trial in line.trials:
+                if trial.state == "open" and len(self._batch) < self._workers:
+                    self._claim(path, trial)
+        for line in self.lines:
+            while len(line.trials) < self.search.trials and len(self._batch) < self._workers:
+                self._ask(path, line, journal)
+
+    def _ask(self, path: Path, line: SearchedVariant, journal: Journal) -> None:
+        """Propose the next trial of a variant, write it into the journal, and claim it."""
+        space = self.search.space_of(line.variant.name)
+        # trials that are not over rank last, so that no other process tries values near them
+        results = self._results(line)
+        trial = self._add(line, self.search.ask(line.variant.label, space, results, 1)[0])
+        journal.add(line, trial, space)
+        if trial.state == "refused":
+            journal.write_result(line, trial)
+        else:
+            self._claim(path, trial)
+
+    def _claim(self, path: Path, trial: Trial) -> None:
+        """Add a trial to the trials of this process, unless another process carries it out."""
+        try:
+            self._claims.enter_context(lock.locked(path, name=f".{trial.variant.folder}.lock"))
+        except lock.FolderInUseError:
+            return
+        self._batch.append(trial)
+
+    def _try(self, trial: Trial, try_to_build: Build) -> None:
+        try:
+            try_to_build(self.study.runs_of[trial.variant.folder][0])
+        except ScenarioError as error:
+            trial.state = "refused"
+            trial.error = str(error)
