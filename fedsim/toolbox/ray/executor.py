@@ -175,10 +175,10 @@ class Ray(Executor):
     def place(self, thing: object) -> None:
         self._packer.place(thing)
 
-    def submit(self, function: Work, *args: Any) -> PendingValue:
+    def submit(self, function: Work, *args: object) -> PendingValue:
         return self._submit(self._call, MOST_TRIES, function, args)
 
-    def submit_once(self, function: Work, *args: Any) -> PendingValue:
+    def submit_once(self, function: Work, *args: object) -> PendingValue:
         """Start a call that is not repeated if its worker is lost.
 
         Args:
@@ -192,7 +192,7 @@ class Ray(Executor):
         return self._submit(self._only_call, 0, function, args)
 
     def _submit(
-        self, call: Any, repeats: int, function: Work, args: tuple[Any, ...]
+        self, call: Any, repeats: int, function: Work, args: tuple[object, ...]
     ) -> PendingValue:
         parcel = self._packer.pack((function, args))
         shared = parcel.shared
