@@ -1,204 +1,126 @@
 """The report of unfinished runs and studies, rebuilt as they grow and served on loopback only.
 
-The surrounding page polls every other second, and takes the new report unless the reader is
-using the old one.
+The surrounding page gets each new state as a server-sent event, and takes the new report unless
+the reader is using the old one.
 """
 
-import json
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
 
-from fedsim.analysis.report.gather import gather
-from fedsim.analysis.report.markup import asset
-from fedsim.analysis.report.page import build
+from fedsim.analysis.serving import HOST, LivePage, server_of
 from fedsim.clock.executors import start
 from fedsim.common.errors import FedsimError
-from fedsim.common.harmless import say
-from fedsim.records.folder import SUMMARY
+from fedsim.common.harmless import clean, say
+from fedsim.lab.reading.study_folder import is_study
+from fedsim.records.folder import SCENARIO, SUMMARY
 from fedsim.records.live import LIVE
 
-HOST = "127.0.0.1"
-_LOOK_S = 1.0  # time between two checks of the folders (s)
-_LAST_S = 5.0  # time of the last report (s); open pages poll every two seconds
-_SILENT_S = 10.0  # time after which a silent connection is closed (s)
-_MOST_CONNECTIONS = 32  # most open connections; one more ends the oldest
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "X-Frame-Options": "SAMEORIGIN",  # the surrounding page shows the report in a frame
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src "
-        "data:; font-src data:; "
-        "connect-src 'self'; frame-src 'self'; frame-ancestors 'self'; base-uri 'none'; "
-        "form-action 'none'"
-    ),
-}
+_LOOK_S = 0.5  # time between two checks of the folders (s)
+_SHARE = 4  # least time between two reports, in durations of one report
+_DAMAGED_S = 5.0  # time for which a folder that cannot be read is taken to be in change (s)
+_LAST_S = 5.0  # longest time in which open pages take the last report (s)
+_OVER = b"over\n"  # message to the server's process: the run is over, and its page stays
 
 
-class PageState(TypedDict):
-    """State of a growing report for the surrounding page; ``says`` is a line of text to show."""
-
-    version: int
-    says: str
-    title: NotRequired[str]
-
-
-class Growing:
+class Growing(LivePage):
     """Report of growing runs or studies, rebuilt when they change. Folders need not exist yet.
 
-    Attributes:
-        page: the newest report as HTML, empty at first.
-        state: state for the surrounding page: ``version``, ``title``, and ``says``, a line of text
-            to show.
+    Args:
+        paths: folders of runs or studies.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)
         self._last_stamps: list[tuple[str, int]] = []
-        self.page = ""
-        self.state: PageState = {
-            "version": 0,
-            "says": "nothing to show yet: the first figures come after some seconds",
-        }
+        self._next_look = 0.0
+        self._unreadable_since: float | None = None
+        super().__init__(self._wait_in_words())
 
-    def look(self) -> bool:
-        """Rebuild the report if a run has changed; return whether it was rebuilt."""
+    def look(self, *, at_once: bool = False) -> bool:
+        """Rebuild the report if a run has changed; return whether it was rebuilt.
+
+        Args:
+            at_once: whether to rebuild it even if it was rebuilt just before. So it is if all runs
+                have ended.
+        """
+        have_ended = all((path / SUMMARY).is_file() for path in self._paths)
+        if time.monotonic() < self._next_look and not at_once and not have_ended:
+            return False
         stamps = self._stamps()
-        if not stamps or stamps == self._last_stamps:
+        if stamps == self._last_stamps:
             return False
+        begun = time.monotonic()
         try:
-            subject = gather(self._paths)
-            self.page = build(subject, live=True)
+            is_built = self._rebuild()
         except (FedsimError, OSError) as error:
-            # a run may be replacing its files; the next call tries again
-            reason = str(error)
-            if not self.page:
-                reason = f"waiting until the first tables are complete ({error})"
-            self.state = {**self.state, "says": reason}
+            self._say_unreadable(error, begun)
             return False
+        self._unreadable_since = None
         self._last_stamps = stamps
-        count = len(subject.runs)
-        summary = subject.runs[0].summary
-        text = f"{summary['status']}, {summary['rounds']:,} rounds"
-        if count > 1:
-            text = f"{count} runs"
-        self.state = {
-            "version": self.state["version"] + 1,
-            "says": text,
-            "title": f"Live: {subject.title}",
-        }
+        self._next_look = time.monotonic() + _SHARE * (time.monotonic() - begun)
+        return is_built
+
+    def _rebuild(self) -> bool:
+        """Build the report; return False if there is nothing to show yet."""
+        if not any(is_study(path) or _has_tables(path) for path in self._paths):
+            self.say(self._wait_in_words())
+            return False
+        if not self.page:
+            self.say("there is something to show: the first page is drawn, which takes some seconds")
+        # these load matplotlib, which takes seconds on a busy machine
+        from fedsim.analysis.report.live import read_live
+
+        live = read_live(self._paths)
+        self.show(live.page, live.title, live.says, over=live.is_over)
         return True
+
+    def _say_unreadable(self, error: Exception, now: float) -> None:
+        """Say that a folder cannot be read, unless the run has just replaced its files."""
+        if self._unreadable_since is None:
+            self._unreadable_since = now
+        if now - self._unreadable_since >= _DAMAGED_S:
+            self.say(clean(str(error), 400))
+
+    def _wait_in_words(self) -> str:
+        """Return a text on what the page waits for."""
+        name = ", ".join(clean(str(path), 100) for path in self._paths)
+        if any((path / SCENARIO).is_file() for path in self._paths):
+            return (
+                f"{name} has begun; waiting for its first tables, which come after its first task "
+                "and some seconds"
+            )
+        return f"waiting for {name} to begin: the folder is not there yet, or still empty"
 
     def _stamps(self) -> list[tuple[str, int]]:
         """Return the path and modification time (ns) of each run's newest summary."""
-        patterns = (SUMMARY, f"{LIVE}/{SUMMARY}", f"runs/*/seed-*/{SUMMARY}")
+        patterns = (SUMMARY, f"{LIVE}/{SUMMARY}", SCENARIO)
         stamps = []
         for path in self._paths:
-            for pattern in patterns:
-                for summary in sorted(path.glob(pattern)):
+            for pattern in (*patterns, *(f"runs/*/seed-*/{name}" for name in patterns)):
+                for file in sorted(path.glob(pattern)):
                     with suppress(OSError):  # the file has been removed
-                        stamps.append((str(summary), summary.stat().st_mtime_ns))
+                        stamps.append((str(file), file.stat().st_mtime_ns))
         return stamps
 
 
-class _BoundedServer(ThreadingHTTPServer):
-    """HTTP server with a limit of open connections; a connection beyond it ends the oldest."""
-
-    def __init__(self, *args: Any) -> None:
-        self._connections: deque[Any] = deque()
-        super().__init__(*args)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._connections.append(request)
-        if len(self._connections) > _MOST_CONNECTIONS:
-            with suppress(OSError):  # the connection has just ended
-                self._connections.popleft().shutdown(socket.SHUT_RDWR)
-        super().process_request(request, client_address)
-
-    def close_request(self, request: Any) -> None:
-        with suppress(ValueError):  # a newer connection has ended this one
-            self._connections.remove(request)
-        super().close_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore the error, since a browser may disconnect in the middle of a response."""
-
-
-def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
-    """Return an HTTP server of the growing report on the loopback address.
-
-    At most 32 connections are open; a connection beyond them ends the oldest. A connection that
-    sends nothing for 10 s is closed.
-
-    Args:
-        growing: the report.
-        port: port to serve at; 0 for any free port.
-
-    Raises:
-        FedsimError: the port cannot be used.
-    """
-
-    class Handler(BaseHTTPRequestHandler):
-        """Request handler that sends the surrounding page, the report, and the report's state."""
-
-        timeout = _SILENT_S
-        server_version = "fedsim"
-        sys_version = ""
-
-        def end_headers(self) -> None:
-            """Add headers that forbid other sites to frame or read a response, including errors."""
-            for name, value in _HEADERS.items():
-                self.send_header(name, value)
-            super().end_headers()
-
-        def do_GET(self) -> None:
-            """Answer only requests to a loopback host name, as a protection against DNS rebinding."""
-            answers = {
-                "/": ("text/html; charset=utf-8", asset("watch.html")),
-                "/report": ("text/html; charset=utf-8", growing.page),
-                "/state": ("application/json", json.dumps(growing.state)),
-            }
-            hosts = [f"{name}:{server.server_port}" for name in (HOST, "localhost")]
-            if self.headers.get("Host") not in hosts:
-                self.send_error(403, "only 127.0.0.1 and localhost are answered")
-                return
-            if self.path not in answers:
-                self.send_error(404)
-                return
-            kind, content = answers[self.path]
-            body = content.encode()
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    try:
-        server = _BoundedServer((HOST, port), Handler)
-    except (OSError, OverflowError) as error:
-        raise FedsimError(f"no page can be served at {HOST}:{port}: {error}") from None
-    return server
+def _has_tables(path: Path) -> bool:
+    return any((path / name).is_file() for name in (SUMMARY, f"{LIVE}/{SUMMARY}"))
 
 
 def watch(
-    paths: Sequence[Path], announce: Callable[[str], None], over: threading.Event, port: int = 0
+    paths: Sequence[Path],
+    announce: Callable[[str], None],
+    over: threading.Event,
+    port: int = 0,
 ) -> None:
-    """Serve the growing report of folders until ``over`` is set, and then for a few seconds more.
+    """Serve the growing report of folders until ``over`` is set.
+
+    Open pages then get the last report, which takes them 5 s at most.
 
     Args:
         paths: folders of runs or studies.
@@ -213,15 +135,37 @@ def watch(
     with server_of(growing, port) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         announce(f"http://{HOST}:{server.server_port}/")
-        while not over.wait(_LOOK_S):
-            growing.look()
-        if growing.look():
-            time.sleep(_LAST_S)
-        server.shutdown()
+        try:
+            while not over.wait(_LOOK_S):
+                growing.look()
+            if growing.look(at_once=True) and growing.is_followed:
+                time.sleep(1.0)  # pages fetch the last report
+        finally:
+            growing.end(_LAST_S)
+            server.shutdown()
+
+
+class WatchedRun:
+    """The page of this process's run, which a child process serves.
+
+    Args:
+        server: the child process.
+    """
+
+    def __init__(self, server: "subprocess.Popen[bytes]") -> None:
+        self._server = server
+
+    def stay(self) -> None:
+        """Keep the page after the run, until Ctrl-C or until the child process has ended."""
+        assert self._server.stdin is not None
+        with suppress(KeyboardInterrupt, BrokenPipeError):
+            self._server.stdin.write(_OVER)
+            self._server.stdin.flush()
+            self._server.wait()
 
 
 @contextmanager
-def watching(path: Path, port: int = 0) -> Iterator[None]:
+def watching(path: Path, port: int = 0) -> Iterator[WatchedRun]:
     """Serve the report of this process's run from a child process, which ends with this process.
 
     Args:
@@ -229,23 +173,27 @@ def watching(path: Path, port: int = 0) -> Iterator[None]:
         port: port to serve at; 0 for any free port.
     """
     # the end of the context closes the pipe, which ends the child process
-    with start("fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE):
-        yield
+    with start("fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE) as server:
+        yield WatchedRun(server)
 
 
 def main() -> None:
     """Serve the report of a run folder until standard input ends; ``watching`` starts this."""
     path, port = sys.argv[1:]
     over = threading.Event()
+    addresses: list[str] = []
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        for line in sys.stdin.buffer:
+            if line == _OVER and addresses:
+                say(f"the page stays at {addresses[0]} (Ctrl-C ends it)", err=True)
         over.set()
 
     def announce(address: str) -> None:
+        addresses.append(address)
         say(f"watch the run at {address}", err=True)
+        threading.Thread(target=wait, daemon=True).start()
 
-    threading.Thread(target=wait, daemon=True).start()
     try:
         watch([Path(path)], announce, over, int(port))
     except FedsimError as error:

@@ -76,6 +76,10 @@ class Subject:
         return series
 
 
+class NothingDoneError(RunFolderError):
+    """Error: no run of a study is done yet."""
+
+
 def gather(paths: Sequence[str | Path]) -> Subject:
     """Read the runs of a report, and compare them.
 
@@ -83,8 +87,8 @@ def gather(paths: Sequence[str | Path]) -> Subject:
         paths: folders of runs and studies.
 
     Raises:
-        RunFolderError: a folder is neither a run nor a study or is damaged, or no run of a study
-            is done.
+        NothingDoneError: no run of a study is done.
+        RunFolderError: a folder is neither a run nor a study, or is damaged.
     """
     lines = read_lines(paths).begun()
     runs: list[RunFolder] = []
@@ -92,7 +96,7 @@ def gather(paths: Sequence[str | Path]) -> Subject:
         runs += line.runs
     if not runs:
         folder_names = ", ".join(repr(str(path)) for path in paths)
-        raise RunFolderError(
+        raise NothingDoneError(
             f"{folder_names} has no run yet that is done, so there is nothing to report"
         )
     comparison = Comparison(lines)
@@ -100,9 +104,9 @@ def gather(paths: Sequence[str | Path]) -> Subject:
     names = tuple(plain(name, 60) for name in cell_names(lines))
     detailed = _choose_runs(lines.lines, names, order)
     studies = [Path(path) for path in paths if is_study(Path(path))]
-    title = _title(studies, runs)
+    heading = title(studies, runs)
     about = " ".join(plain(read_index(path).about, 2000) for path in studies)
-    return Subject(comparison, names, order, tuple(runs), detailed, title, about)
+    return Subject(comparison, names, order, tuple(runs), detailed, heading, about)
 
 
 def _order_lines(comparison: Comparison) -> tuple[int, ...]:
@@ -133,8 +137,13 @@ def _choose_runs(
     return tuple(selection[:MOST_SHOWN])
 
 
-def _title(studies: Sequence[Path], runs: Sequence[RunFolder]) -> str:
-    """Return the title of a report: the name of the first study, or of the first scenario."""
+def title(studies: Sequence[Path], runs: Sequence[RunFolder]) -> str:
+    """Return the title of a report: the name of the first study, or of the first scenario.
+
+    Args:
+        studies: folders of the studies.
+        runs: the runs; needed if there is no study.
+    """
     titles = [plain(title_of(path), 80) for path in studies]
     if not titles:
         titles = [*dict.fromkeys(plain(run.summary["name"], 80) for run in runs)]

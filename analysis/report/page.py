@@ -80,15 +80,16 @@ def default_out(folder: Path) -> Path:
     return path.with_name(f"{name}.report.html")
 
 
-def build(subject: Subject, *, live: bool = False) -> str:
+def build(subject: Subject, *, live: bool = False, progress: Markup | None = None) -> str:
     """Build the page as HTML.
 
     Args:
         subject: the runs of the report.
         live: whether runs may still go on; the title then says so.
+        progress: section on the progress of studies, shown first.
     """
     several = len(subject.runs) > 1
-    parts: list[Markup] = []
+    parts: list[Markup | None] = [progress]
     if several:
         parts.append(sections.answer(subject))
         parts += sections.comparison(subject)
@@ -105,6 +106,16 @@ def build(subject: Subject, *, live: bool = False) -> str:
     )
     footer = el("footer", el("p", text))
     return _frame(subject.title, join(_header(subject, several), el("main", *parts), footer))
+
+
+def build_progress(title: str, progress: Markup | None) -> str:
+    """Build the page of studies of which no run is done yet, as HTML.
+
+    Args:
+        title: title of the page.
+        progress: section on the progress of the studies.
+    """
+    return _frame(title, join(el("header", el("h1", title)), el("main", progress)))
 
 
 def _frame(title: str, body: Markup) -> str:

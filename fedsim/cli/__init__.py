@@ -10,7 +10,7 @@ import atexit
 import gc
 import signal
 import threading
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -114,7 +114,11 @@ def run_command(
     watch: bool,
     port: int | None,
 ) -> VerbOutcome:
-    """Run SCENARIO and write a run folder."""
+    """Run SCENARIO and write a run folder.
+
+    In a terminal the page of --watch stays after the run, until Ctrl-C, and the exit status is
+    that of the run. Elsewhere, and with --json or --quiet, it ends with the run.
+    """
     from fedsim.clock.executors import make_executor
     from fedsim.lab.terminal import Console, RunProgress, summary_lines
     from fedsim.records.folder import SCENARIO
@@ -124,7 +128,7 @@ def run_command(
 
     served_port = options.port_of(watch, port)
     if watch:
-        from fedsim.analysis.watch import watching  # loads matplotlib
+        from fedsim.analysis.watch import watching
     loaded = load(
         scenario,
         changes,
@@ -132,8 +136,15 @@ def run_command(
         allow_code=allow_code,
         tell=options.tell_dropped,
     )
-    with closing(make_executor(executor, workers, address, loaded.training.device)) as pool:
-        live_every_s = _WATCHED_S if watch else EVERY_S
+    with (
+        closing(make_executor(executor, workers, address, loaded.training.device)) as pool,
+        ExitStack() as stack,
+    ):
+        live_every_s = EVERY_S
+        page = None
+        if watch:
+            live_every_s = _WATCHED_S
+            page = stack.enter_context(watching(out, served_port))
         job = Job(loaded, out, pool, resume=resume, live_every_s=live_every_s)
         if not is_quiet():
             say(*loaded.stop.notes, *loaded.strategy.notes, err=True)
@@ -143,12 +154,12 @@ def run_command(
             job.simulation.at_close(progress.close)
             if job.checkpointer is not None:
                 job.checkpointer.tell = progress.saved
-        with (
-            watching(out, served_port) if watch else nullcontext(),
-            interrupted_once(partial(end_soon, job), again=end_at_once),
-        ):
+        with interrupted_once(partial(end_soon, job), again=end_at_once):
             result = asyncio.run(job.execute())
-    interrupted = result.summary["status"] == "interrupted"
+        interrupted = result.summary["status"] == "interrupted"
+        kept = ExitStack()
+        if options.is_attended() and not interrupted:
+            kept = stack.pop_all()  # the page stays until the summary is printed, and then on
     resumption = None
     if job.checkpointer is not None and interrupted:
         resumption = f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume"
@@ -159,6 +170,9 @@ def run_command(
         say(*summary_lines(result.summary), f"written to {out}")
         if resumption is not None:
             say(f"interrupted; to go on: {resumption}", err=True)
+        with kept:
+            if page is not None:
+                page.stay()
 
     def make() -> "RunResult":
         from fedsim.cli.results import run_result

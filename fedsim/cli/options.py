@@ -1,5 +1,6 @@
 """Options and arguments that several verbs of the command line share."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -85,6 +86,11 @@ def port_of(watch: bool, port: int | None) -> int:
     if port is not None and not watch:
         raise ScenarioError(f"--port is {port}, but nothing is served without --watch")
     return port or 0
+
+
+def is_attended() -> bool:
+    """Whether somebody may read stderr in a terminal: the verb is neither quiet nor prints JSON."""
+    return sys.stderr.isatty() and not is_quiet() and not prints_json()
 
 
 def refuse_beside_json(option: str, is_given: bool) -> None:

@@ -1,6 +1,7 @@
 """Verbs that audit, show and export runs, and fit worlds to logs."""
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +160,7 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
     """Write RUNS (run folders, folders of studies) as one HTML page with pictures, tables and an
     interactive timeline.
 
-    They may still go on. With --watch nothing is written; Ctrl-C ends it.
+    They may still go on. With --watch nothing is written; Ctrl-C ends it, with status 0.
     """
     from fedsim.analysis.report import write_report
     from fedsim.analysis.watch import watch as serve
@@ -175,7 +176,8 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
     def announce(address: str) -> None:
         say(f"watch it at {address} (Ctrl-C ends this)", err=True)
 
-    serve(runs, announce, threading.Event(), served_port)
+    with suppress(KeyboardInterrupt):  # Ctrl-C is how one closes the page
+        serve(runs, announce, threading.Event(), served_port)
 
 
 @click.command("tensorboard", short_help="Write the rounds of runs for TensorBoard.")

@@ -29,6 +29,8 @@ from fedsim.lab.terminal import Console, bar
 News: TypeAlias = Mapping[str, Any]
 
 _LONGEST = 1000  # greatest length of a line (characters)
+_PLAIN_EVERY_S = 10.0  # least time between two lines of progress, if the console is no terminal (s)
+_MOST_AT_WORK = 2  # most active runs that a line of progress names
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,23 @@ class StudyProgress:
         self._orders = orders
         self._shares = [0.0] * len(orders)
         self._ended = 0
+        self._rounds: dict[int, int] = {}  # rounds of each active run
         self._began = time.perf_counter()
+        self._last_line = self._began
         self._print(f"{len(orders)} runs to do, {finished} are there")
         if self._console.is_terminal and orders:
             self._live = Progress(*bar(), console=self._console, transient=True)
-            self._all = self._live.add_task("", total=len(orders))
+            self._all = self._live.add_task("workers start", total=len(orders))
             self._live.start()
+
+    def started(self, place: int) -> None:
+        """Show that a worker has begun a run.
+
+        Args:
+            place: index of the run's order.
+        """
+        self._rounds[place] = 0
+        self._show()
 
     def take(self, place: int, news: News) -> None:
         """Show a message from a run's worker: its progress (0..1), or a note to the user.
@@ -108,8 +121,8 @@ class StudyProgress:
             self._print(f"{clean(order.label)}: {news['text']}")
             return
         self._shares[place] = news["share"]
-        if self._live is not None:
-            self._live.update(self._all, completed=sum(self._shares), description=self._so_far())
+        self._rounds[place] = news["rounds"]
+        self._show()
 
     def ended(self, place: int, run: Ended) -> None:
         """Show the outcome of a run.
@@ -121,6 +134,8 @@ class StudyProgress:
         if run.status in ("done", "failed"):
             self._ended += 1
             self._shares[place] = 1.0
+        self._rounds.pop(place, None)
+        self._last_line = time.perf_counter()
         self._print(f"{self._so_far()}: {clean(run.order.label)}: {_describe_state(run)}")
 
     def close(self) -> None:
@@ -128,15 +143,35 @@ class StudyProgress:
             self._live.stop()
             self._live = None
 
+    def _show(self) -> None:
+        """Show the progress of all runs and of the active ones: at once, or as a line at times."""
+        text = f"{self._so_far()}{self._active_runs()}"
+        if self._live is not None:
+            self._live.update(self._all, completed=sum(self._shares), description=text)
+            return
+        now = time.perf_counter()
+        if now - self._last_line >= _PLAIN_EVERY_S:
+            self._last_line = now
+            self._print(text)
+
     def _so_far(self) -> str:
         done = sum(self._shares)
-        if done == len(self._orders):
-            return f"{self._ended}/{len(self._orders)}"
-        remaining = "unknown"
-        if done:
-            elapsed_s = time.perf_counter() - self._began
-            remaining = show_seconds(elapsed_s * (len(self._orders) / done - 1))
-        return f"{self._ended}/{len(self._orders)}, about {remaining} left"
+        count = f"{self._ended}/{len(self._orders)}"
+        if done in (0, len(self._orders)):
+            return count
+        elapsed_s = time.perf_counter() - self._began
+        return f"{count}, about {show_seconds(elapsed_s * (len(self._orders) / done - 1))} left"
+
+    def _active_runs(self) -> str:
+        """Return a text on the rounds of the first active runs, and the count of the others."""
+        runs = []
+        for place, rounds in list(self._rounds.items())[:_MOST_AT_WORK]:
+            label = clean(self._orders[place].label)
+            runs.append(f"{label}: round {rounds}" if rounds else f"{label} begins")
+        others = len(self._rounds) - len(runs)
+        if others:
+            runs.append(f"{others} more at work")
+        return "".join(f"; {run}" for run in runs)
 
     def _print(self, text: str) -> None:
         self._console.print(Text(clean(text, _LONGEST)), soft_wrap=True)
@@ -223,6 +258,7 @@ class WorkerPool:
             return Ended(order, "interrupted")
         with self._lock:
             worker = self._idle.pop() if self._idle else self._hire()
+            self._progress.started(place)
         news = self._watch(worker, place, order)
         # includes a worker that was interrupted before it installed its handlers
         ended = Ended(order, "interrupted")

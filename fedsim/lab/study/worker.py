@@ -122,7 +122,8 @@ class Worker:
             now = time.perf_counter()
             if now - last_news >= _NEWS_EVERY_S:
                 last_news = now
-                self._say(event="progress", share=share_done(stop, rounds, record.time))
+                share = share_done(stop, rounds, record.time)
+                self._say(event="progress", share=share, rounds=rounds)
 
         job.simulation.listen(take, kinds=("round", "task-end"))
         self._job = job

@@ -380,7 +380,7 @@ def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     orders = [RunOrder(name, "", Path(), "resume" if name == "two" else "new") for name in labels]
     progress.begin(orders, 4)
     clock[0] += 10
-    progress.take(1, {"event": "progress", "share": 0.5})
+    progress.take(1, {"event": "progress", "share": 0.5, "rounds": 7})
     progress.take(0, {"event": "note", "text": "begins anew"})
     progress.ended(0, Ended(orders[0], "done", accuracy=0.5, wall_s=10.0))
     progress.ended(2, Ended(orders[2], "failed", "on purpose"))

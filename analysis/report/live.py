@@ -1,0 +1,57 @@
+"""The live page of runs and studies that may go on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedsim.analysis.report import progress
+from fedsim.analysis.report.gather import NothingDoneError, gather, title
+from fedsim.analysis.report.page import build, build_progress
+from fedsim.lab.reading.study_folder import is_study
+
+
+class LiveReport(NamedTuple):
+    """Newest report of runs that may go on.
+
+    Attributes:
+        page: the page as HTML.
+        title: title of the page.
+        says: line of text on how far the runs are.
+        is_over: whether all runs are done.
+    """
+
+    page: str
+    title: str
+    says: str
+    is_over: bool
+
+
+def read_live(paths: Sequence[Path]) -> LiveReport:
+    """Build the page of runs and studies as they are now.
+
+    Before the first run of a study is done, the page has the study's progress alone.
+
+    Args:
+        paths: folders of runs and studies.
+
+    Raises:
+        RunFolderError: a folder is damaged, or replaces its files.
+    """
+    planned = progress.read_progress(paths)
+    section = progress.section(planned)
+    says = [progress.in_words(planned)] if planned else []
+    try:
+        subject = gather(paths)
+    except NothingDoneError:
+        name = f"Live: {title([path for path in paths if is_study(path)], ())}"
+        return LiveReport(build_progress(name, section), name, says[0], is_over=False)
+    is_over = progress.is_over(planned)
+    for run in subject.runs:
+        is_over = is_over and run.summary["status"] != "running"
+    if not planned:
+        summary = subject.runs[0].summary
+        count = len(subject.runs)
+        says.append(f"{count} runs" if count > 1 else f"{summary['status']}, {summary['rounds']:,} rounds")
+    name = subject.title if is_over else f"Live: {subject.title}"
+    page = build(subject, live=not is_over, progress=section)
+    return LiveReport(page, name, "; ".join(says), is_over)

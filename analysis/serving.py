@@ -1,0 +1,256 @@
+"""Server of a growing page on this machine alone, with a stream of the page's states.
+
+It loads neither matplotlib nor the report, so that a page is there before anything can be drawn.
+"""
+
+import json
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from typing import Any, NotRequired, TypedDict
+
+from fedsim.common.errors import FedsimError
+
+HOST = "127.0.0.1"
+_SILENT_S = 10.0  # time after which a silent connection is closed (s)
+_HEARTBEAT_S = 5.0  # longest time between two messages of a stream (s)
+_MOST_CONNECTIONS = 32  # most open connections; one more ends the oldest
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "SAMEORIGIN",  # the surrounding page shows the report in a frame
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src "
+        "data:; font-src data:; "
+        "connect-src 'self'; frame-src 'self'; frame-ancestors 'self'; base-uri 'none'; "
+        "form-action 'none'"
+    ),
+}
+
+
+class PageState(TypedDict):
+    """State of a growing page.
+
+    Attributes:
+        version: count of pages so far; 0 before the first.
+        says: line of text on the runs, or on what the page waits for.
+        over: whether no newer page can follow.
+        title: title of the page.
+    """
+
+    version: int
+    says: str
+    over: bool
+    title: NotRequired[str]
+
+
+class LivePage:
+    """Newest page and its state. Readers in other threads wait for the next state.
+
+    Args:
+        says: text of the first state.
+    """
+
+    def __init__(self, says: str) -> None:
+        self._changed = threading.Condition()
+        self._changes = 0
+        self._streams = 0
+        self._has_ended = False
+        self._page = ""
+        self._state: PageState = {"version": 0, "says": says, "over": False}
+
+    @property
+    def page(self) -> str:
+        """The newest page as HTML; empty before the first."""
+        return self._page
+
+    @property
+    def state(self) -> PageState:
+        """The newest state."""
+        return self._state
+
+    def say(self, text: str) -> None:
+        """Replace the text of the state."""
+        if text != self._state["says"]:
+            self._change(self._page, {**self._state, "says": text})
+
+    def show(self, page: str, title: str, says: str, *, over: bool = False) -> None:
+        """Replace the page.
+
+        Args:
+            page: the page as HTML.
+            title: title of the surrounding page.
+            says: text of the state.
+            over: whether this is the last page.
+        """
+        version = self._state["version"] + 1
+        self._change(page, {"version": version, "says": says, "over": over, "title": title})
+
+    def end(self, timeout_s: float) -> None:
+        """End all streams.
+
+        Args:
+            timeout_s: longest time to wait until they have sent their last message (s).
+        """
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._streams, timeout_s)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a stream of states is open."""
+        return self._streams > 0
+
+    def stream(self, send: Callable[[str], None]) -> None:
+        """Send all states as server-sent events until the page ends.
+
+        The first message has the newest state. The last message is an event ``end``.
+
+        Args:
+            send: sends a text; raises ``OSError`` if the reader has disconnected.
+        """
+        with self._changed:
+            self._streams += 1
+        try:
+            self._stream(send)
+        finally:
+            with self._changed:
+                self._streams -= 1
+                self._changed.notify_all()
+
+    def _stream(self, send: Callable[[str], None]) -> None:
+        sent = -1
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_news(sent), _HEARTBEAT_S)
+                changes = self._changes
+                state = self._state
+                has_ended = self._has_ended
+            if changes != sent:
+                send(f"data: {json.dumps(state)}\n\n")
+            else:
+                send(": still there\n\n")
+            sent = changes
+            if has_ended:
+                send("event: end\ndata: {}\n\n")
+                return
+
+    def _is_news(self, sent: int) -> bool:
+        return self._changes != sent or self._has_ended
+
+    def _change(self, page: str, state: PageState) -> None:
+        with self._changed:
+            self._page = page
+            self._state = state
+            self._changes += 1
+            self._changed.notify_all()
+
+
+class _BoundedServer(ThreadingHTTPServer):
+    """HTTP server with a limit of open connections; a connection beyond it ends the oldest."""
+
+    def __init__(self, *args: Any) -> None:
+        self._connections: deque[Any] = deque()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.append(request)
+        if len(self._connections) > _MOST_CONNECTIONS:
+            with suppress(OSError):  # the connection has just ended
+                self._connections.popleft().shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def close_request(self, request: Any) -> None:
+        with suppress(ValueError):  # a newer connection has ended this one
+            self._connections.remove(request)
+        super().close_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore the error, since a browser may disconnect in the middle of a response."""
+
+
+def server_of(live: LivePage, port: int = 0) -> ThreadingHTTPServer:
+    """Return an HTTP server of a growing page on the loopback address.
+
+    ``/`` is the surrounding page, ``/report`` the newest page, ``/state`` its state as JSON, and
+    ``/events`` the stream of states as server-sent events. At most 32 connections are open; a
+    connection beyond them ends the oldest. A connection that sends nothing for 10 s is closed.
+
+    Args:
+        live: the growing page.
+        port: port to serve at; 0 for any free port.
+
+    Raises:
+        FedsimError: the port cannot be used.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        """Request handler that sends the surrounding page, the report, and the report's states."""
+
+        timeout = _SILENT_S
+        server_version = "fedsim"
+        sys_version = ""
+
+        def end_headers(self) -> None:
+            """Add headers that forbid other sites to frame or read a response, including errors."""
+            for name, value in _HEADERS.items():
+                self.send_header(name, value)
+            super().end_headers()
+
+        def do_GET(self) -> None:
+            """Answer only requests to a loopback host name, as a protection against DNS rebinding."""
+            hosts = [f"{name}:{server.server_port}" for name in (HOST, "localhost")]
+            if self.headers.get("Host") not in hosts:
+                self.send_error(403, "only 127.0.0.1 and localhost are answered")
+                return
+            if self.path == "/events":
+                self._stream()
+                return
+            answers = {
+                "/": ("text/html; charset=utf-8", _surrounding_page),
+                "/report": ("text/html; charset=utf-8", lambda: live.page),
+                "/state": ("application/json", lambda: json.dumps(live.state)),
+            }
+            if self.path not in answers:
+                self.send_error(404)
+                return
+            kind, content = answers[self.path]
+            body = content().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def _stream(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            with suppress(OSError):  # the reader has disconnected
+                live.stream(self._send)
+
+        def _send(self, text: str) -> None:
+            self.wfile.write(text.encode())
+            self.wfile.flush()
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    try:
+        server = _BoundedServer((HOST, port), Handler)
+    except (OSError, OverflowError) as error:
+        raise FedsimError(f"no page can be served at {HOST}:{port}: {error}") from None
+    return server
+
+
+def _surrounding_page() -> str:
+    file = resources.files("fedsim.analysis").joinpath("report", "assets", "watch.html")
+    return file.read_text(encoding="utf-8")
