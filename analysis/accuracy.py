@@ -291,7 +291,7 @@ def _plot(
         if axis.column == "rounds":
             panel.set_xlim(left=1)
     else:
-        panel.set_xlim(left=0)
+        panel.set_xlim(0, max(ends, default=1.0) or 1.0)
         is_whole = axis.column == "rounds"
         ticks = MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=is_whole)
         panel.xaxis.set_major_locator(ticks)
@@ -315,7 +315,7 @@ def _plot_line(
             gid=f"band-{line.number}",
         )
     panel.plot(x, mean, gid=f"mean-{line.number}", marker=marker, markersize=3.5, **look)
-    panel.plot(x[-1:], mean[-1:], marker="o", markersize=6, **look)
+    panel.plot(x[-1:], mean[-1:], marker="o", markersize=6, clip_on=False, **look)
 
 
 def _handles(

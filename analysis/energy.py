@@ -12,7 +12,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.series import Series, draw_mean_bar, group_by_scenario, name_bars
+from fedsim.analysis.series import (
+    Series,
+    draw_mean_bar,
+    group_by_scenario,
+    name_bars,
+    whisker_entry,
+)
 from fedsim.common.arrays import Floats
 from fedsim.common.units import show_joules
 from fedsim.lab.reading.history import History
@@ -30,8 +36,6 @@ _COLOURS = {
     "edge": "#AA8866",
 }
 _LOOKS = {phase: {"color": colour} for phase, colour in _COLOURS.items()}
-# units of ``show_joules``
-_JOULES = ((3.6e9, 3.6e9, "MWh"), (1e6, 3.6e6, "kWh"), (1e3, 1e3, "kJ"), (0.0, 1.0, "J"))
 _MOST_BATTERIES = 6
 _FLAT: style.Look = {
     "marker": "s",
@@ -80,7 +84,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     panels = figure.subplots(1, len(views), sharey=True, squeeze=False)[0]
     for panel, (label, phases) in zip(panels, views.items(), strict=True):
         most = max(float(table[[*phases]].sum(axis=1).max()) for table in tables)
-        unit = style.unit_for(most, _JOULES)
+        unit = style.unit_for(most, style.JOULES)
         for place, (table, summaries) in enumerate(zip(tables, books, strict=True)):
             text = show_joules(float(table[[*phases]].mean().sum()))
             if phases == PHASES:
@@ -88,17 +92,19 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
             if panel is panels[-1]:
                 text += _carbon_in_words(summaries)
             draw_mean_bar(panel, place, table[[*phases]] / unit.size, _LOOKS, text)
-        room = (
-            1.6 if phases == PHASES else 1.45
-        )  # factor of the axis that leaves room for text beside the bars
-        panel.set_xlim(0, max(most / unit.size, 1e-9) * room)
+        # factor of the axis that leaves room for text beside the bars
+        room = 1.6 if phases == PHASES else 1.45
+        end = max(most / unit.size, 1e-9)
+        panel.set_xlim(0, end * room)
+        style.end_axis_at(panel, end)
         panel.set_xlabel(f"{label} ({unit.name})")
-        panel.xaxis.set_major_formatter("{x:,g}")
     name_bars(panels[0], names)
-    handles = []
+    handles: list[Artist] = []
     for phase, colour in _COLOURS.items():
         if any(table[phase].any() for table in tables):
             handles.append(Patch(facecolor=colour, label=phase))
+    if any(len(table) > 1 for table in tables):
+        handles.append(whisker_entry())
     return style.finished(figure, runs, handles)
 
 

@@ -187,7 +187,7 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
     waiting_panels[0].set_ylabel(f"since the last selection ({unit.name})")
     label = "rounds aggregated" if by_round else f"simulated time ({unit.name})"
     for panel in panels:
-        panel.set_xlim(left=0)
+        panel.set_xlim(0, end / unit.size)
         panel.set_xlabel(label)
         ticks = MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=by_round)
         panel.xaxis.set_major_locator(ticks)

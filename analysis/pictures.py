@@ -115,8 +115,8 @@ OF_SEVERAL = {
     "traffic-purposes": PictureKind(
         draw_purposes_compared,
         "Traffic by purpose",
-        "Bytes by purpose, all moved bytes and as papers count them: means over the seeds of "
-        "a scenario.",
+        "Bytes by purpose: means over the seeds of a scenario. A second panel has the bytes as "
+        "papers count them, if these differ.",
     ),
 }
 OF_ANY = ("accuracy", "fairness", "energy")  # kinds of OF_SEVERAL that apply to one run too

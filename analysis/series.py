@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from fedsim.analysis.style import BLACK, Look, run_names, short, with_strategy
 from fedsim.records.reading import RunFolder
@@ -71,6 +72,15 @@ def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
     for number, (name, run) in enumerate(zip(run_names(runs), runs, strict=True)):
         series.append(Series(with_strategy(name, run), (run,), number))
     return series
+
+
+WHISKER = "whiskers: from the least to the most of the seeds"
+"""Label of the lines that ``draw_mean_bar`` draws over bars."""
+
+
+def whisker_entry() -> Line2D:
+    """Return the legend's entry of the lines over bars."""
+    return Line2D([], [], color=BLACK, linewidth=1.4, marker="|", markersize=7, label=WHISKER)
 
 
 def draw_mean_bar(

@@ -18,7 +18,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.series import Series, draw_mean_bar, group_by_scenario, name_bars
+from fedsim.analysis.series import (
+    Series,
+    draw_mean_bar,
+    group_by_scenario,
+    name_bars,
+    whisker_entry,
+)
 from fedsim.common.files import parse_json
 from fedsim.common.units import show_bytes
 from fedsim.lab.reading.history import History
@@ -48,6 +54,7 @@ _WASTED: style.Look = {
 _POINTS = 800  # more points than pixels only make the SVG large
 _BAR_IN = 0.62
 _FRAME_IN = 2.0
+_LEAST_SEEN = 0.002  # least share of the longest bar that is seen
 
 _Kind = tuple[str, str]  # direction and purpose
 
@@ -221,7 +228,7 @@ _OTHERS = (
 def draw_purposes_compared(
     runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 ) -> Figure:
-    """Draw bytes by purpose: all bytes that moved, and the bytes that papers count.
+    """Draw bytes by purpose: all bytes that moved, and the bytes that papers count if they differ.
 
     A bar is the mean over the seeds of a series, both directions together, with a line over
     their range.
@@ -246,25 +253,44 @@ def draw_purposes_compared(
         )
     colours = _choose_purpose_colours(pd.DataFrame([seeds.mean() for seeds in tables]))
     unit = style.unit_for(most, style.BYTES)
-    figure = Figure(figsize=(style.WIDTH_IN, 2.6 + 0.5 * len(series)))
-    strict, paper = figure.subplots(1, 2, sharey=True, sharex=True)
-    strict.set_title("everything that moved (strict)", fontsize=11)
-    paper.set_title("models and updates only, as the papers count (paper)", fontsize=11)
     in_paper = [purpose for purpose in colours if purpose not in NOT_IN_PAPER]
+    views = {"everything that moved (strict)": list(colours)}
+    if _differ(tables, in_paper):
+        views["models and updates only, as the papers count (paper)"] = in_paper
+    figure = Figure(figsize=(style.WIDTH_IN, 2.6 + 0.5 * len(series)))
+    panels = figure.subplots(1, len(views), sharey=True, sharex=True, squeeze=False)[0]
     looks = {purpose: {"color": colour} for purpose, colour in colours.items()}
-    for panel, purposes in ((strict, list(colours)), (paper, in_paper)):
+    for panel, (title, purposes) in zip(panels, views.items(), strict=True):
+        if len(views) > 1:
+            panel.set_title(title, fontsize=11)
         for place, seeds in enumerate(tables):
             sizes = seeds.reindex(columns=purposes, fill_value=0.0)
             text = show_bytes(float(sizes.mean().sum()))
             draw_mean_bar(panel, place, sizes / unit.size, looks, text)
         panel.set_xlabel(f"moved in total, down and up ({unit.name})")
-        panel.xaxis.set_major_locator(MaxNLocator(nbins=7))
-    name_bars(strict, [line.label for line in series])
-    strict.set_xlim(0, most / unit.size * 1.22)  # room for text beside the bars
-    handles = []
+        panel.set_xlim(0, most / unit.size * 1.22)  # room for text beside the bars
+        style.end_axis_at(panel, most / unit.size)
+    name_bars(panels[0], [line.label for line in series])
+    handles: list[Artist] = []
     for purpose, colour in colours.items():
-        handles.append(Patch(facecolor=colour, label=style.short(purpose, 24)))
+        label = style.short(purpose, 24)
+        share = max(float(seeds[purpose].max()) for seeds in tables if purpose in seeds) / most
+        if share < _LEAST_SEEN:
+            label += " (too little to be seen)"
+        handles.append(Patch(facecolor=colour, label=label))
+    if any(len(seeds) > 1 for seeds in tables):
+        handles.append(whisker_entry())
     return style.finished(figure, runs, handles)
+
+
+def _differ(tables: Sequence[pd.DataFrame], in_paper: Sequence[str]) -> bool:
+    """Whether the bytes that papers count are other figures than all bytes, as texts show them."""
+    for seeds in tables:
+        in_all = float(seeds.mean().sum())
+        in_papers = float(seeds.reindex(columns=in_paper, fill_value=0.0).mean().sum())
+        if show_bytes(in_all) != show_bytes(in_papers):
+            return True
+    return False
 
 
 def _choose_purpose_colours(means: pd.DataFrame) -> dict[str, str]:

@@ -22,54 +22,129 @@ _MOST_APART = 12  # ratio of values above which an axis is logarithmic
 _DOTS_WIDTH = 1000  # width of the drawn column (units of the drawing)
 
 
-def answers(worlds: Sequence[WorldAnswer], colours: dict[int, str]) -> Iterator[Markup]:
+HINT = (
+    "Two lines are compared seed by seed in the same worlds. Each comparison stands alone: the best "
+    "of many looks a little better than it is."
+)
+"""Remark on the intervals of a study with several seeds."""
+
+
+def answers(worlds: Sequence[WorldAnswer], colours: dict[int, str], hint: str) -> Iterator[Markup]:
     """Yield text and drawings of the answer for each world.
+
+    The first world's figures are open, and the figures of others are folded.
 
     Args:
         worlds: the answers, of which the first six are shown. Further answers are only counted.
         colours: colour of each line by its place.
+        hint: remark on the certainty of all answers.
     """
-    for answer in worlds[:_MOST_WORLDS]:
-        yield from _answer(answer, colours)
+    for place, answer in enumerate(worlds[:_MOST_WORLDS]):
+        yield from _answer(answer, place, colours, hint)
     if len(worlds) > _MOST_WORLDS:
         text = f"{len(worlds) - _MOST_WORLDS} more worlds are in the tables below."
         yield el("p", text, class_="soft")
 
 
-def _answer(answer: WorldAnswer, colours: dict[int, str]) -> Iterator[Markup]:
+def _answer(
+    answer: WorldAnswer, place: int, colours: dict[int, str], hint: str
+) -> Iterator[Markup]:
     if answer.world:
         yield el("h3", answer.world)
     goal = answer.rankings[0] if answer.rankings else None
-    is_answered = goal is not None and bool(goal.sentences)
-    if goal is not None and is_answered:
-        yield _sentences(answer, goal)
+    if goal is not None and goal.sentences:
+        yield _first_sentence(answer, goal)
+    yield _other_goals(answer, place)
     if answer.missed:
         yield el("p", answer.missing)
-    for text in explore.shares(answer):
-        yield el("p", text)
-    if goal is not None and is_answered:
-        yield _best_figures(answer, goal)
+    figures = [*_figures(answer, colours), *_folds(answer, place, colours, hint)]
+    if not place:
+        yield from figures
+        return
+    yield el("details", el("summary", f"Figures of {answer.world}"), *figures)
 
+
+def _first_sentence(answer: WorldAnswer, goal: Ranking) -> Markup:
+    """Return the answer to the goal; the sentence is strong if the lead is certain."""
+    text: str = sentence(answer.to(goal) + goal.sentences[0])
+    if goal.is_sure:
+        text = el("strong", text)
+    return el("p", text, class_="answer")
+
+
+def sentence(text: str) -> str:
+    """Return a text that begins with a capital letter, unless it begins with a name."""
+    return text[:1].upper() + text[1:] if text.startswith("no line") else text
+
+
+def _other_goals(answer: WorldAnswer, place: int) -> Markup | None:
+    """Return a list of the other rankings in a sentence each; it refers to their drawings."""
+    entries = []
+    for ranking in answer.rankings[1:]:
+        if ranking.in_short:
+            link = el("a", ranking.in_short, href=f"#{_anchor(place)}")
+            entries.append(el("li", link))
+    return el("ul", *entries, class_="further") if entries else None
+
+
+def _anchor(place: int) -> str:
+    return f"rankings-{place}"
+
+
+def _figures(answer: WorldAnswer, colours: dict[int, str]) -> Iterator[Markup]:
+    """Yield the best line's costs, and drawings of the goal."""
+    goal = answer.rankings[0] if answer.rankings else None
+    if goal is not None and goal.sentences:
+        yield _best_figures(answer, goal)
     plots = []
     heat_map = explore.heat_map(answer)
     if heat_map is not None:
         plots.append(_draw_heat_map(heat_map))
-    fronts = [draw_front(front, colours) for front in explore.fronts(answer)]
-    plots += fronts[:1]
-    plots += [_draw_ranking(ranking, colours) for ranking in answer.rankings]
-    yield _side_by_side(plots)
-    if fronts[1:]:
-        summary = el("summary", "Other pairs of costs against each other")
-        yield el("details", summary, _side_by_side(fronts[1:]))
+    plots += [draw_front(front, colours) for front in explore.fronts(answer)[:1]]
+    plots += [_draw_ranking(ranking, colours) for ranking in answer.rankings[:1]]
+    if plots:
+        yield _side_by_side(plots)
+    if goal is not None:
+        yield _key(goal)
 
 
-def _sentences(answer: WorldAnswer, goal: Ranking) -> Markup:
-    """Return a paragraph on the goal; its first sentence is strong if the lead is certain."""
-    first, *rest = goal.sentences
-    best: str = answer.to(goal) + first
-    if goal.is_sure:
-        best = el("strong", best)
-    return el("p", best, " " + " ".join(rest), class_="answer")
+def _folds(
+    answer: WorldAnswer, place: int, colours: dict[int, str], hint: str
+) -> Iterator[Markup]:
+    """Yield the certainty of the answer, the other rankings, and further pairs of costs."""
+    goal = answer.rankings[0] if answer.rankings else None
+    if goal is not None and goal.sentences:
+        parts = [el("p", answer.to(goal) + " ".join(goal.sentences))]
+        parts += [el("p", text) for text in explore.shares(answer)]
+        parts.append(el("p", hint, class_="soft"))
+        yield el("details", el("summary", "How sure is that, and what decides?"), *parts)
+    others = [_draw_ranking(ranking, colours) for ranking in answer.rankings[1:]]
+    fronts = [draw_front(front, colours) for front in explore.fronts(answer)[1:]]
+    if not others + fronts:
+        return
+    names = [ranking.measure.name.partition(" to target")[0] for ranking in answer.rankings[1:]]
+    title = f"Rankings by {', '.join(names)}"
+    if fronts:
+        title += ", and these costs against each other"
+    plots = _side_by_side([*others, *fronts])
+    yield el("details", el("summary", title), plots, id=_anchor(place))
+
+
+def _key(ranking: Ranking) -> Markup | None:
+    """Return the key of the signs in rankings; None if each line has one run."""
+    if all(line.of == 1 for line in ranking.entries):
+        return None
+    signs = (
+        (el("circle", cx=10, cy=6.5, r=4), "mean of the seeds"),
+        (el("path", d="M0 6.5 H20"), "95 % interval of the mean (Student's t)"),
+        (el("path", d="M6 2 V11 M14 2 V11"), "one seed each"),
+        (el("path", d="M14 2 L19 6.5 L14 11"), "the interval goes on"),
+    )
+    entries = []
+    for sign, text in signs:
+        icon = el("svg", sign, viewBox="0 0 20 13", aria_hidden="true", class_="sign")
+        entries.append(el("li", icon, text))
+    return el("ul", *entries, class_="key", aria_label="Signs of the rankings")
 
 
 def _side_by_side(plots: Sequence[Markup]) -> Markup:

@@ -1,7 +1,13 @@
-"""Axes of the drawings in the answer: linear or logarithmic."""
+"""Axes of the drawings in the answer: linear or logarithmic, with ticks."""
 
 import math
 from dataclasses import dataclass
+
+from matplotlib.ticker import MaxNLocator
+
+_STEPS = (1.0, 2.0, 5.0)  # digits of the ticks of a logarithmic axis
+_CLOSE_STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)  # the same if the axis is short
+_FEW = 3  # least count of ticks of a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -24,3 +30,24 @@ class Axis:
     def clipped_share(self, value: float) -> float:
         """Return the position of a value (0..1); values beyond an end are at that end."""
         return self.share(min(max(value, self.low), self.high))
+
+    def ticks(self, most: int) -> list[float]:
+        """Return round values between the ends, at most about ``most``, ascending."""
+        if self.high <= self.low:
+            return [self.low]
+        if not self.is_log:
+            ticks = MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
+            return self._within(ticks.tolist())
+        ticks = self._within(self._decades(_STEPS))
+        if len(ticks) < _FEW:
+            ticks = self._within(self._decades(_CLOSE_STEPS))
+        return ticks[:: math.ceil(len(ticks) / most)]
+
+    def _decades(self, steps: tuple[float, ...]) -> list[float]:
+        first = math.floor(math.log10(self.low))
+        last = math.ceil(math.log10(self.high))
+        return [step * 10.0**power for power in range(first, last + 1) for step in steps]
+
+    def _within(self, values: list[float]) -> list[float]:
+        slack = 1e-9 * abs(self.high)
+        return [value for value in values if self.low - slack <= value <= self.high + slack]

@@ -21,14 +21,20 @@ from fedsim.common.arrays import AnyArray
 from fedsim.records.reading import RunFolder
 
 AT_ONCE = 8  # most lines that are visible at first
-_POINTS = 120  # points per line in the chart
+_BANDS = 3  # most visible lines with a band each; of more, the line at the pointer has one
+_POINTS = 241  # points per line in the chart
+_REACH = 6  # points to each side over which a smoothed line is the mean: 2.5 % of the axis
+_NOISY = 1.5  # least ratio of a line's way up and down to its range that is smoothed at first
 _TABLE_POINTS = 5  # values per line in the table
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}
 _HINT = (
-    "Lines are means over seeds, bands go from the lowest to the highest of them; a line ends "
-    "where its first seed does. Point "
-    "at a line for its figures, choose names to hide or show lines, drag to zoom, double-click "
-    "for all."
+    "Lines are means over seeds; a line ends where its first seed does. The band of a line goes "
+    f"from the lowest to the highest of its seeds; of more than {_BANDS} lines, the one that is "
+    "pointed at has it. Choose names to hide or show lines, drag to zoom, double-click for all."
+)
+_SMOOTH = (
+    f"A smoothed line is a mean over {_REACH / (_POINTS - 1):.1%} of the axis to each side. What is "
+    "said of the line at the pointer, and the table, are the figures as they were."
 )
 
 
@@ -59,7 +65,7 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     columns: dict[str, AnyArray] = {}
     for place, axis in enumerate(axes):
         columns |= _columns(place, axis, curves)
-    figure = _figure(name, series, axes, columns)
+    figure = _figure(name, series, axes, columns, is_noisy=_is_noisy(curves))
     table = _table(name, series, axes[0], columns)
     return [
         el("h3", f"{name.capitalize()} against time, bytes and rounds", id="accuracy"),
@@ -91,11 +97,24 @@ def _columns(
     return columns
 
 
+def _is_noisy(curves: Sequence[Sequence[pd.DataFrame]]) -> bool:
+    """Whether the lines go up and down more than from their lowest to their highest value."""
+    ways = []
+    for line in curves:
+        values = band(line, "time")["mean"].to_numpy()
+        height = np.ptp(values) if len(values) else 0.0
+        if height:
+            ways.append(np.abs(np.diff(values)).sum() / height)
+    return bool(ways) and float(np.median(ways)) > _NOISY
+
+
 def _figure(
     name: str,
     series: Sequence[Series],
     axes: Sequence[CurveAxis],
     columns: dict[str, AnyArray],
+    *,
+    is_noisy: bool,
 ) -> Markup:
     """Return the chart: controls, legend, drawing area and data."""
     lines: list[_ChartLine] = []
@@ -105,6 +124,8 @@ def _figure(
         lines.append({"name": line.name, "colour": look["color"], "dash": dash})
     header = {
         "points": _POINTS,
+        "smoothed": _REACH,
+        "bands": _BANDS,
         "axes": [axis.label for axis in axes],
         "lines": lines,
         "figure": "test accuracy (0 to 1)" if name == "accuracy" else f"test {name}",
@@ -114,7 +135,9 @@ def _figure(
     if len(lines) > AT_ONCE:
         choices.insert(0, (f"the best {AT_ONCE}", AT_ONCE))
     buttons = [el("button", text, type="button", data_show=most) for text, most in choices]
-    toolbar = el("div", el("label", "against ", el("select", *options)), *buttons, class_="toolbar")
+    box = el("input", type="checkbox", name="smooth", checked=is_noisy)
+    against = el("label", "against ", el("select", *options))
+    toolbar = el("div", against, *buttons, el("label", box, " smoothed"), class_="toolbar")
     entries = [el("li", _button(place, line)) for place, line in enumerate(lines)]
     label = f"{name.capitalize()} of {len(lines)} lines. {_HINT}"
     return join(
@@ -122,7 +145,7 @@ def _figure(
         el("ul", *entries, class_="key"),
         el("div", class_="plotted", role="img", aria_label=label),
         el("output", class_="said"),
-        el("figcaption", _HINT),
+        el("figcaption", f"{_HINT} {_SMOOTH}"),
         data_block("chart-data", {"header": header, "packed": pack(columns)}),
     )
 

@@ -2,16 +2,25 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from fedsim.analysis import style
 from fedsim.analysis.report.axis import Axis
 from fedsim.analysis.report.markup import Markup, el, join, plain
 from fedsim.lab.compare.explore import CostPoint, ParetoFront
+from fedsim.lab.compare.ranking import Ranking
 
 _WIDTH = 400
-_HEIGHT = 240
-_EDGE = 10
-_ROOM = 22  # height above and below the drawing for texts
-_BOTTOM = _HEIGHT - _ROOM
+_HEIGHT = 244
+_LEFT = 44  # width left of the drawing, for the ticks' texts
+_RIGHT = _WIDTH - 8
+_TOP = 24
+_BOTTOM = _HEIGHT - 36
+_INSET = 12  # distance of the outermost dots from the drawing's edges
+_TICK = 4  # length of a tick
+_MOST_TICKS = 5
+_MOST_APART = 12  # ratio of costs above which an axis is logarithmic
+_UNITS = {"s": style.TIMES, "bytes": style.BYTES, "J": style.JOULES}
 _MIDDLE_OF_NUMBER = (3, -4)  # offset of a number's middle from the start of its text
 # offsets of a number's text from the middle of its dot, one per corner
 _CORNERS = ((7, -5), (7, 12), (-13, -5), (-13, 12), (-3, -9), (-3, 18))
@@ -27,17 +36,14 @@ def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
         front: the Pareto front with all cells.
         colours: colour of each line by its place.
     """
-    x_axis = _axis([point.first for point in front.points])
-    y_axis = _axis([point.second for point in front.points])
+    x_axis = _CostAxis.of(front.first, [point.first for point in front.points])
+    y_axis = _CostAxis.of(front.second, [point.second for point in front.points])
 
     def place(point: CostPoint) -> _Corner:
-        x = x_axis.share(point.first)
-        y = y_axis.share(point.second)
-        width = _WIDTH - 2 * _EDGE - 24
-        height = _HEIGHT - 2 * _ROOM - 16
-        return round(_EDGE + 12 + x * width, 1), round(_BOTTOM - 10 - y * height, 1)
+        return x_axis.x(point.first), y_axis.y(point.second)
 
-    parts = [el("path", d=f"M{_EDGE} {_ROOM - 8} V{_BOTTOM} H{_WIDTH - _EDGE}", class_="axes")]
+    parts = [el("path", d=f"M{_LEFT} {_TOP} V{_BOTTOM} H{_RIGHT}", class_="axes")]
+    parts += _ticks(x_axis, y_axis)
     parts.append(_steps([place(point) for point in front.front]))
     for point in front.points:
         x, y = place(point)
@@ -47,7 +53,8 @@ def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
             el("title", plain(front.format_point(point), _LONGEST_NAME)),
             cx=x,
             cy=y,
-            fill=colours[point.line.place],
+            fill=colours[point.line.place] if on_front else None,
+            stroke=colours[point.line.place],
             class_="colour" if on_front else "others",
             r=5 if on_front else 3.5,
         )
@@ -55,7 +62,9 @@ def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
     numbered = [*front.front, *front.runners_up]
     dots = [place(point) for point in front.points]
     parts += _numbers([place(point) for point in numbered], dots)
-    parts += _labels(front, x_axis, y_axis)
+    first, second = front.names
+    parts.append(_text(y_axis.label(second), 2, 11, "start"))
+    parts.append(_text(x_axis.label(first), (_LEFT + _RIGHT) / 2, _HEIGHT - 5, "middle"))
     drawing = el(
         "svg",
         *parts,
@@ -67,9 +76,59 @@ def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
     return join(_title(front), drawing, _names(front, numbered))
 
 
-def _axis(costs: Sequence[float]) -> Axis:
-    low = min(costs)
-    return Axis(low, max(costs), is_log=low > 0)
+@dataclass(frozen=True)
+class _CostAxis:
+    """Axis of a cost, in a unit that suits its values.
+
+    Attributes:
+        axis: the axis, in units.
+        unit: the unit.
+    """
+
+    axis: Axis
+    unit: style.AxisUnit
+
+    @classmethod
+    def of(cls, ranking: Ranking, costs: Sequence[float]) -> "_CostAxis":
+        low = min(costs)
+        high = max(costs)
+        unit = style.AxisUnit(0.0, 1.0, ranking.measure.unit)
+        if ranking.measure.unit in _UNITS:
+            unit = style.unit_for(high, _UNITS[ranking.measure.unit])
+        is_log = low > 0 and high > _MOST_APART * low
+        return cls(Axis(low / unit.size, high / unit.size, is_log), unit)
+
+    def x(self, cost: float) -> float:
+        """Return the horizontal position of a cost in the drawing."""
+        width = _RIGHT - _LEFT - 2 * _INSET
+        return round(_LEFT + _INSET + self.axis.share(cost / self.unit.size) * width, 1)
+
+    def y(self, cost: float) -> float:
+        """Return the vertical position of a cost in the drawing."""
+        height = _BOTTOM - _TOP - 2 * _INSET
+        return round(_BOTTOM - _INSET - self.axis.share(cost / self.unit.size) * height, 1)
+
+    def label(self, name: str) -> str:
+        unit = f" ({self.unit.name})" if self.unit.name else ""
+        return f"{name}{unit}{', log scale' if self.axis.is_log else ''}"
+
+
+def _ticks(x_axis: _CostAxis, y_axis: _CostAxis) -> list[Markup]:
+    """Return the ticks of both axes, with their values."""
+    parts = []
+    for tick in x_axis.axis.ticks(_MOST_TICKS):
+        x = x_axis.x(tick * x_axis.unit.size)
+        parts.append(el("path", d=f"M{x} {_BOTTOM} v{_TICK}", class_="axes"))
+        parts.append(_text(f"{tick:,.4g}", x, _BOTTOM + 15, "middle"))
+    for tick in y_axis.axis.ticks(_MOST_TICKS):
+        y = y_axis.y(tick * y_axis.unit.size)
+        parts.append(el("path", d=f"M{_LEFT} {y} h-{_TICK}", class_="axes"))
+        parts.append(_text(f"{tick:,.4g}", _LEFT - _TICK - 3, y + 4, "end"))
+    return parts
+
+
+def _text(text: str, x: float, y: float, anchor: str) -> Markup:
+    return el("text", text, x=x, y=y, text_anchor=anchor)
 
 
 def _steps(places: Sequence[_Corner]) -> Markup:
@@ -102,24 +161,9 @@ def _room_at(corner: _Corner, occupied: Sequence[_Corner]) -> float:
     return min(5.0, *(math.dist(middle, place) - 6 for place in occupied))
 
 
-def _labels(front: ParetoFront, x_axis: Axis, y_axis: Axis) -> list[Markup]:
-    first, other = front.names
-    show_x = front.first.show
-    show_y = front.second.show
-    vertical = f"{other}: {show_y(y_axis.low)} below, {show_y(y_axis.high)} on top"
-    below = _HEIGHT - 6
-    labels = (
-        (vertical, _EDGE, 9, "start"),
-        (show_x(x_axis.low), _EDGE, below, "start"),
-        (first, _WIDTH / 2, below, "middle"),
-        (show_x(x_axis.high), _WIDTH - _EDGE, below, "end"),
-    )
-    return [el("text", text, x=x, y=y, text_anchor=anchor) for text, x, y, anchor in labels]
-
-
 def _title(front: ParetoFront) -> Markup:
     first, other = front.names
-    remark = " the line joins those that no other beats in both; log scales"
+    remark = " the line joins those that no other beats in both; hollow: beaten"
     return el("p", el("strong", f"{first.capitalize()} against {other}"), el("small", remark))
 
 

@@ -4,7 +4,29 @@ const made = new Map(); // by data block: a timeline, or the promise of one
 
 function start() {
   const palette = readBlock("palette");
+  bindFolds();
   bindTables((block) => made.get(block));
+  const fold = document.querySelector(".timeline")?.closest("details");
+  if (!fold || fold.open) return begin(palette);
+  fold.addEventListener("toggle", () => begin(palette), { once: true });
+  return undefined;
+}
+
+/** Links to a part of the page open it, and so does the address; all parts are open when the page is printed. */
+function bindFolds() {
+  const reveal = (hash) => {
+    const part = hash.length > 1 && document.getElementById(decodeURIComponent(hash.slice(1)));
+    if (!part) return;
+    for (let fold = part.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    part.scrollIntoView();
+  };
+  for (const link of document.querySelectorAll('a[href^="#"]')) link.addEventListener("click", () => reveal(link.hash));
+  addEventListener("hashchange", () => reveal(location.hash));
+  addEventListener("beforeprint", () => { for (const fold of document.querySelectorAll("details")) fold.open = true; });
+  reveal(location.hash);
+}
+
+function begin(palette) {
   const fields = ["first", "second"].map((name) => document.querySelector(`[name=${name}-run]`));
   if (!fields[0]) return show([...document.querySelectorAll(".timeline")], palette);
   const choose = () => {

@@ -25,6 +25,8 @@ function bindTables(timelineOf, root = document) {
       if (!timeline) return;
       if (button.dataset.round !== undefined) timeline.showRound(Number(button.dataset.round));
       else timeline.find(Number(button.dataset.device));
+      const fold = timeline.root.closest("details");
+      if (fold) fold.open = true;
       timeline.root.scrollIntoView({ block: "start" });
       timeline.stage.focus({ preventScroll: true });
     });

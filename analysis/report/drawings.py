@@ -1,0 +1,141 @@
+"""Pictures of a report: PNG files in the page, at the size at which they are shown."""
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+
+from PIL import Image
+
+from fedsim.analysis import style
+from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, PictureKind
+from fedsim.analysis.report.gather import DetailedRun
+from fedsim.analysis.report.markup import Markup, el
+from fedsim.analysis.series import Series
+from fedsim.records.reading import RunFolder
+
+_ALMOST_WHITE = 250
+_DPI = 100  # 13 inches are 1,300 pixels, the greatest width at which the style sheet shows them
+_OVER_SEEDS = ("energy", "traffic-purposes")
+_IN_CHART = ("costs", "accuracy")  # pictures of several runs that the chart replaces
+
+
+def key_picture(run: RunFolder) -> str:
+    """Return the main picture of a run: ``accuracy``, or ``traffic`` if nothing was learned."""
+    return "traffic" if all(row["loss"] is None for row in run.rounds) else "accuracy"
+
+
+def draw_key_picture(run: RunFolder) -> Markup | None:
+    """Return the main picture of a run as a figure; None if it does not apply."""
+    name = key_picture(run)
+    return draw(name, run if name in OF_ONE else [run])
+
+
+def draw_run(entry: DetailedRun, several: bool) -> Iterator[Markup]:
+    """Yield the pictures of a run that no other part of the page shows, folded.
+
+    Args:
+        entry: the run.
+        several: whether the report has several runs.
+    """
+    run = entry.run
+    elsewhere = {"timeline"}
+    if not several:
+        elsewhere.add(key_picture(run))
+    for name in OF_ONE:
+        if name not in elsewhere:
+            yield from _folded(name, several, run)
+    if not several:
+        series = [Series(entry.name, (run,))]
+        yield from draw_series(series, series, several=False, omitted=key_picture(run))
+
+
+def draw_series(
+    alone: Sequence[Series], series: Sequence[Series], *, several: bool, omitted: str = ""
+) -> Iterator[Markup]:
+    """Yield pictures of runs, folded: of the runs in ``alone``, or of the means of ``series``.
+
+    Args:
+        alone: runs that are drawn on their own, each a series.
+        series: all runs.
+        several: whether the report has several runs.
+        omitted: name of a picture that is left out.
+    """
+    runs = _list_runs(series)
+    single_runs = _list_runs(alone)
+    for name in OF_SEVERAL if several else OF_ANY:
+        is_in_chart = several and name in _IN_CHART
+        if name == omitted or is_in_chart:
+            continue
+        if name in _OVER_SEEDS:
+            yield from _folded(name, several, runs, series)
+        else:
+            yield from _folded(name, several, single_runs, alone)
+
+
+def _list_runs(series: Sequence[Series]) -> list[RunFolder]:
+    runs: list[RunFolder] = []
+    for line in series:
+        runs += line.runs
+    return runs
+
+
+def _folded(name: str, several: bool, source: object, *series: object) -> Iterator[Markup]:
+    """Yield a picture as a fold; nothing if the picture does not apply."""
+    figure = draw(name, source, *series)
+    if figure is not None:
+        anchor = None if several else name
+        yield fold((OF_ONE | OF_SEVERAL)[name].title, figure, level=3 if several else 2, anchor=anchor)
+
+
+def fold(
+    title: str,
+    *content: Markup | None,
+    level: int = 2,
+    anchor: str | None = None,
+    about: str = "",
+    is_open: bool = False,
+) -> Markup:
+    """Return a part of the page that the reader opens.
+
+    Args:
+        title: heading of the part.
+        content: elements of the part; None is left out.
+        level: level of the heading.
+        anchor: id of the part.
+        about: words on the content, beside the heading.
+        is_open: whether it is open at first.
+    """
+    words = el("small", f" {about}") if about else None
+    summary = el("summary", el(f"h{level}", title), words)
+    look = "part" if level == 2 else None
+    return el("details", summary, *content, class_=look, id=anchor, open=is_open)
+
+
+def draw(name: str, source: object, *series: object) -> Markup | None:
+    """Return a picture as a figure with its caption; None if the picture does not apply.
+
+    The picture is a PNG of 128 colours, which has a quarter of the size of a full PNG.
+
+    Args:
+        name: name of the picture, as in ``pictures``.
+        source: the run or the runs.
+        series: the same runs as series, if the picture takes them.
+    """
+    kind: PictureKind = (OF_ONE | OF_SEVERAL)[name]
+    try:
+        figure = kind.draw(source, *series)
+    except style.NothingToDrawError:
+        return None
+    picture = Image.fromarray(style.pixels(figure, _DPI)).convert("RGB")
+    reduced = picture.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    # almost white becomes white, so that the picture has the background of the page
+    palette = reduced.getpalette() or []
+    reduced.putpalette([255 if part > _ALMOST_WHITE else part for part in palette])
+    content = io.BytesIO()
+    reduced.save(content, "png", optimize=True)
+    data = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode('ascii')}"
+    text = f"{kind.title}. {kind.caption}"
+    image = el("img", src=data, alt=text, width=reduced.width, height=reduced.height)
+    # A wide picture keeps a readable size on a narrow screen, where it can be scrolled.
+    wide = el("div", image, class_="wide", tabindex="0")
+    return el("figure", wide, el("figcaption", kind.caption))

@@ -1,0 +1,112 @@
+"""Findings of a report: sentences with the anchor of the part of the page that shows each."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from fedsim.analysis.series import Series
+from fedsim.common.units import show_bytes, show_joules, show_seconds
+from fedsim.records.ledger import total
+from fedsim.records.reading import RunFolder
+from fedsim.world.meters.energy import PHASES
+
+_LONG = 1.2  # ratio to the median duration above which a round is a finding
+
+Finding = tuple[str, str]  # sentence, anchor
+
+
+def find_in_series(all_series: Sequence[Series]) -> str | None:
+    """Return a sentence on the shares of bytes that were wasted; None if no bytes moved."""
+    shares: list[tuple[float, str]] = []
+    for series in all_series:
+        for run in series.runs:
+            share = _wasted_share(run)
+            if share is not None:
+                shares.append((share, series.name))
+    if not shares:
+        return None
+    most, worst = max(shares)
+    least, best = min(shares)
+    return f"{least:.0%} ({best}) to {most:.0%} ({worst}) of the bytes were wasted."
+
+
+def find_in_run(run: RunFolder) -> list[Finding]:
+    """Return the findings on a single run."""
+    sentences = (
+        (_final_figures(run), "summary"),
+        (_wasted_bytes(run), "summary"),
+        (_longest_round(run), "timeline"),
+        (_lost_updates(run), "devices-0"),
+        (_energy(run), "energy"),
+    )
+    return [(sentence, anchor) for sentence, anchor in sentences if sentence is not None]
+
+
+def _wasted_share(run: RunFolder) -> float | None:
+    """Return the share of bytes that were wasted (0..1); None if no bytes moved."""
+    sizes = run.summary["bytes"]
+    size = total(sizes)
+    return sizes["wasted"] / size if size else None
+
+
+def _final_figures(run: RunFolder) -> str | None:
+    summary = run.summary
+    finals = {"accuracy": summary["accuracy"]["final"]}
+    for name, metric in summary.get("metrics", {}).items():
+        finals[name] = metric["final"]
+    figures = [f"{name} {value:.3f}" for name, value in finals.items() if value is not None]
+    if not figures:
+        return None
+    duration = f"{show_seconds(summary['simulated_s'])} and {len(run.rounds):,} rounds"
+    return f"It ends with {' and '.join(figures)} after {duration}."
+
+
+def _wasted_bytes(run: RunFolder) -> str | None:
+    share = _wasted_share(run)
+    if share is None:
+        return None
+    size = show_bytes(total(run.summary["bytes"]))
+    amount = f"{share:.0%}" if share else "Nothing"
+    return f"{amount} of {size} that moved was wasted."
+
+
+def _longest_round(run: RunFolder) -> str | None:
+    """Return a sentence on the longest round; None unless it is much longer than the median."""
+    ends = [0.0, *(row["time"] for row in run.rounds)]
+    durations = [end - start for start, end in pairwise(ends)]
+    if not durations:
+        return None
+    longest = max(durations)
+    median = sorted(durations)[len(durations) // 2]
+    if longest <= _LONG * median:
+        return None
+    number = run.rounds[durations.index(longest)]["round"]
+    return (
+        f"Round {number} was the longest, {show_seconds(longest)}; the median is "
+        f"{show_seconds(median)}."
+    )
+
+
+def _lost_updates(run: RunFolder) -> str | None:
+    selected = sum(row["selected"] or 0 for row in run.rounds)
+    valid = sum(row["valid"] or 0 for row in run.rounds)
+    if not selected or valid >= selected:
+        return None
+    return f"{selected - valid:,} of {selected:,} selected clients gave no update that counts."
+
+
+def _energy(run: RunFolder) -> str | None:
+    """Return a sentence on the energy of devices and the phase that used most.
+
+    None if energy was not counted, or is 0.
+    """
+    if "energy" not in run.summary:
+        return None
+    joules = run.summary["energy"]["by_phase"]
+    in_all = sum(joules.get(phase, 0.0) for phase in PHASES)
+    if not in_all:
+        return None
+    phase = max(PHASES, key=joules.__getitem__)
+    return (
+        f"Devices drew {show_joules(in_all)}, {joules[phase] / in_all:.0%} of it for the phase "
+        f"{phase!r}."
+    )

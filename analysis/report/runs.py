@@ -1,0 +1,272 @@
+"""Single runs of a report: their timelines, and their figures, pictures and tables."""
+
+import math
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from fedsim.analysis import style
+from fedsim.analysis.report import tables
+from fedsim.analysis.report.answer import tiles
+from fedsim.analysis.report.drawings import draw_run, fold
+from fedsim.analysis.report.gather import MOST_DRAWN, DetailedRun
+from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
+from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage, step_colours
+from fedsim.common.units import show_bytes, show_joules, show_seconds
+from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
+from fedsim.lab.compare.measures import Values, measure
+from fedsim.records.ledger import total
+from fedsim.records.reading import RunFolder
+from fedsim.world.meters.energy import PHASES
+
+# limits of lanes and steps over all timelines of a page, which keep it small and fast
+_MOST_LANES = 3000
+_MOST_STEPS = 1_000_000
+AT_ONCE = 2  # most timelines that are visible at a time
+
+
+def headline_figures(run: RunFolder) -> Markup:
+    """Return the most important figures of a run as tiles."""
+    summary = run.summary
+    measured = measure(run)
+    figures = [("rounds", f"{summary['rounds']:,}", _ending(run))]
+    final = measured["final accuracy"]
+    if final is not None:
+        remark = f"best {measured['best accuracy']:.4f}"
+        worst = measured["worst-decile accuracy"]
+        if worst is not None:
+            remark += f", worst tenth of devices {worst:.4f}"
+        figures.append(("final accuracy", f"{final:.4f}", remark))
+    for name, metric in summary.get("metrics", {}).items():
+        if metric["final"] is not None:
+            figures.append(
+                (f"final {name}", f"{metric['final']:.4g}", f"best {metric['best']:.4g}")
+            )
+    real_time = f"computed in {show_seconds(summary['wall_s'])}"
+    figures.append(("simulated time", show_seconds(summary["simulated_s"]), real_time))
+    figures += _byte_figures(run)
+    computed = measured["compute"]
+    if computed:
+        wasted = measured["wasted compute"] or 0
+        figures.append(
+            ("devices computed", show_seconds(computed), f"{wasted / computed:.1%} wasted")
+        )
+    figures += _energy_figures(run, measured)
+    purity = measured["last purity of groups"]
+    if purity is not None:
+        figures.append(("purity of groups", f"{purity:.3f}", "at the end; 1 is perfect"))
+    epsilon = run.rounds[-1].get("epsilon") if run.rounds else None
+    if epsilon is not None:
+        figures.append(("epsilon", f"{epsilon:.3g}", "privacy spent in all rounds"))
+    return tiles(figures)
+
+
+def _ending(run: RunFolder) -> str:
+    """Return the reason why a run ended, or its status if it is not done."""
+    status = run.summary.get("status")
+    condition = run.summary.get("stopped")
+    if status == "done" and condition:
+        return f"ended by: {plain(condition, 60)}"
+    return plain(status, 30)
+
+
+def _byte_figures(run: RunFolder) -> list[tuple[str, str, str]]:
+    sizes = run.summary["bytes"]
+    size = total(sizes)
+    directions = f"{show_bytes(sizes['down'])} down, {show_bytes(sizes['up'])} up"
+    if "peer" in sizes:
+        directions += f", {show_bytes(sizes['peer'])} between devices"
+    share = f"{sizes['wasted'] / size:.1%} of what moved" if size else "nothing moved"
+    return [
+        ("moved", show_bytes(size), directions),
+        ("wasted", show_bytes(sizes["wasted"]), share),
+    ]
+
+
+def _energy_figures(run: RunFolder, measured: Values) -> Iterator[tuple[str, str, str]]:
+    """Yield figures on energy and batteries, if they were counted."""
+    joules = measured["energy"]
+    if joules:
+        wasted = measured["wasted energy"] or 0.0
+        drawn = math.fsum(run.summary["energy"]["by_phase"].get(phase, 0.0) for phase in PHASES)
+        remark = f"{wasted / drawn:.1%} of it wasted" if drawn else ""
+        yield "devices drew", show_joules(drawn), remark
+        if joules > drawn:
+            yield "energy in all", show_joules(joules), "with the server's side"
+    flat = measured["flat devices"]
+    if flat is not None:
+        outcomes = [outcome for (outcome,) in run.events_of(("task-end",), ("outcome",))]
+        tasks = outcomes.count("battery")
+        remark = f"{style.counted(tasks, 'task')} ended by a flat battery"
+        yield "flat devices", f"{flat:,}", remark
+        yield "of a battery", f"{measured['battery']:.3g} %", "drawn by a device, in the mean"
+
+
+def timelines(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
+    """Yield the timelines of runs: the work of each device over time.
+
+    Args:
+        entries: the runs.
+        total: count of runs of the report, shown or not.
+    """
+    at_once = min(len(entries), AT_ONCE)
+    most_lanes = _MOST_LANES // at_once
+    most_steps = _MOST_STEPS // len(entries)
+    data = [read_timeline(entry.run, most_lanes, most_steps) for entry in entries]
+    if len(entries) > at_once:
+        yield from _chooser(entries, total)
+    yield key(data)
+    colours = step_colours(data)
+    if len(entries) > 1:
+        box = el("input", type="checkbox", name="together", checked=True)
+        label = el("label", box, " all timelines show the same span of simulated time")
+        yield el("p", label)
+    text = "The timeline needs JavaScript; python -m analysis RUN draws one as a picture."
+    yield el("noscript", el("p", text))
+    for place, (entry, timeline) in enumerate(zip(entries, data, strict=True)):
+        head = el("h3", entry.name) if len(entries) > 1 else None
+        yield _timeline(place, entry.name, head, timeline, colours)
+
+
+def _timeline(
+    place: int,
+    name: str,
+    head: Markup | None,
+    timeline: TimelineData,
+    colours: Mapping[str, str],
+) -> Markup:
+    """Return the timeline of a run.
+
+    Args:
+        place: index of the run on the page.
+        name: name of the run.
+        head: heading above the timeline, if any.
+        timeline: data of the timeline.
+        colours: colours of all kinds of steps on the page.
+    """
+    steps = [{"name": kind, "colour": colours[kind]} for kind in timeline.kinds]
+    header = {**timeline.header, "steps": steps}
+    lanes = len(timeline.columns["device"])
+    population = header["population"]
+    worked = header["worked"]
+    text = (
+        f"{lanes:,} of the {worked:,} devices that worked, evenly spread over them; the "
+        f"population has {population:,}."
+    )
+    if lanes == population:
+        text = f"All {population:,} devices; {worked:,} of them worked."
+    content = {"header": header, "packed": pack(timeline.columns)}
+    block = data_block(f"timeline-{place}-data", content)
+    controls = stage(place, name, bool(header["groups"]))
+    return el("div", head, el("p", text, class_="soft"), controls, block, data_run=place)
+
+
+def _chooser(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
+    """Yield two lists from which the reader chooses two runs to show.
+
+    At first the best run is chosen, and a run of another line.
+    """
+    second = 1
+    for place, entry in enumerate(entries):
+        if entry.line is not entries[0].line:
+            second = place
+            break
+    yield el("label", "run ", _run_list("first-run", entries, 0), class_="chooser")
+    yield el("label", "beside it ", _run_list("second-run", entries, second), class_="chooser")
+    rest = ""
+    if total != len(entries):
+        rest = f" of {total}; fedsim report, called with its folder, shows any other"
+    text = (
+        f"{len(entries)} runs can be chosen, the best first{rest}. What follows here is of those "
+        "that are."
+    )
+    yield el("p", text, class_="soft")
+
+
+def _run_list(name: str, entries: tuple[DetailedRun, ...], selected: int) -> Markup:
+    """Return a drop-down list of runs; the list "second-run" also has an entry "none"."""
+    options = []
+    if name == "second-run":
+        options.append(el("option", "none", value=""))
+    for place, entry in enumerate(entries):
+        options.append(el("option", entry.name, value=place, selected=place == selected))
+    return el("select", *options, name=name)
+
+
+def details(place: int, entry: DetailedRun, several: bool) -> Iterator[Markup]:
+    """Yield the details of a run, folded: pictures, and tables of devices and rounds.
+
+    Args:
+        place: index of the run on the page, from 0.
+        entry: the run.
+        several: whether the report has several runs.
+    """
+    run = entry.run
+    level = 3 if several else 2
+    if place < MOST_DRAWN:
+        part = waiting(run)
+        if part is not None:
+            yield fold("Where the simulated time went", part, level=level)
+        yield from draw_run(entry, several)
+    else:
+        text = "It has no pictures here: fedsim report, called with its folder, draws them."
+        yield el("p", text, class_="soft")
+    block = f"timeline-{place}-data"
+    parts = {"devices": tables.devices(run, block), "rounds": tables.rounds(run, block)}
+    for name, part_of_run in parts.items():
+        if part_of_run is None:
+            continue
+        summary, table = part_of_run
+        content = table
+        if several:  # the page inserts the details when the reader opens them
+            content = el("div", data_html=deflated(table.encode()))
+        yield fold(summary, content, level=level, anchor=f"{name}-{place}")
+
+
+def section_of_run(place: int, entry: DetailedRun) -> Markup:
+    """Return the part of a page of several runs on one of them.
+
+    Args:
+        place: index of the run on the page, from 0.
+        entry: the run.
+    """
+    parts = [headline_figures(entry.run), *details(place, entry, several=True)]
+    return el("section", el("h2", entry.name, id=f"run-{place}"), *parts, data_run=place)
+
+
+def waiting(run: RunFolder) -> Markup | None:
+    """Return a part of the page on the critical path of a run, with two of its rounds.
+
+    Returns:
+        The part of the page; None if the run has no rounds or took no time.
+    """
+    paths = CriticalPaths(run)
+    if not paths.rounds or not paths.end:
+        return None
+    rows: list[list[str | tables.TableCell]] = []
+    for name, seconds in paths.totals.items():
+        duration = tables.TableCell(show_seconds(seconds), seconds)
+        share = tables.TableCell(f"{seconds / paths.end:.1%}", seconds)
+        rows.append([name, duration, share])
+    heads = ["on the critical path", "took", "share"]
+    table = tables.grid(heads, rows, [True, False, False], "Its times sum to the run's.")
+    usual = median(path.seconds for path in paths.rounds)
+    longest = max(paths.rounds, key=lambda path: path.seconds)
+    middle = min(paths.rounds, key=lambda path: abs(path.seconds - usual))
+    rounds = [_describe_round_path(paths, longest.number, "the longest")]
+    if middle.number != longest.number:
+        rounds.append(_describe_round_path(paths, middle.number, "a usual one"))
+    return join(
+        el("p", " ".join(run_in_words(paths))),
+        table,
+        *rounds,
+    )
+
+
+def _describe_round_path(paths: CriticalPaths, number: int, description: str) -> Markup:
+    columns = path_table(paths.round(number)).columns
+    summary = el("summary", f"Round {number}, {description}: what it waited for")
+    text = el("p", " ".join(round_in_words(paths, number)))
+    table = tables.of_columns(columns, range(len(columns[0].cells)))
+    return el("details", summary, text, table)
+
+
