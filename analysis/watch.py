@@ -71,7 +71,9 @@ class Growing(LivePage):
             self.say(self._wait_in_words())
             return False
         if not self.page:
-            self.say("there is something to show: the first page is drawn, which takes some seconds")
+            self.say(
+                "there is something to show: the first page is drawn, which takes some seconds"
+            )
         # these load matplotlib, which takes seconds on a busy machine
         from fedsim.analysis.report.live import read_live
 
@@ -173,7 +175,9 @@ def watching(path: Path, port: int = 0) -> Iterator[WatchedRun]:
         port: port to serve at; 0 for any free port.
     """
     # the end of the context closes the pipe, which ends the child process
-    with start("fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE) as server:
+    with start(
+        "fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE
+    ) as server:
         yield WatchedRun(server)
 
 

@@ -108,9 +108,7 @@ def _figures(answer: WorldAnswer, colours: dict[int, str]) -> Iterator[Markup]:
         yield _key(goal)
 
 
-def _folds(
-    answer: WorldAnswer, place: int, colours: dict[int, str], hint: str
-) -> Iterator[Markup]:
+def _folds(answer: WorldAnswer, place: int, colours: dict[int, str], hint: str) -> Iterator[Markup]:
     """Yield the certainty of the answer, the other rankings, and further pairs of costs."""
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:
@@ -154,10 +152,16 @@ def _side_by_side(plots: Sequence[Markup]) -> Markup:
 def _best_figures(answer: WorldAnswer, goal: Ranking) -> Markup:
     """Return headline figures: the best line by the goal, and its costs."""
     best = goal.whole[0]
+    title = f"best by {goal.measure.name}"
     remark = ""
     if goal.alike:
-        remark = f"not told apart from {style.counted(len(goal.alike), 'other')}"
-    figures = [(f"best by {goal.measure.name}", plain(best.name, 60), remark)]
+        title = (
+            f"least mean {goal.measure.name}"
+            if goal.measure.is_cost
+            else f"first by {goal.measure.name}"
+        )
+        remark = f"ties with {style.counted(len(goal.alike), 'other')}"
+    figures = [(title, plain(best.name, 60), remark)]
     for measure, mean in answer.bill:
         remark = ""
         cheapest = _cheapest(answer, goal, measure)
@@ -190,7 +194,10 @@ def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
     """
     entries = []
     for name, figure, remark in figures:
-        entries.append(el("div", el("dt", name), el("dd", figure, el("small", remark))))
+        look = None if figure[:1].isdecimal() else "name"
+        entries.append(
+            el("div", el("dt", name), el("dd", figure, el("small", remark), class_=look))
+        )
     return el("dl", *entries, class_="tiles")
 
 

@@ -36,7 +36,9 @@ class Axis:
         if self.high <= self.low:
             return [self.low]
         if not self.is_log:
-            ticks = MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
+            ticks = MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]).tick_values(
+                self.low, self.high
+            )
             return self._within(ticks.tolist())
         ticks = self._within(self._decades(_STEPS))
         if len(ticks) < _FEW:

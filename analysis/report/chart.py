@@ -25,7 +25,7 @@ _BANDS = 3  # most visible lines with a band each; of more, the line at the poin
 _POINTS = 241  # points per line in the chart
 _REACH = 6  # points to each side over which a smoothed line is the mean: 2.5 % of the axis
 _NOISY = 1.5  # least ratio of a line's way up and down to its range that is smoothed at first
-_TABLE_POINTS = 5  # values per line in the table
+_TABLE_POINTS = 8  # values per line in the table
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}
 _HINT = (
     "Lines are means over seeds; a line ends where its first seed does. The band of a line goes "
@@ -158,10 +158,13 @@ def _table(
     means = columns["mean0"].reshape(-1, _POINTS)[:, points]
     rows = []
     for line, line_means in zip(series, means, strict=True):
-        cells = ["" if np.isnan(mean) else f"{mean:.3f}" for mean in line_means]
+        cells = [tables.NOTHING if np.isnan(mean) else f"{mean:.3f}" for mean in line_means]
         rows.append([line.name, *cells])
     heads = ["line", *(f"{columns['x0'][point]:.3g}" for point in points)]
-    caption = f"Mean {name} of each line at some times: {time.label}."
+    caption = (
+        f"Mean {name} of each line, not smoothed, at some times: {time.label}. A dash: the line has "
+        "no figure yet, or one of its seeds has ended."
+    )
     return tables.grid(heads, rows, [True, *[False] * _TABLE_POINTS], caption)
 
 

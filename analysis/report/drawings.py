@@ -84,7 +84,9 @@ def _folded(name: str, several: bool, source: object, *series: object) -> Iterat
     figure = draw(name, source, *series)
     if figure is not None:
         anchor = None if several else name
-        yield fold((OF_ONE | OF_SEVERAL)[name].title, figure, level=3 if several else 2, anchor=anchor)
+        yield fold(
+            (OF_ONE | OF_SEVERAL)[name].title, figure, level=3 if several else 2, anchor=anchor
+        )
 
 
 def fold(

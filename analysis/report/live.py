@@ -51,7 +51,9 @@ def read_live(paths: Sequence[Path]) -> LiveReport:
     if not planned:
         summary = subject.runs[0].summary
         count = len(subject.runs)
-        says.append(f"{count} runs" if count > 1 else f"{summary['status']}, {summary['rounds']:,} rounds")
+        says.append(
+            f"{count} runs" if count > 1 else f"{summary['status']}, {summary['rounds']:,} rounds"
+        )
     name = subject.title if is_over else f"Live: {subject.title}"
     page = build(subject, live=not is_over, progress=section)
     return LiveReport(page, name, "; ".join(says), is_over)

@@ -21,6 +21,7 @@ from fedsim.world.meters.energy import PHASES
 # limits of lanes and steps over all timelines of a page, which keep it small and fast
 _MOST_LANES = 3000
 _MOST_STEPS = 1_000_000
+_THIN_LANES = 260  # lanes that have two pixels each in a timeline's 520
 AT_ONCE = 2  # most timelines that are visible at a time
 
 
@@ -154,6 +155,12 @@ def _timeline(
     )
     if lanes == population:
         text = f"All {population:,} devices; {worked:,} of them worked."
+    if lanes > _THIN_LANES:
+        text += (
+            " Lanes thinner than two pixels are drawn as a density, four pixels for the devices that "
+            "lie there: the more of them are at work, the fuller is the colour (by the root of their "
+            "share). Taller lanes show each device."
+        )
     content = {"header": header, "packed": pack(timeline.columns)}
     block = data_block(f"timeline-{place}-data", content)
     controls = stage(place, name, bool(header["groups"]))
@@ -268,5 +275,3 @@ def _describe_round_path(paths: CriticalPaths, number: int, description: str) ->
     text = el("p", " ".join(round_in_words(paths, number)))
     table = tables.of_columns(columns, range(len(columns[0].cells)))
     return el("details", summary, text, table)
-
-

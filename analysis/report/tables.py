@@ -15,7 +15,7 @@ from fedsim.lab.reading.history import History
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
 
-_NOTHING = "\N{EN DASH}"
+NOTHING = "\N{EN DASH}"
 _MOST_DEVICES = 200
 _MOST_ROUNDS = 60  # most rows; more rounds are thinned, with the best and the last kept
 _FEW_DIFFERENCES = 8
@@ -193,7 +193,7 @@ def _with_buttons(
         for _, key, show in columns:
             value = row.get(key)
             is_best = row is best and key == "accuracy"
-            cell = TableCell(_NOTHING)
+            cell = TableCell(NOTHING)
             if not pd.isna(value):
                 cell = TableCell(show(value), value, is_best)
             cells.append(cell)
@@ -343,7 +343,7 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
         return None
     rows = []
     for key in keys[:_MOST_DIFFERENCES]:
-        values = [plain(scenario.get(key, _NOTHING), 60) for scenario in scenarios]
+        values = [plain(scenario.get(key, NOTHING), 60) for scenario in scenarios]
         rows.append([key, *values])
     table = grid(["key", *names], rows, [True] * (len(names) + 1))
     rest = None

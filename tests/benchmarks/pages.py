@@ -55,7 +55,9 @@ def look(page: Page, path: Path, out: Path, width: int, theme: str, height: int 
     media = [{"name": "prefers-color-scheme", "value": theme}]
     page.open(path, width, 900)
     page.call("Emulation.setEmulatedMedia", features=media)
-    page.wait_for("[...document.querySelectorAll('.timeline')].every(one => one.dataset.ready || !one.checkVisibility())")
+    page.wait_for(
+        "[...document.querySelectorAll('.timeline')].every(one => one.dataset.ready || !one.checkVisibility())"
+    )
     for fold in ("folded", "open"):
         if fold == "open":
             page.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")

@@ -57,18 +57,19 @@ class Drawing {
   drawLanes() {
     const { timeline, dense } = this, { view, lanes, rows } = timeline;
     const tall = view.height * dense;
+    if (view.height < SIZES.thin) {
+      lanes.drawDensity(this.image, rows, {
+        from: view.from, scale: timeline.scale * dense, top: view.top * dense, height: tall, band: SIZES.band * dense, tinted: timeline.tinted, least: 1,
+      });
+      this.lanes.getContext("2d").putImageData(this.image, 0, 0);
+      return;
+    }
     lanes.draw(this.image, rows, {
       from: view.from, scale: timeline.scale * dense, top: view.top * dense, height: tall,
       gap: view.height >= 4 ? Math.round(dense * (view.height >= 12 ? 2 : 1)) : 0,
-      hatched: view.height >= 6 ? Math.round(6 * dense) : 0, tinted: timeline.tinted, least: this.sparse() ? 2 : 1,
+      hatched: view.height >= 6 ? Math.round(6 * dense) : 0, tinted: timeline.tinted, least: 1,
     });
     this.lanes.getContext("2d").putImageData(this.image, 0, 0);
-  }
-
-  /** Whether lanes are thin and so empty that steps of one pixel would be lost. */
-  sparse() {
-    const { view, lanes, width, end } = this.timeline;
-    return view.height < 2 && (lanes.start.length * view.span) / end < 0.1 * lanes.count * width;
   }
 
   /** Round ends, deadlines and acts of processes through the lanes, of many only some, and the rounds' numbers above. */

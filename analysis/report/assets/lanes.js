@@ -136,12 +136,9 @@ class Lanes {
       const y0 = Math.round(at * view.height - view.top);
       if (y0 >= most) break;
       row.fill(0);
-      let y1;
-      do { // lanes thinner than a pixel share one
-        this.fill(row, rows[at], view);
-        at++;
-        y1 = Math.round(at * view.height - view.top);
-      } while (y1 <= y0 && at < rows.length);
+      this.fill(row, rows[at], view);
+      at++;
+      const y1 = Math.round(at * view.height - view.top);
       for (let x = 0; x < width; x++) line[x] = words[row[x]];
       const hatched = view.hatched && row.some((code) => code >= this.wasted);
       for (let y = Math.max(0, y0), end = Math.min(most, y1 - view.gap); y < end; y++) {
@@ -156,6 +153,40 @@ class Lanes {
     }
   }
 }
+
+/**
+ * Draw all lanes of a view into an image as a density: rows of pixels, `band` pixels tall, each for the lanes that lie in it. A pixel
+ * mixes the mean colour of those at work with that of the others; the weight of work is the root of its share, so that little is seen.
+ */
+Lanes.prototype.drawDensity = function drawDensity(image, rows, view) {
+  const { width, height: most } = image;
+  const pixels = new Uint32Array(image.data.buffer);
+  pixels.fill(0xffffffff);
+  const [red, green, blue] = [0, 1, 2].map((part) => Float32Array.from(this.colours, (colour) => colour[part]));
+  const row = new Uint16Array(width), line = new Uint32Array(width);
+  const [working, r, g, b, idleR, idleG, idleB] = Array.from({ length: 7 }, () => new Float32Array(width));
+  for (let y0 = 0; y0 < most; y0 += view.band) {
+    const first = Math.floor((y0 + view.top) / view.height), last = Math.min(rows.length, Math.ceil((y0 + view.band + view.top) / view.height));
+    const count = last - first;
+    if (count <= 0) break;
+    for (const sums of [working, r, g, b, idleR, idleG, idleB]) sums.fill(0);
+    for (let at = first; at < last; at++) {
+      row.fill(0);
+      this.fill(row, rows[at], view);
+      for (let x = 0; x < width; x++) {
+        const code = row[x];
+        if (code >= DONE) { working[x]++; r[x] += red[code]; g[x] += green[code]; b[x] += blue[code]; }
+        else { idleR[x] += red[code]; idleG[x] += green[code]; idleB[x] += blue[code]; }
+      }
+    }
+    for (let x = 0; x < width; x++) {
+      const work = working[x], idle = count - work, weight = Math.sqrt(work / count);
+      const mix = (sum, idleSum) => Math.round((work ? (weight * sum) / work : 0) + (idle ? ((1 - weight) * idleSum) / idle : 0));
+      line[x] = pack([mix(r[x], idleR[x]), mix(g[x], idleG[x]), mix(b[x], idleB[x])]);
+    }
+    for (let y = y0, end = Math.min(most, y0 + view.band); y < end; y++) pixels.set(line, y * width);
+  }
+};
 
 /** Write a code from one pixel to before another, where nothing higher stands. */
 function put(row, from, to, code) {

@@ -1,6 +1,6 @@
 // One timeline: what part of the run is seen (time in ticks, lanes in CSS pixels), and how the reader moves it.
 
-const SIZES = { top: 32, work: 46, load: 58, gap: 10, axis: 34, right: 10, least: 120, most: 520, lane: 20 };
+const SIZES = { top: 32, work: 46, load: 58, gap: 10, axis: 34, right: 10, least: 120, most: 520, lane: 20, thin: 2, band: 4 };
 const LEAST_SPAN = 20; // ticks
 
 class Timeline {
