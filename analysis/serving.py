@@ -129,22 +129,19 @@ class LivePage:
     def _stream(self, send: Callable[[str], None]) -> None:
         sent = -1
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_news(sent), _HEARTBEAT_S)
-                changes = self._changes
-                state = self._state
-                has_ended = self._has_ended
-            if changes != sent:
-                send(f"data: {json.dumps(state)}\n\n")
-            else:
-                send(": still there\n\n")
+            self._wait_for_news(sent)
+            changes = self._changes
+            has_ended = self._has_ended
+            send(f"data: {json.dumps(self._state)}\n\n" if changes != sent else ": still there\n\n")
             sent = changes
             if has_ended:
                 send("event: end\ndata: {}\n\n")
                 return
 
-    def _is_news(self, sent: int) -> bool:
-        return self._changes != sent or self._has_ended
+    def _wait_for_news(self, sent: int) -> None:
+        """Wait until the state is newer than change ``sent``, or until a heartbeat is due."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._changes != sent or self._has_ended, _HEARTBEAT_S)
 
     def _change(self, page: str, state: PageState) -> None:
         with self._changed:

@@ -158,8 +158,9 @@ def run_command(
             result = asyncio.run(job.execute())
         interrupted = result.summary["status"] == "interrupted"
         kept = ExitStack()
-        if options.is_attended() and not interrupted:
-            kept = stack.pop_all()  # the page stays until the summary is printed, and then on
+        stays = watch and options.is_attended() and not interrupted
+        if stays:
+            kept = stack.pop_all()  # the page is there while the summary is printed, and after it
     resumption = None
     if job.checkpointer is not None and interrupted:
         resumption = f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume"
@@ -171,7 +172,7 @@ def run_command(
         if resumption is not None:
             say(f"interrupted; to go on: {resumption}", err=True)
         with kept:
-            if page is not None:
+            if stays and page is not None:
                 page.stay()
 
     def make() -> "RunResult":

@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from html.parser import HTMLParser
@@ -22,7 +23,8 @@ import pytest
 import fedsim
 from fedsim.analysis.report import write_report
 from fedsim.analysis.report.page import CHART, SCRIPTS, default_out
-from fedsim.analysis.watch import HOST, Growing, server_of, watch
+from fedsim.analysis.serving import HOST, LivePage, server_of
+from fedsim.analysis.watch import Growing, watch
 from fedsim.common.errors import FedsimError
 from fedsim.lab.trackers.trace import write_trace
 from fedsim.records.folder import fingerprints
@@ -294,38 +296,51 @@ def get(port: int, path: str, host: str | None = None) -> tuple[int, str]:
     return answer.status, answer.read().decode()
 
 
-def test_the_report_grows_with_the_run(run: RunFolder, tmp_path: Path) -> None:
+def test_the_report_grows_with_the_run(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "grows"
     growing = Growing([folder])
     assert not growing.look()
-    shutil.copytree(run.path, folder)
+    assert "the folder is not there yet" in growing.state["says"]
+    folder.mkdir()
+    shutil.copyfile(run.path / "scenario.toml", folder / "scenario.toml")
+    assert not growing.look()
+    assert "has begun; waiting for its first tables" in growing.state["says"]
+    shutil.copytree(run.path, folder, dirs_exist_ok=True)
     assert growing.look()
     assert not growing.look()  # nothing is new
     assert growing.state == {
         "version": 1,
         "says": f"done, {run.summary['rounds']} rounds",
-        "title": "Live: small",
+        "title": "small",
+        "over": True,
     }
-    assert "<h1>Live: small</h1>" in growing.page
+    assert "<h1>small</h1>" in growing.page
     assert "In short" in growing.page
     (folder / "summary.json").write_text("{")
+    clock = [time.monotonic()]
+    monkeypatch.setattr("fedsim.analysis.watch.time.monotonic", lambda: clock[0])
+    assert not growing.look()
+    assert "damaged" not in growing.state["says"]  # a run may be replacing its files
+    clock[0] += 6
     assert not growing.look()
     assert "damaged" in growing.state["says"]
     assert growing.state["version"] == 1  # the last report stays
 
 
 def test_only_what_there_is_for_this_machine_alone(run: RunFolder) -> None:
-    growing = Growing([run.path])
-    growing.page = "<p>the report</p>"
+    growing = LivePage("nothing yet")
+    growing.show("<p>the report</p>", "a run", "done")
     with server_of(growing) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         port = server.server_port
         assert server.server_address[0] == "127.0.0.1"
         status, page = get(port, "/")
-        assert (status, "/state" in page) == (200, True)
+        assert (status, "/events" in page) == (200, True)
         assert get(port, "/report") == (200, "<p>the report</p>")
-        assert json.loads(get(port, "/state", f"localhost:{port}")[1])["version"] == 0
+        assert json.loads(get(port, "/state", f"localhost:{port}")[1])["version"] == 1
         for path, host, expected in (
             ("/summary.json", None, 404),
             ("/../x", None, 404),
@@ -361,7 +376,7 @@ def test_no_text_of_a_file_reorders_or_hides_others(
 
 
 @contextmanager
-def served(growing: Growing) -> Iterator[int]:
+def served(growing: LivePage) -> Iterator[int]:
     with server_of(growing) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -374,7 +389,7 @@ def served(growing: Growing) -> Iterator[int]:
 
 @pytest.mark.parametrize("path", ["/", "/report", "/state", "/nothing", "/state?evil"])
 def test_every_answer_says_who_may_frame_and_run_it(path: str, tmp_path: Path) -> None:
-    with served(Growing([tmp_path])) as port:
+    with served(LivePage("nothing yet")) as port:
         connection = HTTPConnection(HOST, port)
         connection.request("GET", path, headers={"Host": "evil.example"} if "evil" in path else {})
         headers = connection.getresponse().headers
@@ -392,7 +407,7 @@ def test_every_answer_says_who_may_frame_and_run_it(path: str, tmp_path: Path) -
 
 
 def test_silent_connections_do_not_keep_others_out(tmp_path: Path) -> None:
-    with served(Growing([tmp_path])) as port, ExitStack() as stack:
+    with served(LivePage("nothing yet")) as port, ExitStack() as stack:
         silent = [stack.enter_context(socket.create_connection((HOST, port))) for _ in range(100)]
         assert get(port, "/state")[0] == 200
         assert silent[0].recv(1) == b""  # the oldest are ended
@@ -402,8 +417,8 @@ def test_silent_connections_do_not_keep_others_out(tmp_path: Path) -> None:
 
 
 def test_a_silent_connection_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.analysis.watch._SILENT_S", 0.1)
-    with served(Growing([tmp_path])) as port, socket.create_connection((HOST, port)) as silent:
+    monkeypatch.setattr("fedsim.analysis.serving._SILENT_S", 0.1)
+    with served(LivePage("nothing yet")) as port, socket.create_connection((HOST, port)) as silent:
         silent.sendall(b"GET /")
         assert silent.recv(1) == b""
 

@@ -44,7 +44,8 @@ OVERLAPPING = """
   return [...new Set(pairs)];
 })()"""
 CUT = """
-[...document.querySelectorAll('h1, h2, h3, p, figure img, figure svg, li, dd, caption, button, .plots > div, .plot th, .heat td')]
+[...document.querySelectorAll('h1, h2, h3, p, figure img, figure svg, li, dd, caption, button')]
+  .concat([...document.querySelectorAll('.plots > div, .plot th, .heat td')])
   .filter((e) => e.checkVisibility() && !e.closest('.wide table'))
   .filter((e) => e.scrollWidth > e.clientWidth + 1 || e.getBoundingClientRect().right > innerWidth + 1)
   .filter((e) => getComputedStyle(e).display !== 'inline').map((e) => e.outerHTML.slice(0, 120))"""
