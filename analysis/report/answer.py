@@ -301,7 +301,7 @@ def _draw_heat_map(heat_map: HeatMap) -> Markup:
             cells.append(el("td", heat_map.text(figure), class_=shade))
         rows.append(el("tr", *cells))
     title, _, remark = heat_map.title.partition("; ")
-    remark = f" the darker the better, {remark}; across: {frame.columns.name}"
+    remark = f" the bluer the better, {remark}; across: {frame.columns.name}"
     caption = el("caption", el("strong", title), el("small", remark))
     head = el("thead", el("tr", *heads))
     table = el("table", caption, head, el("tbody", *rows), class_="heat")
