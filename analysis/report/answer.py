@@ -54,6 +54,9 @@ def _answer(
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:
         yield _first_sentence(answer, goal)
+    if not answer.rankings:
+        text = "Nothing was evaluated, so no line is ranked; their costs are among all figures."
+        yield el("p", el("a", text, href="#tables"))
     yield _other_goals(answer, place)
     if answer.missed:
         yield el("p", answer.missing)

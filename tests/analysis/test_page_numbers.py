@@ -10,12 +10,21 @@ import pytest
 from click.testing import CliRunner
 
 import fedsim
+from fedsim.analysis.report.axis import Axis
+from fedsim.analysis.report.front import draw_front
+from fedsim.analysis.report.gather import gather
+from fedsim.analysis.report.runs import headline_figures
+from fedsim.analysis.report.sections import answer
 from fedsim.analysis.report.tables import read_devices
 from fedsim.analysis.report.timeline import read_timeline
 from fedsim.cli import main
-from fedsim.common.units import show_bytes
+from fedsim.common.units import show_bytes, show_joules, show_seconds
+from fedsim.lab.compare.explore import CostPoint, ParetoFront
+from fedsim.lab.compare.measures import TIME, TRAFFIC
+from fedsim.lab.compare.ranking import RankedLine, Ranking
 from fedsim.records.ledger import total
 from fedsim.records.reading import RunFolder
+from tests.lab.conftest import finish, write
 
 STAR = {"kind": "star", "device": {"down": "2 Mbit/s", "up": "1 Mbit/s", "latency": "20 ms"}}
 TREE = STAR | {"kind": "tree", "cells": 2, "cell": {}, "edge": {"latency": "30 ms"}}
@@ -41,14 +50,19 @@ def played(family: str, folder: Path) -> RunFolder:
     return RunFolder(folder)
 
 
+def text_of(page: str) -> str:
+    """The text that a reader sees, with single spaces."""
+    shown = re.sub(r"<(script|style)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", shown)).split())
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tiles_and_headlines_count_the_bytes_of_all_endpoints(family: str, tmp_path: Path) -> None:
     run = played(family, tmp_path / "run")
     words = ["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]
     assert CliRunner().invoke(main, words).exit_code == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    shown = re.sub(r"<(script|style)\b.*?</\1>", " ", page, flags=re.DOTALL)
-    text = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", shown)).split())
+    text = text_of(page)
     sizes = run.summary["bytes"]
     moved = total(sizes)
     assert moved == pytest.approx(sum(run.table("transfers.parquet")["delivered"].to_pylist()))
@@ -77,3 +91,102 @@ def test_the_table_of_devices_counts_messages_at_both_ends(tmp_path: Path) -> No
     run = played("peers", tmp_path / "run")
     table = read_devices(run)
     assert table["bytes"].sum() == pytest.approx(2 * run.summary["bytes"]["peer"])
+
+
+def test_tiles_of_batteries_are_those_of_the_events_and_of_the_energy_table(tmp_path: Path) -> None:
+    battery = {"capacity": "50 J", "initial": {"kind": "uniform", "low": 0.2, "high": 1.0}}
+    scenario = fedsim.Scenario(
+        learning="off",
+        population={"devices": 6, "speed": "20 samples/s"},
+        network=STAR,
+        strategy={"kind": "fedavg", "clients_per_round": 3},
+        energy={"preset": "smartphone-wifi", "battery": battery, "server": {"idle": "100 W"}},
+        stop={"rounds": 6},
+    )
+    fedsim.run(scenario, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    text = text_of(headline_figures(run))
+    table = run.table("energy.parquet").to_pandas()
+    columns = ["idle_j", "compute_j", "receive_j", "send_j", "tail_j"]
+    drawn = float(table[columns].to_numpy().sum())
+    assert f"devices drew {show_joules(drawn)} " in text
+    assert f"energy in all {show_joules(run.summary['energy']['joules'])} " in text
+    flat = {
+        event["device"]
+        for event in run.events
+        if event["kind"] == "battery" and event["data"]["flat"]
+    }
+    ends = [event for event in run.events if event["kind"] == "task-end"]
+    ended = [event for event in ends if event["outcome"] == "battery"]
+    assert flat
+    tasks = f"{len(ended)} task{'' if len(ended) == 1 else 's'}"
+    assert f"flat devices {len(flat)} {tasks} ended by a flat battery" in text
+
+
+def test_the_answer_of_a_study_has_the_means_of_its_runs(tmp_path: Path) -> None:
+    base = {
+        "data": {"source": "digits"},
+        "population": {
+            "devices": 6,
+            "speed": {"kind": "uniform", "low": "5 samples/s", "high": "20 samples/s"},
+        },
+        "stop": {"rounds": 3},
+        **FAMILIES["server"],
+    }
+    variants = {
+        "plain": {},
+        "longer": {"strategy": {"local_epochs": 3}},
+        "int8": {"messages": {"up": "int8"}},
+    }
+    tables = {"name": "a study", "seeds": [1, 2], "base": base, "variants": variants}
+    out = finish(write(tmp_path / "study.toml", tables | {"target": 0.2}), tmp_path / "st")
+    text = text_of(answer(gather([out])))
+    for name in variants:
+        times = []
+        sizes = []
+        for seed in (1, 2):
+            rounds = RunFolder(out / "runs" / name / f"seed-{seed}").rounds
+            first = next(place for place, row in enumerate(rounds) if row["accuracy"] >= 0.2)
+            times.append(rounds[first]["time"])
+            sizes.append(sum(row["bytes_down"] + row["bytes_up"] for row in rounds[: first + 1]))
+        assert f"{name} {show_seconds(float(np.mean(times)))} " in text
+        assert f"{name} {show_bytes(float(np.mean(sizes)))} " in text
+
+
+def test_dots_of_a_front_are_where_its_ticks_say() -> None:
+    costs = {"a": (1260.0, 9e9), "b": (1800.0, 4e9), "c": (3300.0, 6.5e9)}
+    lines = {}
+    for column, measure in enumerate((TIME, TRAFFIC)):
+        entries = []
+        for place, (name, pair) in enumerate(costs.items()):
+            entries.append(RankedLine(place, name, False, {1: pair[column]}, 1))
+        lines[column] = Ranking(measure, tuple(entries), None)
+    points = [
+        CostPoint(line, *costs[line.name], factor=1 if line.name < "c" else 1.8)
+        for line in lines[0].entries
+    ]
+    drawing = draw_front(
+        ParetoFront(lines[0], lines[1], tuple(points)), dict.fromkeys(range(3), "#000000")
+    )
+    texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">([\d.]+)<', drawing)
+    across = [(float(text), float(x)) for x, _, anchor, text in texts if anchor == "middle"]
+    up = [(float(text), float(y) - 4) for _, y, anchor, text in texts if anchor == "end"]
+    assert len(across) >= 2 <= len(up)
+    for ticks, column, unit, name in ((across, 0, 60.0, "cx"), (up, 1, 1e9, "cy")):
+        slope, start = np.polyfit(*np.array(ticks).T, 1)
+        places = [float(place) for place in re.findall(rf'{name}="([\d.]+)"', drawing)]
+        wanted = [start + slope * pair[column] / unit for pair in costs.values()]
+        assert places == pytest.approx(wanted, abs=0.2)
+    assert "time (min)" in drawing
+    assert "traffic (GB)" in drawing
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 900.0), (3.0, 40.0), (2.0, 2.0)])
+def test_ticks_of_a_logarithmic_axis_are_round_and_on_it(low: float, high: float) -> None:
+    axis = Axis(low, high, is_log=True)
+    ticks = axis.ticks(5)
+    assert ticks == sorted(ticks)
+    assert 1 <= len(ticks) <= 5
+    assert all(low <= tick <= high for tick in ticks)
+    shares = [axis.share(tick) for tick in ticks]
+    assert all(0 <= share <= 1 for share in shares)

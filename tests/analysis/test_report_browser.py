@@ -26,6 +26,7 @@ _READY = (
     "[...document.querySelectorAll('.timeline')].filter(one => one.offsetParent && "
     "one.dataset.ready === 'yes').length"
 )
+_UNFOLD = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
 _STAGE = "document.querySelectorAll('.stage')[0]"
 
 
@@ -51,6 +52,8 @@ def report(
 def opened(report: Path) -> Iterator[Page]:
     with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as page:
         page.open(report)
+        assert page.ask(_READY) == 0  # what is folded is made when it is opened
+        page.ask(_UNFOLD)
         page.wait_for(f"{_READY} === 2")
         yield page
 
@@ -294,8 +297,30 @@ def test_orders_and_tints_change_the_picture(page: Page) -> None:
     page.click(".timeline [name=path]")
 
 
-def test_lines_of_the_chart_are_hidden_shown_and_told(page: Page) -> None:
+def test_a_link_opens_the_part_that_it_names(page: Page) -> None:
+    page.ask("document.querySelectorAll('details').forEach(details => { details.open = false; })")
+    assert not page.ask("document.querySelector('#tables table').checkVisibility()")
+    page.ask("document.querySelector('a[href=\"#tables\"]').click()")
+    assert page.ask("document.querySelector('#tables table').checkVisibility()")
+    assert not page.ask("document.querySelector('#scenario p').checkVisibility()")
+    page.ask(_UNFOLD)
+
+
+def test_lines_of_the_chart_are_hidden_shown_and_told(page: Page, grouped: RunFolder) -> None:
     page.wait_for("document.querySelector('.chart').dataset.ready === 'yes'")
+    unit = 60 if grouped.summary["simulated_s"] >= 180 else 1
+    last = grouped.rounds[-1]["time"] / unit
+    # the axis ends with the line
+    assert float(page.ask("document.querySelector('.chart').dataset.end")) == pytest.approx(last)
+    said = []
+    for _ in range(2):
+        x, y = page.middle(".chart .u-over")
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - 9, y=y)
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        page.wait_for("document.querySelector('.chart output').textContent")
+        said.append(page.ask("document.querySelector('.chart output').textContent"))
+        page.ask("document.querySelector('.chart [name=smooth]').click()")
+    assert said[0] == said[1]  # figures are those of the rounds, smoothed or not
     assert page.ask("document.querySelector('.chart + details').textContent").startswith(
         "The same as a table"
     )
@@ -336,8 +361,8 @@ def answered(opened: Page, tmp_path_factory: pytest.TempPathFactory) -> Page:
         }
     }
     opened.open(write_report([finish(write(folder / "study.toml", tables), folder / "study")]))
+    opened.ask(_UNFOLD)
     opened.wait_for(f"{_READY} === 2")
-    opened.ask("document.querySelectorAll('details').forEach(details => { details.open = true; })")
     opened.wait_for("[...document.querySelectorAll('[data-html]')].every(part => part.textContent)")
     return opened
 
