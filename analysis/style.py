@@ -315,7 +315,7 @@ def end_axis_at(panel: Axes, most: float, unit_most: int = 6) -> None:
         unit_most: greatest count of ticks.
     """
     ticks = MaxNLocator(nbins=unit_most, steps=[1, 2, 5, 10]).tick_values(0, most)
-    panel.set_xticks([tick for tick in ticks.tolist() if 0 <= tick <= most * (1 + 1e-9)])
+    panel.set_xticks([float(tick) for tick in ticks if 0 <= tick <= most * (1 + 1e-9)])
     panel.xaxis.set_major_formatter("{x:,g}")
     panel.spines["bottom"].set_bounds(0, most)
 

@@ -1,6 +1,7 @@
 """Axes of the drawings in the answer: linear or logarithmic, with ticks."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from matplotlib.ticker import MaxNLocator
@@ -36,10 +37,8 @@ class Axis:
         if self.high <= self.low:
             return [self.low]
         if not self.is_log:
-            ticks = MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]).tick_values(
-                self.low, self.high
-            )
-            return self._within(ticks.tolist())
+            locator = MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10])
+            return self._within(locator.tick_values(self.low, self.high))
         ticks = self._within(self._decades(_STEPS))
         if len(ticks) < _FEW:
             ticks = self._within(self._decades(_CLOSE_STEPS))
@@ -50,6 +49,6 @@ class Axis:
         last = math.ceil(math.log10(self.high))
         return [step * 10.0**power for power in range(first, last + 1) for step in steps]
 
-    def _within(self, values: list[float]) -> list[float]:
+    def _within(self, values: Iterable[float]) -> list[float]:
         slack = 1e-9 * abs(self.high)
-        return [value for value in values if self.low - slack <= value <= self.high + slack]
+        return [float(value) for value in values if self.low - slack <= value <= self.high + slack]
