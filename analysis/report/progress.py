@@ -17,12 +17,12 @@ from fedsim.records.reading import RunFolder
 
 _MOST_AT_WORK = 12  # most runs at work that are listed
 
-RunState = Literal["done", "at work", "begun", "not begun", "ended early"]
+StudiedState = Literal["done", "at work", "begun", "not begun", "ended early"]
 """``begun`` has no tables yet; ``ended early`` has failed, or was interrupted."""
 
 
-class RunProgress(NamedTuple):
-    """Progress of a run of a study.
+class StudiedRun(NamedTuple):
+    """Run of a study, and how far it is.
 
     Attributes:
         line: label of the run's line.
@@ -33,11 +33,11 @@ class RunProgress(NamedTuple):
 
     line: str
     seed: int
-    state: RunState
+    state: StudiedState
     summary: RecordData
 
 
-def read_progress(paths: Sequence[Path]) -> list[RunProgress]:
+def read_progress(paths: Sequence[Path]) -> list[StudiedRun]:
     """Read the progress of each planned run of studies, in the order of the studies' lines.
 
     Args:
@@ -56,12 +56,12 @@ def read_progress(paths: Sequence[Path]) -> list[RunProgress]:
     return runs
 
 
-def _read_run(line: str, study: Path, run: IndexedRun) -> RunProgress:
+def _read_run(line: str, study: Path, run: IndexedRun) -> StudiedRun:
     folder = study / run.folder
     summary: RecordData = {}
     with suppress(RunFolderError):  # no tables yet, or the run replaces its files
         summary = RunFolder(folder).summary
-    state: RunState = "not begun"
+    state: StudiedState = "not begun"
     if summary.get("status") == "done":
         state = "done"
     elif summary.get("status") == "running":
@@ -70,10 +70,10 @@ def _read_run(line: str, study: Path, run: IndexedRun) -> RunProgress:
         state = "ended early"
     elif (folder / SCENARIO).is_file():
         state = "begun"
-    return RunProgress(line, run.seed, state, summary)
+    return StudiedRun(line, run.seed, state, summary)
 
 
-def in_words(runs: Sequence[RunProgress]) -> str:
+def in_words(runs: Sequence[StudiedRun]) -> str:
     """Return a sentence on how many runs are done, and how many are at work."""
     states = [run.state for run in runs]
     text = f"{states.count('done'):,} of {len(runs):,} runs are done"
@@ -86,12 +86,12 @@ def in_words(runs: Sequence[RunProgress]) -> str:
     return text
 
 
-def is_over(runs: Sequence[RunProgress]) -> bool:
+def is_over(runs: Sequence[StudiedRun]) -> bool:
     """Whether all runs are done."""
     return all(run.state == "done" for run in runs)
 
 
-def section(runs: Sequence[RunProgress]) -> Markup | None:
+def section(runs: Sequence[StudiedRun]) -> Markup | None:
     """Return a section on the progress of studies; None if all runs are done.
 
     Args:
@@ -108,7 +108,7 @@ def section(runs: Sequence[RunProgress]) -> Markup | None:
     return el("section", *parts)
 
 
-def _runs_at_work(runs: Sequence[RunProgress]) -> Iterator[Markup]:
+def _runs_at_work(runs: Sequence[StudiedRun]) -> Iterator[Markup]:
     at_work = [run for run in runs if run.state in ("at work", "begun")]
     if not at_work:
         return
@@ -136,7 +136,7 @@ def _figures(summary: RecordData) -> list[str | tables.TableCell]:
     ]
 
 
-def _lines(runs: Sequence[RunProgress]) -> Markup:
+def _lines(runs: Sequence[StudiedRun]) -> Markup:
     rows: list[list[str | tables.TableCell]] = []
     for line in dict.fromkeys(run.line for run in runs):
         of_line = [run for run in runs if run.line == line]

@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from html.parser import HTMLParser
@@ -319,7 +318,7 @@ def test_the_report_grows_with_the_run(
     assert "<h1>small</h1>" in growing.page
     assert "In short" in growing.page
     (folder / "summary.json").write_text("{")
-    clock = [time.monotonic()]
+    clock = [1000.0]
     monkeypatch.setattr("fedsim.analysis.watch.time.monotonic", lambda: clock[0])
     assert not growing.look()
     assert "damaged" not in growing.state["says"]  # a run may be replacing its files
