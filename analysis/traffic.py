@@ -287,7 +287,7 @@ def _differ(tables: Sequence[pd.DataFrame], in_paper: Sequence[str]) -> bool:
     """Whether the bytes that papers count are other figures than all bytes, as texts show them."""
     for seeds in tables:
         in_all = float(seeds.mean().sum())
-        in_papers = float(seeds.reindex(columns=in_paper, fill_value=0.0).mean().sum())
+        in_papers = float(seeds.reindex(columns=list(in_paper), fill_value=0.0).mean().sum())
         if show_bytes(in_all) != show_bytes(in_papers):
             return True
     return False

@@ -57,7 +57,9 @@ def _answer(
     if not answer.rankings:
         text = "Nothing was evaluated, so no line is ranked; their costs are among all figures."
         yield el("p", el("a", text, href="#tables"))
-    yield _other_goals(answer, place)
+    others = _other_goals(answer, place)
+    if others is not None:
+        yield others
     if answer.missed:
         yield el("p", answer.missing)
     figures = [*_figures(answer, colours), *_folds(answer, place, colours, hint)]
@@ -107,8 +109,9 @@ def _figures(answer: WorldAnswer, colours: dict[int, str]) -> Iterator[Markup]:
     plots += [_draw_ranking(ranking, colours) for ranking in answer.rankings[:1]]
     if plots:
         yield _side_by_side(plots)
-    if goal is not None:
-        yield _key(goal)
+    key = None if goal is None else _key(goal)
+    if key is not None:
+        yield key
 
 
 def _folds(answer: WorldAnswer, place: int, colours: dict[int, str], hint: str) -> Iterator[Markup]:
