@@ -85,8 +85,7 @@ class Origins:
         self._file_hashes: dict[str, str] = {}
         for section, spec in sections.items():
             for key, file in _files(section, spec):
-                content = read_bytes(sought(file, root))
-                self._file_hashes[key] = hashlib.sha256(content).hexdigest()
+                self._file_hashes[key] = _hash_files(sought(file, root))
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -114,6 +113,18 @@ class Origins:
                 "checkpoint was taken: the run would go on as another one; put the old files back "
                 "to resume it, or run the scenario again, with another --out"
             )
+
+
+def _hash_files(path: Path) -> str:
+    """Return the SHA-256 digest of a file, or of the names and contents of a folder's files."""
+    if not path.is_dir():
+        return hashlib.sha256(read_bytes(path)).hexdigest()
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            content = hashlib.sha256(read_bytes(file)).hexdigest()
+            digest.update(f"{file.relative_to(path).as_posix()} {content}\n".encode())
+    return digest.hexdigest()
 
 
 def _hash_data(data: "FederatedData") -> str:

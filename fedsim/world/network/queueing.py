@@ -149,6 +149,21 @@ class Queueing:
             self.next_end = math.inf
             self.changed = True
 
+    def set_rate(self, link: str, rate: float, now: float) -> None:
+        """Change the rate of a link, and keep the length of its queue (bytes).
+
+        Args:
+            link: name of the link; unknown links are ignored.
+            rate: the rate (bytes/s), 0 allowed.
+            now: the time (s).
+        """
+        if link in self._names:
+            self._commit(now)
+            self._capacity[self._names[link]] = min(rate, _UNLIMITED)
+            self._plan = None
+            self.next_end = math.inf
+            self.changed = True
+
     def share(self, now: float) -> None:
         self.changed = False
         self._commit(now)

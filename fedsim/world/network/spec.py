@@ -1,6 +1,7 @@
 """Scenario section ``[network]``: the base of network models, and the star."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,10 +13,13 @@ from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import LinkRate, Seconds
-from fedsim.world.distributions import Constant, Distribution, RateDistribution, TimeDistribution
+from fedsim.world.distributions import Constant, Distribution, TimeDistribution
+from fedsim.world.network.endpoints import Direction
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 from fedsim.world.network.star import Star
+from fedsim.world.network.traced import DeviceRate, SharedRate, TracedRate
+from fedsim.world.network.traces import Assignment, LinkTraces
 
 OwnRates = tuple[Floats, ...] | None
 """Rates down and up (bytes/s), and optional latencies (s), of the devices; float64 [devices]."""
@@ -40,6 +44,21 @@ class NetworkInputs:
     root: Path | None
 
 
+@dataclass(frozen=True)
+class SharedLinks:
+    """Shared links with a common key in the scenario.
+
+    Attributes:
+        key: the key, such as ``network.server.up``.
+        names: names of the links.
+        rate: their rate (bytes/s), or the traces that they follow.
+    """
+
+    key: str
+    names: Sequence[str]
+    rate: float | TracedRate
+
+
 class SharedLink(Spec):
     """Shared link of the server, or between a cell and the server.
 
@@ -48,16 +67,16 @@ class SharedLink(Spec):
         up: rate from the devices.
     """
 
-    down: LinkRate = math.inf
-    up: LinkRate = math.inf
+    down: SharedRate = math.inf
+    up: SharedRate = math.inf
 
 
 class DeviceLinks(Spec):
     """The devices' own links, and the latency that each transfer pays before its first byte."""
 
-    down: RateDistribution = Constant[LinkRate].model_validate({"value": "inf B/s"})
+    down: DeviceRate = Constant[LinkRate].model_validate({"value": "inf B/s"})
     """rate to the device."""
-    up: RateDistribution = Constant[LinkRate].model_validate({"value": "inf B/s"})
+    up: DeviceRate = Constant[LinkRate].model_validate({"value": "inf B/s"})
     """rate from the device."""
     latency: TimeDistribution = Constant[Seconds].model_validate({"value": "0 s"})
     """time before the first byte leaves (s), each way."""
@@ -116,6 +135,56 @@ class NetworkModel(Spec):
         """Count of edge servers."""
         return 0
 
+    @property
+    def shared_links(self) -> Sequence[SharedLinks]:
+        """Shared links whose rates are keys of this section, which may be traces."""
+        return ()
+
+    def shared_rates(self, streams: Streams, root: Path | None) -> dict[str, float]:
+        """Return the rates of ``shared_links``: link name -> rate, or mean of its trace (bytes/s).
+
+        Args:
+            streams: random streams of the run.
+            root: folder of data files; None for the working directory.
+        """
+        rates: dict[str, float] = {}
+        for links in self.shared_links:
+            if isinstance(links.rate, TracedRate):
+                count = len(links.names)
+                traces = links.rate.assign(links.key, streams, count, root, links.key)
+                rates.update(zip(links.names, traces.means(count).tolist(), strict=True))
+            else:
+                rates.update(dict.fromkeys(links.names, links.rate))
+        return rates
+
+    def link_traces(
+        self, streams: Streams, devices: int, root: Path | None, *, own: bool = True
+    ) -> LinkTraces | None:
+        """Return the traces that links follow; None if all rates are constant.
+
+        Args:
+            streams: random streams of the run.
+            devices: number of devices.
+            root: folder of data files; None for the working directory.
+            own: whether the devices' own links have the rates of this section.
+        """
+        of_devices: dict[Direction, Assignment] = {}
+        rates: dict[Direction, Distribution] = {"down": self.device.down, "up": self.device.up}
+        for direction, rate in rates.items():
+            if own and isinstance(rate, TracedRate):
+                key = f"network.device.{direction}"
+                of_devices[direction] = rate.assign(key, streams, devices, root)
+        of_shared: dict[str, tuple[Assignment, int]] = {}
+        for links in self.shared_links:
+            if isinstance(links.rate, TracedRate):
+                count = len(links.names)
+                assignment = links.rate.assign(links.key, streams, count, root, links.key)
+                for number, name in enumerate(links.names):
+                    of_shared[name] = assignment, number
+        if not of_devices and not of_shared:
+            return None
+        return LinkTraces(of_devices, of_shared)
+
     def rules(self) -> list[str]:
         """Describe each formula that was fitted to measurements: its range and its error, as text."""
         return []
@@ -167,6 +236,9 @@ class NetworkModel(Spec):
         def draw(name: Literal["down", "up", "latency"], purpose: str) -> Floats:
             distribution: Distribution = getattr(self.device, name)
             generator = streams.generator(purpose)
+            if isinstance(distribution, TracedRate):
+                key = f"network.device.{name}"
+                return distribution.assign(key, streams, devices, root).means(devices)
             return distribution.by_device(f"network.device.{name}", generator, devices, root)
 
         if rates is None:
@@ -181,6 +253,14 @@ class NetworkModel(Spec):
         return down, up, draw("latency", "world/latency")
 
 
+def server_links(server: SharedLink) -> list[SharedLinks]:
+    """Return the links of the server of a star or a tree, by its table ``server``."""
+    return [
+        SharedLinks("network.server.down", ("server down",), server.down),
+        SharedLinks("network.server.up", ("server up",), server.up),
+    ]
+
+
 class StarSpec(NetworkModel):
     """One server link each way, and each device behind its own; without rates transfers take no
     time.
@@ -189,9 +269,14 @@ class StarSpec(NetworkModel):
     kind: Literal["star"] = "star"
     server: SharedLink = SharedLink()
 
+    @property
+    def shared_links(self) -> list[SharedLinks]:
+        return server_links(self.server)
+
     def _connect(self, inputs: NetworkInputs) -> Network:
-        server = self.server
-        return Star(inputs.simulation, *inputs.columns, server.down, server.up, inputs.transport)
+        rates = self.shared_rates(inputs.transport.streams, inputs.root)
+        server = (rates["server down"], rates["server up"])
+        return Star(inputs.simulation, *inputs.columns, *server, inputs.transport)
 
 
 _GRAPHS = "fedsim.toolbox.worlds.graphs"
