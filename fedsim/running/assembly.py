@@ -397,6 +397,14 @@ class Run:
             **own_columns(population.own, devices),
         }
 
+    def trace_columns(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]] | None:
+        """Return the columns of the traces that links follow, and of these links; None without any.
+
+        Large populations have rows only for devices that were asked.
+        """
+        traces = self.network.traces
+        return None if traces is None else traces.columns(self._devices_with(columns.MANY))
+
     @property
     def estimates(self) -> str:
         """Text that names the estimated (not measured) figures of device kinds that this run uses."""

@@ -72,9 +72,7 @@ class _RateOrTrace(Registry):
     def __get_pydantic_core_schema__(self, _: object, __: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
             self._validate,
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                _write, info_arg=True
-            ),
+            serialization=core_schema.plain_serializer_function_ser_schema(_write, info_arg=True),
         )
 
     def __get_pydantic_json_schema__(

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 
@@ -299,6 +300,41 @@ class LinkTraces:
             if course.trace.at(position) == 0 and course.trace.next_change(position) == math.inf:
                 dead.append(f"{link} (trace {course.trace.name!r})")
         return dead
+
+    # the run folder
+
+    def columns(self, devices: Ints) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Return two tables for the run folder: the traces that links follow, and these links.
+
+        Args:
+            devices: the devices whose links are listed, int64 [n].
+
+        Returns:
+            Columns of ``link_traces.parquet`` and of ``traced_links.parquet``, by name.
+        """
+        numbers: dict[StepTrace, int] = {}  # trace -> its number in the tables
+        links: dict[str, list[Any]] = {"device": [], "link": [], "trace": [], "ahead": []}
+        for direction, assignment in self.own.items():
+            links["device"] += devices.tolist()
+            links["link"] += [direction] * len(devices)
+            entries = [assignment.of(device) for device in devices.tolist()]
+            links["trace"] += [numbers.setdefault(trace, len(numbers)) for trace, _ in entries]
+            links["ahead"] += [ahead for _, ahead in entries]
+        for name, (assignment, number) in self.shared.items():
+            trace, ahead = assignment.of(number)
+            row = (-1, name, numbers.setdefault(trace, len(numbers)), ahead)
+            for column, value in zip(links.values(), row, strict=True):
+                column.append(value)
+        columns = ("trace", "name", "length", "loops", "since", "rate")
+        pieces: dict[str, list[Any]] = {column: [] for column in columns}
+        for trace, number in numbers.items():
+            count = len(trace.since)
+            facts = {"trace": number, "name": trace.name, "length": trace.length}
+            for column, value in (facts | {"loops": trace.loops}).items():
+                pieces[column] += [value] * count
+            pieces["since"] += trace.since
+            pieces["rate"] += trace.values
+        return pieces, links
 
 
 def _device_of(link: str) -> tuple[int, str]:
