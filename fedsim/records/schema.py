@@ -133,10 +133,13 @@ TRACES = pa.schema(
         ("length", pa.float64()),
         ("loops", pa.bool_()),
         ("since", pa.float64()),
-        ("rate", pa.float64()),
+        ("value", pa.float64()),
     ]
 )
-"""Pieces of the traces that links follow: a row for each time from which a rate (bytes/s) holds."""
+"""Pieces of the traces that links follow: a row for each time from which a value holds.
+
+A value is a rate (bytes/s), a latency (s) or a share of lost packets.
+"""
 
 TRACED_LINKS = pa.schema(
     [
@@ -146,7 +149,8 @@ TRACED_LINKS = pa.schema(
         ("ahead", pa.float64()),
     ]
 )
-"""Links that follow traces: ``down`` or ``up`` of a device, or the name of a shared link (device -1).
+"""Links that follow traces: ``down``, ``up``, ``latency`` or ``loss`` of a device, or the name of a
+shared link (device -1).
 
 ``ahead`` is the place in the trace at simulated time 0 (s).
 """

@@ -128,10 +128,17 @@ def test_folders_and_archives_hold_a_trace_a_file(tmp_path: Path) -> None:
 
 
 def test_a_column_names_devices(tmp_path: Path) -> None:
-    rows = ["phone,t,rate", *[f"{10 - phone},{time},{phone + 1}" for time in (0, 2) for phone in range(3)]]
+    rows = [
+        "phone,t,rate",
+        *[f"{10 - phone},{time},{phone + 1}" for time in (0, 2) for phone in range(3)],
+    ]
     (tmp_path / "all.csv").write_text("\n".join(rows))
     traces = read(tmp_path / "all.csv", devices=3, rate="kB/s")
-    assert {name: trace.mean for name, trace in traces.items()} == {"8": 3000, "9": 2000, "10": 1000}
+    assert {name: trace.mean for name, trace in traces.items()} == {
+        "8": 3000,
+        "9": 2000,
+        "10": 1000,
+    }
 
 
 @given(
@@ -160,7 +167,7 @@ MISTAKES: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "NaN": ("0 1\n1 nan", {"rate": "kB/s"}, "line 2 of 'file': the rate is 'nan'; allowed"),
     "infinity": ("0 inf", {"rate": "kB/s"}, "line 1 of 'file': the rate is 'inf'; allowed"),
     "words": ("0 1\n1 fast", {"rate": "kB/s"}, "line 2 of 'file': the rate is 'fast'; it must be a number"),
-    "times out of order": ("0 1\n5 1\n3 2", {"rate": "kB/s"}, "line 3 of 'file': the time 3 s comes after 5 s; times must ascend"),
+    "times out of order": ("0 1\n5 1\n3 2", {"rate": "kB/s"}, "the time 3 s comes after 5 s; times must ascend"),
     "a negative time": ("-1 1", {"rate": "kB/s"}, "line 1 of 'file': the time is '-1'"),
     "nothing": ("", {"rate": "kB/s"}, "'file' is empty"),
     "only 0": ("0 0\n1 0", {"rate": "kB/s"}, "the trace 'file', which is 0 throughout; nothing would arrive"),
@@ -168,7 +175,7 @@ MISTAKES: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "three columns": ("0 1 2", {"rate": "kB/s"}, "has 3 columns and no header"),
     "no rows": ("t,rate\n", {"rate": "kB/s"}, "has a header and no rows"),
     "a short row": ("t,rate\n0,1\n1", {"rate": "kB/s"}, "line 3 of 'file': it has 1 cells, and the header 2"),
-    "an unknown column": ("t,speed\n0,1", {"rate": "kB/s", "rate_column": "sped"}, "no column 'sped'; it has t, speed.*did you mean 'speed'"),
+    "an unknown column": ("t,speed\n0,1", {"rate": "kB/s", "rate_column": "sped"}, "no column 'sped'.*did you mean 'speed'"),
     "no usual column": ("t,speed\n0,1", {"rate": "kB/s"}, "none of the columns rate, throughput.*rate_column names it"),
     "a unit of packets": ("1\n2", {"rate": "kB/s"}, "is a packet file, whose rates have a unit; leave 'rate' out"),
     "packets out of order": ("5\n2", {}, "line 2 of 'file': 2 ms comes before"),
@@ -210,12 +217,16 @@ def test_files_that_are_not_there_or_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        ({"server": {"up": {"kind": "trail", "file": "x"}}}, r"server\.up.*kind is 'trail'; allowed are trace.*did you mean 'trace'"),
+        ({"server": {"up": {"kind": "trail", "file": "x"}}}, r"server\.up.*'trail'; allowed are trace.*did you mean 'trace'"),
         ({"server": {"up": {"file": "x"}}}, r"server\.up.*kind is missing; allowed are trace"),
         ({"server": {"up": {"kind": "trace"}}}, r"server\.up\.file is missing"),
         ({"server": {"up": "fast"}}, r"server\.up is 'fast': a data rate is a number and a unit"),
         ({"device": {"up": {"kind": "traces", "file": "x"}}}, "did you mean 'trace'"),
-        ({"device": {"latency": {"kind": "trace", "file": "x"}}}, "latency"),
+        ({"device": {"latency": {"kind": "trace", "file": "x"}}}, "device.latency is a trace.*'window'"),
+        ({"device": {"loss": 1.5}}, "device.loss is 1.5; it must be at most 0.999"),
+        ({"device": {"loss": -0.1}}, "device.loss is -0.1; it must be 0 or more"),
+        ({"device": {"loss": {"kind": "trace", "file": "x", "loss": "permille"}}}, "loss.loss is 'permille'"),
+        ({"device": {"latency": {"kind": "trace", "file": "x", "latency": "Mbit/s"}}}, "no unit of a time"),
     ],
 )  # fmt: skip
 def test_mistakes_of_kinds(network: dict[str, Any], message: str) -> None:

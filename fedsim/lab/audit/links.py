@@ -73,7 +73,7 @@ def within_capacity(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each link, own or shared, that carried more bytes than it can."""
     rates = LinkRates(evidence)
     layout = _read_layout(evidence)
-    messages = _find_messages(evidence, layout)
+    messages = _find_messages(evidence, layout, rates)
     yield from _check_own_links(evidence, messages, rates)
     yield from _check_peers(evidence, layout, rates)
     rows_of = messages.groupby(["direction", "part", "place"], observed=True).indices
@@ -105,7 +105,7 @@ def _check_link(link: str, messages: pd.DataFrame, rate: Capacity) -> Iterator[s
         )
 
 
-def _find_messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
+def _find_messages(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> pd.DataFrame:
     """Return the transfers of devices and edge servers, except those between devices.
 
     Returns:
@@ -125,6 +125,7 @@ def _find_messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
     at = evidence.row_of(device)
     # row -1 is of messages between an edge server and the server
     device_s = np.append(devices["latency"], 0.0)[at]
+    device_s = device_s + rates.beyond_mean_s(device.to_numpy(), messages["start"].to_numpy())
     beyond_s = layout.beyond_s(edge)
     latency = device_s + beyond_s * (part == _EDGE_TO_SERVER) - beyond_s * (part == _DEVICE_TO_EDGE)
     begin = messages["start"] + np.where(messages["wire_bytes"] > 0, latency, 0.0)
@@ -189,7 +190,10 @@ def _check_peers(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> It
         "down": endpoint_numbers(transfers["receiver"], "device"),
     }
     latency_s = np.append(_peer_latencies(evidence, layout), 0.0)  # row -1, no device: 0 s
-    latency = sum(latency_s[evidence.row_of(endpoint)] for endpoint in endpoints.values())
+    latency = np.zeros(len(transfers))
+    for endpoint in endpoints.values():
+        latency += latency_s[evidence.row_of(endpoint)]
+        latency += rates.beyond_mean_s(np.asarray(endpoint), transfers["start"].to_numpy())
     messages = transfers.assign(begin=transfers["start"] + np.where(between_peers, latency, 0.0))
     for direction, endpoint in endpoints.items():
         of_task = np.where(transfers["direction"] == direction, transfers["device"], NOTHING)

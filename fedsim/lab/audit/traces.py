@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.clock.simulation import on_grid
-from fedsim.common.arrays import Flags, Floats
+from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.streams import Streams
 from fedsim.lab.audit.capacity import Capacity, Rate
 from fedsim.lab.audit.evidence import Evidence, TomlTable
@@ -26,7 +26,7 @@ class Trace:
 
     Attributes:
         since: begins of its pieces (s), the first 0; float64 [pieces].
-        rates: rates (bytes/s); float64 [pieces].
+        rates: rates (bytes/s), latencies (s) or shares of lost packets; float64 [pieces].
         length: its length (s).
         loops: whether it begins anew at its end.
     """
@@ -44,6 +44,16 @@ class Trace:
         lengths = np.diff(np.append(self.since, self.length))
         return float(lengths @ self.rates / self.length)
 
+    def _places(self, position: Floats) -> tuple[Floats, Floats, Ints]:
+        """Return laps, offsets in the lap (s) and pieces of positions; [n] each."""
+        laps = np.floor(position / self.length) if self.loops else np.zeros(len(position))
+        offset = position - laps * self.length
+        return laps, offset, np.searchsorted(self.since, offset, side="right") - 1
+
+    def at(self, position: Floats) -> Floats:
+        """Return the values at positions (s); float64 [n]."""
+        return self.rates[self._places(position)[2]]
+
     def carried(self, position: Floats, limit: float = np.inf) -> Floats:
         """Return the bytes that a link carries from the begin of the trace to given positions.
 
@@ -57,9 +67,7 @@ class Trace:
         rates = np.minimum(self.rates, limit)
         lengths = np.diff(np.append(self.since, self.length))
         sums = np.append(0.0, np.cumsum(rates * lengths))
-        laps = np.floor(position / self.length) if self.loops else np.zeros(len(position))
-        offset = position - laps * self.length
-        piece = np.searchsorted(self.since, offset, side="right") - 1
+        laps, offset, piece = self._places(position)
         within = sums[piece] + rates[piece] * (offset - self.since[piece])
         return np.asarray(laps * sums[-1] + within)
 
@@ -105,10 +113,21 @@ class LinkRates:
             self._changes[str(link)] = changes
         self._traces = read_traces(evidence)
 
-    @property
-    def has_traces(self) -> bool:
-        """Whether any link follows a trace."""
-        return bool(self._traces)
+    def beyond_mean_s(self, device: Ints, start: Floats) -> Floats:
+        """Return by how much the latencies of devices are above their means at given times (s).
+
+        Args:
+            device: device of each message, negative for none; int64 [messages].
+            start: begins of the messages (s); float64 [messages].
+        """
+        beyond_s = np.zeros(len(device))
+        for number in np.unique(device[device >= 0]).tolist():
+            entry = self._traces.get(f"device {number} latency")
+            if entry is not None:
+                trace, ahead = entry
+                rows = device == number
+                beyond_s[rows] = trace.at(start[rows] + ahead) - trace.mean
+        return beyond_s
 
     def varies(self, link: str) -> bool:
         """Return whether the rate of a link changed, or follows a trace."""
@@ -139,7 +158,7 @@ def read_traces(evidence: Evidence) -> dict[str, tuple[Trace, float]]:
     for number, rows in pieces.groupby("trace"):
         traces[int(number)] = Trace(  # type: ignore[call-overload]
             rows["since"].to_numpy(),
-            rows["rate"].to_numpy(),
+            rows["value"].to_numpy(),
             float(rows["length"].iloc[0]),
             bool(rows["loops"].iloc[0]),
         )
@@ -168,6 +187,10 @@ def places_as_drawn(evidence: Evidence) -> Iterator[str]:
     streams = Streams(evidence.run.scenario["seed"])
     for link, (trace, ahead) in traces.items():
         key = _key_of(link)
+        if key == "network.device.loss" and key not in sections:
+            if trace.rates.tolist() != [network["device"]["loss"]]:
+                yield f"{link} is {trace.rates.tolist()}; by the scenario {network['device']['loss']!r}"
+            continue
         if key not in sections:
             yield f"{link} follows a trace in {files.TRACED_LINKS}, by the scenario none"
             continue

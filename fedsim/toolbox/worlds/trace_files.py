@@ -32,8 +32,17 @@ _PACKET_STEP_S = 0.1  # pieces of a packet file, whose opportunities are millise
 _LONE_S = 1.0  # length of a trace of one row
 _MOST_RATE = 1e15  # bytes/s
 _KBIT_S = 125.0  # bytes/s
+_USUAL = {
+    "rate": (
+        *("rate", "throughput", "Throughput", "bandwidth", "Bandwidth", "bitrate", "mbps", "Mbps"),
+    ),
+    "latency": ("latency", "Latency", "delay", "latency_ms"),
+    "loss": ("loss", "Loss", "loss_rate", "plr"),
+}
+"""Quantity of a trace -> usual names of its column."""
+_MOST = {"rate": _MOST_RATE, "latency": 1e4, "loss": 0.999}
+"""Quantity of a trace -> largest value, in its base unit."""
 _TIMES = ("time", "Time", "timestamp", "Timestamp", "t", "seconds", "time_s", "time_ms", "elapsed")
-_RATES = ("rate", "throughput", "Throughput", "bandwidth", "Bandwidth", "bitrate", "mbps", "Mbps")
 _FORMS_OF_DATES = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d_%H.%M.%S", "%Y-%m-%dT%H:%M:%S")
 
 
@@ -43,10 +52,11 @@ class Reading:
 
     Attributes:
         key: the key of the scenario that names the file, for messages.
+        quantity: ``rate``, ``latency`` or ``loss``.
         upward: whether the link leads to the server, by which a column is chosen.
         time_factor: bare times to seconds.
-        rate_factor: bare rates to bytes/s; None if the scenario has no unit of rates.
-        time_column, rate_column, device_column: names of columns; None for the usual names.
+        factor: bare values to bytes/s, s or a share; None if the scenario has no unit of them.
+        time_column, value_column, device_column: names of columns; None for the usual names.
         every: time between two rows, in place of the times of the file (s); None for these.
         average: length of pieces over which rates are averaged (s); None for the pieces as they
             are recorded.
@@ -54,11 +64,12 @@ class Reading:
     """
 
     key: str
+    quantity: str
     upward: bool
     time_factor: float
-    rate_factor: float | None
+    factor: float | None
     time_column: str | None
-    rate_column: str | None
+    value_column: str | None
     device_column: str | None
     every: float | None
     average: float | None
@@ -67,7 +78,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Recording:
-    """Rates of a link as they were recorded.
+    """Rates of a link, or its latencies or losses, as they were recorded.
 
     Attributes:
         name: name of the file, and of the device within it if it has several.
@@ -217,15 +228,16 @@ class _File:
         factor = self.reading.time_factor
         return self.number(line, cell, "the time", CLOCK_END_S / factor) * factor
 
-    def rate(self, line: int, cell: str, factor: float) -> float:
-        """Parse a rate to bytes/s.
+    def value(self, line: int, cell: str, factor: float) -> float:
+        """Parse a value of the trace's quantity to its base unit.
 
         Args:
             line: number of the line, for errors.
             cell: the text.
-            factor: bytes/s of a unit.
+            factor: the unit in base units.
         """
-        return self.number(line, cell, "the rate", _MOST_RATE / factor) * factor
+        quantity = self.reading.quantity
+        return self.number(line, cell, f"the {quantity}", _MOST[quantity] / factor) * factor
 
     def recording(
         self, name: str, lines: Sequence[int], times: list[float], rates: list[float]
@@ -253,7 +265,7 @@ class _File:
                 )
             rate_of[time] = rate
             last = time
-        if not any(rate_of.values()):
+        if self.reading.quantity == "rate" and not any(rate_of.values()):
             raise self.wrong(f"has the trace {name!r}, which is 0 throughout; nothing would arrive")
         begins = [*rate_of]
         last_s = every or _LONE_S
@@ -330,28 +342,33 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _rate_factor(file: _File) -> float:
-    factor = file.reading.rate_factor
+def _factor(file: _File) -> float:
+    factor = file.reading.factor
     if factor is None:
         raise file.wrong("has bare rates; give their unit, such as rate = 'Mbit/s'")
     return factor
 
 
 def _refuse_unit(file: _File, form: str) -> None:
-    if file.reading.rate_factor is not None:
+    if file.reading.quantity != "rate":
+        raise file.wrong(
+            f"is {form}, of which rates alone are read; allowed are a table with a header, or lines "
+            f"of time and {file.reading.quantity}"
+        )
+    if file.reading.factor is not None:
         raise file.wrong(f"is {form}, whose rates have a unit; leave 'rate' out")
 
 
 def _read_pairs(file: _File) -> Recording:
     """Read lines of time and rate."""
-    factor = _rate_factor(file)
+    factor = _factor(file)
     times = []
     rates = []
     for line, cells in file.lines:
         if len(cells) != 2:
             raise file.wrong_line(line, f"it has {len(cells)} cells; allowed are a time and a rate")
         times.append(file.time_s(line, cells[0]))
-        rates.append(file.rate(line, cells[1], factor))
+        rates.append(file.value(line, cells[1], factor))
     return file.recording(file.name, [line for line, _ in file.lines], times, rates)
 
 
@@ -442,9 +459,11 @@ def _read_table(file: _File) -> list[Recording]:
     """Read a table with a header: columns of time and rate, and perhaps of devices."""
     reading = file.reading
     header = file.lines[0][1]
-    factor = _rate_factor(file)
+    factor = _factor(file)
     time = _column(file, reading.time_column, _TIMES, "time_column")
-    rate = _column(file, reading.rate_column, _RATES, "rate_column")
+    rate = _column(
+        file, reading.value_column, _USUAL[reading.quantity], f"{reading.quantity}_column"
+    )
     device = None
     if reading.device_column is not None:
         device = _column(file, reading.device_column, (), "device_column")
@@ -457,7 +476,7 @@ def _read_table(file: _File) -> list[Recording]:
         rows = traces.setdefault(name, _Rows([], [], []))
         rows.lines.append(line)
         rows.times.append(file.time_s(line, cells[time]))
-        rows.rates.append(file.rate(line, cells[rate], factor))
+        rows.rates.append(file.value(line, cells[rate], factor))
     return _named(file, traces)
 
 
@@ -467,14 +486,14 @@ def _read_fcc(file: _File) -> list[Recording]:
     header = file.lines[0][1]
     unit = header.index("unit_id")
     time = header.index("dtime")
-    rate = _column(file, file.reading.rate_column, ("bytes_sec",), "rate_column")
+    rate = _column(file, file.reading.value_column, ("bytes_sec",), "rate_column")
     passed = header.index("successes") if "successes" in header else None
     tests: dict[str, dict[float, tuple[int, float]]] = {}
     for line, cells in _rows(file):
         if passed is not None and cells[passed] == "0":
             continue
         time_s = file.time_s(line, cells[time])
-        tests.setdefault(cells[unit], {})[time_s] = (line, file.rate(line, cells[rate], 1.0))
+        tests.setdefault(cells[unit], {})[time_s] = (line, file.value(line, cells[rate], 1.0))
     if not tests:
         raise file.wrong("has no test that succeeded")
     traces: dict[str, _Rows] = {}
@@ -491,7 +510,7 @@ def _read_irish(file: _File) -> list[Recording]:
     _refuse_unit(file, "a table of the Irish drives")
     header = file.lines[0][1]
     column = "UL_bitrate" if file.reading.upward else "DL_bitrate"
-    rate = _column(file, file.reading.rate_column, (column,), "rate_column")
+    rate = _column(file, file.reading.value_column, (column,), "rate_column")
     time = header.index("Timestamp")
     state = header.index("State") if "State" in header else None
     samples: dict[float, list[tuple[int, float]]] = {}
@@ -500,7 +519,7 @@ def _read_irish(file: _File) -> list[Recording]:
             continue
         if cells[rate] == "-":
             continue
-        value = file.rate(line, cells[rate], _KBIT_S)
+        value = file.value(line, cells[rate], _KBIT_S)
         samples.setdefault(file.time_s(line, cells[time]), []).append((line, value))
     if not samples:
         raise file.wrong("has no sample in which something was transferred (State 'D')")

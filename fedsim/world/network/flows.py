@@ -184,7 +184,7 @@ class Network(PresentRates):
         self._uploads[destination] += source >= 0
         if not self._general:
             self._occupy_links(source, destination)
-        latency = self.latency_s(source, destination)
+        latency = self.present_latency_s(source, destination)
         if waited:
             latency = on_grid(latency - waited)
         if latency > 0:
@@ -231,7 +231,7 @@ class Network(PresentRates):
         route = self.links_between(source, destination)
         sends_own = 0 <= source < self.devices
         route = [*own[:sends_own], *route, *own[sends_own:]]
-        round_trip = self.round_trip_s(source, destination)
+        round_trip = self.present_round_trip_s(source, destination)
         ends = (source, destination)
         device = source if 0 <= source < self.devices else destination
         count = self._transfers.get(device, 0)
@@ -239,10 +239,14 @@ class Network(PresentRates):
         chance = self._streams.uniform("world/first-drop", device, count)
         # a queue's length follows from the built rate of a link with a trace, and not from its trace
         limited = [(name, self.limits.get(name, rate)) for name, rate in route]
-        queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, chance)
-        if self.traces is not None:
-            for name, rate in self._apply_limits(route):
-                queues.set_rate(name, rate, now)
+        if self.traces is None:
+            queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, chance)
+            return
+        loss_key = self._streams.word("world/packet-loss", device, count)
+        queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, chance, loss_key)
+        for name, rate in self._apply_limits(route):
+            queues.set_rate(name, rate, now)
+        queues.set_loss(flow.id, self.present_loss(source), self.present_loss(destination), now)
 
     def cancel(self, flow: Flow) -> None:
         """Cancel a flow; it sends no more bytes, and its ``done`` is never called.
@@ -357,22 +361,45 @@ class Network(PresentRates):
 
     def _use_traces(self, traces: LinkTraces, flow: Flow, now: float) -> None:
         """Follow the traces of a flow's links as long as the flow runs."""
-        links = [name for name, _ in self._links_of(flow)]
-        for link in traces.begin(flow.id, links, now):
+        for link in traces.begin(flow.id, self._traced_names(flow), now):
             if traces.is_shared(link) and self._queues is None:
                 self._set_capacity(link, now)
+
+    def _traced_names(self, flow: Flow) -> list[str]:
+        """Return the names of a flow's links, and of the latencies and losses of its ends."""
+        names = [name for name, _ in self._links_of(flow)]
+        if self._queues is not None:
+            for end in (flow.source, flow.destination):
+                names += [f"device {end} latency", f"device {end} loss"]
+        return names
 
     def _follow_traces(self, traces: LinkTraces, now: float) -> None:
         """Give links the rates that they have by their traces since this instant."""
         for link in traces.take_due(now):
             if self._queues is not None:
-                self._queues.set_rate(link, self.present_rate(link, self.built_rate(link)), now)
+                self._follow_by_queues(self._queues, traces, link, now)
             elif self._general or traces.is_shared(link):
                 self._set_capacity(link, now)
             else:
                 for flow_id in traces.flows_on(link):
                     flow = self._running[flow_id]
                     self._rule(flow).recap(flow_id, flow.wire, self._cap(flow), now)
+
+    def _follow_by_queues(
+        self, queues: Queueing, traces: LinkTraces, name: str, now: float
+    ) -> None:
+        if name.endswith(" latency"):
+            for flow_id in traces.flows_on(name):
+                flow = self._running[flow_id]
+                round_trip = self.present_round_trip_s(flow.source, flow.destination)
+                queues.set_round_trip(flow_id, round_trip, now)
+        elif name.endswith(" loss"):
+            for flow_id in traces.flows_on(name):
+                flow = self._running[flow_id]
+                first = self.present_loss(flow.source)
+                queues.set_loss(flow_id, first, self.present_loss(flow.destination), now)
+        else:
+            queues.set_rate(name, self.present_rate(name, self.built_rate(name)), now)
 
     def _set_capacity(self, link: str, now: float) -> None:
         rate = self.present_rate(link, self.built_rate(link))
@@ -532,8 +559,7 @@ class Network(PresentRates):
                 self._occupy_links(flow.source, flow.destination)
         if self.traces is not None:
             for flow in self._running.values():
-                links = [name for name, _ in self._links_of(flow)]
-                self.traces.begin(flow.id, links, self._simulation.now)
+                self.traces.begin(flow.id, self._traced_names(flow), self._simulation.now)
 
     def _set_entry(self, number: int, when: float) -> None:
         """Set the alarm at ``when`` (s), at which the first byte of the flow ``number`` leaves."""

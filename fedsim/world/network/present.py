@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from fedsim.clock.simulation import Simulation
+from fedsim.clock.simulation import Simulation, on_grid
 from fedsim.common.arrays import Floats, Ints
 from fedsim.world.network.endpoints import Endpoints
 from fedsim.world.network.flow import Flow
@@ -59,11 +59,49 @@ class PresentRates(Endpoints):
             link: name of the link.
             built: its built rate (bytes/s).
         """
-        entry = None if self.traces is None else self.traces.of(link)
-        if entry is None:
+        rate = None
+        if self.traces is not None:
+            rate = self.traces.value(link, self._simulation.now)
+        if rate is None:
             return self.limits.get(link, built)
-        trace, ahead = entry
-        return min(trace.at(self._simulation.now + ahead), self.limits.get(link, math.inf))
+        return min(rate, self.limits.get(link, math.inf))
+
+    def present_latency_s(self, source: int, destination: int) -> float:
+        """Return the present delay before a flow's first byte leaves (s), on the clock's grid.
+
+        Args:
+            source: ID of the sender.
+            destination: ID of the receiver.
+        """
+        latency = self.latency_s(source, destination)
+        if self.traces is None or "latency" not in self.traces.own:
+            return latency
+        for end in (source, destination):
+            entry = self.traces.of(f"device {end} latency") if 0 <= end < self.devices else None
+            if entry is not None:
+                trace, ahead = entry
+                latency += trace.at(self._simulation.now + ahead) - trace.mean
+        return on_grid(max(latency, 0.0))
+
+    def present_round_trip_s(self, source: int, destination: int) -> float:
+        """Return the present time from a packet to its acknowledgement on empty links (s).
+
+        Args:
+            source: ID of the sender.
+            destination: ID of the receiver.
+        """
+        latency = self.present_latency_s(source, destination)
+        return on_grid(2 * latency + self._protocol.round_trip)
+
+    def present_loss(self, endpoint: int) -> float:
+        """Return the share of packets that an endpoint's own link loses at present.
+
+        Args:
+            endpoint: ID of the endpoint.
+        """
+        if self.traces is None or not 0 <= endpoint < self.devices:
+            return 0.0
+        return self.traces.value(f"device {endpoint} loss", self._simulation.now) or 0.0
 
     def _apply_limits(self, links: list[tuple[str, float]]) -> list[tuple[str, float]]:
         if not self.limits and self.traces is None:

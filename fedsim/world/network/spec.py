@@ -4,7 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
+
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Floats
@@ -13,13 +16,18 @@ from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import LinkRate, Seconds
-from fedsim.world.distributions import Constant, Distribution, TimeDistribution
-from fedsim.world.network.endpoints import Direction
+from fedsim.world.distributions import Constant, Distribution
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 from fedsim.world.network.star import Star
-from fedsim.world.network.traced import DeviceRate, SharedRate, TracedRate
-from fedsim.world.network.traces import Assignment, LinkTraces
+from fedsim.world.network.traced import (
+    DeviceLatency,
+    DeviceLoss,
+    DeviceRate,
+    SharedRate,
+    TracedRate,
+)
+from fedsim.world.network.traces import Assignment, LinkTraces, StepTrace
 
 OwnRates = tuple[Floats, ...] | None
 """Rates down and up (bytes/s), and optional latencies (s), of the devices; float64 [devices]."""
@@ -78,8 +86,12 @@ class DeviceLinks(Spec):
     """rate to the device."""
     up: DeviceRate = Constant[LinkRate].model_validate({"value": "inf B/s"})
     """rate from the device."""
-    latency: TimeDistribution = Constant[Seconds].model_validate({"value": "0 s"})
+    latency: DeviceLatency = Constant[Seconds].model_validate({"value": "0 s"})
     """time before the first byte leaves (s), each way."""
+    loss: DeviceLoss = 0.0
+    """share of the packets that are lost on the device's own link, each way; counts with
+    ``protocol.model = "window"`` alone.
+    """
 
 
 _is_rate = find_outside(above=0.0, infinite=True)
@@ -116,6 +128,28 @@ class NetworkModel(Spec):
     """the devices' own links."""
     protocol: ProtocolSpec = Fluid()
     """headers, slow start and weights of transfers."""
+
+    @model_validator(mode="after")
+    def _needs_windows(self) -> Self:
+        device = self.device
+        reasons = []
+        if isinstance(device.latency, TracedRate):
+            reasons.append("device.latency is a trace")
+        if isinstance(device.loss, TracedRate):
+            reasons.append("device.loss is a trace")
+        elif device.loss:
+            reasons.append(f"device.loss is {device.loss!r}")
+        if reasons and self.protocol.queueing() is None:
+            raise PydanticCustomError(
+                "needs_windows",
+                "{reason}, which counts only where senders have congestion windows; allowed with "
+                "{protocol}",
+                {
+                    "reason": " and ".join(reasons),
+                    "protocol": "protocol = { kind = 'tcp', model = 'window' }",
+                },
+            )
+        return self
 
     @property
     def has_device_rates(self) -> bool:
@@ -168,12 +202,14 @@ class NetworkModel(Spec):
             root: folder of data files; None for the working directory.
             own: whether the devices' own links have the rates of this section.
         """
-        of_devices: dict[Direction, Assignment] = {}
-        rates: dict[Direction, Distribution] = {"down": self.device.down, "up": self.device.up}
-        for direction, rate in rates.items():
-            if own and isinstance(rate, TracedRate):
-                key = f"network.device.{direction}"
-                of_devices[direction] = rate.assign(key, streams, devices, root)
+        of_devices: dict[str, Assignment] = {}
+        for name, value in self.device:
+            if isinstance(value, TracedRate) and (own or name not in ("down", "up")):
+                of_devices[name] = value.assign(f"network.device.{name}", streams, devices, root)
+        loss = self.device.loss
+        if isinstance(loss, float) and loss:
+            trace = StepTrace("loss", [0.0], [loss], 1.0)
+            of_devices["loss"] = Assignment([trace], streams, is_drawn=False, random_start=False)
         of_shared: dict[str, tuple[Assignment, int]] = {}
         for links in self.shared_links:
             if isinstance(links.rate, TracedRate):

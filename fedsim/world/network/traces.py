@@ -17,11 +17,11 @@ import numpy as np
 from fedsim.clock.simulation import on_grid
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.streams import Streams
-from fedsim.world.network.endpoints import Direction
 
 _PURPOSE = "world/link-trace"
 _TRACE = 0  # draws of a link: its trace, and its place in it at simulated time 0
 _PLACE = 1
+_PACKETS = (" latency", " loss")  # names of traces that are no rates
 
 
 class StepTrace:
@@ -173,13 +173,14 @@ class LinkTraces:
     """Links of a network whose rates follow traces.
 
     Args:
-        own: traces of the devices' own links.
+        own: traces of the devices' own links: ``down``, ``up``, ``latency`` and ``loss`` of a device.
+            The latter two are named like links, such as ``device 3 latency``.
         shared: name of a shared link -> its traces, and the number of the link in them.
     """
 
     def __init__(
         self,
-        own: Mapping[Direction, Assignment],
+        own: Mapping[str, Assignment],
         shared: Mapping[str, tuple[Assignment, int]],
     ) -> None:
         self.own = own
@@ -209,16 +210,16 @@ class LinkTraces:
         """Return whether a link with a trace is a shared link."""
         return link in self.shared
 
-    def rate(self, link: str, now: float) -> float:
-        """Return the rate of a link by its trace (bytes/s); infinity without a trace.
+    def value(self, name: str, now: float) -> float | None:
+        """Return what a trace gives: a rate (bytes/s), latency (s) or share; None without a trace.
 
         Args:
-            link: name of the link.
+            name: name of the link, or ``device 7 latency`` or ``device 7 loss``.
             now: the time (s).
         """
-        entry = self.of(link)
+        entry = self.of(name)
         if entry is None:
-            return math.inf
+            return None
         trace, ahead = entry
         return trace.at(now + ahead)
 
@@ -296,6 +297,8 @@ class LinkTraces:
         """Return the links with flows whose traces have ended with rate 0, with their traces."""
         dead = []
         for link, course in self._courses.items():
+            if link.endswith(_PACKETS):
+                continue
             position = now + course.ahead
             if course.trace.at(position) == 0 and course.trace.next_change(position) == math.inf:
                 dead.append(f"{link} (trace {course.trace.name!r})")
@@ -325,7 +328,7 @@ class LinkTraces:
             row = (-1, name, numbers.setdefault(trace, len(numbers)), ahead)
             for column, value in zip(links.values(), row, strict=True):
                 column.append(value)
-        columns = ("trace", "name", "length", "loops", "since", "rate")
+        columns = ("trace", "name", "length", "loops", "since", "value")
         pieces: dict[str, list[Any]] = {column: [] for column in columns}
         for trace, number in numbers.items():
             count = len(trace.since)
@@ -333,7 +336,7 @@ class LinkTraces:
             for column, value in (facts | {"loops": trace.loops}).items():
                 pieces[column] += [value] * count
             pieces["since"] += trace.since
-            pieces["rate"] += trace.values
+            pieces["value"] += trace.values
         return pieces, links
 
 
