@@ -12,6 +12,7 @@ from scipy.stats import theilslopes
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.lab.calibrate.log import Log
 from fedsim.lab.calibrate.replay import FittedWorld, transfers
+from fedsim.lab.calibrate.sharing import SharedLink, find_shared_link
 from fedsim.lab.calibrate.tasks import Steps, Tasks, took
 from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Fluid, Protocol
@@ -47,12 +48,31 @@ class Fitted(NamedTuple):
     """World fitted to a log, with further estimates; arrays have one value per client."""
 
     world: FittedWorld
+    slowest: FittedWorld  # the slowest world that explains the log with as many clients at a time
     overhead: Floats  # fixed part of a training (s), NaN if unknown; the world's speeds contain it
     latency_is_known: bool  # whether it is given or fitted; if not, rates contain latencies
     samples: Floats  # count of samples per epoch
     epochs: int  # median count of epochs of a training
     tasks: Ints  # count of tasks to which the client was fitted
     notes: tuple[str, ...]  # sentences about unknown quantities, for users
+
+
+class _Links(NamedTuple):
+    """Links of a direction that were fitted to a log, and the slowest that explain it as well.
+
+    Attributes:
+        rates: rates of the clients' links (bytes/s), NaN for clients without messages; [clients].
+        capacity: capacity of the server's link (bytes/s), infinity allowed.
+        seen: least rates of the clients' links (bytes/s); [clients].
+        seen_together: least capacity of the server's link (bytes/s).
+        notes: notes for users.
+    """
+
+    rates: Floats
+    capacity: float
+    seen: Floats
+    seen_together: float
+    notes: list[str]
 
 
 class Presence(NamedTuple):
@@ -84,16 +104,21 @@ def fit(
     fitted_latencies = _fit_latencies(tasks, clients, steady, latency)
     latencies = np.zeros(clients) if fitted_latencies is None else fitted_latencies
     rates = {}
-    server = {}
+    seen = {}
+    server: dict[Direction, float] = {}
+    seen_together: dict[Direction, float] = {}
     notes = []
     for direction in _DIRECTIONS:
-        rates[direction], server[direction], caveats = _fit_links(
-            tasks, direction, latencies, steady
-        )
-        notes += caveats
+        links = _fit_links(tasks, direction, latencies, steady)
+        rates[direction] = links.rates
+        seen[direction] = links.seen
+        server[direction] = links.capacity
+        seen_together[direction] = links.seen_together
+        notes += links.notes
     for direction, opposite in (_DIRECTIONS, _DIRECTIONS[::-1]):
         if np.isnan(rates[direction]).all():
             rates[direction] = rates[opposite]
+            seen[direction] = seen[opposite]
             notes.append(
                 f"nothing tells the links {direction}: they are taken for those {opposite}"
             )
@@ -106,12 +131,18 @@ def fit(
         _fill_unknown(speed),
         jitter,
     )
+    slowest = world._replace(
+        down=np.minimum(_fill_unknown(seen["down"]), world.down),
+        up=np.minimum(_fill_unknown(seen["up"]), world.up),
+        server={way: min(server[way], seen_together[way]) for way in _DIRECTIONS},
+    )
     overhead: Floats = _fit_lines(tasks.train, tasks.client, clients)[0]
     samples_of_tasks = tasks.train.amount / tasks.epochs
     samples = _fill_unknown(_aggregate(samples_of_tasks, tasks.client, clients))
     epochs = max(1, int(np.median(tasks.epochs[~np.isnan(samples_of_tasks)])))
     return Fitted(
         world=world,
+        slowest=slowest,
         overhead=overhead,
         latency_is_known=fitted_latencies is not None,
         samples=np.maximum(1.0, np.round(samples)),
@@ -296,9 +327,7 @@ def _bisect(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Flo
     return np.asarray(low, dtype=np.float64)
 
 
-def _fit_links(
-    tasks: Tasks, direction: Direction, latency: Floats, protocol: Protocol
-) -> tuple[Floats, float, list[str]]:
+def _fit_links(tasks: Tasks, direction: Direction, latency: Floats, protocol: Protocol) -> _Links:
     """Estimate the clients' links and the server's link in one direction.
 
     Args:
@@ -306,16 +335,13 @@ def _fit_links(
         direction: ``down`` or ``up``.
         latency: latency of each client (s); float64 [clients].
         protocol: protocol of the messages.
-
-    Returns:
-        Rates of the clients' links (bytes/s, float64 [clients], NaN for clients without messages),
-        capacity of the server's link (bytes/s, infinity allowed), and notes for users.
     """
     steps = tasks[direction]
     tasks = tasks[~np.isnan(steps.end) & (steps.amount > 0)]
     clients = len(latency)
     if not len(tasks):
-        return np.full(clients, math.nan), math.inf, []
+        unknown = np.full(clients, math.nan)
+        return _Links(unknown, math.inf, unknown, math.inf, [])
     tasks = tasks[np.argsort(tasks[direction].start, kind="stable")]
     search = _LinkSearch(direction, tasks[direction], tasks.client, latency, protocol)
     capacity = search.capacity()
@@ -323,6 +349,8 @@ def _fit_links(
     rates = search.settle(capacity, len(tasks))[0]
     if np.isnan(rates).all():  # the durations depend only on windows and round trips
         rates = np.full(clients, _LARGE)
+    seen = rates
+    seen_together = search.seen_together()
     if np.median(tasks[direction].amount) <= _FIRST_WINDOW:
         notes.append(
             f"messages {direction} are so small that a round trip holds them: they tell latency, not "
@@ -337,7 +365,36 @@ def _fit_links(
             "tell what their own links carry"
         )
         rates = np.full(clients, capacity)
-    return rates, capacity, notes
+    elif capacity == math.inf:
+        link = search.shared_link()
+        if link is not None:
+            capacity, rates, note = _share(link, rates, direction, protocol)
+            notes.append(note)
+    return _Links(rates, capacity, seen, max(seen_together, float(np.nanmax(seen))), notes)
+
+
+def _share(
+    link: SharedLink, rates: Floats, direction: Direction, protocol: Protocol
+) -> tuple[float, Floats, str]:
+    """Return the capacity of the server's link, the clients' rates and a note, by a shared link.
+
+    The rates of clients that the shared link limits are taken for its capacity.
+
+    Args:
+        link: the shared link.
+        rates: rates that explain each client's messages alone (bytes/s); float64 [clients].
+        direction: ``down`` or ``up``.
+        protocol: protocol of the messages.
+    """
+    capacity = link.capacity * protocol.overhead
+    note = (
+        f"{link.members.sum()} of {len(rates)} clients share a link {direction}, of "
+        f"{capacity / 125e3:.4g} Mbit/s: their messages' times vary by {link.spread:.1%}, the time "
+        f"of all together by {link.spread_together:.1%} (by chance in {link.chance:.1%} of logs "
+        "whose times are exchanged among rounds); only fewer of them at once tell what their own "
+        "links carry"
+    )
+    return capacity, np.where(link.members, capacity, rates), note
 
 
 def _find_rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
@@ -414,6 +471,15 @@ class _LinkSearch:
         if errors[best] < _BETTER * unlimited and errors[best] < unlimited - _WORTH:
             return best
         return math.inf
+
+    def seen_together(self) -> float:
+        """Return the most that all clients were seen to send at a time (bytes/s)."""
+        return self._least(min(_MOST, len(self._client)))
+
+    def shared_link(self) -> SharedLink | None:
+        """Return a link that clients share by a test against chance; None if there is no sign."""
+        begins = self._begins(len(self._client))
+        return find_shared_link(self._steps, self._client, self._latency, begins)
 
     def looks_shared(self, rates: Floats) -> bool:
         """Whether many clients have nearly the same rate, and always send at the same time.
