@@ -162,9 +162,9 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
     due = end + slack_s(end)
     rate = np.where(messages["direction"] == "down", links["link_down"], links["link_up"])
     most = rate * (end - begin + slack_s(end)) * SLACK
-    groups = messages.groupby(["device", "direction"], observed=True).indices
-    for (device, direction), rows in groups.items():
-        link = f"device {device} {direction}"
+    links_of = messages["device"].astype(str) + " " + messages["direction"].astype(str)
+    for name, rows in links_of.groupby(links_of).indices.items():
+        link = f"device {name}"
         if rates.varies(link):
             capacity = rates.of(link, rate[rows[0]])
             bytes_between = capacity.carried(due[rows]) - capacity.carried(begin[rows])

@@ -155,8 +155,9 @@ def read_traces(evidence: Evidence) -> dict[str, tuple[Trace, float]]:
         return {}
     pieces = evidence.frame(files.TRACES, TRACES.names)
     traces: dict[int, Trace] = {}
-    for number, rows in pieces.groupby("trace"):
-        traces[int(number)] = Trace(  # type: ignore[call-overload]
+    for number in np.unique(pieces["trace"].to_numpy()).tolist():
+        rows = pieces[pieces["trace"] == number]
+        traces[number] = Trace(
             rows["since"].to_numpy(),
             rows["value"].to_numpy(),
             float(rows["length"].iloc[0]),

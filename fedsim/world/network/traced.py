@@ -89,7 +89,7 @@ class _NumberOrTrace(Registry):
     def _write(self, value: float | Spec, info: core_schema.SerializationInfo) -> object:
         if isinstance(value, Spec):
             return value.model_dump(mode=info.mode, exclude_none=info.exclude_none)
-        return self._number.dump_python(value, mode=info.mode)
+        return self._number.dump_python(value, mode="json" if info.mode == "json" else "python")
 
     def __get_pydantic_core_schema__(self, _: object, __: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(

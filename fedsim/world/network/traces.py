@@ -326,8 +326,8 @@ class LinkTraces:
         for name, (assignment, number) in self.shared.items():
             trace, ahead = assignment.of(number)
             row = (-1, name, numbers.setdefault(trace, len(numbers)), ahead)
-            for column, value in zip(links.values(), row, strict=True):
-                column.append(value)
+            for cells, cell in zip(links.values(), row, strict=True):
+                cells.append(cell)
         columns = ("trace", "name", "length", "loops", "since", "value")
         pieces: dict[str, list[Any]] = {column: [] for column in columns}
         for trace, number in numbers.items():
