@@ -260,7 +260,7 @@ def read_quantity(name: str, text: str, kind: Any) -> float:
         raise ScenarioError(f"{name} is {text!r}: {problem['msg']}") from None
 
 
-def unit_factor(unit: str, kind: Any) -> float:
+def unit_factor(unit: str, kind: object) -> float:
     """Return the factor from a unit to the base unit of a quantity.
 
     Args:

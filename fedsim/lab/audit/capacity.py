@@ -34,7 +34,7 @@ def slack_s(end: Floats) -> Floats:
     return 12 * grain_s(end)
 
 
-class Capacity(ABC):
+class LinkCapacity(ABC):
     """Rate of a link over time."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Capacity(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Rate(Capacity):
+class Rate(LinkCapacity):
     """Rate of a link over time, as a step function.
 
     Attributes:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import RunFolderError
 from fedsim.common.units import BytesPerSecond, Seconds
-from fedsim.lab.audit.capacity import SLACK, Capacity, slack_s
+from fedsim.lab.audit.capacity import SLACK, LinkCapacity, slack_s
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, endpoint_numbers, read, report
 from fedsim.lab.audit.traces import LinkRates, has_trace
@@ -93,7 +93,7 @@ def _read_layout(evidence: Evidence) -> LinkLayout:
     return _layout_of_scenario(network)
 
 
-def _check_link(link: str, messages: pd.DataFrame, rate: Capacity) -> Iterator[str]:
+def _check_link(link: str, messages: pd.DataFrame, rate: LinkCapacity) -> Iterator[str]:
     """Yield a finding if a link carried more bytes in some interval than it can."""
     end = messages["end"].to_numpy()
     begin = np.minimum(messages["begin"].to_numpy(), end)

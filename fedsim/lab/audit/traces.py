@@ -10,7 +10,7 @@ import pandas as pd
 from fedsim.clock.simulation import on_grid
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.streams import Streams
-from fedsim.lab.audit.capacity import Capacity, Rate
+from fedsim.lab.audit.capacity import LinkCapacity, Rate
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.records import folder as files
 from fedsim.records.schema import TRACED_LINKS, TRACES
@@ -73,7 +73,7 @@ class Trace:
 
 
 @dataclass(frozen=True, eq=False)
-class TraceRate(Capacity):
+class TraceRate(LinkCapacity):
     """Rate of a link that follows a trace, and perhaps has limits by processes.
 
     Attributes:
@@ -133,7 +133,7 @@ class LinkRates:
         """Return whether the rate of a link changed, or follows a trace."""
         return link in self._changes or link in self._traces
 
-    def of(self, link: str, built: float) -> Capacity:
+    def of(self, link: str, built: float) -> LinkCapacity:
         """Return the rate of a link over time.
 
         Args:

@@ -12,7 +12,7 @@ from scipy.stats import theilslopes
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.lab.calibrate.log import Log
 from fedsim.lab.calibrate.replay import FittedWorld, transfers
-from fedsim.lab.calibrate.sharing import SharedLink, find_shared_link
+from fedsim.lab.calibrate.sharing import CommonLink, find_shared_link
 from fedsim.lab.calibrate.tasks import Steps, Tasks, took
 from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Fluid, Protocol
@@ -374,7 +374,7 @@ def _fit_links(tasks: Tasks, direction: Direction, latency: Floats, protocol: Pr
 
 
 def _share(
-    link: SharedLink, rates: Floats, direction: Direction, protocol: Protocol
+    link: CommonLink, rates: Floats, direction: Direction, protocol: Protocol
 ) -> tuple[float, Floats, str]:
     """Return the capacity of the server's link, the clients' rates and a note, by a shared link.
 
@@ -476,7 +476,7 @@ class _LinkSearch:
         """Return the most that all clients were seen to send at a time (bytes/s)."""
         return self._least(min(_MOST, len(self._client)))
 
-    def shared_link(self) -> SharedLink | None:
+    def shared_link(self) -> CommonLink | None:
         """Return a link that clients share by a test against chance; None if there is no sign."""
         begins = self._begins(len(self._client))
         return find_shared_link(self._steps, self._client, self._latency, begins)

@@ -26,7 +26,7 @@ _STEADY = (
 )
 
 
-class SharedLink(NamedTuple):
+class CommonLink(NamedTuple):
     """Link that clients were found to share.
 
     Attributes:
@@ -47,7 +47,7 @@ class SharedLink(NamedTuple):
 
 def find_shared_link(
     steps: Steps, client: Ints, latency: Floats, begins: Ints
-) -> SharedLink | None:
+) -> CommonLink | None:
     """Find a link that all clients share.
 
     Args:
@@ -86,7 +86,7 @@ def find_shared_link(
         return None
     least_latency = latency[owner].min(axis=1)
     rates = steps.amount[rows].sum(axis=1) / np.maximum(together - least_latency, 1e-9)
-    return SharedLink(
+    return CommonLink(
         capacity=float(np.median(rates)),
         members=np.nan_to_num(spreads, nan=spread) >= _STEADY * spread,
         chance=chance,

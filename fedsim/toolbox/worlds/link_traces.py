@@ -1,7 +1,7 @@
 """Kinds ``trace``: links whose rates, latencies or losses follow recorded traces."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -12,7 +12,7 @@ from fedsim.common.files import sought
 from fedsim.common.notes import note
 from fedsim.common.streams import Streams
 from fedsim.common.units import BytesPerSecond, PositiveSeconds, Seconds, unit_factor
-from fedsim.toolbox.worlds.trace_files import Reading, Recording, read_recordings
+from fedsim.toolbox.worlds.trace_files import Recording, TraceOptions, read_recordings
 from fedsim.world.network.traced import TracedRate
 from fedsim.world.network.traces import Assignment, StepTrace
 
@@ -67,7 +67,7 @@ class _FileTrace(TracedRate):
         raise NotImplementedError
 
     def _read(self, key: str, root: Path | None) -> list[StepTrace]:
-        reading = Reading(
+        options = TraceOptions(
             key=key,
             quantity=self._quantity,
             upward=key.endswith(("up", "receive")),
@@ -80,7 +80,7 @@ class _FileTrace(TracedRate):
             average=self.average,
             members=self.members,
         )
-        form, recordings = read_recordings(sought(self.file, root), reading)
+        form, recordings = read_recordings(sought(self.file, root), options)
         traces = [self._trace(recording) for recording in recordings]
         note(f"{key} from {self.file!r}: {_describe(form, traces, self._quantity)}")
         return traces
@@ -181,7 +181,7 @@ class LossTrace(_FileTrace):
         return 1.0 if self.loss == "share" else 0.01
 
 
-def _checked_unit(value: str, kind: Any) -> str:
+def _checked_unit(value: str, kind: object) -> str:
     try:
         unit_factor(value, kind)
     except ValueError as error:

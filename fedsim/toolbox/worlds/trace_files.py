@@ -47,7 +47,7 @@ _FORMS_OF_DATES = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d_%H.%M.%S", "%Y-%m-%dT%H:%M:%S"
 
 
 @dataclass(frozen=True)
-class Reading:
+class TraceOptions:
     """Options with which files of traces are read.
 
     Attributes:
@@ -93,12 +93,12 @@ class Recording:
     end: float
 
 
-def read_recordings(path: Path, reading: Reading) -> tuple[str, list[Recording]]:
+def read_recordings(path: Path, options: TraceOptions) -> tuple[str, list[Recording]]:
     """Read all traces of a file, a folder, or an archive (tar or zip).
 
     Args:
         path: the file, folder or archive.
-        reading: the options.
+        options: the options.
 
     Returns:
         The name of the files' form, and the traces in order of their names, numbers by size.
@@ -109,27 +109,27 @@ def read_recordings(path: Path, reading: Reading) -> tuple[str, list[Recording]]
     try:
         stamp = tuple((str(file), file.stat().st_mtime_ns) for file in _files_of(path))
     except FileNotFoundError:
-        raise DataError(f"{reading.key}: there is no file {str(path)!r}; {SOUGHT}") from None
+        raise DataError(f"{options.key}: there is no file {str(path)!r}; {SOUGHT}") from None
     except OSError as error:
-        raise DataError(f"{reading.key}: {str(path)!r} cannot be read: {error}") from None
-    return _read_again(path, stamp, reading)
+        raise DataError(f"{options.key}: {str(path)!r} cannot be read: {error}") from None
+    return _read_again(path, stamp, options)
 
 
 @lru_cache(maxsize=16)
 def _read_again(
-    path: Path, stamp: tuple[tuple[str, int], ...], reading: Reading
+    path: Path, stamp: tuple[tuple[str, int], ...], options: TraceOptions
 ) -> tuple[str, list[Recording]]:
     """Read traces; ``stamp`` (path and time of change of each file) is a key of the cache alone."""
     forms: dict[str, None] = {}
     recordings: list[Recording] = []
-    for name, content in _members(path, reading):
-        form, found = _read_file(name, content, reading)
+    for name, content in _members(path, options):
+        form, of_file = _read_file(name, content, options)
         forms[form] = None
-        recordings += found
+        recordings += of_file
     if not recordings:
         raise DataError(
-            f"{reading.key}: {str(path)!r} has no file whose name fits members = "
-            f"{reading.members!r}"
+            f"{options.key}: {str(path)!r} has no file whose name fits members = "
+            f"{options.members!r}"
         )
     recordings.sort(key=lambda recording: natural_key(recording.name))
     return " and ".join(forms), recordings
@@ -142,34 +142,34 @@ def _files_of(path: Path) -> list[Path]:
     return [path]
 
 
-def _members(path: Path, reading: Reading) -> Iterator[tuple[str, bytes]]:
+def _members(path: Path, options: TraceOptions) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each file of a folder or archive that fits the pattern."""
     if path.is_dir():
         for file in _files_of(path):
             name = file.relative_to(path).as_posix()
-            if _fits(name, reading.members):
+            if _fits(name, options.members):
                 yield name, read_bytes(file)
         return
     try:
         if zipfile.is_zipfile(regular(path)):
             with zipfile.ZipFile(path) as archive:
                 for name in archive.namelist():
-                    if not name.endswith("/") and _fits(name, reading.members):
+                    if not name.endswith("/") and _fits(name, options.members):
                         yield name, archive.read(name)
         elif tarfile.is_tarfile(path):
             with tarfile.open(path) as tar:
                 for member in tar:
                     stream = tar.extractfile(member) if member.isfile() else None
-                    if stream is not None and _fits(member.name, reading.members):
+                    if stream is not None and _fits(member.name, options.members):
                         yield member.name, stream.read()
         else:
             yield path.name, read_bytes(path)
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
-        raise DataError(f"{reading.key}: {str(path)!r} cannot be read: {error}") from None
+        raise DataError(f"{options.key}: {str(path)!r} cannot be read: {error}") from None
     except Exception as error:  # decompressors raise errors of their own
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{reading.key}: {str(path)!r} is damaged: {error}") from None
+        raise DataError(f"{options.key}: {str(path)!r} is damaged: {error}") from None
 
 
 def _fits(name: str, pattern: str) -> bool:
@@ -182,21 +182,23 @@ class _File:
     Args:
         name: name of the file.
         lines: number from 1 and cells of each line that is not empty.
-        reading: the options.
+        options: the options.
     """
 
-    def __init__(self, name: str, lines: list[tuple[int, list[str]]], reading: Reading) -> None:
+    def __init__(
+        self, name: str, lines: list[tuple[int, list[str]]], options: TraceOptions
+    ) -> None:
         self.name = name
         self.lines = lines
-        self.reading = reading
+        self.options = options
 
     def wrong(self, why: str) -> DataError:
         """Make the error about the whole file, which the caller raises."""
-        return DataError(f"{self.reading.key}: {self.name!r} {why}")
+        return DataError(f"{self.options.key}: {self.name!r} {why}")
 
     def wrong_line(self, line: int, why: str) -> DataError:
         """Make the error about a line, which the caller raises."""
-        return DataError(f"{self.reading.key}: line {line} of {self.name!r}: {why}")
+        return DataError(f"{self.options.key}: line {line} of {self.name!r}: {why}")
 
     def number(self, line: int, cell: str, what: str, most: float) -> float:
         """Parse a number of 0 or more.
@@ -225,7 +227,7 @@ class _File:
             except ValueError:
                 continue
             return moment.timestamp()
-        factor = self.reading.time_factor
+        factor = self.options.time_factor
         return self.number(line, cell, "the time", CLOCK_END_S / factor) * factor
 
     def value(self, line: int, cell: str, factor: float) -> float:
@@ -236,7 +238,7 @@ class _File:
             cell: the text.
             factor: the unit in base units.
         """
-        quantity = self.reading.quantity
+        quantity = self.options.quantity
         return self.number(line, cell, f"the {quantity}", _MOST[quantity] / factor) * factor
 
     def recording(
@@ -253,7 +255,7 @@ class _File:
         Raises:
             DataError: a time is before the time above it, or all rates are 0.
         """
-        every = self.reading.every
+        every = self.options.every
         if every is not None:
             times = [row * every for row in range(len(times))]
         rate_of: dict[float, float] = {}  # of equal times the last row counts
@@ -265,16 +267,16 @@ class _File:
                 )
             rate_of[time] = rate
             last = time
-        if self.reading.quantity == "rate" and not any(rate_of.values()):
+        if self.options.quantity == "rate" and not any(rate_of.values()):
             raise self.wrong(f"has the trace {name!r}, which is 0 throughout; nothing would arrive")
         begins = [*rate_of]
         last_s = every or _LONE_S
         if len(begins) > 1:
             last_s = begins[-1] - begins[-2]
         whole = Recording(name, begins, [*rate_of.values()], begins[-1] + last_s)
-        if self.reading.average is None:
+        if self.options.average is None:
             return whole
-        return averaged(whole, self.reading.average)
+        return averaged(whole, self.options.average)
 
 
 def averaged(recording: Recording, step: float) -> Recording:
@@ -301,7 +303,7 @@ def averaged(recording: Recording, step: float) -> Recording:
     return Recording(recording.name, edges[:-1], rates, recording.end)
 
 
-def _read_file(name: str, content: bytes, reading: Reading) -> tuple[str, list[Recording]]:
+def _read_file(name: str, content: bytes, options: TraceOptions) -> tuple[str, list[Recording]]:
     """Recognise the form of a file, and read its traces.
 
     Returns:
@@ -313,8 +315,8 @@ def _read_file(name: str, content: bytes, reading: Reading) -> tuple[str, list[R
         rows = csv.reader(io.StringIO(text)) if comma else map(str.split, text.splitlines())
         lines = [(line, [*map(str.strip, cells)]) for line, cells in enumerate(rows, 1)]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{reading.key}: {name!r} is no text: {error}") from None
-    file = _File(name, [(line, cells) for line, cells in lines if any(cells)], reading)
+        raise DataError(f"{options.key}: {name!r} is no text: {error}") from None
+    file = _File(name, [(line, cells) for line, cells in lines if any(cells)], options)
     if not file.lines:
         raise file.wrong("is empty")
     header = file.lines[0][1]
@@ -343,19 +345,19 @@ def _is_number(cell: str) -> bool:
 
 
 def _factor(file: _File) -> float:
-    factor = file.reading.factor
+    factor = file.options.factor
     if factor is None:
         raise file.wrong("has bare rates; give their unit, such as rate = 'Mbit/s'")
     return factor
 
 
 def _refuse_unit(file: _File, form: str) -> None:
-    if file.reading.quantity != "rate":
+    if file.options.quantity != "rate":
         raise file.wrong(
             f"is {form}, of which rates alone are read; allowed are a table with a header, or lines "
-            f"of time and {file.reading.quantity}"
+            f"of time and {file.options.quantity}"
         )
-    if file.reading.factor is not None:
+    if file.options.factor is not None:
         raise file.wrong(f"is {form}, whose rates have a unit; leave 'rate' out")
 
 
@@ -385,7 +387,7 @@ def _read_packets(file: _File) -> Recording:
     end = times[-1]
     if end == 0:
         raise file.wrong("ends at 0 ms; the last time is the length of the trace")
-    step = file.reading.average or _PACKET_STEP_S
+    step = file.options.average or _PACKET_STEP_S
     count = max(1, math.ceil(end / step - 1e-9))
     packets = [0] * count
     for time in times:
@@ -450,23 +452,23 @@ def _named(file: _File, traces: dict[str, _Rows]) -> list[Recording]:
     for device, rows in traces.items():
         name = file.name
         if len(traces) > 1:
-            name = device if file.reading.members == "*" else f"{file.name}: {device}"
+            name = device if file.options.members == "*" else f"{file.name}: {device}"
         recordings.append(file.recording(name, rows.lines, rows.times, rows.rates))
     return recordings
 
 
 def _read_table(file: _File) -> list[Recording]:
     """Read a table with a header: columns of time and rate, and perhaps of devices."""
-    reading = file.reading
+    options = file.options
     header = file.lines[0][1]
     factor = _factor(file)
-    time = _column(file, reading.time_column, _TIMES, "time_column")
+    time = _column(file, options.time_column, _TIMES, "time_column")
     rate = _column(
-        file, reading.value_column, _USUAL[reading.quantity], f"{reading.quantity}_column"
+        file, options.value_column, _USUAL[options.quantity], f"{options.quantity}_column"
     )
     device = None
-    if reading.device_column is not None:
-        device = _column(file, reading.device_column, (), "device_column")
+    if options.device_column is not None:
+        device = _column(file, options.device_column, (), "device_column")
     else:
         usual = [name for name in IDS if name and name in header]
         device = header.index(usual[0]) if usual else None
@@ -486,7 +488,7 @@ def _read_fcc(file: _File) -> list[Recording]:
     header = file.lines[0][1]
     unit = header.index("unit_id")
     time = header.index("dtime")
-    rate = _column(file, file.reading.value_column, ("bytes_sec",), "rate_column")
+    rate = _column(file, file.options.value_column, ("bytes_sec",), "rate_column")
     passed = header.index("successes") if "successes" in header else None
     tests: dict[str, dict[float, tuple[int, float]]] = {}
     for line, cells in _rows(file):
@@ -509,8 +511,8 @@ def _read_irish(file: _File) -> list[Recording]:
     """Read a drive: means of the samples of each second, without samples in which it was idle."""
     _refuse_unit(file, "a table of the Irish drives")
     header = file.lines[0][1]
-    column = "UL_bitrate" if file.reading.upward else "DL_bitrate"
-    rate = _column(file, file.reading.value_column, (column,), "rate_column")
+    column = "UL_bitrate" if file.options.upward else "DL_bitrate"
+    rate = _column(file, file.options.value_column, (column,), "rate_column")
     time = header.index("Timestamp")
     state = header.index("State") if "State" in header else None
     samples: dict[float, list[tuple[int, float]]] = {}

@@ -43,7 +43,7 @@ class Network(PresentRates):
     A user's network is a subclass that defines ``route``. Sizes and sent bytes are payload, rates
     and capacities are bytes on the wire. In slow start, a flow's window caps its rate and doubles
     every round trip, until a round trip in which it did not limit the flow. A flow whose exact end
-    is at or before now has ended. The arguments are the arguments of ``PresentRates``, and
+    is at or before now has ended. The arguments are the clock, the arguments of ``Endpoints``, and
     ``sharing``, a function that makes a sharing rule.
 
     Attributes:

@@ -24,7 +24,7 @@ class RandomLosses:
         self._count: list[int] = []  # draws so far
         self.first = np.empty(0)  # chance on the sender's own link, [flows]
         self.last = np.empty(0)  # chance on the receiver's own link, [flows]
-        self.left = np.empty(0)  # expected losses until the next loss (bytes), [flows]
+        self.before = np.empty(0)  # expected losses until the next loss (bytes), [flows]
 
     def append(self, key: int) -> None:
         """Add a flow without losses.
@@ -36,7 +36,7 @@ class RandomLosses:
         self._count.append(0)
         self.first = np.append(self.first, 0.0)
         self.last = np.append(self.last, 0.0)
-        self.left = np.append(self.left, self._draw(len(self._key) - 1))
+        self.before = np.append(self.before, self._draw(len(self._key) - 1))
 
     def select(self, flows: Flags) -> None:
         """Keep only some flows."""
@@ -45,26 +45,26 @@ class RandomLosses:
         self._count = [self._count[row] for row in rows]
         self.first = self.first[flows]
         self.last = self.last[flows]
-        self.left = self.left[flows]
+        self.before = self.before[flows]
 
     @property
     def may_lose(self) -> bool:
         """Whether any flow may lose packets."""
         return bool(self.first.any() or self.last.any())
 
-    def lose(self, chance: Floats, moved: Floats, left: Floats) -> tuple[Floats, Floats]:
+    def lose(self, chance: Floats, moved: Floats, before: Floats) -> tuple[Floats, Floats]:
         """Return the lost bytes of what passes a link in a step.
 
         Args:
             chance: chance of each flow's packets, [flows].
             moved: bytes of each flow that pass, [flows].
-            left: expected losses until the next loss (bytes), [flows].
+            before: expected losses until the next loss (bytes), [flows].
 
         Returns:
-            Lost bytes, in whole packets as far as there are so many bytes, and ``left`` after the
+            Lost bytes, in whole packets as far as there are so many bytes, and ``before`` after the
             step; float64 [flows] each.
         """
-        after = left - chance * moved
+        after = before - chance * moved
         lost = np.zeros(len(moved))
         for row in np.flatnonzero(after <= 0).tolist():
             while after[row] <= 0:

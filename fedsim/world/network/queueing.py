@@ -320,7 +320,7 @@ class Queueing:
         self._delivered += share * plan.delivered
         self._dropped += share * plan.dropped
         self._credit += share * plan.credit
-        self._losses.left += share * plan.before_loss
+        self._losses.before += share * plan.before_loss
         new_drops = (plan.dropped > 0) & np.isinf(self._mark)
         self._waiting += share * (plan.waiting - self._waiting)
         self._arriving += share * (plan.arriving - self._arriving)
@@ -437,10 +437,10 @@ class Queueing:
         if self._rules.holds_back:
             sent = self._hold_back(wants, length_s)
         losses = self._losses
-        left = losses.left
+        before_loss = losses.before
         entering = sent
         if losses.may_lose:
-            lost, left = losses.lose(losses.first, sent, left)
+            lost, before_loss = losses.lose(losses.first, sent, before_loss)
             dropped += lost
             entering = sent - lost
         arriving[:, 0] += entering
@@ -472,7 +472,7 @@ class Queueing:
             used = np.minimum((queued + added) / np.where(room > 0, room, 1.0), 1.0)
             np.maximum.at(busy, flows, used[numbers])
         if losses.may_lose:
-            lost, left = losses.lose(losses.last, delivered, left)
+            lost, before_loss = losses.lose(losses.last, delivered, before_loss)
             dropped += lost
             delivered -= lost
         missing = self._size - self._delivered
@@ -492,7 +492,7 @@ class Queueing:
             delivered,
             dropped,
             credit,
-            left - losses.left,
+            before_loss - losses.before,
             waiting,
             arriving,
             growth,

@@ -66,7 +66,7 @@ class StepPlan:
         length_s: its length (s); infinity if nothing moves.
         sent, delivered, dropped: bytes of each flow.
         credit: change of ``Queueing._credit`` (bytes).
-        before_loss: change of ``RandomLosses.left`` (bytes).
+        before_loss: change of ``RandomLosses.before`` (bytes).
         waiting, arriving: state at its end (bytes), float64 [flows, hops].
         growth: growth of windows (segments).
         ends: end of each flow (s); infinity for flows that go on.

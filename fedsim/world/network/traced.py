@@ -108,7 +108,7 @@ class _NumberOrTrace(Registry):
 
 _RATE = "rate of a shared link"
 _LOSS = "loss of a link"
-_NUMBERS: Mapping[str, Any] = {
+_NUMBERS: Mapping[str, object] = {
     _RATE: LinkRate,
     _LOSS: Annotated[float, Field(ge=0.0, le=0.999, strict=True)],
 }

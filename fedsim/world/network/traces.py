@@ -18,6 +18,9 @@ from fedsim.clock.simulation import on_grid
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.streams import Streams
 
+Columns = dict[str, list[Any]]
+"""Columns of a table by name."""
+
 _PURPOSE = "world/link-trace"
 _TRACE = 0  # draws of a link: its trace, and its place in it at simulated time 0
 _PLACE = 1
@@ -157,7 +160,7 @@ class Assignment:
 
 
 @dataclass(slots=True)
-class _Course:
+class _TracedLink:
     """Trace of a link that flows use, its place in it at time 0 (s), and the flows.
 
     ``next`` is the time of its next change (s).
@@ -185,7 +188,7 @@ class LinkTraces:
     ) -> None:
         self.own = own
         self.shared = shared
-        self._courses: dict[str, _Course] = {}  # of links with flows
+        self._courses: dict[str, _TracedLink] = {}  # of links with flows
         self._links_of: dict[int, list[str]] = {}  # flow ID -> its links with traces
         self._changes: list[tuple[float, str]] = []  # heap of next changes, some of them outdated
 
@@ -243,7 +246,7 @@ class LinkTraces:
                 entry = self.of(link)
                 if entry is None:
                     continue
-                course = self._courses[link] = _Course(*entry, {})
+                course = self._courses[link] = _TracedLink(*entry, {})
                 self._schedule(link, course, now)
                 first_used.append(link)
             course.flows[flow] = None
@@ -286,7 +289,7 @@ class LinkTraces:
             due.append(link)
         return due
 
-    def _schedule(self, link: str, course: _Course, now: float) -> None:
+    def _schedule(self, link: str, course: _TracedLink, now: float) -> None:
         course.next = course.trace.next_change(now + course.ahead) - course.ahead
         if course.next <= now:  # by rounding, long after the begin
             course.next = math.nextafter(now, math.inf)
@@ -306,7 +309,7 @@ class LinkTraces:
 
     # the run folder
 
-    def columns(self, devices: Ints) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    def columns(self, devices: Ints) -> tuple[Columns, Columns]:
         """Return two tables for the run folder: the traces that links follow, and these links.
 
         Args:
@@ -316,7 +319,7 @@ class LinkTraces:
             Columns of ``link_traces.parquet`` and of ``traced_links.parquet``, by name.
         """
         numbers: dict[StepTrace, int] = {}  # trace -> its number in the tables
-        links: dict[str, list[Any]] = {"device": [], "link": [], "trace": [], "ahead": []}
+        links: Columns = {"device": [], "link": [], "trace": [], "ahead": []}
         for direction, assignment in self.own.items():
             links["device"] += devices.tolist()
             links["link"] += [direction] * len(devices)
@@ -329,7 +332,7 @@ class LinkTraces:
             for cells, cell in zip(links.values(), row, strict=True):
                 cells.append(cell)
         columns = ("trace", "name", "length", "loops", "since", "value")
-        pieces: dict[str, list[Any]] = {column: [] for column in columns}
+        pieces: Columns = {column: [] for column in columns}
         for trace, number in numbers.items():
             count = len(trace.since)
             facts = {"trace": number, "name": trace.name, "length": trace.length}
