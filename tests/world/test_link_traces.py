@@ -502,5 +502,5 @@ def test_down_and_up_of_a_device_are_at_one_place(tmp_path: Path) -> None:
         assert 0 <= ahead < down.length
         assert world.device(device).down == down.mean
     assert len({*places}) == 12
-    means = traces.own["down"].means(12).tolist()
+    means = traces.of_devices["down"].means(12).tolist()
     assert means == [world.device(device).down for device in range(12)]

@@ -74,7 +74,7 @@ class PresentRates(Endpoints):
             destination: ID of the receiver.
         """
         latency = self.latency_s(source, destination)
-        if self.traces is None or "latency" not in self.traces.own:
+        if self.traces is None or "latency" not in self.traces.of_devices:
             return latency
         for end in (source, destination):
             entry = self.traces.of(f"device {end} latency") if 0 <= end < self.devices else None

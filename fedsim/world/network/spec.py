@@ -192,7 +192,7 @@ class NetworkModel(Spec):
         return rates
 
     def link_traces(
-        self, streams: Streams, devices: int, root: Path | None, *, own: bool = True
+        self, streams: Streams, devices: int, root: Path | None, *, with_rates: bool = True
     ) -> LinkTraces | None:
         """Return the traces that links follow; None if all rates are constant.
 
@@ -200,11 +200,11 @@ class NetworkModel(Spec):
             streams: random streams of the run.
             devices: number of devices.
             root: folder of data files; None for the working directory.
-            own: whether the devices' own links have the rates of this section.
+            with_rates: whether the devices' own links have the rates of this section.
         """
         of_devices: dict[str, Assignment] = {}
         for name, value in self.device:
-            if isinstance(value, TracedRate) and (own or name not in ("down", "up")):
+            if isinstance(value, TracedRate) and (with_rates or name not in ("down", "up")):
                 of_devices[name] = value.assign(f"network.device.{name}", streams, devices, root)
         loss = self.device.loss
         if isinstance(loss, float) and loss:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
@@ -81,9 +81,9 @@ class _NumberOrTrace(Registry):
     def _number(self) -> TypeAdapter[float]:
         return TypeAdapter(_NUMBERS[self.called])
 
-    def _validate(self, value: object) -> Any:
+    def _read(self, value: object) -> float | Spec:
         if isinstance(value, Mapping | Spec):
-            return super()._validate(value)
+            return self._validate(value)
         return self._number.validate_python(value)
 
     def _write(self, value: float | Spec, info: core_schema.SerializationInfo) -> object:
@@ -93,7 +93,7 @@ class _NumberOrTrace(Registry):
 
     def __get_pydantic_core_schema__(self, _: object, __: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            self._validate,
+            self._read,
             serialization=core_schema.plain_serializer_function_ser_schema(
                 self._write, info_arg=True
             ),

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from fedsim.clock.simulation import on_grid
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.streams import Streams
 
-Columns = dict[str, list[Any]]
+Columns = dict[str, list[object]]
 """Columns of a table by name."""
 
 _PURPOSE = "world/link-trace"
@@ -176,17 +175,17 @@ class LinkTraces:
     """Links of a network whose rates follow traces.
 
     Args:
-        own: traces of the devices' own links: ``down``, ``up``, ``latency`` and ``loss`` of a device.
+        of_devices: traces of the devices' own links: ``down``, ``up``, ``latency`` and ``loss`` of a device.
             The latter two are named like links, such as ``device 3 latency``.
         shared: name of a shared link -> its traces, and the number of the link in them.
     """
 
     def __init__(
         self,
-        own: Mapping[str, Assignment],
+        of_devices: Mapping[str, Assignment],
         shared: Mapping[str, tuple[Assignment, int]],
     ) -> None:
-        self.own = own
+        self.of_devices = of_devices
         self.shared = shared
         self._courses: dict[str, _TracedLink] = {}  # of links with flows
         self._links_of: dict[int, list[str]] = {}  # flow ID -> its links with traces
@@ -205,9 +204,9 @@ class LinkTraces:
             assignment, number = self.shared[link]
             return assignment.of(number)
         device, direction = _device_of(link)
-        if direction not in self.own:
+        if direction not in self.of_devices:
             return None
-        return self.own[direction].of(device)
+        return self.of_devices[direction].of(device)
 
     def is_shared(self, link: str) -> bool:
         """Return whether a link with a trace is a shared link."""
@@ -320,7 +319,7 @@ class LinkTraces:
         """
         numbers: dict[StepTrace, int] = {}  # trace -> its number in the tables
         links: Columns = {"device": [], "link": [], "trace": [], "ahead": []}
-        for direction, assignment in self.own.items():
+        for direction, assignment in self.of_devices.items():
             links["device"] += devices.tolist()
             links["link"] += [direction] * len(devices)
             entries = [assignment.of(device) for device in devices.tolist()]
