@@ -107,9 +107,9 @@ def trial(name: str, network: Table, folder: Path) -> None:
     fitted = tomllib.loads(text)["network"]
     outlooks: dict[int, list[float]] = {}
     for line in lines:
-        match = re.match(r"outlook    with (\d+) clients at a time a round takes ([\d.]+)(?: to ([\d.]+))?", line)  # fmt: skip
+        match = re.match(r"outlook +with (\d+) .* takes ([\d.]+) s(?:.* take ([\d.]+) to ([\d.]+) s)?", line)  # fmt: skip
         if match is not None:
-            times = [float(match[2]), float(match[3] or match[2])]
+            times = [float(match[3] or match[2]), float(match[4] or match[2])]
             outlooks[int(match[1])] = times
     errors = []
     inside = []

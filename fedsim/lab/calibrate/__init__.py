@@ -63,7 +63,7 @@ def calibrate(
         worlds = [draw(fitted.world, seed) for seed in range(_DRAWS)]
         drawn = predict(log, is_held_out, worlds)
         lines += drawn.summary("with clients drawn as the scenario does")
-    lines += [outlook.line for outlook in outlooks(log, fitted.world, fitted.slowest)]
+    lines += [outlook.line for outlook in outlooks(log, fitted.world, fitted.rivals)]
     write(out, path.name, log, fitted, by_client, online, prediction)
     lines += [f"note: {note}" for note in log.notes]
     lines.append(f"written to {out}")

@@ -32,6 +32,8 @@ _WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)
 # a limit at the server is kept if its error is below _BETTER times, and _WORTH below, no limit's
 _BETTER = 0.9
 _WORTH = 0.005
+# links explain a log as well as fitted links if their error is below _AS_WELL times, plus _WORTH
+_AS_WELL = 1.3
 # weight of a busy period's error, whose end rounds wait for, relative to a transfer's error
 _TOGETHER = 3.0
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -48,7 +50,7 @@ class Fitted(NamedTuple):
     """World fitted to a log, with further estimates; arrays have one value per client."""
 
     world: FittedWorld
-    slowest: FittedWorld  # the slowest world that explains the log with as many clients at a time
+    rivals: tuple[FittedWorld, ...]  # further worlds that explain the log
     overhead: Floats  # fixed part of a training (s), NaN if unknown; the world's speeds contain it
     latency_is_known: bool  # whether it is given or fitted; if not, rates contain latencies
     samples: Floats  # count of samples per epoch
@@ -58,20 +60,18 @@ class Fitted(NamedTuple):
 
 
 class _Links(NamedTuple):
-    """Links of a direction that were fitted to a log, and the slowest that explain it as well.
+    """Links of a direction that were fitted to a log.
 
     Attributes:
         rates: rates of the clients' links (bytes/s), NaN for clients without messages; [clients].
         capacity: capacity of the server's link (bytes/s), infinity allowed.
-        seen: least rates of the clients' links (bytes/s); [clients].
-        seen_together: least capacity of the server's link (bytes/s).
+        rivals: further rates and capacities that explain the log.
         notes: notes for users.
     """
 
     rates: Floats
     capacity: float
-    seen: Floats
-    seen_together: float
+    rivals: list[tuple[Floats, float]]
     notes: list[str]
 
 
@@ -104,21 +104,18 @@ def fit(
     fitted_latencies = _fit_latencies(tasks, clients, steady, latency)
     latencies = np.zeros(clients) if fitted_latencies is None else fitted_latencies
     rates = {}
-    seen = {}
     server: dict[Direction, float] = {}
-    seen_together: dict[Direction, float] = {}
+    rivals: list[tuple[Direction, Floats, float]] = []
     notes = []
     for direction in _DIRECTIONS:
         links = _fit_links(tasks, direction, latencies, steady)
         rates[direction] = links.rates
-        seen[direction] = links.seen
         server[direction] = links.capacity
-        seen_together[direction] = links.seen_together
+        rivals += [(direction, *rival) for rival in links.rivals]
         notes += links.notes
     for direction, opposite in (_DIRECTIONS, _DIRECTIONS[::-1]):
         if np.isnan(rates[direction]).all():
             rates[direction] = rates[opposite]
-            seen[direction] = seen[opposite]
             notes.append(
                 f"nothing tells the links {direction}: they are taken for those {opposite}"
             )
@@ -131,18 +128,13 @@ def fit(
         _fill_unknown(speed),
         jitter,
     )
-    slowest = world._replace(
-        down=np.minimum(_fill_unknown(seen["down"]), world.down),
-        up=np.minimum(_fill_unknown(seen["up"]), world.up),
-        server={way: min(server[way], seen_together[way]) for way in _DIRECTIONS},
-    )
     overhead: Floats = _fit_lines(tasks.train, tasks.client, clients)[0]
     samples_of_tasks = tasks.train.amount / tasks.epochs
     samples = _fill_unknown(_aggregate(samples_of_tasks, tasks.client, clients))
     epochs = max(1, int(np.median(tasks.epochs[~np.isnan(samples_of_tasks)])))
     return Fitted(
         world=world,
-        slowest=slowest,
+        rivals=tuple(_rival(world, *rival) for rival in rivals),
         overhead=overhead,
         latency_is_known=fitted_latencies is not None,
         samples=np.maximum(1.0, np.round(samples)),
@@ -150,6 +142,14 @@ def fit(
         tasks=np.bincount(tasks.client, minlength=clients),
         notes=tuple(notes),
     )
+
+
+def _rival(world: FittedWorld, direction: Direction, rates: Floats, capacity: float) -> FittedWorld:
+    """Return a world with other links in one direction."""
+    server = {**world.server, direction: capacity}
+    if direction == "down":
+        return world._replace(down=_fill_unknown(rates), server=server)
+    return world._replace(up=_fill_unknown(rates), server=server)
 
 
 def presence(log: Log) -> Presence | None:
@@ -341,7 +341,7 @@ def _fit_links(tasks: Tasks, direction: Direction, latency: Floats, protocol: Pr
     clients = len(latency)
     if not len(tasks):
         unknown = np.full(clients, math.nan)
-        return _Links(unknown, math.inf, unknown, math.inf, [])
+        return _Links(unknown, math.inf, [], [])
     tasks = tasks[np.argsort(tasks[direction].start, kind="stable")]
     search = _LinkSearch(direction, tasks[direction], tasks.client, latency, protocol)
     capacity = search.capacity()
@@ -349,14 +349,27 @@ def _fit_links(tasks: Tasks, direction: Direction, latency: Floats, protocol: Pr
     rates = search.settle(capacity, len(tasks))[0]
     if np.isnan(rates).all():  # the durations depend only on windows and round trips
         rates = np.full(clients, _LARGE)
-    seen = rates
-    seen_together = search.seen_together()
     if np.median(tasks[direction].amount) <= _FIRST_WINDOW:
         notes.append(
             f"messages {direction} are so small that a round trip holds them: they tell latency, not "
             "the links' rates"
         )
-    elif capacity == math.inf and search.looks_shared(rates):
+        return _Links(rates, capacity, [], notes)
+    seen = rates
+    together = capacity if capacity < math.inf else search.seen_together()
+    hidden = np.where(np.isnan(seen), math.nan, np.fmax(seen, together))
+    rivals = [(seen, together), (seen, math.inf)]
+    if search.explains(hidden, together, seen, capacity):
+        rivals.append((hidden, together))
+    if capacity < math.inf:
+        rivals.pop(1)  # a limit at the server was found
+        if len(rivals) > 1:
+            rates = hidden
+            notes.append(
+                f"the server's link {direction} hides what the clients' own links carry: only fewer "
+                "of them at once tell"
+            )
+    elif search.looks_shared(rates):
         capacity = float(np.nansum(rates))
         notes.append(
             f"the {clients} clients all have the same rate {direction}, and always at once: taken "
@@ -365,12 +378,13 @@ def _fit_links(tasks: Tasks, direction: Direction, latency: Floats, protocol: Pr
             "tell what their own links carry"
         )
         rates = np.full(clients, capacity)
-    elif capacity == math.inf:
+    else:
         link = search.shared_link()
         if link is not None:
             capacity, rates, note = _share(link, rates, direction, protocol)
             notes.append(note)
-    return _Links(rates, capacity, seen, max(seen_together, float(np.nanmax(seen))), notes)
+            rivals = [(seen, capacity)]
+    return _Links(rates, capacity, rivals, notes)
 
 
 def _share(
@@ -471,6 +485,31 @@ class _LinkSearch:
         if errors[best] < _BETTER * unlimited and errors[best] < unlimited - _WORTH:
             return best
         return math.inf
+
+    def explains(
+        self, rates: Floats, capacity: float, fitted_rates: Floats, fitted_capacity: float
+    ) -> bool:
+        """Return whether links explain the times of transfers nearly as well as the fitted ones.
+
+        Args:
+            rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
+            capacity: capacity of the server's link (bytes/s).
+            fitted_rates: fitted rates (bytes/s); float64 [clients].
+            fitted_capacity: fitted capacity of the server's link (bytes/s).
+        """
+        error = self._error_of(rates, capacity)
+        fitted_error = self._error_of(fitted_rates, fitted_capacity)
+        return error <= fitted_error * _AS_WELL + _WORTH
+
+    def _error_of(self, rates: Floats, capacity: float) -> float:
+        """Return the mean absolute error of the logarithms of durations over given links."""
+        most = min(_MOST, len(self._client))
+        steps = self._steps[:most]
+        links = _fill_unknown(rates)
+        server = dict.fromkeys(_DIRECTIONS, capacity)
+        world = FittedWorld(links, links, self._latency, server, self._protocol)
+        took_s = transfers(world, self._direction, steps, self._client[:most])
+        return _log_error(took_s, took(steps))
 
     def seen_together(self) -> float:
         """Return the most that all clients were seen to send at a time (bytes/s)."""

@@ -1,12 +1,11 @@
 """Times of rounds with other numbers of clients than the log has, as intervals.
 
-The log leaves open what own links carry that a shared link hid, and whether more clients would fill
-a link that they share. The fitted world takes the fastest answer to both; the slowest world that
-explains the log as well takes the slowest: own links carry what was seen, and all together no more
-than was seen.
+The log leaves open what own links carry that a shared link may have hidden, and whether more clients
+would fill a link that they share. Several worlds explain it: with own links alone, with a shared one,
+and with both. Their rounds with as many clients take the same times; with more or fewer they differ.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,27 +23,31 @@ class Outlook:
 
     Attributes:
         clients: count of clients at a time.
-        fastest, slowest: times of a round in the fitted world, and in the slowest world that
-            explains the log (s).
+        fitted: time of a round in the fitted world (s).
+        fastest, slowest: least and greatest time in the worlds that explain the log (s).
     """
 
     clients: int
+    fitted: float
     fastest: float
     slowest: float
 
     @property
     def line(self) -> str:
         """A line of text about the time."""
-        text = f"outlook    with {self.clients} clients at a time a round takes {self.fastest:.4g}"
+        text = (
+            f"outlook    with {self.clients} clients at a time a round takes {self.fitted:.4g} s in "
+            "the scenario"
+        )
         if self.slowest <= self.fastest * (1 + _APART):
-            return f"{text} s"
+            return text
         return (
-            f"{text} to {self.slowest:.4g} s: the log does not tell more, and the scenario has the "
-            "least"
+            f"{text}; worlds that explain the log as well take {self.fastest:.4g} to "
+            f"{self.slowest:.4g} s"
         )
 
 
-def outlooks(log: Log, world: FittedWorld, slowest: FittedWorld) -> Iterator[Outlook]:
+def outlooks(log: Log, world: FittedWorld, rivals: Sequence[FittedWorld]) -> Iterator[Outlook]:
     """Yield the times of rounds with half and twice as many clients as the log's rounds have.
 
     The clients of the log's last whole round take part, several times each if there are more.
@@ -52,7 +55,7 @@ def outlooks(log: Log, world: FittedWorld, slowest: FittedWorld) -> Iterator[Out
     Args:
         log: the log; of an asynchronous server nothing is yielded.
         world: the fitted world.
-        slowest: the slowest world that explains the log.
+        rivals: further worlds that explain the log.
     """
     if not log.synchronous:
         return
@@ -64,7 +67,7 @@ def outlooks(log: Log, world: FittedWorld, slowest: FittedWorld) -> Iterator[Out
         numbers = of_clients.client.copy()
         of_clients.client[:] = np.arange(count)
         times = []
-        for candidate in (world, slowest):
+        for candidate in (world, *rivals):
             copies = candidate._replace(
                 down=candidate.down[numbers],
                 up=candidate.up[numbers],
@@ -73,4 +76,4 @@ def outlooks(log: Log, world: FittedWorld, slowest: FittedWorld) -> Iterator[Out
                 jitter=0.0,
             )
             times.append(float(rounds(copies, of_clients, [np.arange(count)])[0]))
-        yield Outlook(count, min(times), max(times))
+        yield Outlook(count, times[0], min(times), max(times))
