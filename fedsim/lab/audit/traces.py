@@ -21,7 +21,7 @@ _PLACE = 1  # number of the draw of a link's place in its trace
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class RecordedTrace:
     """Trace of ``link_traces.parquet``.
 
     Attributes:
@@ -82,7 +82,7 @@ class TraceRate(LinkCapacity):
         limits: limits over time.
     """
 
-    trace: Trace
+    trace: RecordedTrace
     ahead: float
     limits: Rate
 
@@ -149,22 +149,22 @@ class LinkRates:
         return rate if trace is None else TraceRate(*trace, rate)
 
 
-def read_traces(evidence: Evidence) -> dict[str, tuple[Trace, float]]:
+def read_traces(evidence: Evidence) -> dict[str, tuple[RecordedTrace, float]]:
     """Return the trace of each link that follows one, and its place at time 0 (s), by link name."""
     if not evidence.run.has(files.TRACED_LINKS):
         return {}
     pieces = evidence.frame(files.TRACES, TRACES.names)
-    traces: dict[int, Trace] = {}
+    traces: dict[int, RecordedTrace] = {}
     for number in np.unique(pieces["trace"].to_numpy()).tolist():
         rows = pieces[pieces["trace"] == number]
-        traces[number] = Trace(
+        traces[number] = RecordedTrace(
             rows["since"].to_numpy(),
             rows["value"].to_numpy(),
             float(rows["length"].iloc[0]),
             bool(rows["loops"].iloc[0]),
         )
     links = evidence.frame(files.TRACED_LINKS, TRACED_LINKS.names)
-    of_links: dict[str, tuple[Trace, float]] = {}
+    of_links: dict[str, tuple[RecordedTrace, float]] = {}
     for device, link, trace, ahead in links.itertuples(index=False):
         name = link if device < 0 else f"device {device} {link}"
         of_links[name] = traces[int(trace)], float(ahead)
@@ -216,7 +216,7 @@ def places_as_drawn(evidence: Evidence) -> Iterator[str]:
 def _check_devices(
     evidence: Evidence,
     sections: Mapping[str, TomlTable],
-    traces: Mapping[str, tuple[Trace, float]],
+    traces: Mapping[str, tuple[RecordedTrace, float]],
 ) -> Iterator[str]:
     """Yield a finding for each device whose link has no trace, or another mean than its trace."""
     devices = evidence.devices

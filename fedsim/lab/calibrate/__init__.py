@@ -53,7 +53,9 @@ def calibrate(
     log = read_log(path, defaults)
     is_held_out = held_out(log)
     is_fitted = ~np.isin(log.tasks.number, log.rounds.number[is_held_out])
-    fitted = fit(log.tasks[is_fitted], len(log.clients), latency, _protocol(path, protocol))
+    fitted = fit(
+        log.tasks[is_fitted], len(log.clients), latency, _protocol(path, protocol), log.tasks
+    )
     online = presence(log)
     is_exact = log.synchronous and not fitted.world.jitter and not fitted.world.protocol.weighs
     draws = 1 if is_exact else _DRAWS

@@ -84,7 +84,11 @@ class Presence(NamedTuple):
 
 
 def fit(
-    tasks: Tasks, clients: int, latency: float | None = None, protocol: Protocol | None = None
+    tasks: Tasks,
+    clients: int,
+    latency: float | None = None,
+    protocol: Protocol | None = None,
+    all_tasks: Tasks | None = None,
 ) -> Fitted:
     """Fit a world to tasks of a log.
 
@@ -96,6 +100,8 @@ def fit(
         latency: latency of all clients (s), if it is known.
         protocol: protocol of the messages, fluid by default. Messages are assumed to share links
             evenly.
+        all_tasks: tasks of all rounds, by which it is tested whether clients share a link; None for
+            ``tasks``.
     """
     if protocol is None:
         protocol = Fluid()
@@ -108,7 +114,7 @@ def fit(
     rivals: list[tuple[Direction, Floats, float]] = []
     notes = []
     for direction in _DIRECTIONS:
-        links = _fit_links(tasks, direction, latencies, steady)
+        links = _fit_links(tasks, direction, latencies, steady, all_tasks)
         rates[direction] = links.rates
         server[direction] = links.capacity
         rivals += [(direction, *rival) for rival in links.rivals]
@@ -327,7 +333,13 @@ def _bisect(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Flo
     return np.asarray(low, dtype=np.float64)
 
 
-def _fit_links(tasks: Tasks, direction: Direction, latency: Floats, protocol: Protocol) -> _Links:
+def _fit_links(
+    tasks: Tasks,
+    direction: Direction,
+    latency: Floats,
+    protocol: Protocol,
+    all_tasks: Tasks | None,
+) -> _Links:
     """Estimate the clients' links and the server's link in one direction.
 
     Args:
@@ -335,14 +347,14 @@ def _fit_links(tasks: Tasks, direction: Direction, latency: Floats, protocol: Pr
         direction: ``down`` or ``up``.
         latency: latency of each client (s); float64 [clients].
         protocol: protocol of the messages.
+        all_tasks: tasks of all rounds; None for ``tasks``.
     """
-    steps = tasks[direction]
-    tasks = tasks[~np.isnan(steps.end) & (steps.amount > 0)]
+    all_tasks = _with_messages(tasks if all_tasks is None else all_tasks, direction)
+    tasks = _with_messages(tasks, direction)
     clients = len(latency)
     if not len(tasks):
         unknown = np.full(clients, math.nan)
         return _Links(unknown, math.inf, [], [])
-    tasks = tasks[np.argsort(tasks[direction].start, kind="stable")]
     search = _LinkSearch(direction, tasks[direction], tasks.client, latency, protocol)
     capacity = search.capacity()
     notes = []
@@ -379,12 +391,20 @@ def _fit_links(tasks: Tasks, direction: Direction, latency: Floats, protocol: Pr
         )
         rates = np.full(clients, capacity)
     else:
-        link = search.shared_link()
+        every = _LinkSearch(direction, all_tasks[direction], all_tasks.client, latency, protocol)
+        link = every.shared_link()
         if link is not None:
             capacity, rates, note = _share(link, rates, direction, protocol)
             notes.append(note)
             rivals = [(seen, capacity)]
     return _Links(rates, capacity, rivals, notes)
+
+
+def _with_messages(tasks: Tasks, direction: Direction) -> Tasks:
+    """Return the tasks with a message in a direction, in order of its start."""
+    steps = tasks[direction]
+    tasks = tasks[~np.isnan(steps.end) & (steps.amount > 0)]
+    return tasks[np.argsort(tasks[direction].start, kind="stable")]
 
 
 def _share(

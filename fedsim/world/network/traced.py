@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
@@ -108,7 +108,7 @@ class _NumberOrTrace(Registry):
 
 _RATE = "rate of a shared link"
 _LOSS = "loss of a link"
-_NUMBERS: Mapping[str, object] = {
+_NUMBERS: Mapping[str, Any] = {
     _RATE: LinkRate,
     _LOSS: Annotated[float, Field(ge=0.0, le=0.999, strict=True)],
 }

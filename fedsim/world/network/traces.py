@@ -17,8 +17,8 @@ from fedsim.clock.simulation import on_grid
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.streams import Streams
 
-Columns = dict[str, list[object]]
-"""Columns of a table by name."""
+TraceColumns = dict[str, list[object]]
+"""TraceColumns of a table by name."""
 
 _PURPOSE = "world/link-trace"
 _TRACE = 0  # draws of a link: its trace, and its place in it at simulated time 0
@@ -308,17 +308,17 @@ class LinkTraces:
 
     # the run folder
 
-    def columns(self, devices: Ints) -> tuple[Columns, Columns]:
+    def columns(self, devices: Ints) -> tuple[TraceColumns, TraceColumns]:
         """Return two tables for the run folder: the traces that links follow, and these links.
 
         Args:
             devices: the devices whose links are listed, int64 [n].
 
         Returns:
-            Columns of ``link_traces.parquet`` and of ``traced_links.parquet``, by name.
+            TraceColumns of ``link_traces.parquet`` and of ``traced_links.parquet``, by name.
         """
         numbers: dict[StepTrace, int] = {}  # trace -> its number in the tables
-        links: Columns = {"device": [], "link": [], "trace": [], "ahead": []}
+        links: TraceColumns = {"device": [], "link": [], "trace": [], "ahead": []}
         for direction, assignment in self.of_devices.items():
             links["device"] += devices.tolist()
             links["link"] += [direction] * len(devices)
@@ -331,7 +331,7 @@ class LinkTraces:
             for cells, cell in zip(links.values(), row, strict=True):
                 cells.append(cell)
         columns = ("trace", "name", "length", "loops", "since", "value")
-        pieces: Columns = {column: [] for column in columns}
+        pieces: TraceColumns = {column: [] for column in columns}
         for trace, number in numbers.items():
             count = len(trace.since)
             facts = {"trace": number, "name": trace.name, "length": trace.length}
