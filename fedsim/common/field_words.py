@@ -9,6 +9,7 @@ _DEVICES = "population.devices"
 _EPOCHS = "strategy.local_epochs"
 _ROUNDS = "stop.rounds"
 _RATES = "network.device.up and network.device.down"
+_TRACE = "network.device.down, as { kind = 'trace', file = '...', rate = 'Mbit/s' }"
 _SPEED = "population.speed, in samples/s"
 _GROUPS = "strategy.groups, of the strategies that cluster"
 _SERVER = "strategy.server, as { kind = 'adam', lr = 0.01 }"
@@ -153,8 +154,18 @@ KEYS = {
     "random_state": "seed",
     "manual_seed": "seed",
     # devices and network
-    "bandwidth": _RATES,
-    "throughput": _RATES,
+    "bandwidth": f"{_RATES}, a rate or {_TRACE}",
+    "throughput": f"{_RATES}, a rate or {_TRACE}",
+    "capacity_trace": _TRACE,
+    "bandwidth_trace": _TRACE,
+    "throughput_trace": _TRACE,
+    "network_trace": _TRACE,
+    "trace": _TRACE,
+    "traces": _TRACE,
+    "trace_file": _TRACE,
+    "mahimahi": _TRACE,
+    "packet_loss": "network.device.loss",
+    "loss_rate": "network.device.loss",
     "upload_speed": "network.device.up",
     "download_speed": "network.device.down",
     "uplink": "network.device.up",
@@ -233,6 +244,13 @@ KINDS = {
     "pathological": "'shards'",
     "natural": "'by-label' of a column, or 'file'",
     # networks, codecs, attacks
+    "bandwidth": "'trace'",
+    "throughput": "'trace'",
+    "mahimahi": "'trace'",
+    "lumos5g": "'trace'",
+    "fcc": "'trace'",
+    "lte": "'trace'",
+    "log": "'trace'",
     "wifi": "'star', with the links in network.device",
     "hierarchical": "'tree'",
     "p2p": "'graph'",

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaValue
@@ -258,6 +258,31 @@ def read_quantity(name: str, text: str, kind: Any) -> float:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise ScenarioError(f"{name} is {text!r}: {problem['msg']}") from None
+
+
+def unit_factor(unit: str, kind: object) -> float:
+    """Return the factor from a unit to the base unit of a quantity.
+
+    Args:
+        unit: name of the unit, such as ``"Mbit/s"``.
+        kind: type of the quantity, such as ``BytesPerSecond``.
+
+    Raises:
+        ValueError: the quantity has no such unit.
+
+    Example:
+        >>> from fedsim.common.units import BytesPerSecond, unit_factor
+        >>> unit_factor("Mbit/s", BytesPerSecond)
+        125000.0
+    """
+    quantity: Quantity = get_args(kind)[1]
+    forms = quantity._forms
+    if unit not in forms:
+        hint = quantity._hint_at_unit(unit)
+        raise ValueError(
+            f"it is no unit of {quantity.what}; allowed are {', '.join(quantity.units)}{hint}"
+        )
+    return quantity.units[forms[unit]]
 
 
 def show_seconds(value: float) -> str:

@@ -67,6 +67,8 @@ def nominal_lines(run: Run) -> list[str]:
         base = show_bytes(learner.base_bytes)
         lines.append(f"and {base} of frozen tensors, once to each device")
     lines.append(f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}")
+    if run.network.traces is not None:
+        lines.append("links follow traces, whose means these times and the times below assume")
     lines.append(f"an epoch takes it {_range(epoch_s)}")
     if scenario.population.host is not None:
         lines.append("these and the times below are those of a device that has its host to itself")

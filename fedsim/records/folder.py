@@ -36,6 +36,8 @@ SCENARIO = "scenario.toml"
 SUMMARY = "summary.json"
 MODELS = "models"
 NETWORK = "network.json"
+TRACES = "link_traces.parquet"
+TRACED_LINKS = "traced_links.parquet"
 SEAL = "summary_sha256"  # entry of the summary: sha256 of all other entries
 _BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a seal
 
@@ -141,7 +143,8 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
         parts: the parts of tables on which the checkpoint counts; all other parts are removed.
         more: names of further final files to remove, such as those of meters.
     """
-    names = (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, MODELS, NETWORK, *more)
+    tables = (EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, TRACES, TRACED_LINKS)
+    names = (SUMMARY, *tables, MODELS, NETWORK, *more)
     others = [part for part in path.glob("*.part-*") if _is_part(part.name) and part not in parts]
     live.remove(path)
     # ``rglob`` follows no link

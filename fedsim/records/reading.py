@@ -31,6 +31,8 @@ _SCHEMAS = {
     files.ROUNDS: schema.ROUNDS,
     files.DEVICES: schema.DEVICES,
     files.AVAILABILITY: schema.AVAILABILITY,
+    files.TRACES: schema.TRACES,
+    files.TRACED_LINKS: schema.TRACED_LINKS,
     **schema.OF_METERS,
 }
 

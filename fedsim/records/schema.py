@@ -126,6 +126,35 @@ This is so in runs with very many devices. In any other run each device has a ro
 
 AVAILABILITY = pa.schema([("device", pa.int32()), ("time", pa.float64()), ("on", pa.bool_())])
 
+TRACES = pa.schema(
+    [
+        ("trace", pa.int32()),
+        ("name", pa.string()),
+        ("length", pa.float64()),
+        ("loops", pa.bool_()),
+        ("since", pa.float64()),
+        ("value", pa.float64()),
+    ]
+)
+"""Pieces of the traces that links follow: a row for each time from which a value holds.
+
+A value is a rate (bytes/s), a latency (s) or a share of lost packets.
+"""
+
+TRACED_LINKS = pa.schema(
+    [
+        ("device", pa.int64()),
+        ("link", pa.string()),
+        ("trace", pa.int32()),
+        ("ahead", pa.float64()),
+    ]
+)
+"""Links that follow traces: ``down``, ``up``, ``latency`` or ``loss`` of a device, or the name of a
+shared link (device -1).
+
+``ahead`` is the place in the trace at simulated time 0 (s).
+"""
+
 
 OWN_TRAINING = {
     "epochs": Column("local_epochs", "", "epochs of a training, in place of strategy.local_epochs"),

@@ -36,6 +36,7 @@ from fedsim.world.build import WorldBuilder
 from fedsim.world.device_kinds import Capacity, estimates
 from fedsim.world.meters.base import Column, MeterContext
 from fedsim.world.network import Network
+from fedsim.world.network.traces import TraceColumns
 from fedsim.world.rooflines import Rooflines
 
 if TYPE_CHECKING:
@@ -396,6 +397,14 @@ class Run:
             "accuracy": accuracy,
             **own_columns(population.own, devices),
         }
+
+    def trace_columns(self) -> tuple[TraceColumns, TraceColumns] | None:
+        """Return the columns of the traces that links follow, and of these links; None without any.
+
+        Large populations have rows only for devices that were asked.
+        """
+        traces = self.network.traces
+        return None if traces is None else traces.columns(self._devices_with(columns.MANY))
 
     @property
     def estimates(self) -> str:

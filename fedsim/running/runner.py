@@ -24,7 +24,7 @@ from fedsim.records.chain import ROWS_A_BLOCK
 from fedsim.records.live import EVERY_S, RUNNING, Live
 from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
-from fedsim.records.schema import ASKED, AVAILABILITY, models_digest
+from fedsim.records.schema import ASKED, AVAILABILITY, TRACED_LINKS, TRACES, models_digest
 from fedsim.running.checkpoint import snapshot
 from fedsim.running.packages import packages_of
 from fedsim.running.signals import ANNOUNCEMENTS, end_at_once
@@ -239,6 +239,11 @@ class Job:
     def _write_devices(self, out: Path) -> None:
         parquet.write_meters(out, self.run.meters)
         parquet.write_devices(out, self.run.device_columns(), self.run.meters)
+        traces = self.run.trace_columns()
+        if traces is not None:
+            pieces, links = traces
+            parquet.write_columns(out / files.TRACES, pieces, TRACES)
+            parquet.write_columns(out / files.TRACED_LINKS, links, TRACED_LINKS)
 
     def _summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
         """Return the content of ``summary.json``."""

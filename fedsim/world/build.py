@@ -72,6 +72,9 @@ class WorldBuilder:
         if network.has_device_rates and self.capacity.kinds:
             links = None  # rates of the scenario take precedence over links by kinds
         self.network: Network = network.build(simulation, streams, spec.devices, links, root)
+        traces = network.link_traces(streams, spec.devices, root, with_rates=links is None)
+        if traces is not None:
+            self.network.follow(traces)
 
     def build_devices(self, samples: Ints, flops: float, rooflines: Rooflines | None) -> None:
         """Build the devices and their availability.

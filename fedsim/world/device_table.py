@@ -269,7 +269,7 @@ class DeviceTable:
         if row_of.keys() == {*numbers}:
             return [row_of[number] for number in numbers]
         for row, (before, after) in enumerate(pairwise(row_of), 1):
-            if _natural_key(after) < _natural_key(before):
+            if natural_key(after) < natural_key(before):
                 raise self.wrong(
                     row,
                     name,
@@ -280,7 +280,7 @@ class DeviceTable:
         return None
 
 
-def _natural_key(text: str) -> list[tuple[int, str]]:
+def natural_key(text: str) -> list[tuple[int, str]]:
     """Make a sort key by which "c2" comes before "c10"."""
     key = []
     for part in _DIGITS.split(text):

@@ -13,7 +13,7 @@ from fedsim.common.files import sought
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
-from fedsim.common.units import LinkRate, SamplesPerSecond, Seconds
+from fedsim.common.units import SamplesPerSecond, Seconds
 from fedsim.world.columns import alike
 from fedsim.world.device_table import IDS, DeviceTable
 
@@ -261,9 +261,6 @@ _BASE = "fedsim.world.distributions:Distribution"
 _KEY = "population.speed"
 SPEEDS = by_device(SamplesPerSecond, Constant, Uniform, LogNormal, Choice, base=_BASE, key=_KEY)
 SpeedDistribution = Annotated[Distribution, SPEEDS]
-RateDistribution = Annotated[
-    Distribution, by_device(LinkRate, Constant, Uniform, LogNormal, Choice)
-]
 TimeDistribution = Annotated[Distribution, by_device(Seconds, Constant, Uniform, LogNormal, Choice)]
 JitterDistribution = Annotated[
     Distribution, by_device(Jitter, Constant, Uniform, LogNormal, Choice)

@@ -3,6 +3,7 @@
     python -m tests.benchmarks.hashes                      # run all, compare with the table beside this file
     python -m tests.benchmarks.hashes fedavg local         # these alone
     python -m tests.benchmarks.hashes --native             # with the code that the libraries choose for this processor
+    python -m tests.benchmarks.hashes --traces             # with every link's rate as a constant trace: all is the same
     python -m tests.benchmarks.hashes --write              # replace the table: only for a change that is meant, and says why
 
 ``star`` has disconnections and deadlines, ``tree`` newcomers, leavers and shifts of data, ``off``
@@ -21,8 +22,10 @@ import platform
 import sys
 import tomllib
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
@@ -61,13 +64,35 @@ def normed() -> nn.Module:
     )
 
 
-def fingerprint(kind: str, world: str, *sinks: Sink) -> dict[str, Any]:
-    """What a strategy's run in a world comes to; ``sinks`` receive its records."""
+def over_traces(network: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A network whose constant rates are constant traces, which are written into ``folder``."""
+    traced: dict[str, Any] = dict(network)
+    for part in ("device", "server", "cell", "edge"):
+        links = dict(network.get(part, {}))
+        for name, rate in links.items():
+            if name == "latency" or not isinstance(rate, str):
+                continue
+            number, unit = rate.split()
+            file = folder / f"{number}{unit.replace('/', '')}"
+            file.write_text("".join(f"{time} {number}\n" for time in (0, 0.7, 3)))
+            links[name] = {"kind": "trace", "file": str(file), "rate": unit}
+        if links:
+            traced[part] = links
+    return traced
+
+
+def fingerprint(kind: str, world: str, *sinks: Sink, traces: Path | None = None) -> dict[str, Any]:
+    """What a strategy's run in a world comes to; ``sinks`` receive its records.
+
+    With a folder for ``traces`` constant rates are constant traces.
+    """
     sections = (
         WORLDS[world]
         | OF_WORLDS.get(kind, {})
         | {"strategy": {"kind": kind} | STRATEGIES.get(kind, {})}
     )
+    if traces is not None:
+        sections["network"] = over_traces(sections["network"], traces)
     job = Job(fedsim.Scenario(**sections), None, Inline())
     times = RowChain()
 
@@ -97,7 +122,7 @@ def made_with() -> dict[str, str]:
 
 def main() -> int:
     """Run, and compare or write."""
-    arguments = parser(__doc__, write=False, native=False, workers=2)
+    arguments = parser(__doc__, write=False, native=False, traces=False, workers=2)
     arguments.add_argument(
         "kinds", nargs="*", metavar="STRATEGY", help="by default every registered one"
     )
@@ -112,9 +137,10 @@ def main() -> int:
         kind for kind in dict.fromkeys([*REGISTERED, *STRATEGIES]) if kind != "flower"
     ]
     differing, pairs = 0, [(kind, world) for kind in kinds for world in WORLDS]
-    with ProcessPoolExecutor(options.workers) as pool:
+    with ProcessPoolExecutor(options.workers) as pool, TemporaryDirectory() as folder:
+        run = partial(fingerprint, traces=Path(folder) if options.traces else None)
         for (kind, world), found in zip(
-            pairs, pool.map(fingerprint, *zip(*pairs, strict=True)), strict=True
+            pairs, pool.map(run, *zip(*pairs, strict=True)), strict=True
         ):
             kept = table["runs"].get(kind, {}).get(world, {})
             if options.write:

@@ -204,7 +204,9 @@ def draw(seed: int, *, protocols: Sequence[Protocol] = PROTOCOLS) -> World:
             graph.add_edge(f"n{node}", f"n{rng.integers(node)}", capacity=rate())
         attach = [f"n{node}" for node in rng.integers(1, len(graph), 3)]
         edges, hosts = list(dict.fromkeys(attach)), ["n0", "n1"]
-        at_edges = EdgeServers(edges, rate(), rate(), edge_latency)
+        receive, send = rate(), rate()
+        count = len(edges)
+        at_edges = EdgeServers(edges, [receive] * count, [send] * count, edge_latency)
         build = lambda simulation: between(  # noqa: E731
             simulation, *columns, graph, "n0", attach, transport, at_edges, hosts
         )
@@ -213,7 +215,7 @@ def draw(seed: int, *, protocols: Sequence[Protocol] = PROTOCOLS) -> World:
             f"{tail} -> {head}": size for a, b, size in ways for tail, head in ((a, b), (b, a))
         }
         for edge in range(len(edges)):
-            shared |= {f"edge {edge} receive": at_edges.receive, f"edge {edge} send": at_edges.send}
+            shared |= {f"edge {edge} receive": receive, f"edge {edge} send": send}
         node_of = {SERVER: "n0"} | {device: attach[device % 3] for device in range(devices)}
         node_of |= {devices + number: node for number, node in enumerate([*edges, *hosts])}
         others, walks = len(edges) + len(hosts), dict(networkx.all_pairs_shortest_path(graph))

@@ -1,6 +1,8 @@
 """Test whether a link can have carried its messages, of which only begins and ends are known."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -32,12 +34,10 @@ def slack_s(end: Floats) -> Floats:
     return 12 * grain_s(end)
 
 
-class Rate(NamedTuple):
-    """Rate of a link over time, as a step function."""
+class LinkCapacity(ABC):
+    """Rate of a link over time."""
 
-    since: Floats  # begin of each rate (s), ascending, the first 0; float64 [n]
-    values: Floats  # rates (bytes/s), infinity allowed; float64 [n]
-
+    @abstractmethod
     def carried(self, until: Floats) -> Floats:
         """Return the most bytes that the link carries from time 0 to given times.
 
@@ -49,11 +49,8 @@ class Rate(NamedTuple):
         Returns:
             Bytes; float64 [times].
         """
-        values = np.where(np.isinf(self.values), 0.0, self.values)
-        sums = np.append(0.0, np.cumsum(values[:-1] * np.diff(self.since)))
-        place = np.searchsorted(self.since, until, side="right") - 1
-        return np.asarray(sums[place] + values[place] * (until - self.since[place]))
 
+    @abstractmethod
     def is_unlimited(self, begin: Floats, end: Floats) -> Flags:
         """Whether the rate is infinite at some instant of each interval.
 
@@ -64,10 +61,6 @@ class Rate(NamedTuple):
         Returns:
             bool [n].
         """
-        counts = np.append(0, np.cumsum(np.isinf(self.values)))
-        first = np.searchsorted(self.since, begin, side="right")
-        last = np.searchsorted(self.since, end, side="right")
-        return np.asarray(counts[last] > counts[np.maximum(first - 1, 0)])
 
     def overfull(self, begin: Floats, end: Floats, size: Floats) -> Stretch | None:
         """Find an interval whose messages the link cannot have carried.
@@ -100,6 +93,31 @@ class Rate(NamedTuple):
                 last_end = end[within].max().item()
                 return Stretch(begin.item(within[worst]), last_end, carried.item(worst))
         return None
+
+
+@dataclass(frozen=True, eq=False)
+class Rate(LinkCapacity):
+    """Rate of a link over time, as a step function.
+
+    Attributes:
+        since: begin of each rate (s), ascending, the first 0; float64 [n].
+        values: rates (bytes/s), infinity allowed; float64 [n].
+    """
+
+    since: Floats
+    values: Floats
+
+    def carried(self, until: Floats) -> Floats:
+        values = np.where(np.isinf(self.values), 0.0, self.values)
+        sums = np.append(0.0, np.cumsum(values[:-1] * np.diff(self.since)))
+        place = np.searchsorted(self.since, until, side="right") - 1
+        return np.asarray(sums[place] + values[place] * (until - self.since[place]))
+
+    def is_unlimited(self, begin: Floats, end: Floats) -> Flags:
+        counts = np.append(0, np.cumsum(np.isinf(self.values)))
+        first = np.searchsorted(self.since, begin, side="right")
+        last = np.searchsorted(self.since, end, side="right")
+        return np.asarray(counts[last] > counts[np.maximum(first - 1, 0)])
 
 
 def _late_due_times(begin: Floats, due: Floats, duration: Floats) -> Iterator[float]:

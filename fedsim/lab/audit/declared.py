@@ -34,6 +34,8 @@ _NO_TRACE = "changes values of learning alone, no time and no byte"
 _DECIDES = "a decision by values of learning, or by what a server knew"
 _UNUSED = "a bound that the run has not reached"
 _OF_DATA = "which samples a device holds is not in the folder"
+_OF_FILES = "how files of traces were read; the traces themselves are in the folder"
+_OF_TRACES = ("file", "members", "time", "rate", "*_column", "every", "average", "deals")
 
 UNCHECKED: Mapping[str, str] = {
     "summary: fedsim": "the version that wrote the folder",
@@ -88,6 +90,7 @@ UNCHECKED: Mapping[str, str] = {
     "scenario: network.protocol.*": "how a connection starts, and how it shares a link",
     "scenario: network.device.latency.*": "where edge servers or regions add to it",
     "scenario: network.edge.*": "links that were never full",
+    **{f"scenario: network.*.{key}": _OF_FILES for key in _OF_TRACES},
     "scenario: energy.battery.charging.*": "when a device was plugged in; its charge is in its books alone",
     "scenario: energy.battery.restart": "when a device works again is in its tasks",
     "scenario: energy.carbon.zones.*.share": "how devices are dealt over zones; each is in energy.parquet",

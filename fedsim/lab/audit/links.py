@@ -7,8 +7,7 @@ a run whose network is a file leaves links and routes in the folder.
 """
 
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +17,10 @@ from numpy.typing import ArrayLike
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import RunFolderError
 from fedsim.common.units import BytesPerSecond, Seconds
-from fedsim.lab.audit.capacity import SLACK, Rate, slack_s
+from fedsim.lab.audit.capacity import SLACK, LinkCapacity, slack_s
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, endpoint_numbers, read, report
+from fedsim.lab.audit.traces import LinkRates, has_trace
 from fedsim.records import folder as files
 
 _DIRECTIONS = ("down", "up")
@@ -71,18 +71,18 @@ class LinkLayout(NamedTuple):
 
 def within_capacity(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each link, own or shared, that carried more bytes than it can."""
-    rates = evidence.data_of("link-rate").assign(time=evidence.events["time"])
-    changes_of = {str(link): changes for link, changes in rates.groupby("link")}
+    rates = LinkRates(evidence)
     layout = _read_layout(evidence)
-    messages = _find_messages(evidence, layout)
-    yield from _check_own_links(evidence, messages, changes_of)
-    yield from _check_peers(evidence, layout, changes_of)
+    messages = _find_messages(evidence, layout, rates)
+    yield from _check_own_links(evidence, messages, rates)
+    yield from _check_peers(evidence, layout, rates)
     rows_of = messages.groupby(["direction", "part", "place"], observed=True).indices
     for link in layout.links:
         parts = [rows_of[user] for user in link.users if user in rows_of]
         rows = np.concatenate([np.empty(0, dtype=np.int64), *parts])
-        rate = _build_rate(link.rate, changes_of.get(link.key))
-        yield from _check_link(f"{link.name} of {link.rate:g} B/s", messages.iloc[rows], rate)
+        rate = rates.of(link.key, link.rate)
+        of_rate = "" if link.rate == math.inf else f" of {link.rate:g} B/s"
+        yield from _check_link(f"{link.name}{of_rate}", messages.iloc[rows], rate)
 
 
 def _read_layout(evidence: Evidence) -> LinkLayout:
@@ -93,19 +93,7 @@ def _read_layout(evidence: Evidence) -> LinkLayout:
     return _layout_of_scenario(network)
 
 
-def _build_rate(built: float, changes: pd.DataFrame | None) -> Rate:
-    """Return the rate of a link over time.
-
-    Args:
-        built: rate at the run's begin (bytes/s).
-        changes: records of later rates (``time``, ``rate``); None if the rate never changed.
-    """
-    if changes is None:
-        return Rate(np.zeros(1), np.array([built]))
-    return Rate(np.append(0.0, changes["time"]), np.append(built, changes["rate"]))
-
-
-def _check_link(link: str, messages: pd.DataFrame, rate: Rate) -> Iterator[str]:
+def _check_link(link: str, messages: pd.DataFrame, rate: LinkCapacity) -> Iterator[str]:
     """Yield a finding if a link carried more bytes in some interval than it can."""
     end = messages["end"].to_numpy()
     begin = np.minimum(messages["begin"].to_numpy(), end)
@@ -117,7 +105,7 @@ def _check_link(link: str, messages: pd.DataFrame, rate: Rate) -> Iterator[str]:
         )
 
 
-def _find_messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
+def _find_messages(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> pd.DataFrame:
     """Return the transfers of devices and edge servers, except those between devices.
 
     Returns:
@@ -137,6 +125,7 @@ def _find_messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
     at = evidence.row_of(device)
     # row -1 is of messages between an edge server and the server
     device_s = np.append(devices["latency"], 0.0)[at]
+    device_s = device_s + rates.beyond_mean_s(device.to_numpy(), messages["start"].to_numpy())
     beyond_s = layout.beyond_s(edge)
     latency = device_s + beyond_s * (part == _EDGE_TO_SERVER) - beyond_s * (part == _DEVICE_TO_EDGE)
     begin = messages["start"] + np.where(messages["wire_bytes"] > 0, latency, 0.0)
@@ -161,9 +150,7 @@ def _check_damage(evidence: Evidence, messages: pd.DataFrame) -> None:
         raise RunFolderError("there are messages that went neither down nor up")
 
 
-def _check_own_links(
-    evidence: Evidence, messages: pd.DataFrame, changes_of: Mapping[str, pd.DataFrame]
-) -> Iterator[str]:
+def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRates) -> Iterator[str]:
     """Yield a finding for each message that was too fast for its device's own link.
 
     A device has its messages one after another, so each message has the link for itself.
@@ -175,18 +162,14 @@ def _check_own_links(
     due = end + slack_s(end)
     rate = np.where(messages["direction"] == "down", links["link_down"], links["link_up"])
     most = rate * (end - begin + slack_s(end)) * SLACK
-    for link, changes in changes_of.items():
-        owner = re.fullmatch(r"device ([0-9]+) (down|up)", link)
-        if owner is None:
-            continue
-        on_link = (messages["device"] == int(owner[1])) & (messages["direction"] == owner[2])
-        rows = np.flatnonzero(on_link)
-        if not len(rows):
-            continue
-        rates = _build_rate(rate[rows[0]], changes)
-        bytes_between = rates.carried(due[rows]) - rates.carried(begin[rows])
-        is_unlimited = rates.is_unlimited(begin[rows], due[rows])
-        most[rows] = np.where(is_unlimited, math.inf, bytes_between * SLACK)
+    links_of = messages["device"].astype(str) + " " + messages["direction"].astype(str)
+    for name, rows in links_of.groupby(links_of).indices.items():
+        link = f"device {name}"
+        if rates.varies(link):
+            capacity = rates.of(link, rate[rows[0]])
+            bytes_between = capacity.carried(due[rows]) - capacity.carried(begin[rows])
+            is_unlimited = capacity.is_unlimited(begin[rows], due[rows])
+            most[rows] = np.where(is_unlimited, math.inf, bytes_between * SLACK)
     text = (
         "transfer {row} brought {wire_bytes:.0f} bytes in {took:.6g} s over a link of {rate:g} B/s"
     )
@@ -194,9 +177,7 @@ def _check_own_links(
     yield from report(text, messages, ~(messages["wire_bytes"] <= most))
 
 
-def _check_peers(
-    evidence: Evidence, layout: LinkLayout, changes_of: Mapping[str, pd.DataFrame]
-) -> Iterator[str]:
+def _check_peers(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> Iterator[str]:
     """Yield findings for own links of devices that carried too many bytes, peer messages included.
 
     Peer messages share each device's own link with the messages of its tasks. Other links that
@@ -209,15 +190,18 @@ def _check_peers(
         "down": endpoint_numbers(transfers["receiver"], "device"),
     }
     latency_s = np.append(_peer_latencies(evidence, layout), 0.0)  # row -1, no device: 0 s
-    latency = sum(latency_s[evidence.row_of(endpoint)] for endpoint in endpoints.values())
+    latency = np.zeros(len(transfers))
+    for endpoint in endpoints.values():
+        latency += latency_s[evidence.row_of(endpoint)]
+        latency += rates.beyond_mean_s(np.asarray(endpoint), transfers["start"].to_numpy())
     messages = transfers.assign(begin=transfers["start"] + np.where(between_peers, latency, 0.0))
     for direction, endpoint in endpoints.items():
         of_task = np.where(transfers["direction"] == direction, transfers["device"], NOTHING)
         user = np.where(between_peers, endpoint, of_task)
         for device in np.unique(user[between_peers & (user != NOTHING)]).tolist():
-            rates = evidence.devices[f"link_{direction}"].to_numpy()
-            built = rates[evidence.row_of([device])].item()
-            rate = _build_rate(built, changes_of.get(f"device {device} {direction}"))
+            built_rates = evidence.devices[f"link_{direction}"].to_numpy()
+            built = built_rates[evidence.row_of([device])].item()
+            rate = rates.of(f"device {device} {direction}", built)
             text = f"the link {direction} of device {device}, of {built:g} B/s,"
             yield from _check_link(text, messages[user == device], rate)
 
@@ -241,14 +225,19 @@ def _layout_of_scenario(network: TomlTable) -> LinkLayout:
     for direction, text in network.get("server", {}).items():
         users = [(direction, _DEVICE_TO_SERVER, place) for place in range(places)]
         name = f"the server's {direction} link"
-        links.append(Link(name, f"server {direction}", read(BytesPerSecond, text), users))
+        links.append(Link(name, f"server {direction}", _read_rate(text), users))
     for direction, text in network.get("cell", {}).items():
         for place in range(places):
             name = f"the {direction} link of cell {place}"
             key = f"cell {place} {direction}"
             users = [(direction, _DEVICE_TO_SERVER, place)]
-            links.append(Link(name, key, read(BytesPerSecond, text), users))
+            links.append(Link(name, key, _read_rate(text), users))
     return LinkLayout(links, np.zeros(places), np.zeros(1))
+
+
+def _read_rate(section: object) -> float:
+    """Return the rate of a shared link by the scenario (bytes/s); infinity if it is a trace."""
+    return math.inf if has_trace(section) else float(read(BytesPerSecond, section))
 
 
 def _layout_from_file(evidence: Evidence) -> LinkLayout:
@@ -317,7 +306,10 @@ def layout_as_said(evidence: Evidence) -> Iterator[str]:
     for name, rate in layout["links"].items():
         section, _, rest = name.partition(" ")
         direction = rest.rpartition(" ")[2]
-        due = read(BytesPerSecond, network.get(section, {}).get(direction, "inf B/s"))
+        entry = network.get(section, {}).get(direction, "inf B/s")
+        if has_trace(entry):
+            continue
+        due = read(BytesPerSecond, entry)
         stated = math.inf if rate is None else rate
         if stated != due:
             yield (

@@ -13,6 +13,7 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.common.units import BytesPerSecond
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, at_places, grain_s, read, report
+from fedsim.lab.audit.traces import LinkRates, has_trace
 
 _ROUNDING = 1e-6
 
@@ -37,6 +38,13 @@ def within_time(evidence: Evidence) -> Iterator[str]:
     messages = messages.assign(begin=np.minimum(begin, messages["end"].to_numpy()), row=row)
     for direction in ("down", "up"):
         spans = messages[messages["direction"] == direction]
+        traced = [
+            part for part in ("device", "server", "cell") if _is_traced(network, part, direction)
+        ]
+        if traced == ["device"]:
+            yield from _check_traced(evidence, spans, direction)
+        if traced:
+            continue
         rate = at_places(devices[f"link_{direction}"], spans["row"].to_numpy())
         for shared, place in _shared_links(network, direction, spans["device"].to_numpy()):
             rate = np.minimum(rate, shared / _largest_counts(spans, place))
@@ -48,6 +56,42 @@ def _shares_evenly(network: TomlTable) -> bool:
     if network["kind"] not in ("star", "tree") or "edge" in network:
         return False
     return bool(network["protocol"]["kind"] == "fluid")
+
+
+def _is_traced(network: TomlTable, part: str, direction: str) -> bool:
+    return has_trace(network.get(part, {}).get(direction))
+
+
+def _check_traced(evidence: Evidence, spans: pd.DataFrame, direction: str) -> Iterator[str]:
+    """Yield a finding for each message that took longer than the trace of its device's link.
+
+    Messages that share limited links are not checked.
+
+    Args:
+        evidence: the run folder.
+        spans: the messages in the direction, with ``begin`` (s).
+        direction: ``down`` or ``up``.
+    """
+    network = evidence.run.scenario["network"]
+    device = spans["device"].to_numpy()
+    if any(np.isfinite(rate) for rate, _ in _shared_links(network, direction, device)):
+        return
+    rates = LinkRates(evidence)
+    end = spans["end"].to_numpy()
+    sooner = np.maximum(end - 4 * grain_s(end), spans["begin"].to_numpy())
+    carries = np.zeros(len(spans))
+    for number in np.unique(device).tolist():
+        rows = np.flatnonzero(device == number)
+        rate = rates.of(f"device {number} {direction}", np.inf)
+        begin = spans["begin"].to_numpy()[rows]
+        carries[rows] = rate.carried(sooner[rows]) - rate.carried(begin)
+    wire = spans["wire_bytes"].to_numpy()
+    is_slow = (spans["outcome"] == "done").to_numpy() & (carries > wire * (1 + _ROUNDING) + 1.0)
+    text = (
+        "transfer {row} brought {wire_bytes:.0f} bytes until {end:.6g} s, by its link's trace "
+        "{carries:.0f} are possible"
+    )
+    yield from report(text, spans.assign(carries=carries), is_slow)
 
 
 def _check_times(spans: pd.DataFrame, rate: Floats) -> Iterator[str]:

@@ -14,6 +14,7 @@ from fedsim.common.units import BytesPerSecond, Seconds
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import read, report
 from fedsim.lab.audit.hosts import counts_at_once, fewest_at_once
+from fedsim.lab.audit.traces import has_trace
 
 _BEFORE_COUNTS = ("0.1.0",)
 """Versions of fedsim whose summaries have no counts of process records."""
@@ -123,7 +124,7 @@ def _usual_rates(evidence: Evidence, process: TomlTable) -> list[float]:
     if section != "device":
         direction = rest.rpartition(" ")[2]
         text = evidence.run.scenario["network"].get(section, {}).get(direction)
-        if text is not None:
+        if text is not None and not has_trace(text):
             rates.add(read(BytesPerSecond, text))
     return sorted(rates)
 

@@ -15,6 +15,7 @@ from fedsim.common.errors import DataError
 from fedsim.lab.calibrate.files import SCENARIO, draw, summary, write
 from fedsim.lab.calibrate.fitting import fit, presence
 from fedsim.lab.calibrate.log import LogDefaults, read_log
+from fedsim.lab.calibrate.outlook import outlooks
 from fedsim.lab.calibrate.replay import held_out, predict
 from fedsim.records.reading import RunFolder
 from fedsim.world.network.protocol import PROTOCOLS, Protocol, ProtocolSpec
@@ -52,7 +53,9 @@ def calibrate(
     log = read_log(path, defaults)
     is_held_out = held_out(log)
     is_fitted = ~np.isin(log.tasks.number, log.rounds.number[is_held_out])
-    fitted = fit(log.tasks[is_fitted], len(log.clients), latency, _protocol(path, protocol))
+    fitted = fit(
+        log.tasks[is_fitted], len(log.clients), latency, _protocol(path, protocol), log.tasks
+    )
     online = presence(log)
     is_exact = log.synchronous and not fitted.world.jitter and not fitted.world.protocol.weighs
     draws = 1 if is_exact else _DRAWS
@@ -62,6 +65,7 @@ def calibrate(
         worlds = [draw(fitted.world, seed) for seed in range(_DRAWS)]
         drawn = predict(log, is_held_out, worlds)
         lines += drawn.summary("with clients drawn as the scenario does")
+    lines += [outlook.line for outlook in outlooks(log, fitted.world, fitted.rivals)]
     write(out, path.name, log, fitted, by_client, online, prediction)
     lines += [f"note: {note}" for note in log.notes]
     lines.append(f"written to {out}")

@@ -12,6 +12,7 @@ from scipy.stats import theilslopes
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.lab.calibrate.log import Log
 from fedsim.lab.calibrate.replay import FittedWorld, transfers
+from fedsim.lab.calibrate.sharing import CommonLink, find_shared_link
 from fedsim.lab.calibrate.tasks import Steps, Tasks, took
 from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Fluid, Protocol
@@ -31,6 +32,8 @@ _WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)
 # a limit at the server is kept if its error is below _BETTER times, and _WORTH below, no limit's
 _BETTER = 0.9
 _WORTH = 0.005
+# links explain a log as well as fitted links if their error is below _AS_WELL times, plus _WORTH
+_AS_WELL = 1.3
 # weight of a busy period's error, whose end rounds wait for, relative to a transfer's error
 _TOGETHER = 3.0
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -47,12 +50,29 @@ class Fitted(NamedTuple):
     """World fitted to a log, with further estimates; arrays have one value per client."""
 
     world: FittedWorld
+    rivals: tuple[FittedWorld, ...]  # further worlds that explain the log
     overhead: Floats  # fixed part of a training (s), NaN if unknown; the world's speeds contain it
     latency_is_known: bool  # whether it is given or fitted; if not, rates contain latencies
     samples: Floats  # count of samples per epoch
     epochs: int  # median count of epochs of a training
     tasks: Ints  # count of tasks to which the client was fitted
     notes: tuple[str, ...]  # sentences about unknown quantities, for users
+
+
+class _Links(NamedTuple):
+    """Links of a direction that were fitted to a log.
+
+    Attributes:
+        rates: rates of the clients' links (bytes/s), NaN for clients without messages; [clients].
+        capacity: capacity of the server's link (bytes/s), infinity allowed.
+        rivals: further rates and capacities that explain the log.
+        notes: notes for users.
+    """
+
+    rates: Floats
+    capacity: float
+    rivals: list[tuple[Floats, float]]
+    notes: list[str]
 
 
 class Presence(NamedTuple):
@@ -64,7 +84,11 @@ class Presence(NamedTuple):
 
 
 def fit(
-    tasks: Tasks, clients: int, latency: float | None = None, protocol: Protocol | None = None
+    tasks: Tasks,
+    clients: int,
+    latency: float | None = None,
+    protocol: Protocol | None = None,
+    all_tasks: Tasks | None = None,
 ) -> Fitted:
     """Fit a world to tasks of a log.
 
@@ -76,6 +100,8 @@ def fit(
         latency: latency of all clients (s), if it is known.
         protocol: protocol of the messages, fluid by default. Messages are assumed to share links
             evenly.
+        all_tasks: tasks of all rounds, by which it is tested whether clients share a link; None for
+            ``tasks``.
     """
     if protocol is None:
         protocol = Fluid()
@@ -84,13 +110,15 @@ def fit(
     fitted_latencies = _fit_latencies(tasks, clients, steady, latency)
     latencies = np.zeros(clients) if fitted_latencies is None else fitted_latencies
     rates = {}
-    server = {}
+    server: dict[Direction, float] = {}
+    rivals: list[tuple[Direction, Floats, float]] = []
     notes = []
     for direction in _DIRECTIONS:
-        rates[direction], server[direction], caveats = _fit_links(
-            tasks, direction, latencies, steady
-        )
-        notes += caveats
+        links = _fit_links(tasks, direction, latencies, steady, all_tasks)
+        rates[direction] = links.rates
+        server[direction] = links.capacity
+        rivals += [(direction, *rival) for rival in links.rivals]
+        notes += links.notes
     for direction, opposite in (_DIRECTIONS, _DIRECTIONS[::-1]):
         if np.isnan(rates[direction]).all():
             rates[direction] = rates[opposite]
@@ -112,6 +140,7 @@ def fit(
     epochs = max(1, int(np.median(tasks.epochs[~np.isnan(samples_of_tasks)])))
     return Fitted(
         world=world,
+        rivals=tuple(_rival(world, *rival) for rival in rivals),
         overhead=overhead,
         latency_is_known=fitted_latencies is not None,
         samples=np.maximum(1.0, np.round(samples)),
@@ -119,6 +148,14 @@ def fit(
         tasks=np.bincount(tasks.client, minlength=clients),
         notes=tuple(notes),
     )
+
+
+def _rival(world: FittedWorld, direction: Direction, rates: Floats, capacity: float) -> FittedWorld:
+    """Return a world with other links in one direction."""
+    server = {**world.server, direction: capacity}
+    if direction == "down":
+        return world._replace(down=_fill_unknown(rates), server=server)
+    return world._replace(up=_fill_unknown(rates), server=server)
 
 
 def presence(log: Log) -> Presence | None:
@@ -297,8 +334,12 @@ def _bisect(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Flo
 
 
 def _fit_links(
-    tasks: Tasks, direction: Direction, latency: Floats, protocol: Protocol
-) -> tuple[Floats, float, list[str]]:
+    tasks: Tasks,
+    direction: Direction,
+    latency: Floats,
+    protocol: Protocol,
+    all_tasks: Tasks | None,
+) -> _Links:
     """Estimate the clients' links and the server's link in one direction.
 
     Args:
@@ -306,17 +347,14 @@ def _fit_links(
         direction: ``down`` or ``up``.
         latency: latency of each client (s); float64 [clients].
         protocol: protocol of the messages.
-
-    Returns:
-        Rates of the clients' links (bytes/s, float64 [clients], NaN for clients without messages),
-        capacity of the server's link (bytes/s, infinity allowed), and notes for users.
+        all_tasks: tasks of all rounds; None for ``tasks``.
     """
-    steps = tasks[direction]
-    tasks = tasks[~np.isnan(steps.end) & (steps.amount > 0)]
+    all_tasks = _with_messages(tasks if all_tasks is None else all_tasks, direction)
+    tasks = _with_messages(tasks, direction)
     clients = len(latency)
     if not len(tasks):
-        return np.full(clients, math.nan), math.inf, []
-    tasks = tasks[np.argsort(tasks[direction].start, kind="stable")]
+        unknown = np.full(clients, math.nan)
+        return _Links(unknown, math.inf, [], [])
     search = _LinkSearch(direction, tasks[direction], tasks.client, latency, protocol)
     capacity = search.capacity()
     notes = []
@@ -328,7 +366,22 @@ def _fit_links(
             f"messages {direction} are so small that a round trip holds them: they tell latency, not "
             "the links' rates"
         )
-    elif capacity == math.inf and search.looks_shared(rates):
+        return _Links(rates, capacity, [], notes)
+    seen = rates
+    together = capacity if capacity < math.inf else search.seen_together()
+    hidden = np.where(np.isnan(seen), math.nan, np.fmax(seen, together))
+    rivals = [(seen, together), (seen, math.inf)]
+    if search.explains(hidden, together, seen, capacity):
+        rivals.append((hidden, together))
+    if capacity < math.inf:
+        rivals.pop(1)  # a limit at the server was found
+        if len(rivals) > 1:
+            rates = hidden
+            notes.append(
+                f"the server's link {direction} hides what the clients' own links carry: only fewer "
+                "of them at once tell"
+            )
+    elif search.looks_shared(rates):
         capacity = float(np.nansum(rates))
         notes.append(
             f"the {clients} clients all have the same rate {direction}, and always at once: taken "
@@ -337,7 +390,45 @@ def _fit_links(
             "tell what their own links carry"
         )
         rates = np.full(clients, capacity)
-    return rates, capacity, notes
+    else:
+        every = _LinkSearch(direction, all_tasks[direction], all_tasks.client, latency, protocol)
+        link = every.shared_link()
+        if link is not None:
+            capacity, rates, note = _share(link, rates, direction, protocol)
+            notes.append(note)
+            rivals = [(seen, capacity)]
+    return _Links(rates, capacity, rivals, notes)
+
+
+def _with_messages(tasks: Tasks, direction: Direction) -> Tasks:
+    """Return the tasks with a message in a direction, in order of its start."""
+    steps = tasks[direction]
+    tasks = tasks[~np.isnan(steps.end) & (steps.amount > 0)]
+    return tasks[np.argsort(tasks[direction].start, kind="stable")]
+
+
+def _share(
+    link: CommonLink, rates: Floats, direction: Direction, protocol: Protocol
+) -> tuple[float, Floats, str]:
+    """Return the capacity of the server's link, the clients' rates and a note, by a shared link.
+
+    The rates of clients that the shared link limits are taken for its capacity.
+
+    Args:
+        link: the shared link.
+        rates: rates that explain each client's messages alone (bytes/s); float64 [clients].
+        direction: ``down`` or ``up``.
+        protocol: protocol of the messages.
+    """
+    capacity = link.capacity * protocol.overhead
+    note = (
+        f"{link.members.sum()} of {len(rates)} clients share a link {direction}, of "
+        f"{capacity / 125e3:.4g} Mbit/s: their messages' times vary by {link.spread:.1%}, the time "
+        f"of all together by {link.spread_together:.1%} (by chance in {link.chance:.1%} of logs "
+        "whose times are exchanged among rounds); only fewer of them at once tell what their own "
+        "links carry"
+    )
+    return capacity, np.where(link.members, capacity, rates), note
 
 
 def _find_rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
@@ -414,6 +505,40 @@ class _LinkSearch:
         if errors[best] < _BETTER * unlimited and errors[best] < unlimited - _WORTH:
             return best
         return math.inf
+
+    def explains(
+        self, rates: Floats, capacity: float, fitted_rates: Floats, fitted_capacity: float
+    ) -> bool:
+        """Return whether links explain the times of transfers nearly as well as the fitted ones.
+
+        Args:
+            rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
+            capacity: capacity of the server's link (bytes/s).
+            fitted_rates: fitted rates (bytes/s); float64 [clients].
+            fitted_capacity: fitted capacity of the server's link (bytes/s).
+        """
+        error = self._error_of(rates, capacity)
+        fitted_error = self._error_of(fitted_rates, fitted_capacity)
+        return error <= fitted_error * _AS_WELL + _WORTH
+
+    def _error_of(self, rates: Floats, capacity: float) -> float:
+        """Return the mean absolute error of the logarithms of durations over given links."""
+        most = min(_MOST, len(self._client))
+        steps = self._steps[:most]
+        links = _fill_unknown(rates)
+        server = dict.fromkeys(_DIRECTIONS, capacity)
+        world = FittedWorld(links, links, self._latency, server, self._protocol)
+        took_s = transfers(world, self._direction, steps, self._client[:most])
+        return _log_error(took_s, took(steps))
+
+    def seen_together(self) -> float:
+        """Return the most that all clients were seen to send at a time (bytes/s)."""
+        return self._least(min(_MOST, len(self._client)))
+
+    def shared_link(self) -> CommonLink | None:
+        """Return a link that clients share by a test against chance; None if there is no sign."""
+        begins = self._begins(len(self._client))
+        return find_shared_link(self._steps, self._client, self._latency, begins)
 
     def looks_shared(self, rates: Floats) -> bool:
         """Whether many clients have nearly the same rate, and always send at the same time.

@@ -31,6 +31,7 @@ from fedsim.world.messages import Message
 from fedsim.world.network.congestion import Senders
 from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.flow import Flow
+from fedsim.world.network.losses import RandomLosses
 from fedsim.world.network.queues import QueueingRules, SenderMemory, StepPlan
 from fedsim.world.network.star import Place, Tier
 from fedsim.world.steps import Payload, TaskStep
@@ -46,7 +47,7 @@ _CLASSES = (
     *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
     *(Task, Payload, Training, Contrast, Limit, Part),
     *(Flow, Message, Load, Place, Tier),
-    *(SenderMemory, Deliveries, QueueingRules, Senders, StepPlan),
+    *(SenderMemory, Deliveries, QueueingRules, RandomLosses, Senders, StepPlan),
 )
 
 
@@ -85,8 +86,7 @@ class Origins:
         self._file_hashes: dict[str, str] = {}
         for section, spec in sections.items():
             for key, file in _files(section, spec):
-                content = read_bytes(sought(file, root))
-                self._file_hashes[key] = hashlib.sha256(content).hexdigest()
+                self._file_hashes[key] = _hash_files(sought(file, root))
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -114,6 +114,18 @@ class Origins:
                 "checkpoint was taken: the run would go on as another one; put the old files back "
                 "to resume it, or run the scenario again, with another --out"
             )
+
+
+def _hash_files(path: Path) -> str:
+    """Return the SHA-256 digest of a file, or of the names and contents of a folder's files."""
+    if not path.is_dir():
+        return hashlib.sha256(read_bytes(path)).hexdigest()
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            content = hashlib.sha256(read_bytes(file)).hexdigest()
+            digest.update(f"{file.relative_to(path).as_posix()} {content}\n".encode())
+    return digest.hexdigest()
 
 
 def _hash_data(data: "FederatedData") -> str:

@@ -16,14 +16,21 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import ScenarioError, SimulationError, nearest
 from fedsim.common.files import sought
 from fedsim.common.spec import Spec
-from fedsim.common.units import LinkRate, Seconds
+from fedsim.common.units import Seconds
 from fedsim.toolbox.worlds.graph_files import read_graph
 from fedsim.toolbox.worlds.graph_walks import Walks
 from fedsim.world.columns import ALL
 from fedsim.world.network.endpoints import SERVER, in_ticks
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport
-from fedsim.world.network.spec import NetworkInputs, NetworkModel, SharedLink
+from fedsim.world.network.spec import (
+    NetworkInputs,
+    NetworkModel,
+    SharedLink,
+    SharedLinks,
+    server_links,
+)
+from fedsim.world.network.traced import SharedRate
 
 if TYPE_CHECKING:
     import networkx
@@ -35,10 +42,10 @@ class EdgeServers:
 
     nodes: Sequence[Hashable]
     """the node of each edge server."""
-    receive: float
-    """capacity of the link to an edge server (bytes/s)."""
-    send: float
-    """capacity of the link from an edge server (bytes/s)."""
+    receive: Sequence[float]
+    """capacity of the link to each edge server (bytes/s), [edge servers]."""
+    send: Sequence[float]
+    """capacity of the link from each edge server (bytes/s), [edge servers]."""
     latency: float
     """latency between an edge server and the server (s)."""
     of: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -93,8 +100,8 @@ class Graph(Network):
         if edges is not None:
             self._further_nodes = [*edges.nodes, *hosts]
             for edge in range(len(edges.nodes)):
-                all_links[f"edge {edge} receive"] = edges.receive
-                all_links[f"edge {edge} send"] = edges.send
+                all_links[f"edge {edge} receive"] = edges.receive[edge]
+                all_links[f"edge {edge} send"] = edges.send[edge]
             edge_latency = np.full(len(edges.nodes), edges.latency)
             edge_of_devices = edges.of[np.arange(len(down)) % len(places)]
         super().__init__(
@@ -235,9 +242,40 @@ class EdgeLinks(Spec):
             that talks to the server.
     """
 
-    receive: LinkRate = math.inf
-    send: LinkRate = math.inf
+    receive: SharedRate = math.inf
+    send: SharedRate = math.inf
     latency: Seconds = 0.0
+
+    def links(self, count: int) -> list[SharedLinks]:
+        """Return the links of edge servers.
+
+        Args:
+            count: count of the edge servers.
+        """
+        receive = [f"edge {edge} receive" for edge in range(count)]
+        send = [f"edge {edge} send" for edge in range(count)]
+        return [
+            SharedLinks("network.edge.receive", receive, self.receive),
+            SharedLinks("network.edge.send", send, self.send),
+        ]
+
+    def build(
+        self, nodes: Sequence[Hashable], rates: Mapping[str, float], of: Ints | None = None
+    ) -> EdgeServers:
+        """Build the edge servers.
+
+        Args:
+            nodes: the node of each edge server.
+            rates: rates of their links by name (bytes/s).
+            of: index of each place's edge server, int64 [places]; None if it is not known yet.
+        """
+        return EdgeServers(
+            nodes,
+            [rates[f"edge {edge} receive"] for edge in range(len(nodes))],
+            [rates[f"edge {edge} send"] for edge in range(len(nodes))],
+            self.latency,
+            np.empty(0, dtype=np.int64) if of is None else of,
+        )
 
 
 def between(
@@ -369,13 +407,17 @@ class GraphSpec(NetworkModel):
     def edge_servers(self) -> int:
         return len(self.edge_nodes)
 
+    @property
+    def shared_links(self) -> list[SharedLinks]:
+        return [] if self.edge is None else self.edge.links(self.edge_servers)
+
     def _connect(self, inputs: NetworkInputs) -> Network:
         graph = read_graph(sought(self.file, inputs.root))
         self._refuse_unknown_nodes(graph)
-        edge = self.edge
         edges = None
-        if edge is not None:
-            edges = EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
+        if self.edge is not None:
+            rates = self.shared_rates(inputs.transport.streams, inputs.root)
+            edges = self.edge.build(self.edge_nodes, rates)
         try:
             return between(
                 inputs.simulation,
@@ -420,17 +462,27 @@ class TreeSpec(NetworkModel):
     def edge_servers(self) -> int:
         return 0 if self.edge is None else self.cells
 
+    @property
+    def shared_links(self) -> list[SharedLinks]:
+        down = [f"cell {cell} down" for cell in range(self.cells)]
+        up = [f"cell {cell} up" for cell in range(self.cells)]
+        return [
+            *server_links(self.server),
+            SharedLinks("network.cell.down", down, self.cell.down),
+            SharedLinks("network.cell.up", up, self.cell.up),
+            *([] if self.edge is None else self.edge.links(self.cells)),
+        ]
+
     def _connect(self, inputs: NetworkInputs) -> Network:
         cells = range(self.cells)
-        links = {"server down": self.server.down, "server up": self.server.up}
+        rates = self.shared_rates(inputs.transport.streams, inputs.root)
+        links = {"server down": rates["server down"], "server up": rates["server up"]}
         for cell in cells:
-            links[f"cell {cell} down"] = self.cell.down
-            links[f"cell {cell} up"] = self.cell.up
-        edge = self.edge
+            for link in (f"cell {cell} down", f"cell {cell} up"):
+                links[link] = rates[link]
         edges = None
-        if edge is not None:
-            edge_of_cell = np.arange(self.cells)
-            edges = EdgeServers(cells, edge.receive, edge.send, edge.latency, edge_of_cell)
+        if self.edge is not None:
+            edges = self.edge.build(cells, rates, np.arange(self.cells))
         return Graph(
             inputs.simulation,
             *inputs.columns,

@@ -1,7 +1,7 @@
 """Flows of any network: latencies, starts, ends, and the order of notifications.
 
-Rates change only when a flow starts or ends, so the time of the next end is known exactly. The
-network wakes at the first clock tick at or after this end, and carries out all earlier ends, each
+Rates change only when a flow starts or ends, or a link has another rate, so the time of the next
+end is known exactly. The network wakes at the first clock tick at or after this end, and carries out all earlier ends, each
 at its exact time. One call of ``solve`` handles all changes of an instant.
 
 At first, a device's own link is only a cap on the rate of its flow. The first flow that shares an
@@ -20,12 +20,14 @@ from typing import Any, cast
 from fedsim.clock.simulation import Alarm, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import SimulationError
-from fedsim.world.network.endpoints import SERVER, Direction, Endpoints
+from fedsim.world.network.endpoints import SERVER, Direction
 from fedsim.world.network.filling import Filling, Sharing
 from fedsim.world.network.flow import Flow
+from fedsim.world.network.present import PresentRates
 from fedsim.world.network.protocol import PLAIN, Transport
 from fedsim.world.network.queueing import Queueing
 from fedsim.world.network.standstill import PATIENCE_S, standstill_error
+from fedsim.world.network.traces import LinkTraces
 from fedsim.world.network.windows import Windows, WindowsState
 
 # values of ``number`` in alarms of the kind "network"
@@ -35,18 +37,16 @@ _ID = attrgetter("id")
 _ROUNDING = 1e-12  # relative gap below which a flow's rate equals the rate of its window
 
 
-class Network(Endpoints):
+class Network(PresentRates):
     """Network of flows between any two endpoints, which share links by weighted max-min fairness.
 
     A user's network is a subclass that defines ``route``. Sizes and sent bytes are payload, rates
     and capacities are bytes on the wire. In slow start, a flow's window caps its rate and doubles
     every round trip, until a round trip in which it did not limit the flow. A flow whose exact end
-    is at or before now has ended. The arguments are the arguments of ``Endpoints``, and
+    is at or before now has ended. The arguments are the clock, the arguments of ``Endpoints``, and
     ``sharing``, a function that makes a sharing rule.
 
     Attributes:
-        limits: link name -> present rate (bytes/s), for links whose rate differs from the built
-            rate.
         overhead: bytes on the wire for each byte of payload.
         on_shared: function that is called after rates have changed; None for no call.
     """
@@ -65,8 +65,9 @@ class Network(Endpoints):
         hosts: Sequence[str] = (),
         sharing: Callable[[], Sharing] = Filling,
     ) -> None:
-        super().__init__(links, down, up, latency, transport, edge_latency, edges, hosts)
-        self._simulation = simulation
+        super().__init__(
+            simulation, links, down, up, latency, transport, edge_latency, edges, hosts
+        )
         self._env = simulation.env
         self._env.declare_alarm("network", self._set_network_alarm, in_background=True)
         self._env.declare_alarm("latency", self._set_entry, in_background=True)
@@ -90,7 +91,6 @@ class Network(Endpoints):
         self._arrived: list[Flow] = []  # ended flows whose ``done`` is still to be called
         self._wakeup: Alarm | None = None
         self._unsettled = False
-        self.limits: dict[str, float] = {}
         self.on_shared: Callable[[], None] | None = None
         self._standstill: Alarm | None = None
         # names of links whose rate has changed since the last ``solve``
@@ -117,28 +117,6 @@ class Network(Endpoints):
 
     def _rule(self, flow: Flow) -> Sharing:
         return self._rules[0]
-
-    def _apply_limits(self, links: list[tuple[str, float]]) -> list[tuple[str, float]]:
-        if not self.limits:
-            return links
-        return [(name, self.limits.get(name, rate)) for name, rate in links]
-
-    def _links_of(self, flow: Flow, *, own: bool = True) -> list[tuple[str, float]]:
-        """Return name and present rate (bytes/s) of a flow's links.
-
-        ``own`` says whether the devices' own links are included.
-        """
-        links = self.links_between(flow.source, flow.destination)
-        if own:
-            links = [*links, *self.own_links(flow.source, flow.destination)]
-        return self._apply_limits(links)
-
-    def _own_rate(self, flow: Flow) -> float:
-        """Return the least present rate of the devices' own links on a flow's route (bytes/s)."""
-        if not self.limits:
-            return self.own_rate(flow.source, flow.destination)
-        links = self._apply_limits(self.own_links(flow.source, flow.destination))
-        return min([rate for _, rate in links], default=math.inf)
 
     def _cap(self, flow: Flow) -> float:
         """Return the largest rate of a flow now by its window and own links (bytes/s)."""
@@ -206,7 +184,7 @@ class Network(Endpoints):
         self._uploads[destination] += source >= 0
         if not self._general:
             self._occupy_links(source, destination)
-        latency = self.latency_s(source, destination)
+        latency = self.present_latency_s(source, destination)
         if waited:
             latency = on_grid(latency - waited)
         if latency > 0:
@@ -253,14 +231,22 @@ class Network(Endpoints):
         route = self.links_between(source, destination)
         sends_own = 0 <= source < self.devices
         route = [*own[:sends_own], *route, *own[sends_own:]]
-        round_trip = self.round_trip_s(source, destination)
+        round_trip = self.present_round_trip_s(source, destination)
         ends = (source, destination)
         device = source if 0 <= source < self.devices else destination
         count = self._transfers.get(device, 0)
         self._transfers[device] = count + 1
         chance = self._streams.uniform("world/first-drop", device, count)
-        limited = self._apply_limits(route)
-        queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, chance)
+        # a queue's length follows from the built rate of a link with a trace, and not from its trace
+        limited = [(name, self.limits.get(name, rate)) for name, rate in route]
+        if self.traces is None:
+            queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, chance)
+            return
+        loss_key = self._streams.word("world/packet-loss", device, count)
+        queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, chance, loss_key)
+        for name, rate in self._apply_limits(route):
+            queues.set_rate(name, rate, now)
+        queues.set_loss(flow.id, self.present_loss(source), self.present_loss(destination), now)
 
     def cancel(self, flow: Flow) -> None:
         """Cancel a flow; it sends no more bytes, and its ``done`` is never called.
@@ -340,6 +326,8 @@ class Network(Endpoints):
         for flow in self._leaving:
             self._rule(flow).leave(flow.id, now)
         self._leaving.clear()
+        if self.traces is not None:
+            self._follow_traces(self.traces, now)
         if self._changed:
             self._change_links(now)
         if becomes_general:
@@ -366,8 +354,57 @@ class Network(Endpoints):
                 self._arrive(flow, now)
             else:
                 self._running[flow.id] = flow
+                if self.traces is not None:
+                    self._use_traces(self.traces, flow, now)
                 self._enter(flow, cap, now)
         self._entering.clear()
+
+    def _use_traces(self, traces: LinkTraces, flow: Flow, now: float) -> None:
+        """Follow the traces of a flow's links as long as the flow runs."""
+        for link in traces.begin(flow.id, self._traced_names(flow), now):
+            if traces.is_shared(link) and self._queues is None:
+                self._set_capacity(link, now)
+
+    def _traced_names(self, flow: Flow) -> list[str]:
+        """Return the names of a flow's links, and of the latencies and losses of its ends."""
+        names = [name for name, _ in self._links_of(flow)]
+        if self._queues is not None:
+            for end in (flow.source, flow.destination):
+                names += [f"device {end} latency", f"device {end} loss"]
+        return names
+
+    def _follow_traces(self, traces: LinkTraces, now: float) -> None:
+        """Give links the rates that they have by their traces since this instant."""
+        for link in traces.take_due(now):
+            if self._queues is not None:
+                self._follow_by_queues(self._queues, traces, link, now)
+            elif self._general or traces.is_shared(link):
+                self._set_capacity(link, now)
+            else:
+                for flow_id in traces.flows_on(link):
+                    flow = self._running[flow_id]
+                    self._rule(flow).recap(flow_id, flow.wire, self._cap(flow), now)
+
+    def _follow_by_queues(
+        self, queues: Queueing, traces: LinkTraces, name: str, now: float
+    ) -> None:
+        if name.endswith(" latency"):
+            for flow_id in traces.flows_on(name):
+                flow = self._running[flow_id]
+                round_trip = self.present_round_trip_s(flow.source, flow.destination)
+                queues.set_round_trip(flow_id, round_trip, now)
+        elif name.endswith(" loss"):
+            for flow_id in traces.flows_on(name):
+                flow = self._running[flow_id]
+                first = self.present_loss(flow.source)
+                queues.set_loss(flow_id, first, self.present_loss(flow.destination), now)
+        else:
+            queues.set_rate(name, self.present_rate(name, self.built_rate(name)), now)
+
+    def _set_capacity(self, link: str, now: float) -> None:
+        rate = self.present_rate(link, self.built_rate(link))
+        for rule in self._rules:
+            rule.set_capacity(link, rate, now)
 
     def _change_links(self, now: float) -> None:
         unlimited = [flow for flow in self._running.values() if self._is_unlimited(flow)]
@@ -385,8 +422,7 @@ class Network(Endpoints):
                 flow = capped[link]
                 self._rule(flow).recap(flow.id, flow.wire, self._cap(flow), now)
             else:
-                for rule in self._rules:
-                    rule.set_capacity(link, self.limits.get(link, self.built_rate(link)), now)
+                self._set_capacity(link, now)
         self._changed.clear()
 
     def _weight(self, source: int, destination: int) -> float:
@@ -477,6 +513,8 @@ class Network(Endpoints):
         flow.sent = sent
         if self._slow_start:
             self._windows.close(flow.id)
+        if self.traces is not None:
+            self.traces.end(flow.id)
         del self._flows[flow.id]
         self._uploads[flow.destination] -= flow.source >= 0
         self._sending.discard(flow.source)
@@ -519,6 +557,9 @@ class Network(Endpoints):
         if not self._general:
             for flow in self._flows.values():
                 self._occupy_links(flow.source, flow.destination)
+        if self.traces is not None:
+            for flow in self._running.values():
+                self.traces.begin(flow.id, self._traced_names(flow), self._simulation.now)
 
     def _set_entry(self, number: int, when: float) -> None:
         """Set the alarm at ``when`` (s), at which the first byte of the flow ``number`` leaves."""
@@ -549,7 +590,9 @@ class Network(Endpoints):
             for flow in self._running.values()
         ]
         rules = {type(rule).__name__ for rule in self._rules}
-        raise standstill_error(routes, rules, self._simulation.now - PATIENCE_S)
+        now = self._simulation.now
+        dead_links = [] if self.traces is None else self.traces.dead_links(now)
+        raise standstill_error(routes, rules, now - PATIENCE_S, dead_links)
 
     def _set_alarm(self, now: float) -> None:
         """Set the network's alarm to the next end or window, or to now if a flow has arrived."""
@@ -558,6 +601,8 @@ class Network(Endpoints):
             when = min(when, self._windows.next_end())
         if when == math.inf or self._standstill is not None:
             self._watch_standstill(when)
+        if self.traces is not None:
+            when = min(when, self.traces.next_change())
         if self._wakeup is not None:
             if self._wakeup.when == when:
                 return

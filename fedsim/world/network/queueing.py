@@ -21,6 +21,7 @@ from fedsim.world.network.congestion import (
 )
 from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.filling import Route, max_min
+from fedsim.world.network.losses import RandomLosses
 from fedsim.world.network.queues import QueueingRules, SenderMemory, StepPlan, choose_drops
 
 _LEAST_STEP_S = 1e-3
@@ -67,6 +68,7 @@ class Queueing:
         self._waiting = np.zeros((0, 1))  # bytes in the queue of each link of a route
         self._arriving = np.zeros((0, 1))  # bytes between a link and the next
         self._senders = Senders.none()
+        self._losses = RandomLosses(rules.packet)
         self._history = Deliveries()
         self._groups: list[tuple[Ints, Ints, Ints]] = []  # of each level: flows, positions, links
         self._never_full = np.empty(0, dtype=np.int64)
@@ -85,6 +87,7 @@ class Queueing:
         round_trip: float,
         ends: tuple[int, int],
         chance: float = 0.5,
+        loss_key: int = 0,
     ) -> None:
         """Add a flow, with the window that its connection has by now.
 
@@ -97,6 +100,7 @@ class Queueing:
             round_trip: round trip on empty links (s).
             ends: IDs of sender and receiver.
             chance: number from 0 to 1 that decides which of equal flows loses a packet first.
+            loss_key: seed of its random losses, which ``set_loss`` begins.
         """
         self._commit(now)
         links = [self._link(name, capacity) for name, capacity in route] or [0]
@@ -117,6 +121,7 @@ class Queueing:
         self._waiting = np.vstack((self._waiting, np.zeros(hops)))
         self._arriving = np.vstack((self._arriving, np.zeros(hops)))
         self._senders.append(self._first_state(ends, round_trip, now))
+        self._losses.append(loss_key)
         self._history.add_flow(0.0)
         self._ends[flow_id] = ends
         self._group()
@@ -145,9 +150,52 @@ class Queueing:
         if link in self._names:
             self._commit(now)
             self._set_link(self._names[link], link, capacity)
-            self._plan = None
-            self.next_end = math.inf
-            self.changed = True
+            self._replan()
+
+    def set_rate(self, link: str, rate: float, now: float) -> None:
+        """Change the rate of a link, and keep the length of its queue (bytes).
+
+        Args:
+            link: name of the link; unknown links are ignored.
+            rate: the rate (bytes/s), 0 allowed.
+            now: the time (s).
+        """
+        if link in self._names:
+            self._commit(now)
+            self._capacity[self._names[link]] = min(rate, _UNLIMITED)
+            self._replan()
+
+    def set_loss(self, flow_id: int, first: float, last: float, now: float) -> None:
+        """Change the chances with which a flow's packets are lost, beside what queues drop.
+
+        Args:
+            flow_id: ID of the flow.
+            first: chance on the sender's own link.
+            last: chance on the receiver's own link.
+            now: the time (s).
+        """
+        self._commit(now)
+        row = self._id == flow_id
+        self._losses.first[row] = first
+        self._losses.last[row] = last
+        self._replan()
+
+    def set_round_trip(self, flow_id: int, round_trip: float, now: float) -> None:
+        """Change the round trip of a flow.
+
+        Args:
+            flow_id: ID of the flow.
+            round_trip: round trip on empty links (s).
+            now: the time (s).
+        """
+        self._commit(now)
+        self._senders.round_trip[self._id == flow_id] = max(round_trip, _LEAST_STEP_S)
+        self._replan()
+
+    def _replan(self) -> None:
+        self._plan = None
+        self.next_end = math.inf
+        self.changed = True
 
     def share(self, now: float) -> None:
         self.changed = False
@@ -215,6 +263,7 @@ class Queueing:
         for name in _COLUMNS:
             setattr(self, name, getattr(self, name)[stay])
         self._senders.select(stay)
+        self._losses.select(stay)
         self._history.select(stay)
         self._group()
 
@@ -271,6 +320,7 @@ class Queueing:
         self._delivered += share * plan.delivered
         self._dropped += share * plan.dropped
         self._credit += share * plan.credit
+        self._losses.before += share * plan.before_loss
         new_drops = (plan.dropped > 0) & np.isinf(self._mark)
         self._waiting += share * (plan.waiting - self._waiting)
         self._arriving += share * (plan.arriving - self._arriving)
@@ -386,7 +436,14 @@ class Queueing:
         sent = wants
         if self._rules.holds_back:
             sent = self._hold_back(wants, length_s)
-        arriving[:, 0] += sent
+        losses = self._losses
+        before_loss = losses.before
+        entering = sent
+        if losses.may_lose:
+            lost, before_loss = losses.lose(losses.first, sent, before_loss)
+            dropped += lost
+            entering = sent - lost
+        arriving[:, 0] += entering
         for flows, places, numbers in self._groups:
             old = waiting[flows, places]
             new = arriving[flows, places]
@@ -414,6 +471,10 @@ class Queueing:
             arriving[flows[~last], places[~last] + 1] += out[~last]
             used = np.minimum((queued + added) / np.where(room > 0, room, 1.0), 1.0)
             np.maximum.at(busy, flows, used[numbers])
+        if losses.may_lose:
+            lost, before_loss = losses.lose(losses.last, delivered, before_loss)
+            dropped += lost
+            delivered -= lost
         missing = self._size - self._delivered
         ends = np.full(len(self._id), math.inf)
         over = delivered >= missing - _NO_BYTES
@@ -426,7 +487,17 @@ class Queueing:
         lasting = self._senders.window * self._rules.packet * length_s
         held = (sent < wants) & (lasting >= sent * (self._senders.round_trip + _MOST_STEP_S))
         return StepPlan(
-            length_s, sent, delivered, dropped, credit, waiting, arriving, growth, ends, held
+            length_s,
+            sent,
+            delivered,
+            dropped,
+            credit,
+            before_loss - losses.before,
+            waiting,
+            arriving,
+            growth,
+            ends,
+            held,
         )
 
     def _is_stuck(self) -> bool:
@@ -463,7 +534,7 @@ class Queueing:
         """Plan one step until the next end, if no queue changes what flows deliver; else None."""
         senders = self._senders
         capacity = self._capacity
-        if np.isfinite(self._mark).any() or self._arriving.any():
+        if np.isfinite(self._mark).any() or self._arriving.any() or self._losses.may_lose:
             return None
         if (senders.window < senders.threshold).any():
             grows = senders.window < senders.threshold
@@ -510,7 +581,7 @@ class Queueing:
         waiting[flows, narrowest] = np.maximum(waits + sent - delivered, 0.0)
         none = np.zeros(len(self._id))
         return StepPlan(
-            length_s, sent, delivered, none, none, waiting, self._arriving, none, ends, held
+            length_s, sent, delivered, none, none, none, waiting, self._arriving, none, ends, held
         )
 
     # queries

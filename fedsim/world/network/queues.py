@@ -66,6 +66,7 @@ class StepPlan:
         length_s: its length (s); infinity if nothing moves.
         sent, delivered, dropped: bytes of each flow.
         credit: change of ``Queueing._credit`` (bytes).
+        before_loss: change of ``RandomLosses.before`` (bytes).
         waiting, arriving: state at its end (bytes), float64 [flows, hops].
         growth: growth of windows (segments).
         ends: end of each flow (s); infinity for flows that go on.
@@ -77,6 +78,7 @@ class StepPlan:
     delivered: Floats
     dropped: Floats
     credit: Floats
+    before_loss: Floats
     waiting: Floats
     arriving: Floats
     growth: Floats

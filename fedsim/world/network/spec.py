@@ -1,9 +1,13 @@
 """Scenario section ``[network]``: the base of network models, and the star."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
+
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Floats
@@ -12,10 +16,18 @@ from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import LinkRate, Seconds
-from fedsim.world.distributions import Constant, Distribution, RateDistribution, TimeDistribution
+from fedsim.world.distributions import Constant, Distribution
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 from fedsim.world.network.star import Star
+from fedsim.world.network.traced import (
+    DeviceLatency,
+    DeviceLoss,
+    DeviceRate,
+    SharedRate,
+    TracedRate,
+)
+from fedsim.world.network.traces import Assignment, LinkTraces, StepTrace
 
 OwnRates = tuple[Floats, ...] | None
 """Rates down and up (bytes/s), and optional latencies (s), of the devices; float64 [devices]."""
@@ -40,6 +52,21 @@ class NetworkInputs:
     root: Path | None
 
 
+@dataclass(frozen=True)
+class SharedLinks:
+    """Shared links with a common key in the scenario.
+
+    Attributes:
+        key: the key, such as ``network.server.up``.
+        names: names of the links.
+        rate: their rate (bytes/s), or the traces that they follow.
+    """
+
+    key: str
+    names: Sequence[str]
+    rate: float | TracedRate
+
+
 class SharedLink(Spec):
     """Shared link of the server, or between a cell and the server.
 
@@ -48,19 +75,23 @@ class SharedLink(Spec):
         up: rate from the devices.
     """
 
-    down: LinkRate = math.inf
-    up: LinkRate = math.inf
+    down: SharedRate = math.inf
+    up: SharedRate = math.inf
 
 
 class DeviceLinks(Spec):
     """The devices' own links, and the latency that each transfer pays before its first byte."""
 
-    down: RateDistribution = Constant[LinkRate].model_validate({"value": "inf B/s"})
+    down: DeviceRate = Constant[LinkRate].model_validate({"value": "inf B/s"})
     """rate to the device."""
-    up: RateDistribution = Constant[LinkRate].model_validate({"value": "inf B/s"})
+    up: DeviceRate = Constant[LinkRate].model_validate({"value": "inf B/s"})
     """rate from the device."""
-    latency: TimeDistribution = Constant[Seconds].model_validate({"value": "0 s"})
+    latency: DeviceLatency = Constant[Seconds].model_validate({"value": "0 s"})
     """time before the first byte leaves (s), each way."""
+    loss: DeviceLoss = 0.0
+    """share of the packets that are lost on the device's own link, each way; counts with
+    ``protocol.model = "window"`` alone.
+    """
 
 
 _is_rate = find_outside(above=0.0, infinite=True)
@@ -98,6 +129,28 @@ class NetworkModel(Spec):
     protocol: ProtocolSpec = Fluid()
     """headers, slow start and weights of transfers."""
 
+    @model_validator(mode="after")
+    def _needs_windows(self) -> Self:
+        device = self.device
+        reasons = []
+        if isinstance(device.latency, TracedRate):
+            reasons.append("device.latency is a trace")
+        if isinstance(device.loss, TracedRate):
+            reasons.append("device.loss is a trace")
+        elif device.loss:
+            reasons.append(f"device.loss is {device.loss!r}")
+        if reasons and self.protocol.queueing() is None:
+            raise PydanticCustomError(
+                "needs_windows",
+                "{reason}, which counts only where senders have congestion windows; allowed with "
+                "{protocol}",
+                {
+                    "reason": " and ".join(reasons),
+                    "protocol": "protocol = { kind = 'tcp', model = 'window' }",
+                },
+            )
+        return self
+
     @property
     def has_device_rates(self) -> bool:
         """Whether this section has rates of the devices' own links."""
@@ -115,6 +168,58 @@ class NetworkModel(Spec):
     def edge_servers(self) -> int:
         """Count of edge servers."""
         return 0
+
+    @property
+    def shared_links(self) -> Sequence[SharedLinks]:
+        """Shared links whose rates are keys of this section, which may be traces."""
+        return ()
+
+    def shared_rates(self, streams: Streams, root: Path | None) -> dict[str, float]:
+        """Return the rates of ``shared_links``: link name -> rate, or mean of its trace (bytes/s).
+
+        Args:
+            streams: random streams of the run.
+            root: folder of data files; None for the working directory.
+        """
+        rates: dict[str, float] = {}
+        for links in self.shared_links:
+            if isinstance(links.rate, TracedRate):
+                count = len(links.names)
+                traces = links.rate.assign(links.key, streams, count, root, links.key)
+                rates.update(zip(links.names, traces.means(count).tolist(), strict=True))
+            else:
+                rates.update(dict.fromkeys(links.names, links.rate))
+        return rates
+
+    def link_traces(
+        self, streams: Streams, devices: int, root: Path | None, *, with_rates: bool = True
+    ) -> LinkTraces | None:
+        """Return the traces that links follow; None if all rates are constant.
+
+        Args:
+            streams: random streams of the run.
+            devices: number of devices.
+            root: folder of data files; None for the working directory.
+            with_rates: whether the devices' own links have the rates of this section.
+        """
+        of_devices: dict[str, Assignment] = {}
+        for name, value in self.device:
+            if isinstance(value, TracedRate) and (with_rates or name not in ("down", "up")):
+                of_devices[name] = value.assign(f"network.device.{name}", streams, devices, root)
+        loss = self.device.loss
+        if isinstance(loss, float) and loss:
+            trace = StepTrace("loss", [0.0], [loss], 1.0)
+            of_devices["loss"] = Assignment([trace], streams, is_drawn=False, random_start=False)
+        of_shared: dict[str, tuple[Assignment, int]] = {}
+        for links in self.shared_links:
+            if isinstance(links.rate, TracedRate):
+                count = len(links.names)
+                assignment = links.rate.assign(links.key, streams, count, root, links.key)
+                for number, name in enumerate(links.names):
+                    of_shared[name] = assignment, number
+        if not of_devices and not of_shared:
+            return None
+        return LinkTraces(of_devices, of_shared)
 
     def rules(self) -> list[str]:
         """Describe each formula that was fitted to measurements: its range and its error, as text."""
@@ -167,6 +272,9 @@ class NetworkModel(Spec):
         def draw(name: Literal["down", "up", "latency"], purpose: str) -> Floats:
             distribution: Distribution = getattr(self.device, name)
             generator = streams.generator(purpose)
+            if isinstance(distribution, TracedRate):
+                key = f"network.device.{name}"
+                return distribution.assign(key, streams, devices, root).means(devices)
             return distribution.by_device(f"network.device.{name}", generator, devices, root)
 
         if rates is None:
@@ -181,6 +289,14 @@ class NetworkModel(Spec):
         return down, up, draw("latency", "world/latency")
 
 
+def server_links(server: SharedLink) -> list[SharedLinks]:
+    """Return the links of the server of a star or a tree, by its table ``server``."""
+    return [
+        SharedLinks("network.server.down", ("server down",), server.down),
+        SharedLinks("network.server.up", ("server up",), server.up),
+    ]
+
+
 class StarSpec(NetworkModel):
     """One server link each way, and each device behind its own; without rates transfers take no
     time.
@@ -189,9 +305,14 @@ class StarSpec(NetworkModel):
     kind: Literal["star"] = "star"
     server: SharedLink = SharedLink()
 
+    @property
+    def shared_links(self) -> list[SharedLinks]:
+        return server_links(self.server)
+
     def _connect(self, inputs: NetworkInputs) -> Network:
-        server = self.server
-        return Star(inputs.simulation, *inputs.columns, server.down, server.up, inputs.transport)
+        rates = self.shared_rates(inputs.transport.streams, inputs.root)
+        server = (rates["server down"], rates["server up"])
+        return Star(inputs.simulation, *inputs.columns, *server, inputs.transport)
 
 
 _GRAPHS = "fedsim.toolbox.worlds.graphs"

@@ -110,7 +110,12 @@ class Holds:
         if self._network.limits.get(link) == rate:
             return
         self._network.limit(link, rate)
-        present = self._network.built_rate(link) if rate is None else rate
+        present = rate
+        if present is None:
+            present = self._network.built_rate(link)
+            traces = self._network.traces
+            if traces is not None and traces.of(link) is not None:
+                present = math.inf  # its trace alone limits it
         self._processes.emit("link-rate", link=link, rate=None if present == math.inf else present)
 
     def _set_pace(self, device: int, values: list[float]) -> None:

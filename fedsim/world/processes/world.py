@@ -377,6 +377,8 @@ class World:
     def rate(self, link: str) -> float:
         """Return the built capacity of a link (bytes/s), which ``limit`` does not change.
 
+        For a link that follows a trace this is the mean of the trace.
+
         Args:
             link: name of the link: ``server up``, ``cell 3 down``, ``device 7 up`` or ``a -> b``.
 

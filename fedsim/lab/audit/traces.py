@@ -1,0 +1,251 @@
+"""Rates of links that follow traces or were changed, and checks of traces against the scenario."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedsim.clock.simulation import on_grid
+from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.streams import Streams
+from fedsim.lab.audit.capacity import LinkCapacity, Rate
+from fedsim.lab.audit.evidence import Evidence, TomlTable
+from fedsim.records import folder as files
+from fedsim.records.schema import TRACED_LINKS, TRACES
+
+_OWN = ("down", "up")
+_PURPOSE = "world/link-trace"
+_PLACE = 1  # number of the draw of a link's place in its trace
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedTrace:
+    """Trace of ``link_traces.parquet``.
+
+    Attributes:
+        since: begins of its pieces (s), the first 0; float64 [pieces].
+        rates: rates (bytes/s), latencies (s) or shares of lost packets; float64 [pieces].
+        length: its length (s).
+        loops: whether it begins anew at its end.
+    """
+
+    since: Floats
+    rates: Floats
+    length: float
+    loops: bool
+
+    @property
+    def mean(self) -> float:
+        """Mean rate over the length (bytes/s)."""
+        if len(self.rates) == 1:
+            return self.rates.item(0)
+        lengths = np.diff(np.append(self.since, self.length))
+        return float(lengths @ self.rates / self.length)
+
+    def _places(self, position: Floats) -> tuple[Floats, Floats, Ints]:
+        """Return laps, offsets in the lap (s) and pieces of positions; [n] each."""
+        laps = np.floor(position / self.length) if self.loops else np.zeros(len(position))
+        offset = position - laps * self.length
+        return laps, offset, np.searchsorted(self.since, offset, side="right") - 1
+
+    def at(self, position: Floats) -> Floats:
+        """Return the values at positions (s); float64 [n]."""
+        return self.rates[self._places(position)[2]]
+
+    def carried(self, position: Floats, limit: float = np.inf) -> Floats:
+        """Return the bytes that a link carries from the begin of the trace to given positions.
+
+        Args:
+            position: positions (s); float64 [n].
+            limit: limit of the rate (bytes/s).
+
+        Returns:
+            Bytes; float64 [n].
+        """
+        rates = np.minimum(self.rates, limit)
+        lengths = np.diff(np.append(self.since, self.length))
+        sums = np.append(0.0, np.cumsum(rates * lengths))
+        laps, offset, piece = self._places(position)
+        within = sums[piece] + rates[piece] * (offset - self.since[piece])
+        return np.asarray(laps * sums[-1] + within)
+
+
+@dataclass(frozen=True, eq=False)
+class TraceRate(LinkCapacity):
+    """Rate of a link that follows a trace, and perhaps has limits by processes.
+
+    Attributes:
+        trace: the trace.
+        ahead: place in the trace at simulated time 0 (s).
+        limits: limits over time.
+    """
+
+    trace: RecordedTrace
+    ahead: float
+    limits: Rate
+
+    def carried(self, until: Floats) -> Floats:
+        sums = np.zeros(len(until))
+        ends = np.append(self.limits.since[1:], np.inf)
+        for since, end, limit in zip(self.limits.since, ends, self.limits.values, strict=True):
+            first = self.trace.carried(np.array([since + self.ahead]), limit)
+            last = np.clip(until, since, end) + self.ahead
+            sums += self.trace.carried(last, limit) - first
+        return sums
+
+    def is_unlimited(self, begin: Floats, end: Floats) -> Flags:
+        return np.zeros(len(begin), dtype=bool)
+
+
+class LinkRates:
+    """Rates of the links of a run over time.
+
+    Args:
+        evidence: the run folder.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        rates = evidence.data_of("link-rate").assign(time=evidence.events["time"])
+        self._changes: dict[str, pd.DataFrame] = {}
+        for link, changes in rates.groupby("link"):
+            self._changes[str(link)] = changes
+        self._traces = read_traces(evidence)
+
+    def beyond_mean_s(self, device: Ints, start: Floats) -> Floats:
+        """Return by how much the latencies of devices are above their means at given times (s).
+
+        Args:
+            device: device of each message, negative for none; int64 [messages].
+            start: begins of the messages (s); float64 [messages].
+        """
+        beyond_s = np.zeros(len(device))
+        for number in np.unique(device[device >= 0]).tolist():
+            entry = self._traces.get(f"device {number} latency")
+            if entry is not None:
+                trace, ahead = entry
+                rows = device == number
+                beyond_s[rows] = trace.at(start[rows] + ahead) - trace.mean
+        return beyond_s
+
+    def varies(self, link: str) -> bool:
+        """Return whether the rate of a link changed, or follows a trace."""
+        return link in self._changes or link in self._traces
+
+    def of(self, link: str, built: float) -> LinkCapacity:
+        """Return the rate of a link over time.
+
+        Args:
+            link: name of the link.
+            built: its rate at the begin of the run (bytes/s), which traces replace.
+        """
+        changes = self._changes.get(link)
+        trace = self._traces.get(link)
+        first = built if trace is None else np.inf
+        rate = Rate(np.zeros(1), np.array([first]))
+        if changes is not None:
+            rate = Rate(np.append(0.0, changes["time"]), np.append(first, changes["rate"]))
+        return rate if trace is None else TraceRate(*trace, rate)
+
+
+def read_traces(evidence: Evidence) -> dict[str, tuple[RecordedTrace, float]]:
+    """Return the trace of each link that follows one, and its place at time 0 (s), by link name."""
+    if not evidence.run.has(files.TRACED_LINKS):
+        return {}
+    pieces = evidence.frame(files.TRACES, TRACES.names)
+    traces: dict[int, RecordedTrace] = {}
+    for number in np.unique(pieces["trace"].to_numpy()).tolist():
+        rows = pieces[pieces["trace"] == number]
+        traces[number] = RecordedTrace(
+            rows["since"].to_numpy(),
+            rows["value"].to_numpy(),
+            float(rows["length"].iloc[0]),
+            bool(rows["loops"].iloc[0]),
+        )
+    links = evidence.frame(files.TRACED_LINKS, TRACED_LINKS.names)
+    of_links: dict[str, tuple[RecordedTrace, float]] = {}
+    for device, link, trace, ahead in links.itertuples(index=False):
+        name = link if device < 0 else f"device {device} {link}"
+        of_links[name] = traces[int(trace)], float(ahead)
+    return of_links
+
+
+def has_trace(section: object) -> bool:
+    """Return whether a rate of the scenario, a text or a table, is a trace."""
+    return isinstance(section, Mapping) and section.get("kind") == "trace"
+
+
+def places_as_drawn(evidence: Evidence) -> Iterator[str]:
+    """Yield a finding for each traced link that is not at the place that the seed draws.
+
+    Also, links follow traces if and only if the scenario says so, and the mean of a trace is the
+    rate of its device's link.
+    """
+    network = evidence.run.scenario["network"]
+    sections = _traced_sections(network)
+    traces = read_traces(evidence)
+    streams = Streams(evidence.run.scenario["seed"])
+    for link, (trace, ahead) in traces.items():
+        key = _key_of(link)
+        if key == "network.device.loss" and key not in sections:
+            if trace.rates.tolist() != [network["device"]["loss"]]:
+                yield f"{link} is {trace.rates.tolist()}; by the scenario {network['device']['loss']!r}"
+            continue
+        if key not in sections:
+            yield f"{link} follows a trace in {files.TRACED_LINKS}, by the scenario none"
+            continue
+        place = 0.0
+        if sections[key]["starts"] == "random":
+            number = [int(part) for part in link.split() if part.isdecimal()]
+            purpose = _PURPOSE
+            if not key.startswith("network.device."):
+                purpose = f"{_PURPOSE}/{key}"
+            draw = streams.uniform(purpose, number[0] if number else 0, _PLACE)
+            place = on_grid(draw * trace.length)
+        if place != ahead:
+            yield f"{link} begins at {ahead!r} s of its trace; by the scenario's seed at {place!r} s"
+        if trace.loops != (sections[key]["ends"] == "loop"):
+            yield f"the trace of {link} ends otherwise than the scenario says"
+    yield from _check_devices(evidence, sections, traces)
+    for key in sections:
+        if not key.startswith("network.device.") and key not in map(_key_of, traces):
+            yield f"no link follows the trace of {key}"
+
+
+def _check_devices(
+    evidence: Evidence,
+    sections: Mapping[str, TomlTable],
+    traces: Mapping[str, tuple[RecordedTrace, float]],
+) -> Iterator[str]:
+    """Yield a finding for each device whose link has no trace, or another mean than its trace."""
+    devices = evidence.devices
+    for direction in _OWN:
+        if f"network.device.{direction}" not in sections:
+            continue
+        stated = devices[f"link_{direction}"].tolist()
+        for device, rate in zip(devices["device"].tolist(), stated, strict=True):
+            entry = traces.get(f"device {device} {direction}")
+            if entry is None:
+                yield f"the link {direction} of device {device} has no trace"
+            elif not np.isclose(entry[0].mean, rate, rtol=1e-9):
+                yield (
+                    f"the link {direction} of device {device} has {rate!r} B/s; its trace has a "
+                    f"mean of {entry[0].mean!r} B/s"
+                )
+
+
+def _traced_sections(network: TomlTable) -> dict[str, TomlTable]:
+    """Return the tables of the scenario by which links follow traces: key -> table."""
+    sections: dict[str, TomlTable] = {}
+    for part in ("device", "server", "cell", "edge"):
+        for name, section in network.get(part, {}).items():
+            if has_trace(section):
+                sections[f"network.{part}.{name}"] = section
+    return sections
+
+
+def _key_of(link: str) -> str:
+    """Return the key of the scenario with the rate of a link, such as ``network.cell.up``."""
+    part, *_, direction = re.sub(r" [0-9]+ ", " ", link).split()
+    return f"network.{part}.{direction}"

@@ -1,0 +1,79 @@
+"""Times of rounds with other numbers of clients than the log has, as intervals.
+
+The log leaves open what own links carry that a shared link may have hidden, and whether more clients
+would fill a link that they share. Several worlds explain it: with own links alone, with a shared one,
+and with both. Their rounds with as many clients take the same times; with more or fewer they differ.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.lab.calibrate.log import Log
+from fedsim.lab.calibrate.replay import FittedWorld, rounds
+from fedsim.lab.calibrate.tasks import whole
+
+_APART = 0.02  # relative width below which an interval is one number
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Time of a round with a number of clients.
+
+    Attributes:
+        clients: count of clients at a time.
+        fitted: time of a round in the fitted world (s).
+        fastest, slowest: least and greatest time in the worlds that explain the log (s).
+    """
+
+    clients: int
+    fitted: float
+    fastest: float
+    slowest: float
+
+    @property
+    def line(self) -> str:
+        """A line of text about the time."""
+        text = (
+            f"outlook    with {self.clients} clients at a time a round takes {self.fitted:.4g} s in "
+            "the scenario"
+        )
+        if self.slowest <= self.fastest * (1 + _APART):
+            return text
+        return (
+            f"{text}; worlds that explain the log as well take {self.fastest:.4g} to "
+            f"{self.slowest:.4g} s"
+        )
+
+
+def outlooks(log: Log, world: FittedWorld, rivals: Sequence[FittedWorld]) -> Iterator[Outlook]:
+    """Yield the times of rounds with half and twice as many clients as the log's rounds have.
+
+    The clients of the log's last whole round take part, several times each if there are more.
+
+    Args:
+        log: the log; of an asynchronous server nothing is yielded.
+        world: the fitted world.
+        rivals: further worlds that explain the log.
+    """
+    if not log.synchronous:
+        return
+    tasks = log.tasks[whole(log.tasks)]
+    cohort = np.flatnonzero(tasks.number == tasks.number[-1])
+    at_once = len(cohort)
+    for count in sorted({max(1, at_once // 2), 2 * at_once}):
+        of_clients = tasks[np.resize(cohort, count)]
+        numbers = of_clients.client.copy()
+        of_clients.client[:] = np.arange(count)
+        times = []
+        for candidate in (world, *rivals):
+            copies = candidate._replace(
+                down=candidate.down[numbers],
+                up=candidate.up[numbers],
+                latency=candidate.latency[numbers],
+                speed=candidate.speed[numbers],
+                jitter=0.0,
+            )
+            times.append(float(rounds(copies, of_clients, [np.arange(count)])[0]))
+        yield Outlook(count, times[0], min(times), max(times))

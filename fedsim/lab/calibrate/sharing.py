@@ -1,0 +1,122 @@
+"""Test whether transfers at the same time share a link, against chance.
+
+If one link limits clients that send at once, one gets what another does not: single transfers take
+different times from round to round, and all together hardly do. On links of their own, the time of
+all together varies as the slowest of independent times does. Which variance chance gives is found by
+exchanging each client's times among its rounds, which leaves the variation of each client as it is
+(a permutation test).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.streams import Streams
+from fedsim.lab.calibrate.tasks import Steps, took
+
+_LEAST_CLIENTS = 3
+_LEAST_COHORTS = 4
+_LEAST_OVERLAP = 0.6  # share of a transfer during which all transfers of its cohort run
+_DRAWS = 999
+_CHANCE = 0.02  # a shared link is stated if chance would make one as seldom as this
+_LEAST_SPREAD = 2e-3  # relative variation of rates below which nothing can be told
+_STEADY = (
+    0.3  # a client whose times vary less, relative to the usual client's, has a link of its own
+)
+
+
+class CommonLink(NamedTuple):
+    """Link that clients were found to share.
+
+    Attributes:
+        capacity: its rate (bytes/s of payload).
+        members: whether it limits each client; bool [clients]. Other clients are behind it too, and
+            limited by links of their own.
+        chance: share of exchanged logs in which the time of all together varies as little.
+        spread: standard deviation of single times, relative.
+        spread_together: standard deviation of the times of all together, relative.
+    """
+
+    capacity: float
+    members: Flags
+    chance: float
+    spread: float
+    spread_together: float
+
+
+def find_shared_link(
+    steps: Steps, client: Ints, latency: Floats, begins: Ints
+) -> CommonLink | None:
+    """Find a link that all clients share.
+
+    Args:
+        steps: transfers in one direction, in order of their starts.
+        client: index of each transfer's client; int64 [transfers].
+        latency: latency of each client (s); float64 [clients].
+        begins: index of the first transfer of each busy period.
+
+    Returns:
+        The link; None if chance explains the times.
+    """
+    cohorts = _find_cohorts(steps, client, begins)
+    if len(cohorts) < _LEAST_COHORTS:
+        return None
+    rows = np.array(cohorts)
+    first = steps.start[rows].min(axis=1)
+    seconds = took(steps)[rows]
+    owner = client[rows]
+    spreads = _spreads(seconds, owner, len(latency))
+    spread = float(np.nanmedian(spreads))
+    if spread < _LEAST_SPREAD:
+        return None
+    together = (steps.start[rows] + seconds).max(axis=1) - first
+    variance = float(np.log(together).var())
+    as_little = 1
+    generator = Streams(0).generator("world/calibrate/sharing")
+    places = [np.nonzero(owner == number) for number in np.unique(owner)]
+    for _ in range(_DRAWS):
+        exchanged = seconds.copy()
+        for place in places:
+            exchanged[place] = generator.permutation(seconds[place])
+        ends = (steps.start[rows] + exchanged).max(axis=1)
+        as_little += bool(np.log(ends - first).var() <= variance)
+    chance = as_little / (_DRAWS + 1)
+    if chance > _CHANCE:
+        return None
+    least_latency = latency[owner].min(axis=1)
+    rates = steps.amount[rows].sum(axis=1) / np.maximum(together - least_latency, 1e-9)
+    return CommonLink(
+        capacity=float(np.median(rates)),
+        members=np.nan_to_num(spreads, nan=spread) >= _STEADY * spread,
+        chance=chance,
+        spread=spread,
+        spread_together=float(np.std(together) / np.mean(together)),
+    )
+
+
+def _spreads(seconds: Floats, owner: Ints, clients: int) -> Floats:
+    """Return the relative standard deviation of each client's times, NaN without any; [clients]."""
+    spreads = np.full(clients, np.nan)
+    for number in np.unique(owner).tolist():
+        times = seconds[owner == number]
+        spreads[number] = np.std(times) / np.mean(times)
+    return spreads
+
+
+def _find_cohorts(steps: Steps, client: Ints, begins: Ints) -> list[Ints]:
+    """Return the transfers of each busy period in which all clients send nearly all the time.
+
+    Only cohorts of the usual size are returned.
+    """
+    cohorts = []
+    for cohort in np.split(np.arange(len(client)), begins[1:]):
+        if len(np.unique(client[cohort])) < len(cohort) or len(cohort) < _LEAST_CLIENTS:
+            continue
+        together = steps.end[cohort].min() - steps.start[cohort].max()
+        if together >= _LEAST_OVERLAP * float(np.median(took(steps)[cohort])):
+            cohorts.append(cohort)
+    if not cohorts:
+        return []
+    usual = int(np.median([len(cohort) for cohort in cohorts]))
+    return [cohort for cohort in cohorts if len(cohort) == usual]

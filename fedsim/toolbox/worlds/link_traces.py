@@ -1,0 +1,214 @@
+"""Kinds ``trace``: links whose rates, latencies or losses follow recorded traces."""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from fedsim.common.errors import ScenarioError
+from fedsim.common.files import sought
+from fedsim.common.notes import note
+from fedsim.common.streams import Streams
+from fedsim.common.units import BytesPerSecond, PositiveSeconds, Seconds, unit_factor
+from fedsim.toolbox.worlds.trace_files import Recording, TraceOptions, read_recordings
+from fedsim.world.network.traced import TracedRate
+from fedsim.world.network.traces import Assignment, StepTrace
+
+_LINKS = "world/link-trace"
+
+
+class _FileTrace(TracedRate):
+    """Base of the kinds ``trace``: their files, and how links get the traces."""
+
+    kind: Literal["trace"] = "trace"
+    file: str
+    """the file, folder or archive; a relative path starts from ``data.root``, else the working
+    directory, else ``$FEDSIM_DATA``.
+    """
+    members: str = Field(default="*", min_length=1)
+    """pattern of the names of the files within a folder or archive, such as ``"*driving*"``."""
+    time: str = "s"
+    """unit of times that are bare numbers."""
+    time_column: str | None = None
+    """the column of times of a table; None: a usual name, such as ``time``."""
+    device_column: str | None = None
+    """the column of a table that names the device of each row; None: a usual name, such as
+    ``device``, if the table has one.
+    """
+    every: PositiveSeconds | None = None
+    """time between two rows, in place of the times of the file."""
+    average: PositiveSeconds | None = None
+    """length of pieces over which values are averaged, with the same integral; None: as they are
+    recorded, and 100 ms for packet files.
+    """
+    ends: Literal["loop", "hold"] = "loop"
+    """what follows the end of a trace: its begin, or its last value for ever."""
+    starts: Literal["random", "begin"] = "random"
+    """where in its trace a link is at simulated time 0: at a place drawn for each link, or at the
+    begin. All traces of a device have the same draw.
+    """
+    deals: Literal["drawn", "in-turn", "own"] = "drawn"
+    """how links get their traces: each draws one; link i takes trace i modulo their count, in order
+    of names; or each has one of its own, as many traces as links. All traces of a device have the
+    same draw.
+    """
+
+    _quantity: ClassVar[str]
+
+    @field_validator("time")
+    @classmethod
+    def _is_unit_of_time(cls, value: str) -> str:
+        return _checked_unit(value, Seconds)
+
+    def _value_of_unit(self) -> float | None:
+        """Return the unit of bare values in the base unit; None if the table has none."""
+        raise NotImplementedError
+
+    def _read(self, key: str, root: Path | None) -> list[StepTrace]:
+        options = TraceOptions(
+            key=key,
+            quantity=self._quantity,
+            upward=key.endswith(("up", "receive")),
+            time_factor=unit_factor(self.time, Seconds),
+            factor=self._value_of_unit(),
+            time_column=self.time_column,
+            value_column=getattr(self, f"{self._quantity}_column"),
+            device_column=self.device_column,
+            every=self.every,
+            average=self.average,
+            members=self.members,
+        )
+        form, recordings = read_recordings(sought(self.file, root), options)
+        traces = [self._trace(recording) for recording in recordings]
+        note(f"{key} from {self.file!r}: {_describe(form, traces, self._quantity)}")
+        return traces
+
+    def _trace(self, recording: Recording) -> StepTrace:
+        return StepTrace(
+            recording.name,
+            recording.times,
+            recording.rates,
+            recording.end,
+            loops=self.ends == "loop",
+        )
+
+    def assign(
+        self, key: str, streams: Streams, links: int, root: Path | None, shared: str = ""
+    ) -> Assignment:
+        traces = self._read(key, root)
+        if self.deals == "own" and len(traces) != links:
+            raise ScenarioError(
+                f"{key}.deals is 'own', and {self.file!r} has {len(traces)} traces for {links} "
+                "links; allowed is one a link, or 'drawn' or 'in-turn'"
+            )
+        return Assignment(
+            traces,
+            streams,
+            is_drawn=self.deals == "drawn",
+            random_start=self.starts == "random",
+            purpose=f"{_LINKS}/{shared}" if shared else _LINKS,
+        )
+
+
+class LinkTrace(_FileTrace):
+    """Rates over time from files of bandwidth or throughput traces.
+
+    A file has one trace, or one for each device; a folder or an archive (tar, zip) has one in each
+    file. The form of a file is recognised: lines of a time and a rate (Lumos5G), a CSV with a
+    header, Mahimahi's packet files, the FCC's ``curr_httpgetmt.csv``, or the CSVs of the Irish 4G
+    and 5G drives. The first time of a trace is its begin. Each rate lasts until the next; the last
+    one lasts as long as the one before. Where a rate is 0, flows stand still.
+    """
+
+    rate: str | None = None
+    """unit of rates that are bare numbers, such as ``"Mbit/s"``; packet files and the tables of the
+    FCC and of the Irish drives have their own.
+    """
+    rate_column: str | None = None
+    """the column of rates of a table; None: a usual name, such as ``throughput`` or
+    ``DL_bitrate``.
+    """
+
+    _quantity = "rate"
+
+    @field_validator("rate")
+    @classmethod
+    def _is_unit_of_rate(cls, value: str | None) -> str | None:
+        return None if value is None else _checked_unit(value, BytesPerSecond)
+
+    def _value_of_unit(self) -> float | None:
+        return None if self.rate is None else unit_factor(self.rate, BytesPerSecond)
+
+
+class LatencyTrace(_FileTrace):
+    """Latencies over time from files, for links with congestion windows.
+
+    A file has lines of a time and a latency, or a table with a header.
+    """
+
+    latency: str = "ms"
+    """unit of latencies that are bare numbers."""
+    latency_column: str | None = None
+    """the column of latencies of a table; None: a usual name, such as ``latency``."""
+
+    _quantity = "latency"
+
+    @field_validator("latency")
+    @classmethod
+    def _is_unit_of_latency(cls, value: str) -> str:
+        return _checked_unit(value, Seconds)
+
+    def _value_of_unit(self) -> float:
+        return unit_factor(self.latency, Seconds)
+
+
+class LossTrace(_FileTrace):
+    """Shares of lost packets over time from files, for links with congestion windows.
+
+    A file has lines of a time and a loss, or a table with a header.
+    """
+
+    loss: Literal["share", "%"] = "share"
+    """whether losses are shares up to 1, or per cent."""
+    loss_column: str | None = None
+    """the column of losses of a table; None: a usual name, such as ``loss``."""
+
+    _quantity = "loss"
+
+    def _value_of_unit(self) -> float:
+        return 1.0 if self.loss == "share" else 0.01
+
+
+def _checked_unit(value: str, kind: object) -> str:
+    try:
+        unit_factor(value, kind)
+    except ValueError as error:
+        raise PydanticCustomError("unit", "{why}", {"why": str(error)}) from None
+    return value
+
+
+_SHOWN = {"rate": (8e-6, " Mbit/s"), "latency": (1e3, " ms"), "loss": (100.0, " %")}
+"""Quantity -> factor and unit in which notes show it."""
+
+
+def _describe(form: str, traces: list[StepTrace], quantity: str) -> str:
+    """Describe traces in a line for the user."""
+    factor, unit = _SHOWN[quantity]
+    count = len(traces)
+    means = np.array([trace.mean for trace in traces])
+    lengths = np.array([trace.length for trace in traces])
+    text = (
+        f"{count} trace{'s' if count > 1 else ''} ({form}), {lengths.min():.6g} to "
+        f"{lengths.max():.6g} s long, means {means.min() * factor:.4g} to "
+        f"{means.max() * factor:.4g}{unit}"
+    )
+    if quantity != "rate" or not any(0.0 in trace.values for trace in traces):
+        return text
+    stalled = sum(0.0 in trace.values for trace in traces)
+    text += f"; {stalled} of them {'are' if stalled > 1 else 'is'} 0 for a while"
+    dead = sum(not trace.loops and trace.values[-1] == 0 for trace in traces)
+    if dead:
+        text += f", and {dead} from {'their ends' if dead > 1 else 'its end'} on for ever"
+    return text

@@ -1,0 +1,533 @@
+"""Readers of published traces of links: two columns, packet files, and two tables.
+
+- Two columns: lines of a time and a rate, as Lumos5G's throughput traces (Narayanan et al., ACM IMC
+  2020) have them; or a CSV with a header.
+- Packet files of Mahimahi (Netravali et al., USENIX ATC 2015): each line is a time (ms) at which the
+  link can carry 1500 bytes. The file begins anew after its last time.
+- FCC, Measuring Broadband America, raw data (``curr_httpgetmt.csv``, ``curr_httppostmt.csv``,
+  ``curr_webget.csv``): a row is a test of a unit, with ``unit_id``, ``dtime``, ``bytes_sec``.
+- Irish 4G and 5G of University College Cork (Raca et al., ACM MMSys 2018 and 2020): a row is a
+  sample of a drive, with ``Timestamp``, ``DL_bitrate`` and ``UL_bitrate`` (kbit/s), ``State``.
+"""
+
+import csv
+import io
+import math
+import tarfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from fedsim.common.errors import DataError, nearest, shown
+from fedsim.common.files import SOUGHT, read_bytes, regular
+from fedsim.common.units import CLOCK_END_S
+from fedsim.world.device_table import IDS, natural_key
+
+_PACKET = 1500.0  # bytes of a delivery opportunity
+_PACKET_STEP_S = 0.1  # pieces of a packet file, whose opportunities are milliseconds apart
+_LONE_S = 1.0  # length of a trace of one row
+_MOST_RATE = 1e15  # bytes/s
+_KBIT_S = 125.0  # bytes/s
+_USUAL = {
+    "rate": (
+        *("rate", "throughput", "Throughput", "bandwidth", "Bandwidth", "bitrate", "mbps", "Mbps"),
+    ),
+    "latency": ("latency", "Latency", "delay", "latency_ms"),
+    "loss": ("loss", "Loss", "loss_rate", "plr"),
+}
+"""Quantity of a trace -> usual names of its column."""
+_MOST = {"rate": _MOST_RATE, "latency": 1e4, "loss": 0.999}
+"""Quantity of a trace -> largest value, in its base unit."""
+_TIMES = ("time", "Time", "timestamp", "Timestamp", "t", "seconds", "time_s", "time_ms", "elapsed")
+_FORMS_OF_DATES = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d_%H.%M.%S", "%Y-%m-%dT%H:%M:%S")
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """Options with which files of traces are read.
+
+    Attributes:
+        key: the key of the scenario that names the file, for messages.
+        quantity: ``rate``, ``latency`` or ``loss``.
+        upward: whether the link leads to the server, by which a column is chosen.
+        time_factor: bare times to seconds.
+        factor: bare values to bytes/s, s or a share; None if the scenario has no unit of them.
+        time_column, value_column, device_column: names of columns; None for the usual names.
+        every: time between two rows, in place of the times of the file (s); None for these.
+        average: length of pieces over which rates are averaged (s); None for the pieces as they
+            are recorded.
+        members: pattern of the names of files within a folder or an archive.
+    """
+
+    key: str
+    quantity: str
+    upward: bool
+    time_factor: float
+    factor: float | None
+    time_column: str | None
+    value_column: str | None
+    device_column: str | None
+    every: float | None
+    average: float | None
+    members: str
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Rates of a link, or its latencies or losses, as they were recorded.
+
+    Attributes:
+        name: name of the file, and of the device within it if it has several.
+        times: begins of the rates (s).
+        rates: rates (bytes/s).
+        end: end of the recording (s).
+    """
+
+    name: str
+    times: Sequence[float]
+    rates: Sequence[float]
+    end: float
+
+
+def read_recordings(path: Path, options: TraceOptions) -> tuple[str, list[Recording]]:
+    """Read all traces of a file, a folder, or an archive (tar or zip).
+
+    Args:
+        path: the file, folder or archive.
+        options: the options.
+
+    Returns:
+        The name of the files' form, and the traces in order of their names, numbers by size.
+
+    Raises:
+        DataError: there is no such file, or a file is damaged, empty or of an unknown form.
+    """
+    try:
+        stamp = tuple((str(file), file.stat().st_mtime_ns) for file in _files_of(path))
+    except FileNotFoundError:
+        raise DataError(f"{options.key}: there is no file {str(path)!r}; {SOUGHT}") from None
+    except OSError as error:
+        raise DataError(f"{options.key}: {str(path)!r} cannot be read: {error}") from None
+    return _read_again(path, stamp, options)
+
+
+@lru_cache(maxsize=16)
+def _read_again(
+    path: Path, stamp: tuple[tuple[str, int], ...], options: TraceOptions
+) -> tuple[str, list[Recording]]:
+    """Read traces; ``stamp`` (path and time of change of each file) is a key of the cache alone."""
+    forms: dict[str, None] = {}
+    recordings: list[Recording] = []
+    for name, content in _members(path, options):
+        form, of_file = _read_file(name, content, options)
+        forms[form] = None
+        recordings += of_file
+    if not recordings:
+        raise DataError(
+            f"{options.key}: {str(path)!r} has no file whose name fits members = "
+            f"{options.members!r}"
+        )
+    recordings.sort(key=lambda recording: natural_key(recording.name))
+    return " and ".join(forms), recordings
+
+
+def _files_of(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.is_file())
+    path.stat()
+    return [path]
+
+
+def _members(path: Path, options: TraceOptions) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of each file of a folder or archive that fits the pattern."""
+    if path.is_dir():
+        for file in _files_of(path):
+            name = file.relative_to(path).as_posix()
+            if _fits(name, options.members):
+                yield name, read_bytes(file)
+        return
+    try:
+        if zipfile.is_zipfile(regular(path)):
+            with zipfile.ZipFile(path) as archive:
+                for name in archive.namelist():
+                    if not name.endswith("/") and _fits(name, options.members):
+                        yield name, archive.read(name)
+        elif tarfile.is_tarfile(path):
+            with tarfile.open(path) as tar:
+                for member in tar:
+                    stream = tar.extractfile(member) if member.isfile() else None
+                    if stream is not None and _fits(member.name, options.members):
+                        yield member.name, stream.read()
+        else:
+            yield path.name, read_bytes(path)
+    except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
+        raise DataError(f"{options.key}: {str(path)!r} cannot be read: {error}") from None
+    except Exception as error:  # decompressors raise errors of their own
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{options.key}: {str(path)!r} is damaged: {error}") from None
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(PurePosixPath(name).name, pattern)
+
+
+class _File:
+    """Text of a file of traces, with its errors.
+
+    Args:
+        name: name of the file.
+        lines: number from 1 and cells of each line that is not empty.
+        options: the options.
+    """
+
+    def __init__(
+        self, name: str, lines: list[tuple[int, list[str]]], options: TraceOptions
+    ) -> None:
+        self.name = name
+        self.lines = lines
+        self.options = options
+
+    def wrong(self, why: str) -> DataError:
+        """Make the error about the whole file, which the caller raises."""
+        return DataError(f"{self.options.key}: {self.name!r} {why}")
+
+    def wrong_line(self, line: int, why: str) -> DataError:
+        """Make the error about a line, which the caller raises."""
+        return DataError(f"{self.options.key}: line {line} of {self.name!r}: {why}")
+
+    def number(self, line: int, cell: str, what: str, most: float) -> float:
+        """Parse a number of 0 or more.
+
+        Args:
+            line: number of the line, for errors.
+            cell: the text.
+            what: name of the number, for errors.
+            most: largest allowed value.
+        """
+        try:
+            value = float(cell)
+        except ValueError:
+            raise self.wrong_line(line, f"{what} is {shown(cell)}; it must be a number") from None
+        if not 0 <= value <= most:
+            raise self.wrong_line(
+                line, f"{what} is {shown(cell)}; allowed is a number from 0 to {most:g}"
+            )
+        return value
+
+    def time_s(self, line: int, cell: str) -> float:
+        """Parse a time, a number in the unit of the options or a date, to seconds."""
+        for form in _FORMS_OF_DATES:
+            try:
+                moment = datetime.strptime(cell, form).replace(tzinfo=UTC)
+            except ValueError:
+                continue
+            return moment.timestamp()
+        factor = self.options.time_factor
+        return self.number(line, cell, "the time", CLOCK_END_S / factor) * factor
+
+    def value(self, line: int, cell: str, factor: float) -> float:
+        """Parse a value of the trace's quantity to its base unit.
+
+        Args:
+            line: number of the line, for errors.
+            cell: the text.
+            factor: the unit in base units.
+        """
+        quantity = self.options.quantity
+        return self.number(line, cell, f"the {quantity}", _MOST[quantity] / factor) * factor
+
+    def recording(
+        self, name: str, lines: Sequence[int], times: list[float], rates: list[float]
+    ) -> Recording:
+        """Make a trace of the rows of a device.
+
+        Args:
+            name: name of the trace.
+            lines: number of each row's line, for errors.
+            times: times (s).
+            rates: rates (bytes/s).
+
+        Raises:
+            DataError: a time is before the time above it, or all rates are 0.
+        """
+        every = self.options.every
+        if every is not None:
+            times = [row * every for row in range(len(times))]
+        rate_of: dict[float, float] = {}  # of equal times the last row counts
+        last = -math.inf
+        for line, time, rate in zip(lines, times, rates, strict=True):
+            if time < last:
+                raise self.wrong_line(
+                    line, f"the time {time:.15g} s comes after {last:.15g} s; times must ascend"
+                )
+            rate_of[time] = rate
+            last = time
+        if self.options.quantity == "rate" and not any(rate_of.values()):
+            raise self.wrong(f"has the trace {name!r}, which is 0 throughout; nothing would arrive")
+        begins = [*rate_of]
+        last_s = every or _LONE_S
+        if len(begins) > 1:
+            last_s = begins[-1] - begins[-2]
+        whole = Recording(name, begins, [*rate_of.values()], begins[-1] + last_s)
+        if self.options.average is None:
+            return whole
+        return averaged(whole, self.options.average)
+
+
+def averaged(recording: Recording, step: float) -> Recording:
+    """Average the rates of a recording over pieces of equal length; the last may be shorter.
+
+    Args:
+        recording: the recording.
+        step: length of a piece (s).
+    """
+    begin = recording.times[0]
+    count = max(1, math.ceil((recording.end - begin) / step - 1e-9))
+    edges = [begin + step * piece for piece in range(count)] + [recording.end]
+    carried = [0.0] * count  # bytes
+    piece = 0
+    ends = [*recording.times[1:], recording.end]
+    for since, until, rate in zip(recording.times, ends, recording.rates, strict=True):
+        while since < until:
+            while piece + 1 < count and edges[piece + 1] <= since:
+                piece += 1
+            stop = min(until, edges[piece + 1])
+            carried[piece] += rate * (stop - since)
+            since = stop
+    rates = [carried[piece] / (edges[piece + 1] - edges[piece]) for piece in range(count)]
+    return Recording(recording.name, edges[:-1], rates, recording.end)
+
+
+def _read_file(name: str, content: bytes, options: TraceOptions) -> tuple[str, list[Recording]]:
+    """Recognise the form of a file, and read its traces.
+
+    Returns:
+        The name of the form, and the traces.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+        comma = "," in text.partition("\n")[0]
+        rows = csv.reader(io.StringIO(text)) if comma else map(str.split, text.splitlines())
+        lines = [(line, [*map(str.strip, cells)]) for line, cells in enumerate(rows, 1)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{options.key}: {name!r} is no text: {error}") from None
+    file = _File(name, [(line, cells) for line, cells in lines if any(cells)], options)
+    if not file.lines:
+        raise file.wrong("is empty")
+    header = file.lines[0][1]
+    if {"unit_id", "dtime"} <= {*header}:
+        return "FCC's tests", _read_fcc(file)
+    if {"Timestamp", "DL_bitrate"} <= {*header}:
+        return "Irish drives", _read_irish(file)
+    if not all(map(_is_number, header)):
+        return "a table", _read_table(file)
+    if len(header) == 1:
+        return "Mahimahi's packets", [_read_packets(file)]
+    if len(header) != 2:
+        raise file.wrong(
+            f"has {len(header)} columns and no header; allowed are lines of time and rate, a "
+            "header with names, or Mahimahi's packets, a time (ms) in each line"
+        )
+    return "times and rates", [_read_pairs(file)]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _factor(file: _File) -> float:
+    factor = file.options.factor
+    if factor is None:
+        raise file.wrong("has bare rates; give their unit, such as rate = 'Mbit/s'")
+    return factor
+
+
+def _refuse_unit(file: _File, form: str) -> None:
+    if file.options.quantity != "rate":
+        raise file.wrong(
+            f"is {form}, of which rates alone are read; allowed are a table with a header, or lines "
+            f"of time and {file.options.quantity}"
+        )
+    if file.options.factor is not None:
+        raise file.wrong(f"is {form}, whose rates have a unit; leave 'rate' out")
+
+
+def _read_pairs(file: _File) -> Recording:
+    """Read lines of time and rate."""
+    factor = _factor(file)
+    times = []
+    rates = []
+    for line, cells in file.lines:
+        if len(cells) != 2:
+            raise file.wrong_line(line, f"it has {len(cells)} cells; allowed are a time and a rate")
+        times.append(file.time_s(line, cells[0]))
+        rates.append(file.value(line, cells[1], factor))
+    return file.recording(file.name, [line for line, _ in file.lines], times, rates)
+
+
+def _read_packets(file: _File) -> Recording:
+    """Read a packet file; an opportunity at t ms is of the piece that ends at t or later."""
+    _refuse_unit(file, "a packet file")
+    times = []
+    for line, cells in file.lines:
+        if len(cells) != 1:
+            raise file.wrong_line(line, f"it has {len(cells)} cells; allowed is a time (ms)")
+        times.append(file.number(line, cells[0], "the time (ms)", 1e3 * CLOCK_END_S) / 1e3)
+        if len(times) > 1 and times[-1] < times[-2]:
+            raise file.wrong_line(line, f"{cells[0]} ms comes before the line above it")
+    end = times[-1]
+    if end == 0:
+        raise file.wrong("ends at 0 ms; the last time is the length of the trace")
+    step = file.options.average or _PACKET_STEP_S
+    count = max(1, math.ceil(end / step - 1e-9))
+    packets = [0] * count
+    for time in times:
+        packets[min(max(math.ceil(time / step - 1e-9) - 1, 0), count - 1)] += 1
+    begins = [piece * step for piece in range(count)]
+    ends = [*begins[1:], end]
+    rates = []
+    for begin, until, number in zip(begins, ends, packets, strict=True):
+        rates.append(number * _PACKET / (until - begin))
+    return Recording(file.name, begins, rates, end)
+
+
+def _column(file: _File, name: str | None, usual: Sequence[str], key: str) -> int:
+    """Find the index of a column in the header of a file.
+
+    Args:
+        file: the file.
+        name: name of the column in the scenario; None to look for a usual name.
+        usual: the usual names.
+        key: the key by which the scenario names it.
+    """
+    header = file.lines[0][1]
+    names = usual if name is None else (name,)
+    for column in names:
+        if column in header:
+            return header.index(column)
+    text = f"no column {name!r}" if name else f"none of the columns {', '.join(usual)}"
+    hint = nearest(name, header) if name else ""
+    raise file.wrong(f"has {text}; it has {', '.join(header)}{hint}; {key} names it")
+
+
+def _rows(file: _File) -> Iterator[tuple[int, list[str]]]:
+    """Yield number and cells of each line below the header, which has as many cells."""
+    width = len(file.lines[0][1])
+    if len(file.lines) == 1:
+        raise file.wrong("has a header and no rows")
+    for line, cells in file.lines[1:]:
+        if len(cells) != width:
+            raise file.wrong_line(line, f"it has {len(cells)} cells, and the header {width}")
+        yield line, cells
+
+
+@dataclass
+class _Rows:
+    """Rows of a trace: number of the line, time (s) and rate (bytes/s) of each."""
+
+    lines: list[int]
+    times: list[float]
+    rates: list[float]
+
+    def sort(self) -> None:
+        """Sort the rows by time."""
+        order = sorted(range(len(self.times)), key=self.times.__getitem__)
+        self.lines = [self.lines[row] for row in order]
+        self.times = [self.times[row] for row in order]
+        self.rates = [self.rates[row] for row in order]
+
+
+def _named(file: _File, traces: dict[str, _Rows]) -> list[Recording]:
+    """Make the recordings of a file from the rows of each device."""
+    recordings = []
+    for device, rows in traces.items():
+        name = file.name
+        if len(traces) > 1:
+            name = device if file.options.members == "*" else f"{file.name}: {device}"
+        recordings.append(file.recording(name, rows.lines, rows.times, rows.rates))
+    return recordings
+
+
+def _read_table(file: _File) -> list[Recording]:
+    """Read a table with a header: columns of time and rate, and perhaps of devices."""
+    options = file.options
+    header = file.lines[0][1]
+    factor = _factor(file)
+    time = _column(file, options.time_column, _TIMES, "time_column")
+    rate = _column(
+        file, options.value_column, _USUAL[options.quantity], f"{options.quantity}_column"
+    )
+    device = None
+    if options.device_column is not None:
+        device = _column(file, options.device_column, (), "device_column")
+    else:
+        usual = [name for name in IDS if name and name in header]
+        device = header.index(usual[0]) if usual else None
+    traces: dict[str, _Rows] = {}
+    for line, cells in _rows(file):
+        name = "" if device is None else cells[device]
+        rows = traces.setdefault(name, _Rows([], [], []))
+        rows.lines.append(line)
+        rows.times.append(file.time_s(line, cells[time]))
+        rows.rates.append(file.value(line, cells[rate], factor))
+    return _named(file, traces)
+
+
+def _read_fcc(file: _File) -> list[Recording]:
+    """Read tests of the FCC, by unit: the last row of each time, without failed tests."""
+    _refuse_unit(file, "a table of the FCC")
+    header = file.lines[0][1]
+    unit = header.index("unit_id")
+    time = header.index("dtime")
+    rate = _column(file, file.options.value_column, ("bytes_sec",), "rate_column")
+    passed = header.index("successes") if "successes" in header else None
+    tests: dict[str, dict[float, tuple[int, float]]] = {}
+    for line, cells in _rows(file):
+        if passed is not None and cells[passed] == "0":
+            continue
+        time_s = file.time_s(line, cells[time])
+        tests.setdefault(cells[unit], {})[time_s] = (line, file.value(line, cells[rate], 1.0))
+    if not tests:
+        raise file.wrong("has no test that succeeded")
+    traces: dict[str, _Rows] = {}
+    for name, by_time in tests.items():
+        rows = _Rows([line for line, _ in by_time.values()], [*by_time], [])
+        rows.rates = [value for _, value in by_time.values()]
+        rows.sort()
+        traces[name] = rows
+    return _named(file, traces)
+
+
+def _read_irish(file: _File) -> list[Recording]:
+    """Read a drive: means of the samples of each second, without samples in which it was idle."""
+    _refuse_unit(file, "a table of the Irish drives")
+    header = file.lines[0][1]
+    column = "UL_bitrate" if file.options.upward else "DL_bitrate"
+    rate = _column(file, file.options.value_column, (column,), "rate_column")
+    time = header.index("Timestamp")
+    state = header.index("State") if "State" in header else None
+    samples: dict[float, list[tuple[int, float]]] = {}
+    for line, cells in _rows(file):
+        if state is not None and cells[state] == "I":
+            continue
+        if cells[rate] == "-":
+            continue
+        value = file.value(line, cells[rate], _KBIT_S)
+        samples.setdefault(file.time_s(line, cells[time]), []).append((line, value))
+    if not samples:
+        raise file.wrong("has no sample in which something was transferred (State 'D')")
+    rows = _Rows([], [], [])
+    for time_s, entries in samples.items():
+        rows.lines.append(entries[0][0])
+        rows.times.append(time_s)
+        rows.rates.append(sum([value for _, value in entries]) / len(entries))
+    return [file.recording(file.name, rows.lines, rows.times, rows.rates)]

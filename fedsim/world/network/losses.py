@@ -1,0 +1,78 @@
+"""Random losses of packets on the devices' own links, in addition to what full queues drop."""
+
+import math
+
+import numpy as np
+
+from fedsim.common.arrays import Flags, Floats
+from fedsim.common.streams import Streams
+
+
+class RandomLosses:
+    """Chances of loss of flows, and the bytes that each loses before its next loss.
+
+    Packets are lost independently, so the expected losses between two lost packets are exponential
+    with a mean of one packet.
+
+    Args:
+        packet: bytes of a packet.
+    """
+
+    def __init__(self, packet: float) -> None:
+        self._packet = packet
+        self._key: list[int] = []  # seed of each flow's draws
+        self._count: list[int] = []  # draws so far
+        self.first = np.empty(0)  # chance on the sender's own link, [flows]
+        self.last = np.empty(0)  # chance on the receiver's own link, [flows]
+        self.before = np.empty(0)  # expected losses until the next loss (bytes), [flows]
+
+    def append(self, key: int) -> None:
+        """Add a flow without losses.
+
+        Args:
+            key: seed of its draws.
+        """
+        self._key.append(key)
+        self._count.append(0)
+        self.first = np.append(self.first, 0.0)
+        self.last = np.append(self.last, 0.0)
+        self.before = np.append(self.before, self._draw(len(self._key) - 1))
+
+    def select(self, flows: Flags) -> None:
+        """Keep only some flows."""
+        rows = np.flatnonzero(flows).tolist()
+        self._key = [self._key[row] for row in rows]
+        self._count = [self._count[row] for row in rows]
+        self.first = self.first[flows]
+        self.last = self.last[flows]
+        self.before = self.before[flows]
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether any flow may lose packets."""
+        return bool(self.first.any() or self.last.any())
+
+    def lose(self, chance: Floats, moved: Floats, before: Floats) -> tuple[Floats, Floats]:
+        """Return the lost bytes of what passes a link in a step.
+
+        Args:
+            chance: chance of each flow's packets, [flows].
+            moved: bytes of each flow that pass, [flows].
+            before: expected losses until the next loss (bytes), [flows].
+
+        Returns:
+            Lost bytes, in whole packets as far as there are so many bytes, and ``before`` after the
+            step; float64 [flows] each.
+        """
+        after = before - chance * moved
+        lost = np.zeros(len(moved))
+        for row in np.flatnonzero(after <= 0).tolist():
+            while after[row] <= 0:
+                lost[row] += self._packet
+                after[row] += self._draw(row)
+        return np.minimum(lost, moved), after
+
+    def _draw(self, row: int) -> float:
+        count = self._count[row]
+        self._count[row] += 1
+        return -math.log(Streams(self._key[row]).uniform("loss", count)) * self._packet

@@ -1,0 +1,126 @@
+"""Present rates of links: their built rates, unless a process limits them or they follow traces."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fedsim.clock.simulation import Simulation, on_grid
+from fedsim.common.arrays import Floats, Ints
+from fedsim.world.network.endpoints import Endpoints
+from fedsim.world.network.flow import Flow
+from fedsim.world.network.protocol import Transport
+from fedsim.world.network.traces import LinkTraces
+
+
+class PresentRates(Endpoints):
+    """Base of ``Network`` with the present rates of links.
+
+    The arguments are the clock, and the arguments of ``Endpoints``.
+
+    Attributes:
+        limits: link name -> limit by processes (bytes/s), for links that have one. It replaces the
+            built rate; of a limit and a trace the lower rate counts.
+        traces: traces that the rates of links follow; None if all rates are constant.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        links: Mapping[str, float],
+        down: Floats,
+        up: Floats,
+        latency: Floats,
+        transport: Transport,
+        edge_latency: Floats | None,
+        edges: Ints | None,
+        hosts: Sequence[str],
+    ) -> None:
+        super().__init__(links, down, up, latency, transport, edge_latency, edges, hosts)
+        self._simulation = simulation
+        self.limits: dict[str, float] = {}
+        self.traces: LinkTraces | None = None
+
+    def follow(self, traces: LinkTraces) -> None:
+        """Let links follow traces from now on; called before the first flow.
+
+        Args:
+            traces: the traces.
+
+        Raises:
+            SimulationError: a shared link with a trace does not exist.
+        """
+        for link in traces.shared:
+            self.built_rate(link)
+        self.traces = traces
+
+    def present_rate(self, link: str, built: float) -> float:
+        """Return the present rate of a link (bytes/s).
+
+        Args:
+            link: name of the link.
+            built: its built rate (bytes/s).
+        """
+        rate = None
+        if self.traces is not None:
+            rate = self.traces.value(link, self._simulation.now)
+        if rate is None:
+            return self.limits.get(link, built)
+        return min(rate, self.limits.get(link, math.inf))
+
+    def present_latency_s(self, source: int, destination: int) -> float:
+        """Return the present delay before a flow's first byte leaves (s), on the clock's grid.
+
+        Args:
+            source: ID of the sender.
+            destination: ID of the receiver.
+        """
+        latency = self.latency_s(source, destination)
+        if self.traces is None or "latency" not in self.traces.of_devices:
+            return latency
+        for end in (source, destination):
+            entry = self.traces.of(f"device {end} latency") if 0 <= end < self.devices else None
+            if entry is not None:
+                trace, ahead = entry
+                latency += trace.at(self._simulation.now + ahead) - trace.mean
+        return on_grid(max(latency, 0.0))
+
+    def present_round_trip_s(self, source: int, destination: int) -> float:
+        """Return the present time from a packet to its acknowledgement on empty links (s).
+
+        Args:
+            source: ID of the sender.
+            destination: ID of the receiver.
+        """
+        latency = self.present_latency_s(source, destination)
+        return on_grid(2 * latency + self._protocol.round_trip)
+
+    def present_loss(self, endpoint: int) -> float:
+        """Return the share of packets that an endpoint's own link loses at present.
+
+        Args:
+            endpoint: ID of the endpoint.
+        """
+        if self.traces is None or not 0 <= endpoint < self.devices:
+            return 0.0
+        return self.traces.value(f"device {endpoint} loss", self._simulation.now) or 0.0
+
+    def _apply_limits(self, links: list[tuple[str, float]]) -> list[tuple[str, float]]:
+        if not self.limits and self.traces is None:
+            return links
+        return [(name, self.present_rate(name, rate)) for name, rate in links]
+
+    def _links_of(self, flow: Flow, *, own: bool = True) -> list[tuple[str, float]]:
+        """Return name and present rate (bytes/s) of a flow's links.
+
+        ``own`` says whether the devices' own links are included.
+        """
+        links = self.links_between(flow.source, flow.destination)
+        if own:
+            links = [*links, *self.own_links(flow.source, flow.destination)]
+        return self._apply_limits(links)
+
+    def _own_rate(self, flow: Flow) -> float:
+        """Return the least present rate of the devices' own links on a flow's route (bytes/s)."""
+        if not self.limits and self.traces is None:
+            return self.own_rate(flow.source, flow.destination)
+        links = self._apply_limits(self.own_links(flow.source, flow.destination))
+        return min([rate for _, rate in links], default=math.inf)

@@ -1,0 +1,351 @@
+"""Rates of links that follow recorded traces.
+
+A rate is a function of time alone: it depends on the trace, and on the place in the trace at which
+the link is at simulated time 0. So a snapshot needs no state of traces.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+
+import numpy as np
+
+from fedsim.clock.simulation import on_grid
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.streams import Streams
+
+TraceColumns = dict[str, list[object]]
+"""TraceColumns of a table by name."""
+
+_PURPOSE = "world/link-trace"
+_TRACE = 0  # draws of a link: its trace, and its place in it at simulated time 0
+_PLACE = 1
+_PACKETS = (" latency", " loss")  # names of traces that are no rates
+
+
+class StepTrace:
+    """Quantity over time as a step function, which repeats or keeps its last value.
+
+    Args:
+        name: name of the trace in messages.
+        times: begins of the values (s), not descending; the first is the begin of the trace.
+        values: the values.
+        end: end of the trace (s), above the last begin.
+        loops: whether the trace begins anew at its end; else its last value lasts.
+
+    Attributes:
+        since: begins of the pieces (s), on the clock's grid, the first 0. Equal neighbours are one
+            piece.
+        values: value of each piece.
+        length: time after which the trace begins anew or keeps its last value (s).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        times: Sequence[float],
+        values: Sequence[float],
+        end: float,
+        *,
+        loops: bool = True,
+    ) -> None:
+        self.name = name
+        self.loops = loops
+        self.since: list[float] = []
+        self.values: list[float] = []
+        begin = times[0]
+        self.length = on_grid(end - begin)
+        for time, value in zip(times, values, strict=True):
+            since = on_grid(time - begin)
+            if self.since and self.since[-1] == since:  # shorter than a tick
+                self.since.pop()
+                self.values.pop()
+            if not self.values or self.values[-1] != value:
+                self.since.append(since)
+                self.values.append(value)
+
+    @cached_property
+    def mean(self) -> float:
+        """Mean over the length of the trace; of a constant trace its very value."""
+        if len(self.values) == 1:
+            return self.values[0]
+        lengths = np.diff([*self.since, self.length])
+        return float(np.dot(lengths, self.values) / self.length)
+
+    def _find(self, position: float) -> tuple[float, int]:
+        """Return begin of the lap at a position (s), and the index of the piece there."""
+        lap = 0.0
+        if self.loops and position >= self.length:
+            lap = position - math.fmod(position, self.length)
+        return lap, bisect_right(self.since, position - lap) - 1
+
+    def at(self, position: float) -> float:
+        """Return the value at a time after the begin of the trace.
+
+        Args:
+            position: the time (s), 0 or more.
+        """
+        return self.values[self._find(position)[1]]
+
+    def next_change(self, position: float) -> float:
+        """Return the begin of the next piece after a time from the begin of the trace (s).
+
+        Args:
+            position: the time (s), 0 or more.
+
+        Returns:
+            The begin; infinity if the value lasts.
+        """
+        lap, piece = self._find(position)
+        if piece + 1 < len(self.since):
+            return lap + self.since[piece + 1]
+        if self.loops and len(self.since) > 1:
+            return lap + self.length
+        return math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """Assignment of traces to links, which are the devices' own links or one shared link.
+
+    Attributes:
+        traces: the traces.
+        streams: random streams of the run.
+        purpose: name of the random stream.
+        is_drawn: whether each link draws a trace; else link i has trace i, modulo their count.
+        random_start: whether the links are at random places of their traces at simulated time 0,
+            instead of at their begins.
+    """
+
+    traces: Sequence[StepTrace]
+    streams: Streams
+    is_drawn: bool
+    random_start: bool
+    purpose: str = _PURPOSE
+
+    def of(self, link: int) -> tuple[StepTrace, float]:
+        """Return the trace of a link, and its place in it at simulated time 0 (s).
+
+        Args:
+            link: number of the link; for own links the index of the device.
+        """
+        number = link % len(self.traces)
+        if self.is_drawn:
+            number = int(self.streams.uniform(self.purpose, link, _TRACE) * len(self.traces))
+        trace = self.traces[number]
+        if not self.random_start:
+            return trace, 0.0
+        return trace, on_grid(self.streams.uniform(self.purpose, link, _PLACE) * trace.length)
+
+    def numbers(self, links: Ints) -> Ints:
+        """Return the index of each link's trace, int64 [links].
+
+        Args:
+            links: numbers of the links, int64 [links].
+        """
+        count = len(self.traces)
+        if not self.is_drawn:
+            return np.asarray(links % count)
+        draws = self.streams.uniforms(self.purpose, links, _TRACE)
+        return (draws * count).astype(np.int64)
+
+    def means(self, links: int) -> Floats:
+        """Return the mean of the trace of each of the links 0 to ``links`` - 1; float64 [links]."""
+        means = np.array([trace.mean for trace in self.traces])
+        return np.asarray(means[self.numbers(np.arange(links))])
+
+
+@dataclass(slots=True)
+class _TracedLink:
+    """Trace of a link that flows use, its place in it at time 0 (s), and the flows.
+
+    ``next`` is the time of its next change (s).
+    """
+
+    trace: StepTrace
+    ahead: float
+    flows: dict[int, None]
+    next: float = math.inf
+
+
+class LinkTraces:
+    """Links of a network whose rates follow traces.
+
+    Args:
+        of_devices: traces of the devices' own links: ``down``, ``up``, ``latency`` and ``loss`` of a device.
+            The latter two are named like links, such as ``device 3 latency``.
+        shared: name of a shared link -> its traces, and the number of the link in them.
+    """
+
+    def __init__(
+        self,
+        of_devices: Mapping[str, Assignment],
+        shared: Mapping[str, tuple[Assignment, int]],
+    ) -> None:
+        self.of_devices = of_devices
+        self.shared = shared
+        self._courses: dict[str, _TracedLink] = {}  # of links with flows
+        self._links_of: dict[int, list[str]] = {}  # flow ID -> its links with traces
+        self._changes: list[tuple[float, str]] = []  # heap of next changes, some of them outdated
+
+    def of(self, link: str) -> tuple[StepTrace, float] | None:
+        """Return the trace of a link, and its place in it at time 0 (s); None without a trace.
+
+        Args:
+            link: name of the link, such as ``server up`` or ``device 7 down``.
+        """
+        course = self._courses.get(link)
+        if course is not None:
+            return course.trace, course.ahead
+        if link in self.shared:
+            assignment, number = self.shared[link]
+            return assignment.of(number)
+        device, direction = _device_of(link)
+        if direction not in self.of_devices:
+            return None
+        return self.of_devices[direction].of(device)
+
+    def is_shared(self, link: str) -> bool:
+        """Return whether a link with a trace is a shared link."""
+        return link in self.shared
+
+    def value(self, name: str, now: float) -> float | None:
+        """Return what a trace gives: a rate (bytes/s), latency (s) or share; None without a trace.
+
+        Args:
+            name: name of the link, or ``device 7 latency`` or ``device 7 loss``.
+            now: the time (s).
+        """
+        entry = self.of(name)
+        if entry is None:
+            return None
+        trace, ahead = entry
+        return trace.at(now + ahead)
+
+    # flows, for whose links changes are events
+
+    def begin(self, flow: int, links: Iterable[str], now: float) -> list[str]:
+        """Add a flow.
+
+        Args:
+            flow: ID of the flow.
+            links: names of all links of its route.
+            now: the time (s).
+
+        Returns:
+            The links with traces that had no flow before.
+        """
+        first_used: list[str] = []
+        for link in links:
+            course = self._courses.get(link)
+            if course is None:
+                entry = self.of(link)
+                if entry is None:
+                    continue
+                course = self._courses[link] = _TracedLink(*entry, {})
+                self._schedule(link, course, now)
+                first_used.append(link)
+            course.flows[flow] = None
+            self._links_of.setdefault(flow, []).append(link)
+        return first_used
+
+    def end(self, flow: int) -> None:
+        """Remove a flow; other flows are ignored."""
+        for link in self._links_of.pop(flow, ()):
+            course = self._courses[link]
+            del course.flows[flow]
+            if not course.flows:
+                del self._courses[link]
+
+    def flows_on(self, link: str) -> Collection[int]:
+        """Return the IDs of the flows on a link with a trace."""
+        return self._courses[link].flows
+
+    def next_change(self) -> float:
+        """Return the time at which the rate of a link with flows changes next (s), or infinity."""
+        changes = self._changes
+        while changes:
+            when, link = changes[0]
+            course = self._courses.get(link)
+            if course is not None and course.next == when:
+                return when
+            heappop(changes)
+        return math.inf
+
+    def take_due(self, now: float) -> list[str]:
+        """Return the links whose rates have changed by a time, and schedule their next changes.
+
+        Args:
+            now: the time (s).
+        """
+        due = []
+        while self.next_change() <= now:
+            _, link = heappop(self._changes)
+            self._schedule(link, self._courses[link], now)
+            due.append(link)
+        return due
+
+    def _schedule(self, link: str, course: _TracedLink, now: float) -> None:
+        course.next = course.trace.next_change(now + course.ahead) - course.ahead
+        if course.next <= now:  # by rounding, long after the begin
+            course.next = math.nextafter(now, math.inf)
+        if course.next < math.inf:
+            heappush(self._changes, (course.next, link))
+
+    def dead_links(self, now: float) -> list[str]:
+        """Return the links with flows whose traces have ended with rate 0, with their traces."""
+        dead = []
+        for link, course in self._courses.items():
+            if link.endswith(_PACKETS):
+                continue
+            position = now + course.ahead
+            if course.trace.at(position) == 0 and course.trace.next_change(position) == math.inf:
+                dead.append(f"{link} (trace {course.trace.name!r})")
+        return dead
+
+    # the run folder
+
+    def columns(self, devices: Ints) -> tuple[TraceColumns, TraceColumns]:
+        """Return two tables for the run folder: the traces that links follow, and these links.
+
+        Args:
+            devices: the devices whose links are listed, int64 [n].
+
+        Returns:
+            TraceColumns of ``link_traces.parquet`` and of ``traced_links.parquet``, by name.
+        """
+        numbers: dict[StepTrace, int] = {}  # trace -> its number in the tables
+        links: TraceColumns = {"device": [], "link": [], "trace": [], "ahead": []}
+        for direction, assignment in self.of_devices.items():
+            links["device"] += devices.tolist()
+            links["link"] += [direction] * len(devices)
+            entries = [assignment.of(device) for device in devices.tolist()]
+            links["trace"] += [numbers.setdefault(trace, len(numbers)) for trace, _ in entries]
+            links["ahead"] += [ahead for _, ahead in entries]
+        for name, (assignment, number) in self.shared.items():
+            trace, ahead = assignment.of(number)
+            row = (-1, name, numbers.setdefault(trace, len(numbers)), ahead)
+            for cells, cell in zip(links.values(), row, strict=True):
+                cells.append(cell)
+        columns = ("trace", "name", "length", "loops", "since", "value")
+        pieces: TraceColumns = {column: [] for column in columns}
+        for trace, number in numbers.items():
+            count = len(trace.since)
+            facts = {"trace": number, "name": trace.name, "length": trace.length}
+            for column, value in (facts | {"loops": trace.loops}).items():
+                pieces[column] += [value] * count
+            pieces["since"] += trace.since
+            pieces["value"] += trace.values
+        return pieces, links
+
+
+def _device_of(link: str) -> tuple[int, str]:
+    """Return device and direction of a device's own link; -1 and "" for another link."""
+    first, _, rest = link.partition(" ")
+    number, _, direction = rest.partition(" ")
+    if first != "device" or not number.isdecimal():
+        return -1, ""
+    return int(number), direction
