@@ -45,7 +45,7 @@ the number of its device, from 0 to {last}:
     flower-supernode --insecure --superlink HOST:9092 --node-config 'partition-id=0'
 
 The run begins when {devices} nodes have answered (`min-nodes`), and ends as `[stop]` of the scenario says.
-It leaves `events.jsonl`, `summary.json` and `models/` in the folder `out`, on the server's machine.
+It leaves a run folder in `out`, on the server's machine: `fedsim report`, `compare` and `why` read it.
 
 | key of the run configuration | meaning |
 |---|---|
@@ -53,6 +53,7 @@ It leaves `events.jsonl`, `summary.json` and `models/` in the folder `out`, on t
 | `min-nodes` | count of nodes for which the run waits; 0 for all devices of the scenario |
 | `patience` | how long it waits for them (s) |
 | `pace` | 0: nodes work as fast as they can. Above 0: each takes the times of the scenario, this many real seconds a second |
+| `slept` | with a `pace`: `all`, nodes sleep for the times of messages too; `training`, messages take what they take |
 
 ## What needs care
 
@@ -122,7 +123,7 @@ def _deployed(scenario: Scenario) -> Scenario:
 
 def _project(scenario: Scenario) -> dict[str, object]:
     name = re.sub(r"[^a-z0-9]+", "-", scenario.name.lower()).strip("-")
-    config = {"out": "results", "min-nodes": 0, "patience": 120.0, "pace": 0.0}
+    config = {"out": "results", "min-nodes": 0, "patience": 120.0, "pace": 0.0, "slept": "all"}
     components = {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"}
     return {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},

@@ -1,0 +1,195 @@
+"""Run folder of a deployment: the tables of a simulated run, with times and bytes as measured."""
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsim.clock.simulation import Record
+from fedsim.deployed.run import ServerRun
+from fedsim.deployed.step_log import LoggedStep, read_step
+from fedsim.records import folder as files
+from fedsim.records import parquet
+from fedsim.records.recorder import Recorder
+from fedsim.records.schema import AVAILABILITY, models_digest
+from fedsim.running.summary import summarise
+
+MARK = "measured"
+"""Entry of ``summary.json`` that marks the folder of a deployment.
+
+It is a dict that describes the deployment; summaries of simulated runs have no such entry.
+"""
+_MESSAGES = ("sent", "received")
+
+
+@dataclass(slots=True)
+class _MeasuredTask:
+    """A task's records, from which its steps follow.
+
+    Attributes:
+        fields: device, round, group and task.
+        start: time at which it was asked for (s).
+        payloads: bytes by content, of the request (``down``) and the answer (``up``).
+        steps: the steps that its device has reported or logged.
+    """
+
+    fields: dict[str, Any]
+    start: float
+    payloads: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+    steps: list[LoggedStep] = field(default_factory=list)
+
+
+def with_steps(records: Sequence[Record], logged: Mapping[int, list[LoggedStep]]) -> list[Record]:
+    """Return a deployment's records with those of steps, and without those of messages.
+
+    Args:
+        records: the records of the server half, by time.
+        logged: task ID -> steps that its device has logged, for tasks without an answer.
+    """
+    tasks = _tasks_of(records, logged)
+    times = [record.time for record in records]
+    placed: list[tuple[float, int, Record]] = []  # place among the records, order there
+    for place, record in enumerate(records):
+        if record.kind not in _MESSAGES:
+            placed.append((place, 0, record))
+        if record.kind != "task-end":
+            continue
+        task = tasks[record.fields["task"]]
+        begin_place = bisect.bisect_left(times, task.start)
+        begin_place = next(
+            index
+            for index in range(begin_place, place + 1)
+            if records[index].kind == "task-start"
+            and records[index].fields["task"] == task.fields["task"]
+        )
+        for order, step in enumerate(_step_records(task, record), 1):
+            among = bisect.bisect_right(times, step.time) - 0.5
+            among = min(max(among, begin_place + 0.25), place - 0.25)
+            placed.append((among, order, step))
+    placed.sort(key=lambda item: item[:2])
+    return [record for _, _, record in placed]
+
+
+def _tasks_of(
+    records: Sequence[Record], logged: Mapping[int, list[LoggedStep]]
+) -> dict[int, _MeasuredTask]:
+    tasks: dict[int, _MeasuredTask] = {}
+    for record in records:
+        fields = record.fields
+        if record.kind == "task-start":
+            names = ("device", "round", "group", "task")
+            own = {name: fields[name] for name in names}
+            steps = logged.get(fields["task"], [])
+            tasks[fields["task"]] = _MeasuredTask(own, record.time, steps=steps)
+        elif record.kind in _MESSAGES:
+            task = tasks[fields["task"]]
+            direction = "down" if record.kind == "sent" else "up"
+            task.payloads[direction] = [
+                (name, float(size)) for name, size in fields["bytes"].items()
+            ]
+            if fields["steps"]:
+                task.steps = [read_step(step) for step in fields["steps"]]
+    return tasks
+
+
+def _step_records(task: _MeasuredTask, end: Record) -> Iterator[Record]:
+    """Yield begin and end of each step of a task that has ended.
+
+    Args:
+        task: the task.
+        end: its record ``task-end``. Steps that were under way then end with the task's outcome.
+    """
+    outcome = end.fields["outcome"]
+    last = end.time
+    now = task.start
+    steps = [*task.steps] or [LoggedStep("download", task.start, last + 1.0)]
+    is_complete = outcome == "done"
+    if is_complete and "up" in task.payloads and task.payloads["up"]:
+        steps.append(LoggedStep("upload", steps[-1].end, last))
+    elif task.steps and not is_complete:
+        steps.append(LoggedStep("upload", steps[-1].end, last + 1.0))
+    for step in steps:
+        if now >= last and step is not steps[0] and not is_complete:
+            return
+        yield Record(now, "step-start", {**task.fields, "step": step.name})
+        is_cut = step.end > last and not is_complete
+        now = min(max(step.end, now), last)
+        facts = {**step.facts}
+        direction = {"download": "down", "upload": "up"}.get(step.name)
+        if direction is not None:
+            payloads = task.payloads.get(direction, [])
+            size = sum(size for _, size in payloads)
+            facts |= {"bytes": size, "delivered": 0.0 if is_cut else size, "payloads": payloads}
+        if step.name == "train":
+            facts.setdefault("epoch_ends", [])
+        ended = outcome if is_cut else "done"
+        yield Record(now, "step-end", {**task.fields, "step": step.name, "outcome": ended, **facts})
+        if is_cut:
+            return
+
+
+def write_run_folder(
+    out: Path,
+    run: ServerRun,
+    records: Sequence[Record],
+    stopped: str,
+    models: Mapping[str, Any],
+    mark: Mapping[str, object],
+    wall_s: float,
+) -> dict[str, Any]:
+    """Write the tables, the models and the summary of a deployment to its folder.
+
+    Args:
+        out: the existing folder.
+        run: the server half's run.
+        records: its records with steps (``with_steps``).
+        stopped: why the run ended.
+        models: tensors by name, for each file name.
+        mark: describes the deployment, for the summary's entry ``measured``.
+        wall_s: real time of the run, with the wait for its nodes (s).
+
+    Returns:
+        The summary.
+    """
+    files.write_text(out / files.SCENARIO, run.scenario.to_toml())
+    recorder = Recorder(out, run.meters)
+    for record in records:
+        recorder.take(record)
+    recorder.close()
+    files.write_models(out, models)
+    parquet.write_meters(out, run.meters)
+    parquet.write_devices(out, run.device_columns(), run.meters)
+    parquet.write_columns(out / files.AVAILABILITY, _presence(run, records), AVAILABILITY)
+    summary = summarise(run, recorder, "done", stopped, models_digest(models), wall_s)
+    summary[MARK] = dict(mark)
+    if summary["accuracy"]["final"] is None:
+        summary["no_accuracy"] = run.strategy.why_no_accuracy() or run.evaluator.why_no_accuracy(
+            summary["rounds"], run.strategy.models()
+        )
+    parts = recorder.parts
+    summary["files_sha256"] = files.fingerprints(out, but=parts)
+    files.write_summary(out, summary)
+    for part in parts:
+        part.unlink()
+    return summary
+
+
+def _presence(run: ServerRun, records: Sequence[Record]) -> dict[str, list[Any]]:
+    """Return the columns of ``availability.parquet``: which nodes were connected when."""
+    changes: dict[int, list[tuple[float, bool]]] = {}
+    for record in records:
+        if record.kind in ("node", "node-return", "node-gone"):
+            states = changes.setdefault(record.fields["device"], [])
+            states.append((record.time, record.kind != "node-gone"))
+    rows: list[tuple[int, float, bool]] = []
+    for device in range(run.scenario.population.devices):
+        states = changes.get(device, [])
+        if not states or states[0][0] > 0.0:
+            rows.append((device, 0.0, False))
+        rows += [(device, time, on) for time, on in states]
+    return {
+        "device": [row[0] for row in rows],
+        "time": [row[1] for row in rows],
+        "on": [row[2] for row in rows],
+    }
