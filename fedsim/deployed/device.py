@@ -151,6 +151,11 @@ class DeviceHalf:
         self._remember(memory, task, answer)
         return answer
 
+    def warm_up(self) -> None:
+        """Train for an epoch and discard the result, so that later trainings find all loaded."""
+        training = Training(start=self._learner.initial(), epochs=1)
+        self._learner.compute_now(self._learner.train(training, self.device, key=_PROBE_KEY))
+
     # Time.
 
     def _begin(self, task: Task, asked_at: float, size: int, clock: Callable[[], float]) -> None:

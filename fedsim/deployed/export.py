@@ -3,7 +3,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -72,12 +72,15 @@ It leaves a run folder in `out`, on the server's machine: `fedsim report`, `comp
 _UNUSED = "- The scenario's {names} do not apply: real nodes are what they are.\n"
 
 
-def export(scenario: Scenario, folder: Path) -> list[Path]:
+def export(
+    scenario: Scenario, folder: Path, config: Mapping[str, object] | None = None
+) -> list[Path]:
     """Write a scenario as a Flower app.
 
     Args:
         scenario: the scenario.
         folder: the app's folder, which is made; it may exist if it is empty.
+        config: entries of the run configuration in place of the defaults.
 
     Returns:
         The files that were written.
@@ -94,7 +97,7 @@ def export(scenario: Scenario, folder: Path) -> list[Path]:
     modules = list(_own_files(scenario))
     package = folder / PACKAGE
     texts = {
-        folder / "pyproject.toml": tomli_w.dumps(_project(scenario)),
+        folder / "pyproject.toml": tomli_w.dumps(_project(scenario, config or {})),
         folder / "README.md": _readme(scenario),
         package / "__init__.py": f'"""The app {clean(scenario.name)!r}."""\n',
         package / "server.py": _half(scenario, "ServerApp", "server"),
@@ -121,9 +124,16 @@ def _deployed(scenario: Scenario) -> Scenario:
     return Scenario(**tables)
 
 
-def _project(scenario: Scenario) -> dict[str, object]:
+def _project(scenario: Scenario, own_config: Mapping[str, object]) -> dict[str, object]:
     name = re.sub(r"[^a-z0-9]+", "-", scenario.name.lower()).strip("-")
-    config = {"out": "results", "min-nodes": 0, "patience": 120.0, "pace": 0.0, "slept": "all"}
+    config: dict[str, object] = {
+        "out": "results",
+        "min-nodes": 0,
+        "patience": 120.0,
+        "pace": 0.0,
+        "slept": "all",
+    }
+    config |= own_config
     components = {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"}
     return {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},

@@ -18,7 +18,7 @@ from fedsim.deployed.clock import WallClock
 from fedsim.deployed.measured import with_steps, write_run_folder
 from fedsim.deployed.nodes import Nodes
 from fedsim.deployed.run import ServerRun
-from fedsim.deployed.step_log import log_folder, logged_steps
+from fedsim.deployed.step_log import log_folder, logged_steps, note_begin
 from fedsim.deployed.waits import shorten_waits
 from fedsim.records import folder as files
 from fedsim.running.scenario import Scenario, load
@@ -112,6 +112,7 @@ class Deployment:
                 )
             time.sleep(_LOOK_S)
         clock.begin()
+        note_begin(log_folder(), clock.began)
         self._nodes.begun = True
         end_s = run.scenario.stop.simulated_time
         if end_s is not None:

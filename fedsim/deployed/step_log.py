@@ -15,6 +15,8 @@ VARIABLE = "FEDSIM_STEP_LOGS"
 
 A server on the same machine reads there the steps of tasks whose answers have not arrived.
 """
+BEGAN = "began"
+"""File in that folder with the time of the day at which the server's clock began."""
 
 
 @dataclass(slots=True)
@@ -102,3 +104,11 @@ def _lines(folder: Path) -> Iterator[dict[str, Any]]:
         for line in read_text(file).splitlines():
             if line.endswith("}}"):  # a stopped node may have written half a line
                 yield json.loads(line)
+
+
+def note_begin(folder: Path | None, began: float) -> None:
+    """Write the time of the day at which the clock of a run began (s since 1970)."""
+    if folder is not None:
+        beside = folder / f"{BEGAN}.writing"
+        beside.write_text(repr(began), encoding="utf-8")
+        beside.rename(folder / BEGAN)
