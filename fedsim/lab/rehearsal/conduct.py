@@ -29,6 +29,7 @@ from fedsim.lab.rehearsal.processes import Processes
 from fedsim.records.folder import SUMMARY
 from fedsim.running.assembly import Run
 from fedsim.running.scenario import Scenario
+from fedsim.world.network.spec import StarSpec
 
 MEASURED = "rehearsed"
 """Name of the measured run folder in a rehearsal's folder."""
@@ -117,7 +118,8 @@ def links_of(scenario: Scenario, run: Run) -> tuple[Link, list[Link]]:
         scenario: the scenario, whose network is a star.
         run: a run of the scenario, which has drawn the devices' links.
     """
-    server = scenario.network.model_dump()["server"]
+    assert isinstance(scenario.network, StarSpec)
+    server = scenario.network.server
     down = run.network.access["down"]
     up = run.network.access["up"]
     latencies = run.network.latencies
@@ -125,7 +127,7 @@ def links_of(scenario: Scenario, run: Run) -> tuple[Link, list[Link]]:
         Link(_mbit(up.item(device)), _mbit(down.item(device)), latencies.item(device) * 1e3)
         for device in range(scenario.population.devices)
     ]
-    return Link(_mbit(server["down"]), _mbit(server["up"])), devices
+    return Link(_mbit(server.down), _mbit(server.up)), devices
 
 
 def _mbit(rate: float) -> float | None:

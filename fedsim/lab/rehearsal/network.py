@@ -154,7 +154,8 @@ class Network:
                 burst = max(_LEAST_BURST, round(rate * 1e6 / 8 * _BURST_S))
                 shape = ("tbf", "rate", f"{rate}mbit", "burst", burst, "latency", "60ms")
                 _do("tc", "-n", space, "qdisc", "add", "dev", device, "root", *shape)
-        _do("ip", "-n", name, "route", "add", "default", "via", f"10.99.{place}.1")
+        # no default route: what is meant for another machine fails at once
+        _do("ip", "-n", name, "route", "add", "10.99.0.0/16", "via", f"10.99.{place}.1")
 
 
 def client_name(number: int) -> str:
@@ -203,9 +204,9 @@ def delay(latencies_ms: Sequence[float]) -> None:
             with suppress(BlockingIOError):
                 while True:
                     packet = os.read(tun, 2048)
-                    if packet[0] >> 4 != 4:
-                        continue
                     client = max(packet[14], packet[18]) - 1  # the server's network is 0
+                    if packet[0] >> 4 != 4 or not 0 <= client < len(latencies_ms):
+                        continue
                     count += 1
                     due = time.monotonic() + latencies_ms[client] / 1e3
                     heapq.heappush(waiting, (due, count, packet))
