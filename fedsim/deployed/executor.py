@@ -20,7 +20,6 @@ from typing import Any
 from fedsim.common.errors import FedsimError
 from fedsim.common.files import read_toml
 from fedsim.common.harmless import say
-from fedsim.deployed.client import client_half
 from fedsim.deployed.export import PACKAGE
 from fedsim.deployed.waits import shorten_waits
 
@@ -112,7 +111,9 @@ def execute(app: Path, address: str, device: int) -> None:
         address: HOST:PORT of the SuperNode's Runtime API.
         device: number of the node's device.
     """
-    import flwr.supernode.runtime.run_clientapp  # noqa: F401
+    import flwr.supernode.runtime.run_clientapp  # noqa: F401  # loaded before the forks
+
+    from fedsim.deployed.client import client_half
 
     shorten_waits()
     package = app / PACKAGE

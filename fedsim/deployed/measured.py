@@ -49,26 +49,24 @@ def with_steps(records: Sequence[Record], logged: Mapping[int, list[LoggedStep]]
     """
     tasks = _tasks_of(records, logged)
     times = [record.time for record in records]
-    placed: list[tuple[float, int, Record]] = []  # place among the records, order there
+    begins: dict[int, int] = {}  # task -> place of its record task-start
+    # place among the records, time, order within the task, and the record
+    placed: list[tuple[float, float, int, Record]] = []
     for place, record in enumerate(records):
-        if record.kind not in _MESSAGES:
-            placed.append((place, 0, record))
-        if record.kind != "task-end":
+        if record.kind in _MESSAGES:
             continue
-        task = tasks[record.fields["task"]]
-        begin_place = bisect.bisect_left(times, task.start)
-        begin_place = next(
-            index
-            for index in range(begin_place, place + 1)
-            if records[index].kind == "task-start"
-            and records[index].fields["task"] == task.fields["task"]
-        )
-        for order, step in enumerate(_step_records(task, record), 1):
-            among = bisect.bisect_right(times, step.time) - 0.5
-            among = min(max(among, begin_place + 0.25), place - 0.25)
-            placed.append((among, order, step))
-    placed.sort(key=lambda item: item[:2])
-    return [record for _, _, record in placed]
+        placed.append((place, record.time, 0, record))
+        if record.kind == "task-start":
+            begins[record.fields["task"]] = place
+        elif record.kind == "task-end":
+            task = tasks[record.fields["task"]]
+            first = begins[record.fields["task"]] + 0.5
+            for order, step in enumerate(_step_records(task, record), 1):
+                among = bisect.bisect_right(times, step.time) - 0.5
+                among = min(max(among, first), place - 0.5)
+                placed.append((among, step.time, order, step))
+    placed.sort(key=lambda item: item[:3])
+    return [record for *_, record in placed]
 
 
 def _tasks_of(

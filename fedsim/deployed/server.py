@@ -113,6 +113,7 @@ class Deployment:
             time.sleep(_LOOK_S)
         clock.begin()
         note_begin(log_folder(), clock.began)
+        self._mark |= {"began": clock.began, "nodes": self._nodes.connected}
         self._nodes.begun = True
         end_s = run.scenario.stop.simulated_time
         if end_s is not None:

@@ -26,6 +26,7 @@ from fedsim.lab.rehearsal.network import (
     remove_leftovers,
 )
 from fedsim.lab.rehearsal.processes import Processes
+from fedsim.lab.rehearsal.wire import FILE as WIRE
 from fedsim.records.folder import SUMMARY
 from fedsim.running.assembly import Run
 from fedsim.running.scenario import Scenario
@@ -184,6 +185,10 @@ class _Rehearsal:
             processes.guard_namespace(name)
         if network.has_latency:
             processes.start("latency", network.delaying(), self._env)
+        module = "fedsim.lab.rehearsal.wire"
+        words = (str(self._out / WIRE), str(self._devices))
+        command = [*network.within("core"), sys.executable, "-m", module, *words]
+        processes.start("wire", command, self._env)
         self._tell(f"{self._devices} devices and the server have network namespaces")
         return network
 
