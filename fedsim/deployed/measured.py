@@ -15,11 +15,6 @@ from fedsim.records.recorder import Recorder
 from fedsim.records.schema import AVAILABILITY, models_digest
 from fedsim.running.summary import summarise
 
-MARK = "measured"
-"""Entry of ``summary.json`` that marks the folder of a deployment.
-
-It is a dict that describes the deployment; summaries of simulated runs have no such entry.
-"""
 _MESSAGES = ("sent", "received")
 
 
@@ -160,7 +155,7 @@ def write_run_folder(
     parquet.write_devices(out, run.device_columns(), run.meters)
     parquet.write_columns(out / files.AVAILABILITY, _presence(run, records), AVAILABILITY)
     summary = summarise(run, recorder, "done", stopped, models_digest(models), wall_s)
-    summary[MARK] = dict(mark)
+    summary[files.MEASURED] = dict(mark)
     if summary["accuracy"]["final"] is None:
         summary["no_accuracy"] = run.strategy.why_no_accuracy() or run.evaluator.why_no_accuracy(
             summary["rounds"], run.strategy.models()
