@@ -9,6 +9,7 @@ import pandas as pd
 from fedsim.clock.executors import Inline
 from fedsim.common.errors import DataError, FedsimError
 from fedsim.common.files import read_toml
+from fedsim.deployed.refusals import unused
 from fedsim.lab.calibrate import calibrate
 from fedsim.lab.calibrate.files import CLIENTS
 from fedsim.lab.calibrate.files import SCENARIO as FITTED
@@ -115,6 +116,10 @@ def _calibrate(out: Path) -> Iterator[str]:
         latencies[device] = fitted["network"]["device"]["latency"][place]
         for name in _QUANTITIES:
             rates[name][device] = fitted["network"]["device"][name][place]
+    for name in unused(scenario):  # what was fitted has in it what stood for the real thing
+        section, _, key = name.partition(".")
+        if section == "population" and key != "availability":
+            tables[section].pop(key)
     tables["population"]["speed"] = speeds
     tables["population"]["jitter"] = fitted["population"]["jitter"]
     network = {**fitted["network"], "device": {**rates, "latency": latencies}}

@@ -6,9 +6,9 @@ writes them back when their time has come. Traffic stays in the namespaces, whic
 device.
 """
 
-import fcntl
 import heapq
 import os
+import re
 import select
 import struct
 import subprocess
@@ -25,6 +25,7 @@ SERVER_ADDRESS = "10.99.0.2"
 """Address of the server in its namespace."""
 PREFIX = "fedsim"
 """First letters of the names of all namespaces; the ID of the process that made them follows."""
+_OWN_NAME = re.compile(PREFIX + r"([1-9]\d*)-(core|server|probe|client\d+)")
 _LAG = "lag"
 _IFF_TUN = 0x0001
 _IFF_NO_PI = 0x1000
@@ -180,8 +181,8 @@ def remove_leftovers() -> list[str]:
     removed: list[str] = []
     for line in listed.stdout.splitlines():
         name = line.split()[0] if line.split() else ""
-        owner = name.partition("-")[0].removeprefix(PREFIX)
-        if not name.startswith(PREFIX) or not owner.isdecimal() or Path(f"/proc/{owner}").exists():
+        owner = _OWN_NAME.fullmatch(name)
+        if owner is None or Path(f"/proc/{owner[1]}").exists():
             continue
         remove(name)
         removed.append(name)
@@ -194,6 +195,8 @@ def delay(latencies_ms: Sequence[float]) -> None:
     Args:
         latencies_ms: the clients' latencies (ms).
     """
+    import fcntl  # only Unix has it
+
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH", _LAG.encode(), _IFF_TUN | _IFF_NO_PI))
     waiting: list[tuple[float, int, bytes]] = []

@@ -51,7 +51,7 @@ def test_a_scenario_that_no_machine_can_rehearse_is_refused_with_each_reason(
     assert "population.devices is 30" in reasons
     assert "allowed are 1 to 20" in reasons
     assert "network.kind is 'tree'" in reasons
-    with pytest.raises(ScenarioError, match="population.devices is 30"):
+    with pytest.raises(ScenarioError, match=r"population\.devices is 30"):
         refuse(tree, tmp_path / "out", LOOPBACK)
     assert not (tmp_path / "out").exists()
 
