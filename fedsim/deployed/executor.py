@@ -23,6 +23,7 @@ from fedsim.common.harmless import say
 from fedsim.deployed.export import PACKAGE
 from fedsim.deployed.waits import shorten_waits
 
+_OF_EACH_TASK = ("flwr.supernode.runtime.run_clientapp", "httpcore")  # loaded before the forks
 READY = "fedsim: the node is ready"
 """Line that an executor prints before it asks for tasks."""
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux: the signal that a process gets when its parent ends
@@ -111,10 +112,10 @@ def execute(app: Path, address: str, device: int) -> None:
         address: HOST:PORT of the SuperNode's Runtime API.
         device: number of the node's device.
     """
-    import flwr.supernode.runtime.run_clientapp  # noqa: F401  # loaded before the forks
-
     from fedsim.deployed.client import client_half
 
+    for name in _OF_EACH_TASK:
+        importlib.import_module(name)
     shorten_waits()
     package = app / PACKAGE
     sys.path.insert(0, str(package / "own"))

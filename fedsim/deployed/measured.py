@@ -13,6 +13,7 @@ from fedsim.records import folder as files
 from fedsim.records import parquet
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import AVAILABILITY, models_digest
+from fedsim.running.scenario import Scenario
 from fedsim.running.summary import summarise
 
 _MESSAGES = ("sent", "received")
@@ -108,7 +109,7 @@ def _step_records(task: _MeasuredTask, end: Record) -> Iterator[Record]:
         yield Record(now, "step-start", {**task.fields, "step": step.name})
         is_cut = step.end > last and not is_complete
         now = min(max(step.end, now), last)
-        facts = {**step.facts}
+        facts: dict[str, object] = {**step.facts}
         direction = {"download": "down", "upload": "up"}.get(step.name)
         if direction is not None:
             payloads = task.payloads.get(direction, [])
@@ -124,6 +125,7 @@ def _step_records(task: _MeasuredTask, end: Record) -> Iterator[Record]:
 
 def write_run_folder(
     out: Path,
+    scenario: Scenario,
     run: ServerRun,
     records: Sequence[Record],
     stopped: str,
@@ -135,6 +137,7 @@ def write_run_folder(
 
     Args:
         out: the existing folder.
+        scenario: the scenario of the app.
         run: the server half's run.
         records: its records with steps (``with_steps``).
         stopped: why the run ended.
@@ -145,7 +148,7 @@ def write_run_folder(
     Returns:
         The summary.
     """
-    files.write_text(out / files.SCENARIO, run.scenario.to_toml())
+    files.write_text(out / files.SCENARIO, scenario.to_toml())
     recorder = Recorder(out, run.meters)
     for record in records:
         recorder.take(record)

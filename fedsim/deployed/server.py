@@ -78,6 +78,7 @@ class Deployment:
             "pace": pace,
             "slept": slept if pace else "nothing",
         }
+        self._scenario = scenario
         self.records: list[Record] = []
         self._clock = WallClock(pace or 1.0, self._look, _LOOK_S)
         self._clock.listen(self.records.append)
@@ -140,7 +141,9 @@ class Deployment:
         records = with_steps(self.records, logged_steps(log_folder()))
         records.append(Record(self._clock.now, "run-end", {"reason": stopped}))
         wall_s = time.perf_counter() - self._started
-        write_run_folder(out, self.run, records, stopped, models, self._mark, wall_s)
+        write_run_folder(
+            out, self._scenario, self.run, records, stopped, models, self._mark, wall_s
+        )
         _log.info("written to %s", out.resolve())
 
 

@@ -239,6 +239,8 @@ class _Rehearsal:
             processes.start(_executor(device), executor, self._home(name))
         for device in range(self._devices):
             processes.wait_for(_executor(device), READY, _PATIENCE_S)
+        if self._network is not None and not self._plan.trains:
+            processes.run_first()
         self._tell(f"{self._devices} SuperNodes are ready")
 
     def _start_app(self, processes: Processes, address: str) -> "subprocess.Popen[bytes]":

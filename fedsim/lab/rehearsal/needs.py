@@ -1,13 +1,14 @@
 """Needs of a rehearsal: what the machine and the scenario must have."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fedsim.common.files import read_text
@@ -17,6 +18,7 @@ from fedsim.running.scenario import Scenario
 
 MOST_DEVICES = 20
 """Most devices of a rehearsal: each is two processes on this machine."""
+_LEAST_FLOWER = (1, 41)
 _NODE_BYTES = 600e6  # memory of a node's processes, with torch loaded, as measured
 _SERVER_BYTES = 1.2e9  # memory of SuperLink and ServerApp
 
@@ -43,8 +45,7 @@ def obstacles(scenario: Scenario, *, has_namespaces: bool) -> Iterator[str]:
             f"network.kind is {scenario.network.kind!r}, which a rehearsal cannot build; allowed "
             "is 'star', or --loopback, which shapes no links"
         )
-    if find_spec("flwr") is None:
-        yield "Flower is not installed here; a rehearsal needs fedsim[flower], see docs/flower.md"
+    yield from _missing_flower(_flower_version())
     wanted = _SERVER_BYTES + devices * _NODE_BYTES
     memory = _free_memory()
     if wanted > memory:
@@ -54,6 +55,25 @@ def obstacles(scenario: Scenario, *, has_namespaces: bool) -> Iterator[str]:
         )
     if has_namespaces:
         yield from _missing_tools()
+
+
+def _flower_version() -> str | None:
+    """Return the version of Flower that is installed here; None if there is none."""
+    try:
+        return version("flwr")
+    except PackageNotFoundError:
+        return None
+
+
+def _missing_flower(installed: str | None) -> Iterator[str]:
+    least = ".".join(map(str, _LEAST_FLOWER))
+    advice = f"a rehearsal needs Flower {least} or later (fedsim[flower], see docs/flower.md)"
+    if installed is None:
+        yield f"Flower is not installed here; {advice}"
+        return
+    numbers = [int(word) for word in re.findall(r"\d+", installed)[:2]]
+    if tuple(numbers) < _LEAST_FLOWER:
+        yield f"Flower {installed} is installed here; {advice}"
 
 
 def _free_memory() -> float:

@@ -219,10 +219,14 @@ def delay(latencies_ms: Sequence[float]) -> None:
                 os.write(tun, packet)
 
 
-def run_first() -> None:
-    """Let this process run before all that is not urgent, if the system allows it."""
+def run_first(thread: int = 0) -> None:
+    """Let a thread run before all that is not urgent, if the system allows it.
+
+    Args:
+        thread: ID of the thread; 0 for this process's main thread. What it starts inherits it.
+    """
     with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(10))
+        os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(10))
 
 
 if __name__ == "__main__":

@@ -219,7 +219,8 @@ def _axis(end: float, scale: float, height: float) -> Iterator[Markup]:
         time = end * tick / _TICKS
         x = f"{_LEFT + time * scale:.1f}"
         yield el("line", x1=x, x2=x, y1=_TOP - 6, y2=height, stroke="#eee")
-        yield el("text", f"{time:.0f} s", x=x, y=12)
+        anchor = "end" if tick == _TICKS else None
+        yield el("text", f"{time:.0f} s", x=x, y=12, text_anchor=anchor)
 
 
 def _lane(run: RunTimes, device: int, top: float, scale: float) -> Iterator[Markup]:

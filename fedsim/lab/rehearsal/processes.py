@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedsim.common.errors import SimulationError
+from fedsim.lab.rehearsal.network import run_first
 
 _END_S = 20.0  # time that the guard has to end everything (s)
 
@@ -69,6 +70,19 @@ class Processes:
         number = signal.SIGSTOP if is_stopped else signal.SIGCONT
         with suppress(ProcessLookupError):
             os.killpg(self._started[name].pid, number)
+
+    def run_first(self) -> None:
+        """Let all threads of the processes run before all that is not urgent, if the system allows.
+
+        The devices of a deployment do not wait for each other's cores.
+        """
+        groups = {process.pid for process in self._started.values()}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # a process or a thread has just ended, or is another user's
+                fields = stat.read_text().rpartition(")")[2].split()
+                if int(fields[2]) in groups:
+                    for thread in stat.parent.glob("task/[0-9]*"):
+                        run_first(int(thread.name))
 
     def check(self) -> None:
         """Raise ``SimulationError`` if a process has ended, with the end of its log."""

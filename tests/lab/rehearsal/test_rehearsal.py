@@ -56,6 +56,25 @@ def test_a_scenario_that_no_machine_can_rehearse_is_refused_with_each_reason(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("installed", "due"),
+    [
+        (None, "Flower is not installed here; a rehearsal needs Flower 1.41 or later"),
+        ("1.40.0", "Flower 1.40.0 is installed here; a rehearsal needs Flower 1.41 or later"),
+        ("1.9", "Flower 1.9 is installed here"),
+        ("1.41.0", ""),
+        ("2.0rc1", ""),
+    ],
+)
+def test_a_version_of_flower_that_is_too_old_is_named(
+    installed: str | None, due: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.lab.rehearsal.needs._flower_version", lambda: installed)
+    about_flower = [it for it in obstacles(scenario(), has_namespaces=False) if "Flower" in it]
+    assert bool(about_flower) == bool(due)
+    assert due in "".join(about_flower)
+
+
 def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.lab.rehearsal.conduct.obstacles", lambda *_, **__: [])
     with socket.create_server(("127.0.0.1", 0)) as taken:
