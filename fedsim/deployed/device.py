@@ -148,6 +148,7 @@ class DeviceHalf:
         if self._sleeps_links and uploaded:
             up_s = self._network.nominal_s(self.device, "up", uploaded)
             self._sleep_until(self._now + up_s, clock)
+        log.begin_upload(clock(), answer.bytes_by_content())
         self._remember(memory, task, answer)
         return answer
 

@@ -1,6 +1,7 @@
 """Run folder of a deployment: the tables of a simulated run, with times and bytes as measured."""
 
 import bisect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from fedsim.clock.simulation import Record
 from fedsim.deployed.run import ServerRun
 from fedsim.deployed.step_log import LoggedStep, read_step
+from fedsim.deployed.wire import Wire
 from fedsim.records import folder as files
 from fedsim.records import parquet
 from fedsim.records.recorder import Recorder
@@ -16,6 +18,8 @@ from fedsim.records.schema import AVAILABILITY, models_digest
 from fedsim.running.scenario import Scenario
 from fedsim.running.summary import summarise
 
+DIRECTIONS = {"download": "down", "upload": "up"}
+"""Step with a message -> direction of the message."""
 _MESSAGES = ("sent", "received")
 
 
@@ -36,12 +40,18 @@ class _MeasuredTask:
     steps: list[LoggedStep] = field(default_factory=list)
 
 
-def with_steps(records: Sequence[Record], logged: Mapping[int, list[LoggedStep]]) -> list[Record]:
+def with_steps(
+    records: Sequence[Record],
+    logged: Mapping[int, list[LoggedStep]],
+    wire: Wire | None = None,
+) -> list[Record]:
     """Return a deployment's records with those of steps, and without those of messages.
 
     Args:
         records: the records of the server half, by time.
         logged: task ID -> steps that its device has logged, for tasks without an answer.
+        wire: counters of the links, which tell the bytes of messages that were cut; None if there
+            are none, and then a message that was cut has delivered no bytes.
     """
     tasks = _tasks_of(records, logged)
     times = [record.time for record in records]
@@ -57,7 +67,7 @@ def with_steps(records: Sequence[Record], logged: Mapping[int, list[LoggedStep]]
         elif record.kind == "task-end":
             task = tasks[record.fields["task"]]
             first = begins[record.fields["task"]] + 0.5
-            for order, step in enumerate(_step_records(task, record), 1):
+            for order, step in enumerate(_step_records(task, record, wire), 1):
                 among = bisect.bisect_right(times, step.time) - 0.5
                 among = min(max(among, first), place - 0.5)
                 placed.append((among, step.time, order, step))
@@ -74,8 +84,12 @@ def _tasks_of(
         if record.kind == "task-start":
             names = ("device", "round", "group", "task")
             own = {name: fields[name] for name in names}
-            steps = logged.get(fields["task"], [])
-            tasks[fields["task"]] = _MeasuredTask(own, record.time, steps=steps)
+            task = tasks[fields["task"]] = _MeasuredTask(own, record.time)
+            for step in logged.get(fields["task"], []):
+                if step.name == "upload":
+                    task.payloads["up"] = _sizes(step.facts["bytes"])
+                else:
+                    task.steps.append(step)
         elif record.kind in _MESSAGES:
             task = tasks[fields["task"]]
             direction = "down" if record.kind == "sent" else "up"
@@ -87,40 +101,57 @@ def _tasks_of(
     return tasks
 
 
-def _step_records(task: _MeasuredTask, end: Record) -> Iterator[Record]:
+def _sizes(by_content: Any) -> list[tuple[str, float]]:
+    return [(name, float(size)) for name, size in by_content.items()]
+
+
+def _step_records(task: _MeasuredTask, end: Record, wire: Wire | None) -> Iterator[Record]:
     """Yield begin and end of each step of a task that has ended.
 
     Args:
         task: the task.
         end: its record ``task-end``. Steps that were under way then end with the task's outcome.
+        wire: counters of the links.
     """
     outcome = end.fields["outcome"]
+    is_complete = outcome == "done"
     last = end.time
     now = task.start
-    steps = [*task.steps] or [LoggedStep("download", task.start, last + 1.0)]
-    is_complete = outcome == "done"
-    if is_complete and "up" in task.payloads and task.payloads["up"]:
-        steps.append(LoggedStep("upload", steps[-1].end, last))
-    elif task.steps and not is_complete:
-        steps.append(LoggedStep("upload", steps[-1].end, last + 1.0))
-    for step in steps:
-        if now >= last and step is not steps[0] and not is_complete:
-            return
+    for step in _steps_until(task, last, is_complete=is_complete):
         yield Record(now, "step-start", {**task.fields, "step": step.name})
         is_cut = step.end > last and not is_complete
+        begun = now
         now = min(max(step.end, now), last)
         facts: dict[str, object] = {**step.facts}
-        direction = {"download": "down", "upload": "up"}.get(step.name)
+        direction = DIRECTIONS.get(step.name)
         if direction is not None:
             payloads = task.payloads.get(direction, [])
             size = sum(size for _, size in payloads)
-            facts |= {"bytes": size, "delivered": 0.0 if is_cut else size, "payloads": payloads}
+            delivered = size
+            if is_cut:
+                delivered = 0.0
+                if wire is not None:
+                    moved = wire.moved(task.fields["device"], direction, begun, now)
+                    delivered = min(size, moved)
+            facts = {"bytes": size, "delivered": delivered, "payloads": payloads}
         if step.name == "train":
             facts.setdefault("epoch_ends", [])
-        ended = outcome if is_cut else "done"
-        yield Record(now, "step-end", {**task.fields, "step": step.name, "outcome": ended, **facts})
+        facts |= {"step": step.name, "outcome": outcome if is_cut else "done"}
+        yield Record(now, "step-end", {**task.fields, **facts})
         if is_cut:
             return
+
+
+def _steps_until(task: _MeasuredTask, last: float, *, is_complete: bool) -> list[LoggedStep]:
+    """Return the steps that a task had begun before its end (s), at least its download."""
+    steps = task.steps or [LoggedStep("download", task.start, math.inf)]
+    if is_complete:
+        if task.payloads.get("up"):
+            steps = [*steps, LoggedStep("upload", steps[-1].end, last)]
+        return steps
+    if "up" in task.payloads and task.steps:
+        steps = [*steps, LoggedStep("upload", steps[-1].end, math.inf)]
+    return [step for step in steps if step is steps[0] or step.start < last]
 
 
 def write_run_folder(

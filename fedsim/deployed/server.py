@@ -20,6 +20,8 @@ from fedsim.deployed.nodes import Nodes
 from fedsim.deployed.run import ServerRun
 from fedsim.deployed.step_log import log_folder, logged_steps, note_begin
 from fedsim.deployed.waits import shorten_waits
+from fedsim.deployed.wire import FILE as WIRE
+from fedsim.deployed.wire import Wire
 from fedsim.records import folder as files
 from fedsim.running.scenario import Scenario, load
 
@@ -138,7 +140,11 @@ class Deployment:
 
     def _write(self, out: Path, stopped: str) -> None:
         models = asyncio.run(self.run.model_tensors())
-        records = with_steps(self.records, logged_steps(log_folder()))
+        folder = log_folder()
+        wire: Wire | None = None
+        if folder is not None and (folder / WIRE).is_file():
+            wire = Wire(folder / WIRE, self._clock.began)
+        records = with_steps(self.records, logged_steps(folder), wire)
         records.append(Record(self._clock.now, "run-end", {"reason": stopped}))
         wall_s = time.perf_counter() - self._started
         write_run_folder(

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,18 @@ class StepLog:
     def add(self, step: LoggedStep) -> None:
         """Add a step that has ended."""
         self.steps.append(step)
+        self._write(step)
+
+    def begin_upload(self, start: float, sizes: Mapping[str, int]) -> None:
+        """Log that the upload of the answer begins, for a server that never receives it.
+
+        Args:
+            start: begin of the upload (s).
+            sizes: bytes of the answer by content.
+        """
+        self._write(LoggedStep("upload", start, start, {"bytes": dict(sizes)}))
+
+    def _write(self, step: LoggedStep) -> None:
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"task": self._task, **step.tree()}) + "\n")

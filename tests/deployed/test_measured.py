@@ -10,6 +10,7 @@ from fedsim.common.errors import SimulationError
 from fedsim.deployed.measured import with_steps
 from fedsim.deployed.step_log import LoggedStep, StepLog, logged_steps
 from fedsim.deployed.waits import VARIABLE, longest_wait_s
+from fedsim.deployed.wire import Wire
 
 
 def record(time: float, kind: str, task: int, **fields: Any) -> Record:
@@ -83,7 +84,23 @@ def test_a_task_without_an_answer_has_the_steps_that_its_device_logged(
         message(0.0, "sent", 0),
         record(end, "task-end", 0, outcome="late"),
     ]
-    assert steps_of(with_steps(records, {0: [DOWNLOAD, TRAIN]}), 0) == due
+    upload = LoggedStep("upload", 5.0, 5.0, {"bytes": {"update": 40}})
+    made = with_steps(records, {0: [DOWNLOAD, TRAIN, upload]})
+    assert steps_of(made, 0) == due
+    cut = made[-2].fields
+    if cut["step"] == "upload":
+        assert (cut["bytes"], cut["delivered"]) == (40.0, 0.0)
+
+
+def test_the_wire_tells_how_much_of_a_message_that_was_cut_has_arrived(tmp_path: Path) -> None:
+    (tmp_path / "wire.csv").write_text("100.0,0,5,0\n101.9,0,70,0\n104.0,0,99,0\n")
+    records = [
+        record(0.0, "task-start", 0),
+        message(0.0, "sent", 0),
+        record(2.0, "task-end", 0, outcome="lost"),
+    ]
+    cut = with_steps(records, {}, Wire(tmp_path / "wire.csv", 100.0))[-2].fields
+    assert (cut["step"], cut["bytes"], cut["delivered"]) == ("download", 100.0, 65.0)
 
 
 def test_a_log_is_read_as_written_but_for_half_a_line(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from fedsim.common.files import read_text
 from fedsim.deployed import step_log, waits
 from fedsim.deployed.executor import READY
 from fedsim.deployed.export import export
+from fedsim.deployed.wire import FILE as WIRE
 from fedsim.lab.rehearsal.needs import free_port, obstacles, port_is_free
 from fedsim.lab.rehearsal.network import (
     SERVER_ADDRESS,
@@ -26,7 +27,6 @@ from fedsim.lab.rehearsal.network import (
     remove_leftovers,
 )
 from fedsim.lab.rehearsal.processes import Processes
-from fedsim.lab.rehearsal.wire import FILE as WIRE
 from fedsim.records.folder import SUMMARY
 from fedsim.running.assembly import Run
 from fedsim.running.scenario import Scenario
@@ -93,6 +93,9 @@ def rehearse(
     _Rehearsal(scenario, out.resolve(), plan, tell).run()
     if not (measured / SUMMARY).is_file():
         raise SimulationError(f"the app has failed; its logs are in {str(out / 'logs')!r}")
+    counters = out / "steps" / WIRE
+    if counters.is_file():
+        counters.rename(out / WIRE)
     for name in ("homes", "steps"):
         shutil.rmtree(out / name)
     return measured
@@ -185,8 +188,8 @@ class _Rehearsal:
             processes.guard_namespace(name)
         if network.has_latency:
             processes.start("latency", network.delaying(), self._env)
-        module = "fedsim.lab.rehearsal.wire"
-        words = (str(self._out / WIRE), str(self._devices))
+        module = "fedsim.deployed.wire"
+        words = (str(self._out / "steps" / WIRE), str(self._devices))
         command = [*network.within("core"), sys.executable, "-m", module, *words]
         processes.start("wire", command, self._env)
         self._tell(f"{self._devices} devices and the server have network namespaces")

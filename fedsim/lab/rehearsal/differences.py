@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from fedsim.common.files import parse_json
 from fedsim.common.units import show_bytes, show_seconds
-from fedsim.lab.rehearsal.wire import Wire
+from fedsim.deployed.measured import DIRECTIONS
+from fedsim.deployed.wire import Wire
 from fedsim.records.reading import RunFolder
 
 _KINDS = ("step-start", "step-end", "task-start", "task-end", "round-start", "round", "sent")
 _COLUMNS = ("time", "kind", "device", "round", "task", "step", "outcome", "data")
-_DIRECTIONS = {"download": "down", "upload": "up"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def read_times(folder: Path) -> RunTimes:
             case "step-start":
                 begun[task] = time_s
             case "step-end":
-                size = parse_json(text).get("bytes", 0.0) if step in _DIRECTIONS else 0.0
+                size = parse_json(text).get("bytes", 0.0) if step in DIRECTIONS else 0.0
                 span = Span(step, begun[task], time_s, outcome, size)
                 tasks[task][2].spans.append(span)
             case "round-start":
@@ -255,7 +255,7 @@ def _passages(times: RunTimes, wire: Wire) -> dict[str, list[float]]:
     parts: dict[str, list[float]] = defaultdict(list)
     for (_, device), task in times.tasks.items():
         for span in task.spans:
-            direction = _DIRECTIONS.get(span.step)
+            direction = DIRECTIONS.get(span.step)
             if direction is None or span.outcome != "done":
                 continue
             found = wire.passage(device, direction, span.bytes, span.start, span.end)

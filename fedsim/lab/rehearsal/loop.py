@@ -10,6 +10,8 @@ from fedsim.clock.executors import Inline
 from fedsim.common.errors import DataError, FedsimError
 from fedsim.common.files import read_toml
 from fedsim.deployed.refusals import unused
+from fedsim.deployed.wire import FILE as WIRE
+from fedsim.deployed.wire import Wire
 from fedsim.lab.calibrate import calibrate
 from fedsim.lab.calibrate.files import CLIENTS
 from fedsim.lab.calibrate.files import SCENARIO as FITTED
@@ -17,8 +19,6 @@ from fedsim.lab.calibrate.log import LogDefaults
 from fedsim.lab.rehearsal.conduct import MEASURED, Plan, refuse, rehearse
 from fedsim.lab.rehearsal.differences import Differences, compare, lines
 from fedsim.lab.rehearsal.page import write_page
-from fedsim.lab.rehearsal.wire import FILE as WIRE
-from fedsim.lab.rehearsal.wire import Wire
 from fedsim.records.folder import SCENARIO
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job

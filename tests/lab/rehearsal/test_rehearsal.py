@@ -11,10 +11,10 @@ import pytest
 
 import fedsim
 from fedsim.common.errors import RunFolderError, ScenarioError
+from fedsim.deployed.wire import Wire
 from fedsim.lab.rehearsal.conduct import Plan, links_of, refuse
 from fedsim.lab.rehearsal.differences import compare, lines
 from fedsim.lab.rehearsal.needs import free_port, obstacles, port_is_free
-from fedsim.lab.rehearsal.wire import Wire
 from fedsim.running.assembly import Run
 from fedsim.running.scenario import Scenario
 from tests.children import popen, wait_until

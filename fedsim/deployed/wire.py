@@ -1,6 +1,7 @@
-"""Bytes on the wire of a rehearsal: counters of the core's devices, sampled while they change.
+"""Bytes on the links of nodes: counters of a router's devices, sampled while they change.
 
-``python -m fedsim.lab.rehearsal.wire FILE CLIENTS`` samples in the core's namespace.
+``python -m fedsim.deployed.wire FILE CLIENTS`` samples the devices ``c1``, ``c2`` and so on, to
+which the nodes of the devices 0, 1 and so on are connected.
 """
 
 import bisect
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from fedsim.common.files import read_text
 
 FILE = "wire.csv"
-"""File in a rehearsal's folder: time of the day (s), device, bytes to it and from it so far."""
+"""File in the folder of step logs: time of the day (s), device, bytes to it and from it so far."""
 _EVERY_S = 0.05
 _RECEIVED = 0  # fields of a line of /proc/net/dev, after the name of the device
 _SENT = 8
@@ -63,7 +64,7 @@ _SEEN = 0.03  # share of a message's bytes after which its passage counts as beg
 
 
 class Wire:
-    """Reader of the counters of a rehearsal.
+    """Reader of the counters.
 
     Args:
         file: the file of ``sample``.
