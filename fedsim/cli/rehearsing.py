@@ -54,7 +54,7 @@ def rehearse_command(
 
     It is simulated too; the page in --out compares both, before and after a calibration.
     """
-    from fedsim.lab.rehearsal.conduct import SHORT_WAIT_S, Plan
+    from fedsim.lab.rehearsal.conduct import SHORT_WAIT_S, RehearsalPlan
     from fedsim.lab.rehearsal.loop import describe, rehearse_beside
     from fedsim.running.scenario import load
 
@@ -65,7 +65,7 @@ def rehearse_command(
     if again:
         say(*describe(out))
         return
-    plan = Plan(
+    plan = RehearsalPlan(
         has_namespaces=not loopback,
         trains=train,
         waits_s=None if flower_waits else SHORT_WAIT_S,

@@ -10,7 +10,7 @@ from typing import Any
 from fedsim.clock.simulation import Record
 from fedsim.deployed.run import ServerRun
 from fedsim.deployed.step_log import LoggedStep, read_step
-from fedsim.deployed.wire import Wire
+from fedsim.deployed.wire import WireCounters
 from fedsim.records import folder as files
 from fedsim.records import parquet
 from fedsim.records.recorder import Recorder
@@ -43,7 +43,7 @@ class _MeasuredTask:
 def with_steps(
     records: Sequence[Record],
     logged: Mapping[int, list[LoggedStep]],
-    wire: Wire | None = None,
+    wire: WireCounters | None = None,
 ) -> list[Record]:
     """Return a deployment's records with those of steps, and without those of messages.
 
@@ -105,7 +105,7 @@ def _sizes(by_content: Any) -> list[tuple[str, float]]:
     return [(name, float(size)) for name, size in by_content.items()]
 
 
-def _step_records(task: _MeasuredTask, end: Record, wire: Wire | None) -> Iterator[Record]:
+def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -> Iterator[Record]:
     """Yield begin and end of each step of a task that has ended.
 
     Args:

@@ -21,7 +21,7 @@ from fedsim.deployed.run import ServerRun
 from fedsim.deployed.step_log import log_folder, logged_steps, note_begin
 from fedsim.deployed.waits import shorten_waits
 from fedsim.deployed.wire import FILE as WIRE
-from fedsim.deployed.wire import Wire
+from fedsim.deployed.wire import WireCounters
 from fedsim.records import folder as files
 from fedsim.running.scenario import Scenario, load
 
@@ -141,9 +141,9 @@ class Deployment:
     def _write(self, out: Path, stopped: str) -> None:
         models = asyncio.run(self.run.model_tensors())
         folder = log_folder()
-        wire: Wire | None = None
+        wire: WireCounters | None = None
         if folder is not None and (folder / WIRE).is_file():
-            wire = Wire(folder / WIRE, self._clock.began)
+            wire = WireCounters(folder / WIRE, self._clock.began)
         records = with_steps(self.records, logged_steps(folder), wire)
         records.append(Record(self._clock.now, "run-end", {"reason": stopped}))
         wall_s = time.perf_counter() - self._started

@@ -47,11 +47,13 @@ def shorten_waits() -> None:
     if longest_s is None:
         return
     try:
-        from flwr.supercore.inflatable.inflatable_utils import pull_objects
+        from flwr.supercore.inflatable import inflatable_utils
         from flwr.supernode import start_client_internal
 
-        defaults = pull_objects.__kwdefaults__
-        defaults["initial_backoff"] = defaults["backoff_cap"] = longest_s
+        for name in ("pull_objects", "pull_and_inflate_object_from_tree"):
+            defaults = getattr(inflatable_utils, name).__kwdefaults__
+            defaults["initial_backoff"] = longest_s
+            defaults["backoff_cap"] = longest_s
         start_client_internal.time = SimpleNamespace(
             sleep=lambda seconds: time.sleep(min(seconds, longest_s))
         )

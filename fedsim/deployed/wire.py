@@ -63,7 +63,7 @@ class Passage(NamedTuple):
 _SEEN = 0.03  # share of a message's bytes after which its passage counts as begun
 
 
-class Wire:
+class WireCounters:
     """Reader of the counters.
 
     Args:

@@ -26,7 +26,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from fedsim.lab.rehearsal.network import Link, Network, run_first
+from fedsim.lab.rehearsal.network import Namespaces, NodeLink, run_first
 
 HERE = Path(__file__).resolve().parent
 WORLDS = HERE / "worlds.toml"
@@ -49,12 +49,14 @@ def reason_not_to() -> str | None:
     return None
 
 
-def network_of(world: World) -> Network:
+def network_of(world: World) -> Namespaces:
     """Namespaces of a world, with its links (``fedsim.lab.rehearsal.network``)."""
     limits = world.get("server", {})
-    server = Link(to_core=limits.get("down"), from_core=limits.get("up"))
-    clients = [Link(one["up"], one["down"], one.get("latency", 0.0)) for one in world["clients"]]
-    return Network(server, clients)
+    server = NodeLink(to_core=limits.get("down"), from_core=limits.get("up"))
+    clients = [
+        NodeLink(one["up"], one["down"], one.get("latency", 0.0)) for one in world["clients"]
+    ]
+    return Namespaces(server, clients)
 
 
 # The two halves.

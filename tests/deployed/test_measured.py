@@ -10,7 +10,7 @@ from fedsim.common.errors import SimulationError
 from fedsim.deployed.measured import with_steps
 from fedsim.deployed.step_log import LoggedStep, StepLog, logged_steps
 from fedsim.deployed.waits import VARIABLE, longest_wait_s
-from fedsim.deployed.wire import Wire
+from fedsim.deployed.wire import WireCounters
 
 
 def record(time: float, kind: str, task: int, **fields: Any) -> Record:
@@ -99,7 +99,7 @@ def test_the_wire_tells_how_much_of_a_message_that_was_cut_has_arrived(tmp_path:
         message(0.0, "sent", 0),
         record(2.0, "task-end", 0, outcome="lost"),
     ]
-    cut = with_steps(records, {}, Wire(tmp_path / "wire.csv", 100.0))[-2].fields
+    cut = with_steps(records, {}, WireCounters(tmp_path / "wire.csv", 100.0))[-2].fields
     assert (cut["step"], cut["bytes"], cut["delivered"]) == ("download", 100.0, 65.0)
 
 

@@ -15,12 +15,12 @@ pytest.importorskip("flwr")
 from fedsim.common.errors import SimulationError
 from fedsim.lab.audited import audit_run
 from fedsim.lab.rehearsal import conduct
-from fedsim.lab.rehearsal.conduct import MEASURED, Plan, rehearse
+from fedsim.lab.rehearsal.conduct import MEASURED, RehearsalPlan, rehearse
 from fedsim.lab.rehearsal.loop import PAGE, SIMULATED, rehearse_beside
 from fedsim.records.reading import RunFolder
 from fedsim.running.scenario import Scenario
 
-LOOPBACK = Plan(has_namespaces=False)
+LOOPBACK = RehearsalPlan(has_namespaces=False)
 
 
 def scenario(devices: int, rounds: int) -> Scenario:
@@ -67,15 +67,15 @@ def test_four_devices_learn_as_in_the_simulation_and_leave_a_run_folder(tmp_path
 def test_a_supernode_that_is_killed_ends_the_rehearsal_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = conduct.Processes.start
+    started = conduct.RehearsalProcesses.start
 
-    def start_and_kill(self: conduct.Processes, name: str, *rest: object) -> object:
+    def start_and_kill(self: conduct.RehearsalProcesses, name: str, *rest: object) -> object:
         process = started(self, name, *rest)
         if name == "executor-0":
             os.killpg(self._started["node-0"].pid, signal.SIGKILL)
         return process
 
-    monkeypatch.setattr(conduct.Processes, "start", start_and_kill)
+    monkeypatch.setattr(conduct.RehearsalProcesses, "start", start_and_kill)
     with pytest.raises(SimulationError, match=r"the process 'node-0' .* has ended with status -9"):
         rehearse(scenario(1, 1), tmp_path / "out", LOOPBACK)
     assert processes_of(tmp_path) == []

@@ -21,12 +21,12 @@ from fedsim.deployed.wire import FILE as WIRE
 from fedsim.lab.rehearsal.needs import free_port, obstacles, port_is_free
 from fedsim.lab.rehearsal.network import (
     SERVER_ADDRESS,
-    Link,
-    Network,
+    Namespaces,
+    NodeLink,
     client_name,
     remove_leftovers,
 )
-from fedsim.lab.rehearsal.processes import Processes
+from fedsim.lab.rehearsal.processes import RehearsalProcesses
 from fedsim.records.folder import SUMMARY
 from fedsim.running.assembly import Run
 from fedsim.running.scenario import Scenario
@@ -44,7 +44,7 @@ _FOLDERS = ("app", "logs", "steps", "homes")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RehearsalPlan:
     """Choices of a rehearsal.
 
     Attributes:
@@ -61,7 +61,7 @@ class Plan:
 
 
 def rehearse(
-    scenario: Scenario, out: Path, plan: Plan, tell: Callable[[str], None] = lambda _: None
+    scenario: Scenario, out: Path, plan: RehearsalPlan, tell: Callable[[str], None] = lambda _: None
 ) -> Path:
     """Run a scenario for real, and return the measured run folder.
 
@@ -101,7 +101,7 @@ def rehearse(
     return measured
 
 
-def refuse(scenario: Scenario, out: Path, plan: Plan) -> None:
+def refuse(scenario: Scenario, out: Path, plan: RehearsalPlan) -> None:
     """Raise an error if a rehearsal cannot begin; nothing is changed."""
     reasons = list(obstacles(scenario, has_namespaces=plan.has_namespaces))
     if reasons:
@@ -115,7 +115,7 @@ def refuse(scenario: Scenario, out: Path, plan: Plan) -> None:
         )
 
 
-def links_of(scenario: Scenario, run: Run) -> tuple[Link, list[Link]]:
+def links_of(scenario: Scenario, run: Run) -> tuple[NodeLink, list[NodeLink]]:
     """Return the server's link and the devices' links, in Mbit/s.
 
     Args:
@@ -128,10 +128,10 @@ def links_of(scenario: Scenario, run: Run) -> tuple[Link, list[Link]]:
     up = run.network.access["up"]
     latencies = run.network.latencies
     devices = [
-        Link(_mbit(up.item(device)), _mbit(down.item(device)), latencies.item(device) * 1e3)
+        NodeLink(_mbit(up.item(device)), _mbit(down.item(device)), latencies.item(device) * 1e3)
         for device in range(scenario.population.devices)
     ]
-    return Link(_mbit(server.down), _mbit(server.up)), devices
+    return NodeLink(_mbit(server.down), _mbit(server.up)), devices
 
 
 def _mbit(rate: float) -> float | None:
@@ -149,7 +149,7 @@ class _Rehearsal:
     """
 
     def __init__(
-        self, scenario: Scenario, out: Path, plan: Plan, tell: Callable[[str], None]
+        self, scenario: Scenario, out: Path, plan: RehearsalPlan, tell: Callable[[str], None]
     ) -> None:
         self._scenario = scenario
         self._out = out
@@ -157,7 +157,7 @@ class _Rehearsal:
         self._tell = tell
         self._run = Run(scenario, Simulation())
         self._devices = scenario.population.devices
-        self._network: Network | None = None
+        self._network: Namespaces | None = None
         self._env = {
             **os.environ,
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -173,7 +173,7 @@ class _Rehearsal:
     def run(self) -> None:
         """Start everything, wait for the end of the app, and end everything."""
         with ExitStack() as stack:
-            processes = stack.enter_context(Processes(self._out / "logs"))
+            processes = stack.enter_context(RehearsalProcesses(self._out / "logs"))
             if self._plan.has_namespaces:
                 self._network = self._build_network(stack, processes)
             host, port = self._start_link(processes)
@@ -181,9 +181,9 @@ class _Rehearsal:
             app = self._start_app(processes, f"{host}:{port}")
             self._watch(processes, app)
 
-    def _build_network(self, stack: ExitStack, processes: Processes) -> Network:
+    def _build_network(self, stack: ExitStack, processes: RehearsalProcesses) -> Namespaces:
         server, devices = links_of(self._scenario, self._run)
-        network = stack.enter_context(Network(server, devices))
+        network = stack.enter_context(Namespaces(server, devices))
         for name in network.names:
             processes.guard_namespace(name)
         if network.has_latency:
@@ -204,7 +204,7 @@ class _Rehearsal:
         home.mkdir(exist_ok=True)
         return {**self._env, "FLWR_HOME": str(home)}
 
-    def _start_link(self, processes: Processes) -> tuple[str, int]:
+    def _start_link(self, processes: RehearsalProcesses) -> tuple[str, int]:
         host = SERVER_ADDRESS
         port = self._plan.port or _PORT
         if self._network is None:
@@ -222,7 +222,7 @@ class _Rehearsal:
         self._tell(f"the SuperLink listens on {host}:{port}")
         return host, port
 
-    def _start_nodes(self, processes: Processes, host: str, port: int) -> None:
+    def _start_nodes(self, processes: RehearsalProcesses, host: str, port: int) -> None:
         for device in range(self._devices):
             within = self._within(client_name(device))
             runtime = _RUNTIME_PORT if self._network is not None else free_port()
@@ -246,7 +246,7 @@ class _Rehearsal:
             processes.run_first()
         self._tell(f"{self._devices} SuperNodes are ready")
 
-    def _start_app(self, processes: Processes, address: str) -> "subprocess.Popen[bytes]":
+    def _start_app(self, processes: RehearsalProcesses, address: str) -> "subprocess.Popen[bytes]":
         env = self._home("app")
         home = Path(env["FLWR_HOME"])
         (home / "config.toml").write_text(
@@ -260,7 +260,7 @@ class _Rehearsal:
 
     # Absences.
 
-    def _watch(self, processes: Processes, app: "subprocess.Popen[bytes]") -> None:
+    def _watch(self, processes: RehearsalProcesses, app: "subprocess.Popen[bytes]") -> None:
         """Wait for the end of the app; stop the nodes of devices while they are unavailable."""
         began: float | None = None
         changes = self._changes()
@@ -293,7 +293,7 @@ class _Rehearsal:
         changes = [(time, int(device), bool(on)) for time, device, on in rows]
         return sorted(change for change in changes if change[0] > 0.0 or not change[2])
 
-    def _switch(self, processes: Processes, device: int, is_on: bool) -> None:
+    def _switch(self, processes: RehearsalProcesses, device: int, is_on: bool) -> None:
         if self._network is not None:
             self._network.cut(device, is_cut=not is_on)
         for name in (f"node-{device}", _executor(device)):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fedsim.common.files import parse_json
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.deployed.measured import DIRECTIONS
-from fedsim.deployed.wire import Wire
+from fedsim.deployed.wire import WireCounters
 from fedsim.records.reading import RunFolder
 
 _KINDS = ("step-start", "step-end", "task-start", "task-end", "round-start", "round", "sent")
@@ -20,7 +20,7 @@ _COLUMNS = ("time", "kind", "device", "round", "task", "step", "outcome", "data"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StepLength:
     """Step of a task.
 
     Attributes:
@@ -57,7 +57,7 @@ class TaskTimes:
     start: float
     end: float = 0.0
     outcome: str = ""
-    spans: list[Span] = field(default_factory=list)
+    spans: list[StepLength] = field(default_factory=list)
 
 
 class RoundTimes(NamedTuple):
@@ -109,7 +109,7 @@ def read_times(folder: Path) -> RunTimes:
                 begun[task] = time_s
             case "step-end":
                 size = parse_json(text).get("bytes", 0.0) if step in DIRECTIONS else 0.0
-                span = Span(step, begun[task], time_s, outcome, size)
+                span = StepLength(step, begun[task], time_s, outcome, size)
                 tasks[task][2].spans.append(span)
             case "round-start":
                 last_s = time_s
@@ -231,7 +231,7 @@ def _lengths(task: TaskTimes) -> dict[str, float]:
     return dict(lengths)
 
 
-def compare(simulated: Path, measured: Path, wire: Wire | None = None) -> Differences:
+def compare(simulated: Path, measured: Path, wire: WireCounters | None = None) -> Differences:
     """Compare a measured run folder with a simulated one.
 
     Args:
@@ -251,7 +251,7 @@ WAITS = {
 """Step -> names of the waits before and after its message's passage of the wire."""
 
 
-def _passages(times: RunTimes, wire: Wire) -> dict[str, list[float]]:
+def _passages(times: RunTimes, wire: WireCounters) -> dict[str, list[float]]:
     parts: dict[str, list[float]] = defaultdict(list)
     for (_, device), task in times.tasks.items():
         for span in task.spans:

@@ -11,12 +11,12 @@ from fedsim.common.errors import DataError, FedsimError
 from fedsim.common.files import read_toml
 from fedsim.deployed.refusals import unused
 from fedsim.deployed.wire import FILE as WIRE
-from fedsim.deployed.wire import Wire
+from fedsim.deployed.wire import WireCounters
 from fedsim.lab.calibrate import calibrate
 from fedsim.lab.calibrate.files import CLIENTS
 from fedsim.lab.calibrate.files import SCENARIO as FITTED
 from fedsim.lab.calibrate.log import LogDefaults
-from fedsim.lab.rehearsal.conduct import MEASURED, Plan, refuse, rehearse
+from fedsim.lab.rehearsal.conduct import MEASURED, RehearsalPlan, refuse, rehearse
 from fedsim.lab.rehearsal.differences import Differences, compare, lines
 from fedsim.lab.rehearsal.page import write_page
 from fedsim.records.folder import SCENARIO
@@ -35,7 +35,7 @@ _QUANTITIES = ("down", "up")
 
 
 def rehearse_beside(
-    scenario: Scenario, out: Path, plan: Plan, tell: Callable[[str], None]
+    scenario: Scenario, out: Path, plan: RehearsalPlan, tell: Callable[[str], None]
 ) -> list[str]:
     """Simulate a scenario, rehearse it, and compare both, before and after a calibration.
 
@@ -88,11 +88,11 @@ def describe(out: Path) -> list[str]:
     return text
 
 
-def _wire_of(out: Path) -> Wire | None:
+def _wire_of(out: Path) -> WireCounters | None:
     file = out / WIRE
     if not file.is_file():
         return None
-    return Wire(file, float(RunFolder(out / MEASURED).summary["measured"]["began"]))
+    return WireCounters(file, float(RunFolder(out / MEASURED).summary["measured"]["began"]))
 
 
 def _calibrate(out: Path) -> Iterator[str]:

@@ -35,7 +35,7 @@ _LEAST_BURST = 8_000  # bytes
 _BURST_S = 0.001  # a bucket holds at least what its link sends in this time (s)
 
 
-class Link(NamedTuple):
+class NodeLink(NamedTuple):
     """Link of an endpoint to the core.
 
     Attributes:
@@ -56,7 +56,7 @@ def _do(*words: object) -> None:
         raise SimulationError(f"{' '.join(command)} failed: {done.stderr.strip()}")
 
 
-class Network:
+class Namespaces:
     """Namespaces of a server and of clients around a core, which are removed on exit.
 
     Args:
@@ -64,13 +64,13 @@ class Network:
         clients: the links of the clients.
     """
 
-    def __init__(self, server: Link, clients: Sequence[Link]) -> None:
+    def __init__(self, server: NodeLink, clients: Sequence[NodeLink]) -> None:
         self._server = server
         self._clients = clients
         self._prefix = f"{PREFIX}{os.getpid()}"
         self.names: list[str] = []
 
-    def __enter__(self) -> "Network":
+    def __enter__(self) -> "Namespaces":
         try:
             self._make()
         except BaseException:
@@ -137,7 +137,7 @@ class Network:
         _do("ip", "-n", name, "link", "set", "lo", "up")
         return name
 
-    def _connect(self, where: str, place: int, link: Link) -> None:
+    def _connect(self, where: str, place: int, link: NodeLink) -> None:
         """Connect a namespace (device ``e``) to the core (``c0``, ``c1`` ...) by 10.99.PLACE.0/24."""
         core = self.name("core")
         name = self._add(where)

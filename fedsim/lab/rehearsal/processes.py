@@ -15,7 +15,7 @@ from fedsim.lab.rehearsal.network import run_first
 _END_S = 20.0  # time that the guard has to end everything (s)
 
 
-class Processes:
+class RehearsalProcesses:
     """Processes in sessions of their own, which a guard ends when this process ends.
 
     Args:
@@ -28,7 +28,7 @@ class Processes:
         command = [sys.executable, "-m", "fedsim.lab.rehearsal.guard"]
         self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
-    def __enter__(self) -> "Processes":
+    def __enter__(self) -> "RehearsalProcesses":
         return self
 
     def __exit__(self, *_: object) -> None:

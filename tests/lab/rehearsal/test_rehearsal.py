@@ -11,20 +11,20 @@ import pytest
 
 import fedsim
 from fedsim.common.errors import RunFolderError, ScenarioError
-from fedsim.deployed.wire import Wire
-from fedsim.lab.rehearsal.conduct import Plan, links_of, refuse
+from fedsim.deployed.wire import WireCounters
+from fedsim.lab.rehearsal.conduct import RehearsalPlan, links_of, refuse
 from fedsim.lab.rehearsal.differences import compare, lines
 from fedsim.lab.rehearsal.needs import free_port, obstacles, port_is_free
 from fedsim.running.assembly import Run
 from fedsim.running.scenario import Scenario
 from tests.children import popen, wait_until
 
-LOOPBACK = Plan(has_namespaces=False)
+LOOPBACK = RehearsalPlan(has_namespaces=False)
 START = """
 import sys
 from pathlib import Path
-from fedsim.lab.rehearsal.processes import Processes
-processes = Processes(Path(sys.argv[1]))
+from fedsim.lab.rehearsal.processes import RehearsalProcesses
+processes = RehearsalProcesses(Path(sys.argv[1]))
 child = "import os, subprocess, sys, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
 started = processes.start("one", [sys.executable, "-c", child], {})
 print(started.pid, flush=True)
@@ -81,7 +81,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         port = taken.getsockname()[1]
         assert not port_is_free(port)
         with pytest.raises(ScenarioError, match=f"--port {port} is taken by another process"):
-            refuse(scenario(), tmp_path, Plan(has_namespaces=False, port=port))
+            refuse(scenario(), tmp_path, RehearsalPlan(has_namespaces=False, port=port))
     assert port_is_free(free_port())
     (tmp_path / "logs").mkdir()
     with pytest.raises(RunFolderError, match="has a rehearsal already"):
@@ -132,7 +132,7 @@ def test_a_passage_is_found_among_other_traffic(tmp_path: Path) -> None:
     down = [(0.0, 0), (1.0, 10), (2.0, 500), (3.0, 1010), (4.0, 1020), (9.0, 1025)]
     text = "".join(f"{began + time_s:.3f},2,{count},0\n" for time_s, count in down)
     (tmp_path / "wire.csv").write_text(f"{text}1009.5,2,1")
-    wire = Wire(tmp_path / "wire.csv", began)
+    wire = WireCounters(tmp_path / "wire.csv", began)
     found = wire.passage(2, "down", 1000.0, 0.5, 8.0)
     assert found is not None
     assert (found.first, found.last, found.bytes) == (pytest.approx(1.95), 3.0, 1020.0)
