@@ -15,13 +15,16 @@ import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedsim.common.errors import FedsimError
 from fedsim.common.files import read_toml
 from fedsim.common.harmless import say
 from fedsim.deployed.export import PACKAGE
 from fedsim.deployed.waits import shorten_waits
+
+if TYPE_CHECKING:
+    from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
 _OF_EACH_TASK = ("flwr.supernode.runtime.run_clientapp", "httpcore")  # loaded before the forks
 READY = "fedsim: the node is ready"
@@ -39,14 +42,16 @@ class ForkExecutor:
     def __init__(self, tasks: int) -> None:
         self._tasks = tasks
 
-    def get_eligible_capacity(self, supported_task_types: Any, **_: object) -> Any:
+    def get_eligible_capacity(
+        self, supported_task_types: set[str], **_: object
+    ) -> tuple[set[str], set[str]]:
         """Return the types of tasks that can be launched now, and no app's tasks in particular."""
         return supported_task_types, set()
 
     def wait_for_capacity(self, *_: object, **__: object) -> None:
         """Return at once."""
 
-    def launch(self, spec: Any) -> Any:
+    def launch(self, spec: "ExecutionSpec") -> "LaunchResult":
         """Hand over a task."""
         from flwr.supercore.superexec.executor.types import LaunchResult
 

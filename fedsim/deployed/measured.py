@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedsim.clock.simulation import Record
 from fedsim.deployed.run import ServerRun
@@ -18,6 +18,9 @@ from fedsim.records.schema import AVAILABILITY, models_digest
 from fedsim.running.scenario import Scenario
 from fedsim.running.summary import summarise
 
+if TYPE_CHECKING:
+    from fedsim.running.assembly import Models
+
 DIRECTIONS = {"download": "down", "upload": "up"}
 """Step with a message -> direction of the message."""
 _MESSAGES = ("sent", "received")
@@ -28,13 +31,15 @@ class _MeasuredTask:
     """A task's records, from which its steps follow.
 
     Attributes:
+        device: number of its device.
         fields: device, round, group and task.
         start: time at which it was asked for (s).
         payloads: bytes by content, of the request (``down``) and the answer (``up``).
         steps: the steps that its device has reported or logged.
     """
 
-    fields: dict[str, Any]
+    device: int
+    fields: dict[str, object]
     start: float
     payloads: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
     steps: list[LoggedStep] = field(default_factory=list)
@@ -84,10 +89,10 @@ def _tasks_of(
         if record.kind == "task-start":
             names = ("device", "round", "group", "task")
             own = {name: fields[name] for name in names}
-            task = tasks[fields["task"]] = _MeasuredTask(own, record.time)
+            task = tasks[fields["task"]] = _MeasuredTask(fields["device"], own, record.time)
             for step in logged.get(fields["task"], []):
                 if step.name == "upload":
-                    task.payloads["up"] = _sizes(step.facts["bytes"])
+                    task.payloads["up"] = step.sizes()
                 else:
                     task.steps.append(step)
         elif record.kind in _MESSAGES:
@@ -101,7 +106,7 @@ def _tasks_of(
     return tasks
 
 
-def _sizes(by_content: Any) -> list[tuple[str, float]]:
+def _sizes(by_content: Mapping[str, float]) -> list[tuple[str, float]]:
     return [(name, float(size)) for name, size in by_content.items()]
 
 
@@ -131,7 +136,7 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
             if is_cut:
                 delivered = 0.0
                 if wire is not None:
-                    moved = wire.moved(task.fields["device"], direction, begun, now)
+                    moved = wire.moved(task.device, direction, begun, now)
                     delivered = min(size, moved)
             facts = {"bytes": size, "delivered": delivered, "payloads": payloads}
         if step.name == "train":
@@ -160,10 +165,10 @@ def write_run_folder(
     run: ServerRun,
     records: Sequence[Record],
     stopped: str,
-    models: Mapping[str, Any],
+    models: "Models",
     mark: Mapping[str, object],
     wall_s: float,
-) -> dict[str, Any]:
+) -> None:
     """Write the tables, the models and the summary of a deployment to its folder.
 
     Args:
@@ -175,9 +180,6 @@ def write_run_folder(
         models: tensors by name, for each file name.
         mark: describes the deployment, for the summary's entry ``measured``.
         wall_s: real time of the run, with the wait for its nodes (s).
-
-    Returns:
-        The summary.
     """
     files.write_text(out / files.SCENARIO, scenario.to_toml())
     recorder = Recorder(out, run.meters)
@@ -199,10 +201,9 @@ def write_run_folder(
     files.write_summary(out, summary)
     for part in parts:
         part.unlink()
-    return summary
 
 
-def _presence(run: ServerRun, records: Sequence[Record]) -> dict[str, list[Any]]:
+def _presence(run: ServerRun, records: Sequence[Record]) -> dict[str, Sequence[float]]:
     """Return the columns of ``availability.parquet``: which nodes were connected when."""
     changes: dict[int, list[tuple[float, bool]]] = {}
     for record in records:

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fedsim.common.files import read_text
 from fedsim.deployed.trees import Json
@@ -38,6 +37,12 @@ class LoggedStep:
     def tree(self) -> dict[str, Json]:
         """Return the step as JSON, for ``read_step``."""
         return {"step": self.name, "start": self.start, "end": self.end, "facts": self.facts}
+
+    def sizes(self) -> list[tuple[str, float]]:
+        """Return name and size (bytes) of each content of a logged upload."""
+        contents = self.facts["bytes"]
+        assert isinstance(contents, dict)
+        return [(name, float(str(size))) for name, size in contents.items()]
 
 
 def read_step(tree: Json) -> LoggedStep:
@@ -106,16 +111,17 @@ def logged_steps(folder: Path | None) -> dict[int, list[LoggedStep]]:
     steps: dict[int, list[LoggedStep]] = {}
     if folder is None:
         return steps
-    for tree in _lines(folder):
-        steps.setdefault(tree["task"], []).append(read_step(tree))
+    for task, tree in _lines(folder):
+        steps.setdefault(task, []).append(read_step(tree))
     return steps
 
 
-def _lines(folder: Path) -> Iterator[dict[str, Any]]:
+def _lines(folder: Path) -> Iterator[tuple[int, Json]]:
     for file in sorted(folder.glob("steps-*.jsonl")):
         for line in read_text(file).splitlines():
             if line.endswith("}}"):  # a stopped node may have written half a line
-                yield json.loads(line)
+                tree = json.loads(line)
+                yield tree.pop("task"), tree
 
 
 def note_begin(folder: Path | None, began: float) -> None:

@@ -197,11 +197,11 @@ class Job:
         return EndedRun(summary, self.recorder.rounds, self.out)
 
     def _close_folder(
-        self, out: Path, status: str, tensors: "Models", summary: dict[str, Any]
+        self, out: Path, status: str, tensors: "Models", summary: Mapping[str, object]
     ) -> None:
         files.write_models(out, tensors)
         self._write_devices(out)
-        available = self.run.availability_columns(summary["simulated_s"])
+        available = self.run.availability_columns(self.recorder.last_time)
         parquet.write_columns(out / files.AVAILABILITY, available, AVAILABILITY)
         live.remove(out)
         obsolete_parts = self.recorder.parts if status == "done" else []

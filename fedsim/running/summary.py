@@ -32,7 +32,7 @@ def summarise(
     """
     scenario = run.scenario
     accuracies = values_of(recorder, "accuracy")
-    summary: dict[str, Any] = {
+    summary: dict[str, object] = {
         "fedsim": __version__,
         "name": scenario.name,
         "seed": scenario.seed,

@@ -184,13 +184,13 @@ def _late(before: Differences) -> Markup:
 
 
 def _legend() -> Markup:
-    marks = []
-    for name in ("download", "train", "upload"):
+    marks: list[str] = []
+    for name in ("start-up", "download", "train", "upload"):
         square = el("rect", width=10, height=10, fill=STEPS[name])
         marks.append(el("svg", square, width=12, height=10))
-        marks.append(f" {name}  ")
+        marks.append(f" {name}, ")
     words = (
-        "Upper bar: simulated; lower bar: rehearsed. Lines: ends of rounds; a red end: not done."
+        "upper bar simulated, lower bar rehearsed. Lines are ends of rounds, dashed if simulated."
     )
     return el("p", *marks, words)
 
