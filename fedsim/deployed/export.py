@@ -36,8 +36,8 @@ _README = """# {name}
 A Flower app that `fedsim flower export` has written (fedsim {version}). The server half and the client
 half of the strategy `{kind}` are fedsim's own; they run in real time, over Flower's messages.
 
-    flwr run .                    # on Flower's simulation engine, as many nodes as it has
-    flwr run . DEPLOYMENT         # on the SuperLink that your Flower configuration calls so
+    flwr run . --federation-config 'num-supernodes={devices}'   # on Flower's simulation engine
+    flwr run . DEPLOYMENT                             # on the SuperLink that your configuration calls so
 
 Each SuperNode needs fedsim, Flower, the data (`data.root` of `{package}/scenario.toml` on its own disk) and
 the number of its device, from 0 to {last}:
