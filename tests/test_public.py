@@ -170,6 +170,7 @@ _LAYERS = {
     "lab.loading": "analysis common clock lab.reading records running world.meters",
     "lab.audit": "common clock records world.meters",
     "lab.calibrate": "common clock records running world",
+    "lab.rehearsal": "analysis clock common deployed lab.calibrate records running version world",
     "lab.model_memory": "common learning running",
     "lab.tally": "common lab.model_memory learning",
     "lab.forecast": "common clock lab.model_memory lab.tally lab.terminal learning records running strategies",
@@ -188,7 +189,7 @@ _LAYERS = {
     "toolbox.worlds world world.energy world.meters",
     "cli": "analysis common clock deployed lab.audit lab.audited lab.bench lab.calibrate lab.catalogue "
     "lab.compare lab.forecast lab.whole_forecast "
-    "lab.loading lab.newcomer lab.reading lab.study lab.terminal lab.trackers records running "
+    "lab.loading lab.newcomer lab.reading lab.rehearsal lab.study lab.terminal lab.trackers records running "
     "toolbox.sources version",
     "__main__": "cli",
 }

@@ -1,10 +1,11 @@
-"""Verbs of a deployment: ``flower export``."""
+"""Verbs of a deployment: ``flower export`` and ``rehearse``."""
 
 from pathlib import Path
 
 import click
 
 from fedsim.cli.options import ALLOW_CODE, CHANGES, FOLDER, SEED, one_message, tell_dropped
+from fedsim.cli.rehearsing import rehearse_command
 from fedsim.common.harmless import say
 
 
@@ -40,4 +41,4 @@ def flower_export_command(
     say(*(f"written {path}" for path in files), "run it:", f"  flwr run {app}")
 
 
-DEPLOYING = (flower_group,)
+DEPLOYING = (flower_group, rehearse_command)

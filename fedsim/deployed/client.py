@@ -1,27 +1,51 @@
 """The ClientApp of an exported app."""
 
 import time
-from functools import cache
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.common.errors import SimulationError, shown
+from fedsim.common.files import read_text
 from fedsim.deployed.device import DeviceHalf
 from fedsim.deployed.packing import Packet
 from fedsim.deployed.records import ARRAYS, HEAD, from_records, to_records
+from fedsim.deployed.step_log import StepLog, log_folder
 from fedsim.running.scenario import load
 from fedsim.version import __version__
 
 PARTITION = "partition-id"
 """Key of a node's configuration: the number of the device, from 0."""
+SLEPT = ("all", "training")
+"""Values of ``slept`` in the run configuration, with a ``pace``.
+
+A node takes the scenario's times for messages and computations, or for computations only.
+"""
+_halves: dict[tuple[str, int, float, str], DeviceHalf] = {}
 
 
-@cache
-def _half(scenario: Path, device: int, pace: float) -> DeviceHalf:
-    """Return the client half of a device, built once in a process."""
-    return DeviceHalf(load(scenario, allow_code=True), device, pace)
+def client_half(scenario: Path, device: int, pace: float, slept: str) -> DeviceHalf:
+    """Return the client half of a device, built once in a process.
+
+    Args:
+        scenario: the app's scenario file. Files with the same text have the same half.
+        device: number of the device.
+        pace: ``pace`` of the run configuration.
+        slept: ``slept`` of the run configuration.
+
+    Raises:
+        SimulationError: ``slept`` has another value than ``SLEPT``.
+    """
+    if slept not in SLEPT:
+        raise SimulationError(
+            f"the run configuration has slept = {shown(slept)}; allowed are {' and '.join(SLEPT)}"
+        )
+    key = (read_text(scenario), device, pace, slept)
+    if key not in _halves:
+        loaded = load(scenario, allow_code=True)
+        _halves[key] = DeviceHalf(loaded, device, pace, sleeps_links=slept == "all")
+    return _halves[key]
 
 
 def client_app(scenario: Path) -> ClientApp:
@@ -40,19 +64,24 @@ def client_app(scenario: Path) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         request = from_records(message.content)
         pace = context.run_config["pace"]
+        slept = context.run_config.get("slept", SLEPT[0])
         assert isinstance(pace, int | float)
+        assert isinstance(slept, str)
         began = request.head["began"]
+        task = request.head["task"]
         assert isinstance(began, int | float)
+        assert isinstance(task, int)
 
         def clock() -> float:
             return (time.time() - began) / (pace or 1.0)
 
-        half = _half(scenario, _device_of(context), float(pace))
+        device = _device_of(context)
+        half = client_half(scenario, device, float(pace), slept)
         memory = Packet({})
         if HEAD in context.state:
             memory = from_records(context.state)
-        answer = half.answer(request, memory, clock)
-        answer.head["task"] = request.head["task"]
+        answer = half.answer(request, memory, clock, StepLog(task, device, log_folder()))
+        answer.head["task"] = task
         records = to_records(memory)
         context.state.pop(ARRAYS, None)
         context.state.update(records)

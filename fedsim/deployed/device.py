@@ -12,6 +12,7 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import NO_LIMIT, Limit, Training
 from fedsim.deployed.packing import ContentPacker, ModelPlace, Packet, models_in
+from fedsim.deployed.step_log import LoggedStep, StepLog
 from fedsim.deployed.trees import Json, TreeWriter, read_tree
 from fedsim.federation.client import Client, Instruction, LocalResult
 from fedsim.federation.client_side import ClientSide
@@ -55,11 +56,17 @@ class DeviceHalf:
         device: number of the device, which selects its part of the data.
         pace: real seconds in a second of the scenario, if the device takes the scenario's times;
             0 if it works as fast as it can.
+        sleeps_links: whether a device with a pace takes the scenario's times for downloads and
+            uploads too, and not only for its computations.
     """
 
-    def __init__(self, scenario: Scenario, device: int, pace: float) -> None:
+    def __init__(
+        self, scenario: Scenario, device: int, pace: float, *, sleeps_links: bool = True
+    ) -> None:
         self.device = device
         self._pace = pace
+        self._sleeps_links = sleeps_links and pace > 0.0
+        self._steps: list[LoggedStep] = []
         run = Run(scenario, Simulation())
         self._learner = run.learner
         self._devices = run.dispatch.devices
@@ -92,13 +99,16 @@ class DeviceHalf:
             self._population.rooflines = None
             self._population.speed = self._population.speed.copy()
 
-    def answer(self, request: Packet, memory: Packet, clock: Callable[[], float]) -> Packet:
+    def answer(
+        self, request: Packet, memory: Packet, clock: Callable[[], float], log: StepLog
+    ) -> Packet:
         """Carry out a request, and return the answer.
 
         Args:
             request: the request.
             memory: what the device remembers; changed in place, to be stored with the answer.
             clock: returns the present time by the server's clock (s).
+            log: receives the steps of the task; the answer has them too.
 
         Raises:
             SimulationError: the request cannot be carried out.
@@ -121,20 +131,38 @@ class DeviceHalf:
         task = Task(0, self.device, (), round_number, None, count, context=context)
         task.samples = self._population.samples.item(self.device)
         self._begin(task, float(asked_at), sum(map(len, request.payloads.values())), clock)
+        log.add(LoggedStep("download", float(asked_at), self._now))
         answer = self._work(task, clock)
-        uploaded = sum(map(len, answer.payloads.values()))
-        answer.head |= {"samples": task.samples, "took_s": clock() - float(asked_at)}
         if self._pace:
-            up_s = self._network.nominal_s(self.device, "up", uploaded) if uploaded else 0.0
+            self._sleep_until(self._now, clock)
+        if self._steps and not self._sleeps_links:
+            self._steps[-1].end = clock()
+        for step in self._steps:
+            log.add(step)
+        uploaded = sum(map(len, answer.payloads.values()))
+        answer.head |= {
+            "samples": task.samples,
+            "took_s": clock() - float(asked_at),
+            "steps": [step.tree() for step in log.steps],
+        }
+        if self._sleeps_links and uploaded:
+            up_s = self._network.nominal_s(self.device, "up", uploaded)
             self._sleep_until(self._now + up_s, clock)
+        log.begin_upload(clock(), answer.bytes_by_content())
         self._remember(memory, task, answer)
         return answer
+
+    def warm_up(self) -> None:
+        """Train for an epoch and discard the result, so that later trainings find all loaded."""
+        training = Training(start=self._learner.initial(), epochs=1)
+        self._learner.compute_now(self._learner.train(training, self.device, key=_PROBE_KEY))
 
     # Time.
 
     def _begin(self, task: Task, asked_at: float, size: int, clock: Callable[[], float]) -> None:
         """Set the time at which the device has received its request of ``size`` bytes."""
-        if self._pace:
+        self._steps = []
+        if self._sleeps_links:
             down_s = self._network.nominal_s(self.device, "down", size) if size else 0.0
             self._now = asked_at + down_s
         else:
@@ -163,17 +191,28 @@ class DeviceHalf:
         context: TaskContext = task.context
         if not context.replied:
             for step in steps:
-                if not self._compute(task, step):
+                if not self._compute(task, step, clock):
                     return Packet({"outcome": "late", "contents": {}})
-            if self._pace == 0.0:
-                self._now = clock()
             self._side.next_steps(task)
         if self._envelopes.last is None:
             return Packet({"outcome": "done", "contents": {}})
         return self._pack(task, self._envelopes.last)
 
-    def _compute(self, task: Task, step: TaskStep) -> bool:
+    def _compute(self, task: Task, step: TaskStep, clock: Callable[[], float]) -> bool:
         """Carry out a step; return False if the task ends with it as late."""
+        if self._pace == 0.0:
+            self._now = clock()
+        began = self._now
+        is_in_time = self._carry_out(task, step)
+        if self._pace == 0.0:
+            self._now = clock()
+        facts: dict[str, Json] = {}
+        if isinstance(step, Train):
+            facts = {"epochs": task.epochs, "asked": step.training.epochs}
+        self._steps.append(LoggedStep(step.name, began, self._now, facts))
+        return is_in_time
+
+    def _carry_out(self, task: Task, step: TaskStep) -> bool:
         began = self._now
         match step:
             case Train():

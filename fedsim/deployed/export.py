@@ -3,7 +3,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -36,8 +36,8 @@ _README = """# {name}
 A Flower app that `fedsim flower export` has written (fedsim {version}). The server half and the client
 half of the strategy `{kind}` are fedsim's own; they run in real time, over Flower's messages.
 
-    flwr run .                    # on Flower's simulation engine, as many nodes as it has
-    flwr run . DEPLOYMENT         # on the SuperLink that your Flower configuration calls so
+    flwr run . --federation-config 'num-supernodes={devices}'   # on Flower's simulation engine
+    flwr run . DEPLOYMENT                             # on the SuperLink that your configuration calls so
 
 Each SuperNode needs fedsim, Flower, the data (`data.root` of `{package}/scenario.toml` on its own disk) and
 the number of its device, from 0 to {last}:
@@ -45,7 +45,7 @@ the number of its device, from 0 to {last}:
     flower-supernode --insecure --superlink HOST:9092 --node-config 'partition-id=0'
 
 The run begins when {devices} nodes have answered (`min-nodes`), and ends as `[stop]` of the scenario says.
-It leaves `events.jsonl`, `summary.json` and `models/` in the folder `out`, on the server's machine.
+It leaves a run folder in `out`, on the server's machine: `fedsim report`, `compare` and `why` read it.
 
 | key of the run configuration | meaning |
 |---|---|
@@ -53,6 +53,7 @@ It leaves `events.jsonl`, `summary.json` and `models/` in the folder `out`, on t
 | `min-nodes` | count of nodes for which the run waits; 0 for all devices of the scenario |
 | `patience` | how long it waits for them (s) |
 | `pace` | 0: nodes work as fast as they can. Above 0: each takes the times of the scenario, this many real seconds a second |
+| `slept` | with a `pace`: `all`, nodes sleep for the times of messages too; `training`, messages take what they take |
 
 ## What needs care
 
@@ -71,12 +72,15 @@ It leaves `events.jsonl`, `summary.json` and `models/` in the folder `out`, on t
 _UNUSED = "- The scenario's {names} do not apply: real nodes are what they are.\n"
 
 
-def export(scenario: Scenario, folder: Path) -> list[Path]:
+def export(
+    scenario: Scenario, folder: Path, config: Mapping[str, object] | None = None
+) -> list[Path]:
     """Write a scenario as a Flower app.
 
     Args:
         scenario: the scenario.
         folder: the app's folder, which is made; it may exist if it is empty.
+        config: entries of the run configuration in place of the defaults.
 
     Returns:
         The files that were written.
@@ -93,7 +97,7 @@ def export(scenario: Scenario, folder: Path) -> list[Path]:
     modules = list(_own_files(scenario))
     package = folder / PACKAGE
     texts = {
-        folder / "pyproject.toml": tomli_w.dumps(_project(scenario)),
+        folder / "pyproject.toml": tomli_w.dumps(_project(scenario, config or {})),
         folder / "README.md": _readme(scenario),
         package / "__init__.py": f'"""The app {clean(scenario.name)!r}."""\n',
         package / "server.py": _half(scenario, "ServerApp", "server"),
@@ -120,9 +124,16 @@ def _deployed(scenario: Scenario) -> Scenario:
     return Scenario(**tables)
 
 
-def _project(scenario: Scenario) -> dict[str, object]:
+def _project(scenario: Scenario, own_config: Mapping[str, object]) -> dict[str, object]:
     name = re.sub(r"[^a-z0-9]+", "-", scenario.name.lower()).strip("-")
-    config = {"out": "results", "min-nodes": 0, "patience": 120.0, "pace": 0.0}
+    config: dict[str, object] = {
+        "out": "results",
+        "min-nodes": 0,
+        "patience": 120.0,
+        "pace": 0.0,
+        "slept": "all",
+    }
+    config |= own_config
     components = {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"}
     return {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},

@@ -12,6 +12,7 @@ from fedsim.common.errors import SimulationError, shown
 from fedsim.deployed.clock import WallClock
 from fedsim.deployed.packing import ContentPacker, ModelPlace, Packet
 from fedsim.deployed.records import from_records, to_records
+from fedsim.deployed.replies import Replies
 from fedsim.deployed.run import SentContext, ServerRun
 from fedsim.federation.contents import BASE
 from fedsim.learning.refs import Ref
@@ -48,6 +49,7 @@ class Nodes:
         self._greeted: set[int] = set()
         self._greetings: dict[str, int] = {}  # message -> node
         self._open: dict[str, Task] = {}  # message -> its task, also if it has ended
+        self._replies = Replies(grid)
         self._arrivals = 0
         self.begun = False
         self._next_nodes = 0.0
@@ -63,15 +65,18 @@ class Nodes:
         if time.monotonic() >= self._next_nodes:
             self._look_for_nodes()
             self._next_nodes = time.monotonic() + _NODES_EVERY_S
-        names = [*self._greetings, *self._open]
-        if not names:
-            return
-        for reply in self._grid.pull_messages(names):
-            name = reply.metadata.reply_to_message_id
-            if name in self._greetings:
-                self._welcome(self._greetings.pop(name), reply)
-            else:
-                self._take(self._open.pop(name), reply)
+        self._replies.take(self._receive)
+
+    def end(self) -> None:
+        """Wait for no more replies."""
+        self._replies.end()
+
+    def _receive(self, wall: float, reply: Message) -> None:
+        name = reply.metadata.reply_to_message_id
+        if name in self._greetings:
+            self._welcome(self._greetings.pop(name), reply)
+        elif name in self._open:
+            self._take(self._open.pop(name), wall, reply)
 
     def _look_for_nodes(self) -> None:
         present = set(self._grid.get_node_ids())
@@ -80,6 +85,7 @@ class Nodes:
             message = self._message(Packet({"job": "hello"}), node, "query")
             (name,) = self._grid.push_messages([message])
             self._greetings[name] = node
+            self._replies.expect(name)
         self._greeted &= present
         for device, node in list(self._node_of.items()):
             if node not in present:
@@ -128,9 +134,10 @@ class Nodes:
         message = self._message(packet, self._node_of[task.device], "train")
         (name,) = self._grid.push_messages([message])
         self._open[name] = task
-        self._note("sent", task, packet)
+        self._note("sent", task, packet, time.time())
+        self._replies.expect(name)
 
-    def _take(self, task: Task, reply: Message) -> None:
+    def _take(self, task: Task, wall: float, reply: Message) -> None:
         remote = self._run.remote
         if reply.has_error():
             _log.warning("device %d is lost: %s", task.device, reply.error.reason)
@@ -140,7 +147,7 @@ class Nodes:
         is_late = packet.head["outcome"] == "late"
 
         def arrive() -> None:
-            self._note("received", task, packet)
+            self._note("received", task, packet, wall)
             if task.id not in remote.running:
                 return
             contents = self._up.unpack(packet, lambda place: _model_at(task, place))
@@ -159,17 +166,25 @@ class Nodes:
     def _message(self, packet: Packet, node: int, kind: str) -> Message:
         return Message(to_records(packet), dst_node_id=node, message_type=kind)
 
-    def _note(self, kind: str, task: Task, packet: Packet) -> None:
-        """Record a message with the bytes of its contents and the time of the day."""
+    def _note(self, kind: str, task: Task, packet: Packet, wall: float) -> None:
+        """Record a message with the bytes of its contents and the time of the day.
+
+        Args:
+            kind: ``sent`` or ``received``.
+            task: the task of the message.
+            packet: the message.
+            wall: time of the day (s since 1970) at which it was sent or has arrived.
+        """
         self._clock.emit(
             kind,
             task=task.id,
             device=task.device,
             round=task.round,
             group=task.group,
-            wall=time.time(),
+            wall=wall,
             bytes=packet.bytes_by_content(),
             took_s=packet.head.get("took_s"),
+            steps=packet.head.get("steps", []),
             late=task.id not in self._run.remote.running,
         )
 

@@ -63,8 +63,9 @@ class ServerRun(Run):
 
     def _connect(self) -> None:
         self.remote = RemoteTasks(self.simulation, self.population, self.network, self.dispatch)
+        self.tasks = cast("TaskRunner", self.remote)
         self.dispatch.connect(
-            cast("TaskRunner", self.remote),
+            self.tasks,
             self.messages,
             self.strategy,
             self.client_halves,

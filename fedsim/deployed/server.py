@@ -7,18 +7,23 @@ import time
 from pathlib import Path
 
 import numpy as np
+from flwr import __version__ as package_version
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.clock.simulation import Record
 from fedsim.common.errors import SimulationError
+from fedsim.deployed.client import SLEPT
 from fedsim.deployed.clock import WallClock
+from fedsim.deployed.measured import with_steps, write_run_folder
 from fedsim.deployed.nodes import Nodes
 from fedsim.deployed.run import ServerRun
+from fedsim.deployed.step_log import log_folder, logged_steps, note_begin
+from fedsim.deployed.waits import shorten_waits
+from fedsim.deployed.wire import FILE as WIRE
+from fedsim.deployed.wire import WireCounters
 from fedsim.records import folder as files
-from fedsim.records.schema import models_digest
 from fedsim.running.scenario import Scenario, load
-from fedsim.version import __version__
 
 EVENTS = "events.jsonl"
 """File of the records, one JSON object a line: what was measured, with times (s)."""
@@ -35,11 +40,13 @@ def server_app(scenario: Path) -> ServerApp:
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
+        shorten_waits()
         config = context.run_config
         out = Path(str(config["out"]))
-        Deployment(load(scenario, allow_code=True), grid, float(config["pace"])).execute(
-            out, int(config["min-nodes"]), float(config["patience"])
-        )
+        slept = str(config.get("slept", SLEPT[0]))
+        loaded = load(scenario, allow_code=True)
+        deployment = Deployment(loaded, grid, float(config["pace"]), slept)
+        deployment.execute(out, int(config["min-nodes"]), float(config["patience"]))
 
     app.main()(main)
     return app
@@ -53,6 +60,7 @@ class Deployment:
         grid: Flower's Grid.
         pace: real seconds in a second of the scenario, if nodes take the scenario's times; 0 for
             real time, in which nodes work as fast as they can.
+        slept: ``slept`` of the run configuration, for the mark of the run folder.
 
     Attributes:
         run: the server half's run.
@@ -60,12 +68,19 @@ class Deployment:
             ``received``.
     """
 
-    def __init__(self, scenario: Scenario, grid: Grid, pace: float) -> None:
+    def __init__(self, scenario: Scenario, grid: Grid, pace: float, slept: str = SLEPT[0]) -> None:
         if pace < 0.0:
             raise SimulationError(
                 f"the run configuration has pace = {pace}; allowed are 0 (as fast as the nodes "
                 "are) and numbers above 0 (real seconds in a second of the scenario)"
             )
+        self._started = time.perf_counter()
+        self._mark: dict[str, object] = {
+            "flwr": package_version,
+            "pace": pace,
+            "slept": slept if pace else "nothing",
+        }
+        self._scenario = scenario
         self.records: list[Record] = []
         self._clock = WallClock(pace or 1.0, self._look, _LOOK_S)
         self._clock.listen(self.records.append)
@@ -100,6 +115,8 @@ class Deployment:
                 )
             time.sleep(_LOOK_S)
         clock.begin()
+        note_begin(log_folder(), clock.began)
+        self._mark |= {"began": clock.began, "nodes": self._nodes.connected}
         self._nodes.begun = True
         end_s = run.scenario.stop.simulated_time
         if end_s is not None:
@@ -108,7 +125,7 @@ class Deployment:
         clock.at_close(run.strategy.on_end)
         clock.listen(_log_round, kinds=("round",))
         clock.post(run.dispatch.start)
-        out.mkdir(parents=True, exist_ok=True)
+        files.make(out)
         with (out / EVENTS).open("w") as file:
 
             def write(record: Record) -> None:
@@ -118,28 +135,21 @@ class Deployment:
             for record in self.records:
                 file.write(_line(record))
             stopped = asyncio.run(clock.run())
+        self._nodes.end()
         self._write(out, stopped)
 
     def _write(self, out: Path, stopped: str) -> None:
         models = asyncio.run(self.run.model_tensors())
-        files.write_models(out, models)
-        rounds = [record.fields for record in self.records if record.kind == "round"]
-        accuracies = [row["accuracy"] for row in rounds if row["accuracy"] is not None]
-        sizes = {"sent": 0, "received": 0}
-        for record in self.records:
-            if record.kind in sizes:
-                sizes[record.kind] += sum(record.fields["bytes"].values())
-        summary = {
-            "fedsim": __version__,
-            "strategy": self.run.scenario.strategy.kind,
-            "stopped": stopped,
-            "rounds": len(rounds),
-            "seconds": self._clock.now,
-            "accuracy": accuracies[-1] if accuracies else None,
-            "bytes": {"down": sizes["sent"], "up": sizes["received"]},
-            "models_sha256": models_digest(models),
-        }
-        files.write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+        folder = log_folder()
+        wire: WireCounters | None = None
+        if folder is not None and (folder / WIRE).is_file():
+            wire = WireCounters(folder / WIRE, self._clock.began)
+        records = with_steps(self.records, logged_steps(folder), wire)
+        records.append(Record(self._clock.now, "run-end", {"reason": stopped}))
+        wall_s = time.perf_counter() - self._started
+        write_run_folder(
+            out, self._scenario, self.run, records, stopped, models, self._mark, wall_s
+        )
         _log.info("written to %s", out.resolve())
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedsim.common.errors import DataError, FedsimError, ScenarioError
 from fedsim.common.imports import from_file, is_refusal_of_code
-from fedsim.lab.audit import audit
+from fedsim.lab.audit import OF_SIMULATIONS, audit
 from fedsim.lab.audit.declared import unchecked_parts
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
@@ -47,6 +47,8 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
         unchecked, can_import_all = unchecked_parts(run)
     missing = _missing_packages(run)
     unchecked += missing
+    if files.MEASURED in run.summary:
+        unchecked += [f"{title}: {reason}" for title, reason in OF_SIMULATIONS.items()]
     problem = _refusal(run, allow_code)
     is_ours = run.summary.get("fedsim") == __version__
     is_comparable = can_import_all and is_ours and not missing

@@ -20,15 +20,13 @@ from fedsim.common.errors import CheckpointError, home_of
 from fedsim.common.harmless import say
 from fedsim.records import folder as files
 from fedsim.records import live, parquet
-from fedsim.records.chain import ROWS_A_BLOCK
 from fedsim.records.live import EVERY_S, RUNNING, Live
 from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
-from fedsim.records.schema import ASKED, AVAILABILITY, TRACED_LINKS, TRACES, models_digest
+from fedsim.records.schema import AVAILABILITY, TRACED_LINKS, TRACES, models_digest
 from fedsim.running.checkpoint import snapshot
-from fedsim.running.packages import packages_of
 from fedsim.running.signals import ANNOUNCEMENTS, end_at_once
-from fedsim.version import __version__
+from fedsim.running.summary import summarise
 from fedsim.world.meters.base import Column
 
 if TYPE_CHECKING:
@@ -199,11 +197,11 @@ class Job:
         return EndedRun(summary, self.recorder.rounds, self.out)
 
     def _close_folder(
-        self, out: Path, status: str, tensors: "Models", summary: dict[str, Any]
+        self, out: Path, status: str, tensors: "Models", summary: Mapping[str, object]
     ) -> None:
         files.write_models(out, tensors)
         self._write_devices(out)
-        available = self.run.availability_columns(summary["simulated_s"])
+        available = self.run.availability_columns(self.recorder.last_time)
         parquet.write_columns(out / files.AVAILABILITY, available, AVAILABILITY)
         live.remove(out)
         obsolete_parts = self.recorder.parts if status == "done" else []
@@ -212,24 +210,6 @@ class Job:
         # only now: a run that is killed before its summary is written resumes from these parts
         for part in obsolete_parts:
             part.unlink()
-
-    def _metrics(self) -> dict[str, dict[str, object]]:
-        """Return by metric: its final and best value, and whether the best is the most or the least."""
-        entries: dict[str, dict[str, object]] = {}
-        for metric in self.run.metrics:
-            values = self._values(metric.name)
-            best = max if metric.more_is_better else min
-            entries[metric.name] = {
-                "final": values[-1] if values else None,
-                "best": best(values, default=None),
-                "best_is": "most" if metric.more_is_better else "least",
-            }
-        return entries
-
-    def _values(self, column: str) -> list[float]:
-        """Return the values of a column of ``rounds`` that are not None."""
-        values = [row[column] for row in self.recorder.rounds]
-        return [value for value in values if value is not None]
 
     def _copy_to(self, folder: Path) -> None:
         self.recorder.copy_to(folder)
@@ -247,47 +227,10 @@ class Job:
 
     def _summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
         """Return the content of ``summary.json``."""
-        recorder = self.recorder
-        run = self.run
-        accuracies = self._values("accuracy")
-        summary: dict[str, Any] = {
-            "fedsim": __version__,
-            "name": self.scenario.name,
-            "seed": self.scenario.seed,
-            "strategy": self.scenario.strategy.kind,
-            "status": status,
-            "stopped": self._reason(status),
-            "rounds": len(recorder.rounds),
-        }
-        if not run.lists_all_devices:
-            summary["device_rows"] = ASKED
-        summary["simulated_s"] = recorder.last_time
-        summary["accuracy"] = {
-            "final": accuracies[-1] if accuracies else None,
-            "best": max(accuracies, default=None),
-        }
-        metrics = self._metrics()
-        if metrics:
-            summary["metrics"] = metrics
-        summary["bytes"] = recorder.ledger.summary()
-        summary.update(recorder.meters.summary())
-        acts = run.processes.acts
-        if acts or self.scenario.world.processes:
-            summary["acts"] = dict(sorted(acts.items()))
-        summary.update(run.strategy.facts())
-        if run.estimates:
-            summary["estimates"] = run.estimates
-        if run.outside_of_rules:
-            summary["outside_of_rules"] = run.outside_of_rules
-        packages = packages_of(self.scenario)
-        if packages:
-            summary["packages"] = packages
-        summary["events"] = recorder.chain.count
-        summary["events_sha256"] = recorder.chain.hexdigest()
-        summary["events_block"] = ROWS_A_BLOCK
-        summary["models_sha256"] = models_sha256
-        summary["wall_s"] = time.perf_counter() - self._started
-        return summary
+        wall_s = time.perf_counter() - self._started
+        return summarise(
+            self.run, self.recorder, status, self._reason(status), models_sha256, wall_s
+        )
 
     def _reason(self, status: str) -> str:
         """Return the reason why the run ended, for ``summary["stopped"]``."""

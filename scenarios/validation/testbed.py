@@ -4,18 +4,14 @@ over shaped links.
     python scenarios/validation/testbed.py NAME...      # worlds of worlds.toml; writes logs/NAME.csv
 
 Needs Linux, root, ``ip`` and ``tc``. Topology: server - core - client. Every rate is a token bucket
-(``tc tbf``: burst 8 kB, queue 60 ms) at the sending end of its link. Latency is made by ``netem``'s
-stand-in, a process that reads packets from a TUN device of the core and writes them back when their
-time has come: many kernels have no ``netem``. All processes read one monotonic clock. Logs have the
+(``tc tbf``: burst 8 kB, queue 60 ms) at the sending end of its link, and latency is made by a process
+(``fedsim.lab.rehearsal.network``, which ``fedsim rehearse`` uses too). All processes read one monotonic clock. Logs have the
 format of ``fedsim calibrate``.
 """
 
 import csv
-import fcntl
-import heapq
 import json
 import os
-import select
 import shutil
 import socket
 import struct
@@ -30,6 +26,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from fedsim.lab.rehearsal.network import Namespaces, NodeLink, run_first
+
 HERE = Path(__file__).resolve().parent
 WORLDS = HERE / "worlds.toml"
 LOGS = HERE / "logs"
@@ -38,9 +36,6 @@ _PORT = 5005
 _PAUSE_S = 0.5  # between rounds
 # version and size; size, and when it got, trained and sent
 _ORDER, _ANSWER = struct.Struct("!qq"), struct.Struct("!qddd")
-_IFF_TUN, _IFF_NO_PI, _TUNSETIFF = 0x0001, 0x1000, 0x400454CA
-_LAG = "lag"
-
 World = dict[str, Any]
 
 
@@ -54,118 +49,14 @@ def reason_not_to() -> str | None:
     return None
 
 
-# The network.
-
-
-def _do(*words: object) -> None:
-    done = subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"testbed: {' '.join(map(str, words))} failed: {done.stderr.strip()}")
-
-
-class Network:
-    """The namespaces of a world, gone when it is left.
-
-    Args:
-        world: as ``worlds.toml`` has it.
-    """
-
-    def __init__(self, world: World) -> None:
-        self._world, self._prefix = world, f"fedsim{os.getpid()}"
-        self._made: list[str] = []
-
-    def __enter__(self) -> "Network":
-        core = self._add("core")
-        for key in ("ip_forward", "conf.all.rp_filter", "conf.default.rp_filter"):
-            self.run(
-                "core", "sysctl", "-q", "-w", f"net.ipv4.{key}={int(key == 'ip_forward')}"
-            ).wait()
-        limits = self._world.get("server", {})
-        self._connect("server", 0, limits.get("down"), limits.get("up"))
-        for place, client in enumerate(self._world["clients"], start=1):
-            self._connect(f"client{place - 1}", place, client["up"], client["down"])
-        if any(client.get("latency") for client in self._world["clients"]):
-            _do("ip", "-n", core, "tuntap", "add", "dev", _LAG, "mode", "tun")
-            _do("ip", "-n", core, "link", "set", _LAG, "up")
-            _do("ip", "-n", core, "route", "add", "default", "dev", _LAG, "table", 100)
-            # what comes from a link is delayed, and then goes its way
-            for place in range(len(self._world["clients"]) + 1):
-                _do("ip", "-n", core, "rule", "add", "iif", f"c{place}", "lookup", 100)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name in self._made:
-            subprocess.run(["ip", "netns", "del", name], check=False)
-
-    def run(self, where: str, *words: str) -> "subprocess.Popen[bytes]":
-        """Start a command in a namespace."""
-        return subprocess.Popen(["ip", "netns", "exec", f"{self._prefix}-{where}", *words])
-
-    def _add(self, what: str) -> str:
-        name = f"{self._prefix}-{what}"
-        _do("ip", "netns", "add", name)
-        self._made.append(name)
-        _do("ip", "-n", name, "link", "set", "lo", "up")
-        return name
-
-    def _connect(
-        self, what: str, place: int, towards_core: float | None, from_core: float | None
-    ) -> None:
-        """A pair of devices between the core (``c0``, ``c1`` ...) and a namespace (``e``),
-        10.99.PLACE.0/24.
-        """
-        core, name = f"{self._prefix}-core", self._add(what)
-        _do(
-            "ip",
-            "link",
-            "add",
-            f"c{place}",
-            "netns",
-            core,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "e",
-            "netns",
-            name,
-        )
-        for where, device, host, rate in (
-            (core, f"c{place}", 1, from_core),
-            (name, "e", 2, towards_core),
-        ):
-            _do("ip", "-n", where, "addr", "add", f"10.99.{place}.{host}/24", "dev", device)
-            # so that the bucket counts packets
-            _do("ip", "-n", where, "link", "set", device, "gso_max_segs", 1)
-            _do("ip", "-n", where, "link", "set", device, "up")
-            if rate is not None:
-                shape = ("tbf", "rate", f"{rate}mbit", "burst", "8kb", "latency", "60ms")
-                _do("tc", "-n", where, "qdisc", "add", "dev", device, "root", *shape)
-        _do("ip", "-n", name, "route", "add", "default", "via", f"10.99.{place}.1")
-
-
-def delay(latencies_ms: list[float]) -> None:
-    """Hold up each packet of the core by its client's latency, for ever."""
-    tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH", _LAG.encode(), _IFF_TUN | _IFF_NO_PI))
-    waiting: list[tuple[float, int, bytes]] = []
-    count = 0
-    while True:
-        wait = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-        if select.select([tun], [], [], wait)[0]:
-            with suppress(BlockingIOError):
-                while True:
-                    packet = os.read(tun, 2048)
-                    if packet[0] >> 4 == 4:
-                        client = max(packet[14], packet[18]) - 1  # the server's network is 0
-                        count += 1
-                        heapq.heappush(
-                            waiting, (time.monotonic() + latencies_ms[client] / 1e3, count, packet)
-                        )
-        while waiting and waiting[0][0] <= time.monotonic():
-            os.write(tun, heapq.heappop(waiting)[2])
+def network_of(world: World) -> Namespaces:
+    """Namespaces of a world, with its links (``fedsim.lab.rehearsal.network``)."""
+    limits = world.get("server", {})
+    server = NodeLink(to_core=limits.get("down"), from_core=limits.get("up"))
+    clients = [
+        NodeLink(one["up"], one["down"], one.get("latency", 0.0)) for one in world["clients"]
+    ]
+    return Namespaces(server, clients)
 
 
 # The two halves.
@@ -372,28 +263,26 @@ def write(path: Path, rows: list[tuple[Any, ...]]) -> None:
 # All together.
 
 
-def _first() -> None:
-    """Before all that is not urgent: the clients of a real deployment do not share two cores."""
-    with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(10))
-
-
 def run(name: str, world: World) -> None:
     """Run a world and write its log, with the machine's load beside it."""
     LOGS.mkdir(exist_ok=True)
     log, told = LOGS / f"{name}.csv", json.dumps(world)
     load = os.getloadavg()[0]
     with ExitStack() as stack:
-        network = stack.enter_context(Network(world))
+        network = stack.enter_context(network_of(world))
 
-        def start(where: str, role: str, more: object) -> "subprocess.Popen[bytes]":
-            process = network.run(where, sys.executable, __file__, f"--{role}", told, str(more))
+        def begin(command: list[str]) -> "subprocess.Popen[bytes]":
+            process = subprocess.Popen(command)
             stack.callback(process.wait)
             stack.callback(process.kill)
             return process
 
-        if any(one.get("latency") for one in world["clients"]):
-            start("core", "delay", "")
+        def start(where: str, role: str, more: object) -> "subprocess.Popen[bytes]":
+            words = [sys.executable, __file__, f"--{role}", told, str(more)]
+            return begin([*network.within(where), *words])
+
+        if network.has_latency:
+            begin(network.delaying())
         serving = start("server", "server", log)
         for number in range(len(world["clients"])):
             start(f"client{number}", "client", number)
@@ -420,10 +309,8 @@ def main() -> None:
     """Run the worlds that are named, or all."""
     if sys.argv[1:2] and sys.argv[1].startswith("--"):
         role, world, more = sys.argv[1].removeprefix("--"), json.loads(sys.argv[2]), sys.argv[3]
-        _first()
+        run_first()
         match role:
-            case "delay":
-                delay([one.get("latency", 0.0) for one in world["clients"]])
             case "server":
                 server(world, Path(more))
             case "client":

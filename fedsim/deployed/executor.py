@@ -1,0 +1,154 @@
+"""Executor of a node's ClientApp, in forks of a process that has loaded everything.
+
+Flower's SuperExec starts a process for each message, which loads torch, fedsim and the data anew.
+``python -m fedsim.deployed.executor APP ADDRESS DEVICE`` asks a SuperNode for tasks as SuperExec
+does, and forks for each of them. The SuperNode runs with ``--isolation process``, and ADDRESS is its
+Runtime API.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsim.common.errors import FedsimError
+from fedsim.common.files import read_toml
+from fedsim.common.harmless import say
+from fedsim.deployed.export import PACKAGE
+from fedsim.deployed.waits import shorten_waits
+
+if TYPE_CHECKING:
+    from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
+
+_OF_EACH_TASK = ("flwr.supernode.runtime.run_clientapp", "httpcore")  # loaded before the forks
+READY = "fedsim: the node is ready"
+"""Line that an executor prints before it asks for tasks."""
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux: the signal that a process gets when its parent ends
+
+
+class ForkExecutor:
+    """Executor of Flower's SuperExec that hands each task to the process that forks.
+
+    Args:
+        tasks: file descriptor of the pipe to that process.
+    """
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+
+    def get_eligible_capacity(
+        self, supported_task_types: set[str], **_: object
+    ) -> tuple[set[str], set[str]]:
+        """Return the types of tasks that can be launched now, and no app's tasks in particular."""
+        return supported_task_types, set()
+
+    def wait_for_capacity(self, *_: object, **__: object) -> None:
+        """Return at once."""
+
+    def launch(self, spec: "ExecutionSpec") -> "LaunchResult":
+        """Hand over a task."""
+        from flwr.supercore.superexec.executor.types import LaunchResult
+
+        line = json.dumps({"address": spec.runtime_api_address, "token": spec.token})
+        os.write(self._tasks, f"{line}\n".encode())
+        return LaunchResult.accepted()
+
+    def close(self) -> None:
+        """Do nothing; the other process ends with the pipe."""
+
+    def reconcile(self) -> None:
+        """Do nothing."""
+
+
+def end_with_parent() -> None:
+    """Have this process killed when its parent ends, if the system can (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+
+
+def _ask(address: str, tasks: int) -> None:
+    """Ask the SuperNode for tasks for ever."""
+    end_with_parent()
+    module = importlib.import_module("flwr.supercore.superexec.run_superexec")
+    vars(module)["get_executor"] = lambda *_, **__: ForkExecutor(tasks)
+    module.run_superexec(runtime_api_address=address, insecure=True)
+
+
+def _fork(line: str) -> None:
+    """Carry out a task in a fork."""
+    if os.fork():
+        return
+    end_with_parent()
+    status = 1
+    try:
+        from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+        task = json.loads(line)
+        run_clientapp(runtime_api_address=task["address"], token=task["token"], insecure=True)
+        status = 0
+    except SystemExit as end:
+        status = 0 if not end.code else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _reap() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+
+
+def execute(app: Path, address: str, device: int) -> None:
+    """Carry out a node's tasks until its SuperNode ends.
+
+    Args:
+        app: folder of the exported app.
+        address: HOST:PORT of the SuperNode's Runtime API.
+        device: number of the node's device.
+    """
+    from fedsim.deployed.client import client_half
+
+    for name in _OF_EACH_TASK:
+        importlib.import_module(name)
+    shorten_waits()
+    package = app / PACKAGE
+    sys.path.insert(0, str(package / "own"))
+    config = read_toml(app / "pyproject.toml")["tool"]["flwr"]["app"]["config"]
+    half = client_half(package / "scenario.toml", device, config["pace"], config["slept"])
+    half.warm_up()
+    say(READY)
+    reader, writer = os.pipe()
+    if not os.fork():
+        os.close(reader)
+        _ask(address, writer)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as tasks:
+        for line in tasks:
+            _reap()
+            _fork(line)
+
+
+def main() -> None:
+    """Run ``execute`` with the arguments of the command line."""
+    app, address, device = sys.argv[1:]
+    try:
+        execute(Path(app), address, int(device))
+    except FedsimError as error:
+        say(f"fedsim: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

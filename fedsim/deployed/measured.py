@@ -1,0 +1,223 @@
+"""Run folder of a deployment: the tables of a simulated run, with times and bytes as measured."""
+
+import bisect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsim.clock.simulation import Record
+from fedsim.deployed.run import ServerRun
+from fedsim.deployed.step_log import LoggedStep, read_step
+from fedsim.deployed.wire import WireCounters
+from fedsim.records import folder as files
+from fedsim.records import parquet
+from fedsim.records.recorder import Recorder
+from fedsim.records.schema import AVAILABILITY, models_digest
+from fedsim.running.scenario import Scenario
+from fedsim.running.summary import summarise
+
+if TYPE_CHECKING:
+    from fedsim.running.assembly import Models
+
+DIRECTIONS = {"download": "down", "upload": "up"}
+"""Step with a message -> direction of the message."""
+_MESSAGES = ("sent", "received")
+
+
+@dataclass(slots=True)
+class _MeasuredTask:
+    """A task's records, from which its steps follow.
+
+    Attributes:
+        device: number of its device.
+        fields: device, round, group and task.
+        start: time at which it was asked for (s).
+        payloads: bytes by content, of the request (``down``) and the answer (``up``).
+        steps: the steps that its device has reported or logged.
+    """
+
+    device: int
+    fields: dict[str, object]
+    start: float
+    payloads: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+    steps: list[LoggedStep] = field(default_factory=list)
+
+
+def with_steps(
+    records: Sequence[Record],
+    logged: Mapping[int, list[LoggedStep]],
+    wire: WireCounters | None = None,
+) -> list[Record]:
+    """Return a deployment's records with those of steps, and without those of messages.
+
+    Args:
+        records: the records of the server half, by time.
+        logged: task ID -> steps that its device has logged, for tasks without an answer.
+        wire: counters of the links, which tell the bytes of messages that were cut; None if there
+            are none, and then a message that was cut has delivered no bytes.
+    """
+    tasks = _tasks_of(records, logged)
+    times = [record.time for record in records]
+    begins: dict[int, int] = {}  # task -> place of its record task-start
+    # place among the records, time, order within the task, and the record
+    placed: list[tuple[float, float, int, Record]] = []
+    for place, record in enumerate(records):
+        if record.kind in _MESSAGES:
+            continue
+        placed.append((place, record.time, 0, record))
+        if record.kind == "task-start":
+            begins[record.fields["task"]] = place
+        elif record.kind == "task-end":
+            task = tasks[record.fields["task"]]
+            first = begins[record.fields["task"]] + 0.5
+            for order, step in enumerate(_step_records(task, record, wire), 1):
+                among = bisect.bisect_right(times, step.time) - 0.5
+                among = min(max(among, first), place - 0.5)
+                placed.append((among, step.time, order, step))
+    placed.sort(key=lambda item: item[:3])
+    return [record for *_, record in placed]
+
+
+def _tasks_of(
+    records: Sequence[Record], logged: Mapping[int, list[LoggedStep]]
+) -> dict[int, _MeasuredTask]:
+    tasks: dict[int, _MeasuredTask] = {}
+    for record in records:
+        fields = record.fields
+        if record.kind == "task-start":
+            names = ("device", "round", "group", "task")
+            own = {name: fields[name] for name in names}
+            task = tasks[fields["task"]] = _MeasuredTask(fields["device"], own, record.time)
+            for step in logged.get(fields["task"], []):
+                if step.name == "upload":
+                    task.payloads["up"] = step.sizes()
+                else:
+                    task.steps.append(step)
+        elif record.kind in _MESSAGES:
+            task = tasks[fields["task"]]
+            direction = "down" if record.kind == "sent" else "up"
+            task.payloads[direction] = [
+                (name, float(size)) for name, size in fields["bytes"].items()
+            ]
+            if fields["steps"]:
+                task.steps = [read_step(step) for step in fields["steps"]]
+    return tasks
+
+
+def _sizes(by_content: Mapping[str, float]) -> list[tuple[str, float]]:
+    return [(name, float(size)) for name, size in by_content.items()]
+
+
+def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -> Iterator[Record]:
+    """Yield begin and end of each step of a task that has ended.
+
+    Args:
+        task: the task.
+        end: its record ``task-end``. Steps that were under way then end with the task's outcome.
+        wire: counters of the links.
+    """
+    outcome = end.fields["outcome"]
+    is_complete = outcome == "done"
+    last = end.time
+    now = task.start
+    for step in _steps_until(task, last, is_complete=is_complete):
+        yield Record(now, "step-start", {**task.fields, "step": step.name})
+        is_cut = step.end > last and not is_complete
+        begun = now
+        now = min(max(step.end, now), last)
+        facts: dict[str, object] = {**step.facts}
+        direction = DIRECTIONS.get(step.name)
+        if direction is not None:
+            payloads = task.payloads.get(direction, [])
+            size = sum(size for _, size in payloads)
+            delivered = size
+            if is_cut:
+                delivered = 0.0
+                if wire is not None:
+                    moved = wire.moved(task.device, direction, begun, now)
+                    delivered = min(size, moved)
+            facts = {"bytes": size, "delivered": delivered, "payloads": payloads}
+        if step.name == "train":
+            facts.setdefault("epoch_ends", [])
+        facts |= {"step": step.name, "outcome": outcome if is_cut else "done"}
+        yield Record(now, "step-end", {**task.fields, **facts})
+        if is_cut:
+            return
+
+
+def _steps_until(task: _MeasuredTask, last: float, *, is_complete: bool) -> list[LoggedStep]:
+    """Return the steps that a task had begun before its end (s), at least its download."""
+    steps = task.steps or [LoggedStep("download", task.start, math.inf)]
+    if is_complete:
+        if task.payloads.get("up"):
+            steps = [*steps, LoggedStep("upload", steps[-1].end, last)]
+        return steps
+    if "up" in task.payloads and task.steps:
+        steps = [*steps, LoggedStep("upload", steps[-1].end, math.inf)]
+    return [step for step in steps if step is steps[0] or step.start < last]
+
+
+def write_run_folder(
+    out: Path,
+    scenario: Scenario,
+    run: ServerRun,
+    records: Sequence[Record],
+    stopped: str,
+    models: "Models",
+    mark: Mapping[str, object],
+    wall_s: float,
+) -> None:
+    """Write the tables, the models and the summary of a deployment to its folder.
+
+    Args:
+        out: the existing folder.
+        scenario: the scenario of the app.
+        run: the server half's run.
+        records: its records with steps (``with_steps``).
+        stopped: why the run ended.
+        models: tensors by name, for each file name.
+        mark: describes the deployment, for the summary's entry ``measured``.
+        wall_s: real time of the run, with the wait for its nodes (s).
+    """
+    files.write_text(out / files.SCENARIO, scenario.to_toml())
+    recorder = Recorder(out, run.meters)
+    for record in records:
+        recorder.take(record)
+    recorder.close()
+    files.write_models(out, models)
+    parquet.write_meters(out, run.meters)
+    parquet.write_devices(out, run.device_columns(), run.meters)
+    parquet.write_columns(out / files.AVAILABILITY, _presence(run, records), AVAILABILITY)
+    summary = summarise(run, recorder, "done", stopped, models_digest(models), wall_s)
+    summary[files.MEASURED] = dict(mark)
+    if summary["accuracy"]["final"] is None:
+        summary["no_accuracy"] = run.strategy.why_no_accuracy() or run.evaluator.why_no_accuracy(
+            summary["rounds"], run.strategy.models()
+        )
+    parts = recorder.parts
+    summary["files_sha256"] = files.fingerprints(out, but=parts)
+    files.write_summary(out, summary)
+    for part in parts:
+        part.unlink()
+
+
+def _presence(run: ServerRun, records: Sequence[Record]) -> dict[str, Sequence[float]]:
+    """Return the columns of ``availability.parquet``: which nodes were connected when."""
+    changes: dict[int, list[tuple[float, bool]]] = {}
+    for record in records:
+        if record.kind in ("node", "node-return", "node-gone"):
+            states = changes.setdefault(record.fields["device"], [])
+            states.append((record.time, record.kind != "node-gone"))
+    rows: list[tuple[int, float, bool]] = []
+    for device in range(run.scenario.population.devices):
+        states = changes.get(device, [])
+        if not states or states[0][0] > 0.0:
+            rows.append((device, 0.0, False))
+        rows += [(device, time, on) for time, on in states]
+    return {
+        "device": [row[0] for row in rows],
+        "time": [row[1] for row in rows],
+        "on": [row[2] for row in rows],
+    }

@@ -1,0 +1,77 @@
+"""Replies of nodes, pulled in threads, so that the clock of a server never waits for an upload."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import Event, Lock, Thread
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+_MOST_THREADS = 32
+_LOOK_S = 0.1  # time between two questions of a thread (s)
+
+
+class Replies:
+    """Puller of the replies to open messages.
+
+    Flower lists a reply when its upload begins, and the pull of a listed reply takes until the
+    upload ends. Each thread therefore pulls the reply to one message at a time.
+
+    Args:
+        grid: Flower's Grid.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._lock = Lock()
+        self._open: deque[str] = deque()
+        self._arrived: deque[tuple[float, Message]] = deque()
+        self._threads: list[Thread] = []
+        self._ended = Event()
+        self._failure: Exception | None = None
+
+    def expect(self, name: str) -> None:
+        """Pull the reply to the message ``name``, now and until it has arrived."""
+        with self._lock:
+            self._open.append(name)
+            busy = len(self._open) + len(self._threads)
+        if len(self._threads) < min(_MOST_THREADS, busy):
+            thread = Thread(target=self._pull_all, name="fedsim-replies", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def take(self, receive: Callable[[float, Message], None]) -> None:
+        """Hand over the replies that have arrived, in the order of their arrival.
+
+        Args:
+            receive: is called with the time of the day of an arrival (s since 1970), and the reply.
+
+        Raises:
+            Exception: the error of a thread that could not pull.
+        """
+        if self._failure is not None:
+            raise self._failure
+        while self._arrived:
+            receive(*self._arrived.popleft())
+
+    def end(self) -> None:
+        """End the threads. A thread in a pull ends with the process."""
+        self._ended.set()
+
+    def _pull_all(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            with self._lock:
+                name = self._open.popleft() if self._open else None
+            if name is None:
+                continue
+            try:
+                replies = list(self._grid.pull_messages([name]))
+            except Exception as error:
+                self._failure = error
+                return
+            for reply in replies:
+                self._arrived.append((time.time(), reply))
+            if not replies:
+                with self._lock:
+                    self._open.append(name)

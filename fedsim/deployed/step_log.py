@@ -1,0 +1,132 @@
+"""Log of the steps of a task on its device, as they really took place."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedsim.common.files import read_text
+from fedsim.deployed.trees import Json
+
+VARIABLE = "FEDSIM_STEP_LOGS"
+"""Environment variable with a folder, in which each node logs its steps.
+
+A server on the same machine reads there the steps of tasks whose answers have not arrived.
+"""
+BEGAN = "began"
+"""File in that folder with the time of the day at which the server's clock began."""
+
+
+@dataclass(slots=True)
+class LoggedStep:
+    """Step of a task that has ended on its device.
+
+    Attributes:
+        name: name of the step, such as ``train``.
+        start: begin of the step, by the server's clock (s).
+        end: end of the step (s).
+        facts: further fields of the step's record.
+    """
+
+    name: str
+    start: float
+    end: float
+    facts: dict[str, Json] = field(default_factory=dict)
+
+    def tree(self) -> dict[str, Json]:
+        """Return the step as JSON, for ``read_step``."""
+        return {"step": self.name, "start": self.start, "end": self.end, "facts": self.facts}
+
+    def sizes(self) -> list[tuple[str, float]]:
+        """Return name and size (bytes) of each content of a logged upload."""
+        contents = self.facts["bytes"]
+        assert isinstance(contents, dict)
+        return [(name, float(str(size))) for name, size in contents.items()]
+
+
+def read_step(tree: Json) -> LoggedStep:
+    """Return the step of a tree that ``LoggedStep.tree`` has made."""
+    assert isinstance(tree, dict)
+    name = tree["step"]
+    start = tree["start"]
+    end = tree["end"]
+    facts = tree["facts"]
+    assert isinstance(name, str)
+    assert isinstance(start, int | float)
+    assert isinstance(end, int | float)
+    assert isinstance(facts, dict)
+    return LoggedStep(name, start, end, facts)
+
+
+class StepLog:
+    """Steps of one task, in order.
+
+    Args:
+        task: ID of the task.
+        device: number of the device.
+        folder: folder in which the steps are also written as they end; None for none.
+
+    Attributes:
+        steps: the steps that have ended.
+    """
+
+    def __init__(self, task: int, device: int, folder: Path | None) -> None:
+        self._task = task
+        self._file = None if folder is None else folder / f"steps-{device}.jsonl"
+        self.steps: list[LoggedStep] = []
+
+    def add(self, step: LoggedStep) -> None:
+        """Add a step that has ended."""
+        self.steps.append(step)
+        self._write(step)
+
+    def begin_upload(self, start: float, sizes: Mapping[str, int]) -> None:
+        """Log that the upload of the answer begins, for a server that never receives it.
+
+        Args:
+            start: begin of the upload (s).
+            sizes: bytes of the answer by content.
+        """
+        self._write(LoggedStep("upload", start, start, {"bytes": dict(sizes)}))
+
+    def _write(self, step: LoggedStep) -> None:
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"task": self._task, **step.tree()}) + "\n")
+
+
+def log_folder() -> Path | None:
+    """Return the folder that the environment names for the logs; None if it names none."""
+    text = os.environ.get(VARIABLE)
+    return Path(text) if text else None
+
+
+def logged_steps(folder: Path | None) -> dict[int, list[LoggedStep]]:
+    """Return the logged steps of all tasks: task ID -> its steps in order.
+
+    Args:
+        folder: folder of the logs; None if there is none.
+    """
+    steps: dict[int, list[LoggedStep]] = {}
+    if folder is None:
+        return steps
+    for task, tree in _lines(folder):
+        steps.setdefault(task, []).append(read_step(tree))
+    return steps
+
+
+def _lines(folder: Path) -> Iterator[tuple[int, Json]]:
+    for file in sorted(folder.glob("steps-*.jsonl")):
+        for line in read_text(file).splitlines():
+            if line.endswith("}}"):  # a stopped node may have written half a line
+                tree = json.loads(line)
+                yield tree.pop("task"), tree
+
+
+def note_begin(folder: Path | None, began: float) -> None:
+    """Write the time of the day at which the clock of a run began (s since 1970)."""
+    if folder is not None:
+        beside = folder / f"{BEGAN}.writing"
+        beside.write_text(repr(began), encoding="utf-8")
+        beside.rename(folder / BEGAN)

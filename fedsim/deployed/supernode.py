@@ -1,0 +1,18 @@
+"""Flower's SuperNode with the waits of ``fedsim.deployed.waits``.
+
+``python -m fedsim.deployed.supernode`` takes the arguments of ``flower-supernode``.
+"""
+
+from fedsim.deployed.waits import shorten_waits
+
+
+def main() -> None:
+    """Run a SuperNode."""
+    from flwr.supernode.cli import flower_supernode
+
+    shorten_waits()
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    main()

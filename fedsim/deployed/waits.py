@@ -1,0 +1,61 @@
+"""Shorter waits of Flower's processes, for nodes whose time is measured.
+
+An idle SuperNode asks for messages every 3 s, looks every 0.5 s for the answer of its ClientApp, and
+waits 1, 2, 4 and at most 10 s between two looks for an object that is still being sent. All of
+these waits are part of a deployment's rounds, and of no model of a network.
+"""
+
+import logging
+import os
+import time
+from types import SimpleNamespace
+
+from fedsim.common.errors import SimulationError, shown
+
+VARIABLE = "FEDSIM_FLOWER_WAITS"
+"""Environment variable with the longest wait (s) of Flower's processes; Flower's own if not set."""
+_log = logging.getLogger("flwr")
+
+
+def longest_wait_s() -> float | None:
+    """Return the longest wait (s) that the environment sets; None for Flower's own waits.
+
+    Raises:
+        SimulationError: the variable is not a number above 0.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < 60.0:
+        raise SimulationError(
+            f"the environment has {VARIABLE} = {shown(text)}; allowed are seconds above 0 and "
+            "below 60, or nothing for Flower's own waits"
+        )
+    return seconds
+
+
+def shorten_waits() -> None:
+    """Limit the waits of this process, if the environment says so.
+
+    A version of Flower that waits elsewhere keeps its own waits, and a warning is logged.
+    """
+    longest_s = longest_wait_s()
+    if longest_s is None:
+        return
+    try:
+        from flwr.supercore.inflatable import inflatable_utils
+        from flwr.supernode import start_client_internal
+
+        for name in ("pull_objects", "pull_and_inflate_object_from_tree"):
+            defaults = getattr(inflatable_utils, name).__kwdefaults__
+            defaults["initial_backoff"] = longest_s
+            defaults["backoff_cap"] = longest_s
+        start_client_internal.time = SimpleNamespace(
+            sleep=lambda seconds: time.sleep(min(seconds, longest_s))
+        )
+    except (ImportError, AttributeError, KeyError, TypeError) as error:
+        _log.warning("this version of Flower keeps its own waits (%s)", error)

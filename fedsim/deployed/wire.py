@@ -1,0 +1,125 @@
+"""Bytes on the links of nodes: counters of a router's devices, sampled while they change.
+
+``python -m fedsim.deployed.wire FILE CLIENTS`` samples the devices ``c1``, ``c2`` and so on, to
+which the nodes of the devices 0, 1 and so on are connected.
+"""
+
+import bisect
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from fedsim.common.files import read_text
+
+FILE = "wire.csv"
+"""File in the folder of step logs: time of the day (s), device, bytes to it and from it so far."""
+_EVERY_S = 0.05
+_RECEIVED = 0  # fields of a line of /proc/net/dev, after the name of the device
+_SENT = 8
+
+
+def sample(file: Path, clients: int) -> None:
+    """Write the counters of the clients' links whenever they have changed, for ever.
+
+    Args:
+        file: the file to write.
+        clients: count of clients.
+    """
+    last: dict[int, tuple[int, int]] = {}
+    with file.open("w", encoding="utf-8", buffering=1) as rows:
+        while True:
+            now = time.time()
+            lines = read_text(Path("/proc/self/net/dev")).splitlines()
+            for line in lines:
+                name, _, text = line.partition(":")
+                number = name.strip().removeprefix("c")
+                if not number.isdecimal() or not 1 <= int(number) <= clients:
+                    continue
+                counts = text.split()
+                # the core sends what the client receives
+                moved = int(counts[_SENT]), int(counts[_RECEIVED])
+                device = int(number) - 1
+                if last.get(device) != moved:
+                    last[device] = moved
+                    rows.write(f"{now:.3f},{device},{moved[0]},{moved[1]}\n")
+            time.sleep(_EVERY_S)
+
+
+class Passage(NamedTuple):
+    """Passage of a message over a device's link.
+
+    Attributes:
+        first: time at which its first bytes were seen (s).
+        last: time at which all of its bytes were seen (s).
+        bytes: bytes that passed in the whole span, headers included.
+    """
+
+    first: float
+    last: float
+    bytes: float
+
+
+_SEEN = 0.03  # share of a message's bytes after which its passage counts as begun
+
+
+class WireCounters:
+    """Reader of the counters.
+
+    Args:
+        file: the file of ``sample``.
+        began: time of the day at which the clock began (s since 1970).
+    """
+
+    def __init__(self, file: Path, began: float) -> None:
+        self._times: dict[int, list[float]] = {}
+        self._counts: dict[tuple[int, str], list[float]] = {}
+        for line in read_text(file).splitlines():
+            cells = line.split(",")
+            if len(cells) != 4:  # the last line of a process that was killed
+                continue
+            wall, device, down, up = map(float, cells)
+            number = int(device)
+            self._times.setdefault(number, []).append(wall - began)
+            self._counts.setdefault((number, "down"), []).append(down)
+            self._counts.setdefault((number, "up"), []).append(up)
+
+    def moved(self, device: int, direction: str, start: float, end: float) -> float:
+        """Return the bytes that passed in a span of time, headers and other messages included.
+
+        Args:
+            device: number of the device.
+            direction: ``down`` or ``up``.
+            start: begin of the span (s).
+            end: end of the span (s).
+        """
+        times = self._times.get(device, [])
+        counts = [0.0, *self._counts.get((device, direction), [])]
+        last = counts[bisect.bisect_right(times, end)]
+        return last - counts[bisect.bisect_right(times, start)]
+
+    def passage(
+        self, device: int, direction: str, size: float, start: float, end: float
+    ) -> Passage | None:
+        """Return when a message of ``size`` bytes passed within a span of time.
+
+        None if not all of its bytes passed in the span.
+        """
+        times = self._times.get(device, [])
+        counts = [0.0, *self._counts.get((device, direction), [])]
+        place = bisect.bisect_right(times, start)
+        base = counts[place]
+        first: float | None = None
+        for time_s, count in zip(times[place:], counts[place + 1 :], strict=True):
+            if time_s > end + 2 * _EVERY_S:
+                break
+            passed = count - base
+            if first is None and passed >= _SEEN * size:
+                first = max(start, time_s - _EVERY_S)
+            if passed >= size and first is not None:
+                return Passage(first, time_s, self.moved(device, direction, start, end))
+        return None
+
+
+if __name__ == "__main__":
+    sample(Path(sys.argv[1]), int(sys.argv[2]))

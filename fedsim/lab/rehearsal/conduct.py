@@ -1,0 +1,304 @@
+"""Conduct of a rehearsal: SuperLink, SuperNodes and the app's run, as processes on this machine."""
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import RunFolderError, ScenarioError, SimulationError
+from fedsim.common.files import read_text
+from fedsim.deployed import step_log, waits
+from fedsim.deployed.executor import READY
+from fedsim.deployed.export import export
+from fedsim.deployed.wire import FILE as WIRE
+from fedsim.lab.rehearsal.needs import free_port, obstacles, port_is_free
+from fedsim.lab.rehearsal.network import (
+    SERVER_ADDRESS,
+    Namespaces,
+    NodeLink,
+    client_name,
+    remove_leftovers,
+)
+from fedsim.lab.rehearsal.processes import RehearsalProcesses
+from fedsim.records.folder import SUMMARY
+from fedsim.running.assembly import Run
+from fedsim.running.scenario import Scenario
+from fedsim.world.network.spec import StarSpec
+
+MEASURED = "rehearsed"
+"""Name of the measured run folder in a rehearsal's folder."""
+SHORT_WAIT_S = 0.2
+"""Longest wait of Flower's processes between two looks, unless Flower's own waits are rehearsed."""
+_PORT = 8000
+_PATIENCE_S = 600.0  # real time for the start of all nodes (s)
+_RUNTIME_PORT = 8080  # of a SuperNode in a namespace of its own
+_BITS = 8e-6  # Mbit in a byte
+_FOLDERS = ("app", "logs", "steps", "homes")
+
+
+@dataclass(frozen=True)
+class RehearsalPlan:
+    """Choices of a rehearsal.
+
+    Attributes:
+        has_namespaces: whether there are namespaces with shaped links, and not only loopback.
+        trains: whether nodes take their own time for training, and not the scenario's.
+        waits_s: longest wait of Flower's processes between two looks (s); None for Flower's own.
+        port: port of the SuperLink; None for any that is free.
+    """
+
+    has_namespaces: bool = True
+    trains: bool = False
+    waits_s: float | None = SHORT_WAIT_S
+    port: int | None = None
+
+
+def rehearse(
+    scenario: Scenario, out: Path, plan: RehearsalPlan, tell: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Run a scenario for real, and return the measured run folder.
+
+    Args:
+        scenario: the scenario.
+        out: folder of the rehearsal. It gets the folders ``app``, ``logs`` and ``rehearsed``.
+        plan: the choices.
+        tell: is called with lines of progress.
+
+    Raises:
+        ScenarioError: the scenario, or this machine, does not allow the rehearsal.
+        RunFolderError: ``out`` has a rehearsal already.
+        SimulationError: a process has failed.
+    """
+    refuse(scenario, out, plan)
+    if plan.has_namespaces:
+        for name in remove_leftovers():
+            tell(f"removed the namespace {name} of a rehearsal that was killed")
+    for name in _FOLDERS:
+        (out / name).mkdir(parents=True, exist_ok=True)
+    measured = out / MEASURED
+    config: dict[str, object] = {
+        "out": str(measured.resolve()),
+        "patience": _PATIENCE_S,
+        "pace": 0.0 if plan.trains else 1.0,
+        "slept": "training",
+    }
+    export(scenario, out / "app", config)
+    _Rehearsal(scenario, out.resolve(), plan, tell).run()
+    if not (measured / SUMMARY).is_file():
+        raise SimulationError(f"the app has failed; its logs are in {str(out / 'logs')!r}")
+    counters = out / "steps" / WIRE
+    if counters.is_file():
+        counters.rename(out / WIRE)
+    for name in ("homes", "steps"):
+        shutil.rmtree(out / name)
+    return measured
+
+
+def refuse(scenario: Scenario, out: Path, plan: RehearsalPlan) -> None:
+    """Raise an error if a rehearsal cannot begin; nothing is changed."""
+    reasons = list(obstacles(scenario, has_namespaces=plan.has_namespaces))
+    if reasons:
+        raise ScenarioError("\n".join(reasons))
+    if any((out / name).exists() for name in (*_FOLDERS, MEASURED)):
+        raise RunFolderError(f"--out {str(out)!r} has a rehearsal already; give a new folder")
+    if plan.port is not None and not plan.has_namespaces and not port_is_free(plan.port):
+        raise ScenarioError(
+            f"--port {plan.port} is taken by another process of this machine; give another one, "
+            "or none for any that is free"
+        )
+
+
+def links_of(scenario: Scenario, run: Run) -> tuple[NodeLink, list[NodeLink]]:
+    """Return the server's link and the devices' links, in Mbit/s.
+
+    Args:
+        scenario: the scenario, whose network is a star.
+        run: a run of the scenario, which has drawn the devices' links.
+    """
+    assert isinstance(scenario.network, StarSpec)
+    server = scenario.network.server
+    down = run.network.access["down"]
+    up = run.network.access["up"]
+    latencies = run.network.latencies
+    devices = [
+        NodeLink(_mbit(up.item(device)), _mbit(down.item(device)), latencies.item(device) * 1e3)
+        for device in range(scenario.population.devices)
+    ]
+    return NodeLink(_mbit(server.down), _mbit(server.up)), devices
+
+
+def _mbit(rate: float) -> float | None:
+    return None if math.isinf(rate) else rate * _BITS
+
+
+class _Rehearsal:
+    """The processes of one rehearsal.
+
+    Args:
+        scenario: the scenario.
+        out: absolute path of the rehearsal's folder, which has an exported app.
+        plan: the choices.
+        tell: is called with lines of progress.
+    """
+
+    def __init__(
+        self, scenario: Scenario, out: Path, plan: RehearsalPlan, tell: Callable[[str], None]
+    ) -> None:
+        self._scenario = scenario
+        self._out = out
+        self._plan = plan
+        self._tell = tell
+        self._run = Run(scenario, Simulation())
+        self._devices = scenario.population.devices
+        self._network: Namespaces | None = None
+        self._env = {
+            **os.environ,
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(plan.waits_s or 1.0),
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            step_log.VARIABLE: str(out / "steps"),
+        }
+        self._env.pop(waits.VARIABLE, None)
+        if plan.waits_s is not None:
+            self._env[waits.VARIABLE] = str(plan.waits_s)
+
+    def run(self) -> None:
+        """Start everything, wait for the end of the app, and end everything."""
+        with ExitStack() as stack:
+            processes = stack.enter_context(RehearsalProcesses(self._out / "logs"))
+            if self._plan.has_namespaces:
+                self._network = self._build_network(stack, processes)
+            host, port = self._start_link(processes)
+            self._start_nodes(processes, host, port)
+            app = self._start_app(processes, f"{host}:{port}")
+            self._watch(processes, app)
+
+    def _build_network(self, stack: ExitStack, processes: RehearsalProcesses) -> Namespaces:
+        server, devices = links_of(self._scenario, self._run)
+        network = stack.enter_context(Namespaces(server, devices))
+        for name in network.names:
+            processes.guard_namespace(name)
+        if network.has_latency:
+            processes.start("latency", network.delaying(), self._env)
+        module = "fedsim.deployed.wire"
+        words = (str(self._out / "steps" / WIRE), str(self._devices))
+        command = [*network.within("core"), sys.executable, "-m", module, *words]
+        processes.start("wire", command, self._env)
+        self._tell(f"{self._devices} devices and the server have network namespaces")
+        return network
+
+    def _within(self, where: str) -> list[str]:
+        return [] if self._network is None else self._network.within(where)
+
+    def _home(self, name: str) -> dict[str, str]:
+        """Return the environment of a process with a Flower folder of its own."""
+        home = self._out / "homes" / name
+        home.mkdir(exist_ok=True)
+        return {**self._env, "FLWR_HOME": str(home)}
+
+    def _start_link(self, processes: RehearsalProcesses) -> tuple[str, int]:
+        host = SERVER_ADDRESS
+        port = self._plan.port or _PORT
+        if self._network is None:
+            host = "127.0.0.1"
+            port = self._plan.port or free_port()
+        command = [
+            *self._within("server"),
+            "flower-superlink",
+            "--insecure",
+            "--disable-runtime-dependency-installation",
+            *("--host", host, "--port", str(port)),
+        ]
+        processes.start("superlink", command, self._home("superlink"))
+        processes.wait_for("superlink", "running on http", _PATIENCE_S)
+        self._tell(f"the SuperLink listens on {host}:{port}")
+        return host, port
+
+    def _start_nodes(self, processes: RehearsalProcesses, host: str, port: int) -> None:
+        for device in range(self._devices):
+            within = self._within(client_name(device))
+            runtime = _RUNTIME_PORT if self._network is not None else free_port()
+            node = [
+                *within,
+                *(sys.executable, "-m", "fedsim.deployed.supernode", "--insecure"),
+                *("--superlink", f"{host}:{port}", "--isolation", "process"),
+                *("--host", "127.0.0.1", "--port", str(runtime)),
+                *("--node-config", f"partition-id={device} num-partitions={self._devices}"),
+            ]
+            name = f"node-{device}"
+            processes.start(name, node, self._home(name))
+            processes.wait_for(name, "running on http", _PATIENCE_S)
+            module = "fedsim.deployed.executor"
+            words = (str(self._out / "app"), f"127.0.0.1:{runtime}", str(device))
+            executor = [*within, sys.executable, "-m", module, *words]
+            processes.start(_executor(device), executor, self._home(name))
+        for device in range(self._devices):
+            processes.wait_for(_executor(device), READY, _PATIENCE_S)
+        if self._network is not None and not self._plan.trains:
+            processes.run_first()
+        self._tell(f"{self._devices} SuperNodes are ready")
+
+    def _start_app(self, processes: RehearsalProcesses, address: str) -> "subprocess.Popen[bytes]":
+        env = self._home("app")
+        home = Path(env["FLWR_HOME"])
+        (home / "config.toml").write_text(
+            f'[superlink.rehearsal]\naddress = "{address}"\ninsecure = true\n'
+        )
+        command = [
+            *self._within("server"),
+            *("flwr", "run", str(self._out / "app"), "rehearsal", "--stream"),
+        ]
+        return processes.start("app", command, env)
+
+    # Absences.
+
+    def _watch(self, processes: RehearsalProcesses, app: "subprocess.Popen[bytes]") -> None:
+        """Wait for the end of the app; stop the nodes of devices while they are unavailable."""
+        began: float | None = None
+        changes = self._changes()
+        while app.poll() is None:
+            time.sleep(0.05)
+            if began is None:
+                began = self._began()
+                if began is not None:
+                    self._tell("the run has begun")
+                continue
+            while changes and changes[0][0] <= time.time() - began:
+                when, device, is_on = changes.pop(0)
+                self._switch(processes, device, is_on)
+                state = "on" if is_on else "off"
+                self._tell(f"{when:8.2f} s: device {device} is {state}")
+        if app.returncode:
+            raise SimulationError(f"'flwr run' has failed:\n{processes.tail('app')}")
+
+    def _began(self) -> float | None:
+        file = self._out / "steps" / step_log.BEGAN
+        return float(read_text(file)) if file.exists() else None
+
+    def _changes(self) -> list[tuple[float, int, bool]]:
+        """Return time (s), device and state of each change of availability, by time."""
+        end_s = self._scenario.stop.simulated_time or 24 * 3600.0
+        columns: Mapping[str, list[float]] = {
+            name: values.tolist() for name, values in self._run.availability_columns(end_s).items()
+        }
+        rows = zip(columns["time"], columns["device"], columns["on"], strict=True)
+        changes = [(time, int(device), bool(on)) for time, device, on in rows]
+        return sorted(change for change in changes if change[0] > 0.0 or not change[2])
+
+    def _switch(self, processes: RehearsalProcesses, device: int, is_on: bool) -> None:
+        if self._network is not None:
+            self._network.cut(device, is_cut=not is_on)
+        for name in (f"node-{device}", _executor(device)):
+            processes.stop(name, is_stopped=not is_on)
+
+
+def _executor(device: int) -> str:
+    return f"executor-{device}"

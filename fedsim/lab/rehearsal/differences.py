@@ -1,0 +1,322 @@
+"""Differences between a rehearsal and a simulation of the same scenario: rounds, phases, bytes, late
+devices.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from fedsim.common.files import parse_json
+from fedsim.common.units import show_bytes, show_seconds
+from fedsim.deployed.measured import DIRECTIONS
+from fedsim.deployed.wire import WireCounters
+from fedsim.records.reading import RunFolder
+
+_KINDS = ("step-start", "step-end", "task-start", "task-end", "round-start", "round", "sent")
+_COLUMNS = ("time", "kind", "device", "round", "task", "step", "outcome", "data")
+
+
+@dataclass(frozen=True, slots=True)
+class StepLength:
+    """Step of a task.
+
+    Attributes:
+        step: name of the step.
+        start: begin (s).
+        end: end (s).
+        outcome: outcome of the step.
+        bytes: size of its message; 0 for other steps.
+    """
+
+    step: str
+    start: float
+    end: float
+    outcome: str
+    bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """Length of the step (s)."""
+        return self.end - self.start
+
+
+@dataclass(slots=True)
+class TaskTimes:
+    """Task of a device for a round.
+
+    Attributes:
+        start: time at which it was asked for (s).
+        end: its end (s).
+        outcome: outcome of the task.
+        spans: its steps.
+    """
+
+    start: float
+    end: float = 0.0
+    outcome: str = ""
+    spans: list[StepLength] = field(default_factory=list)
+
+
+class RoundTimes(NamedTuple):
+    """Begin and end of a round (s)."""
+
+    number: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """Length of the round (s)."""
+        return self.end - self.start
+
+
+@dataclass(slots=True)
+class RunTimes:
+    """Times of a run, simulated or measured.
+
+    Attributes:
+        rounds: the rounds in order.
+        tasks: (round, device) -> its first task for the round.
+        bytes: bytes that moved, by direction.
+        accuracy: the final accuracy; None if it was not measured.
+    """
+
+    rounds: list[RoundTimes]
+    tasks: dict[tuple[int, int], TaskTimes]
+    bytes: dict[str, float]
+    accuracy: float | None
+
+
+def read_times(folder: Path) -> RunTimes:
+    """Return the times of a run folder."""
+    run = RunFolder(folder)
+    tasks: dict[int, tuple[int | None, int, TaskTimes]] = {}
+    begun: dict[int, float] = {}
+    rounds: list[RoundTimes] = []
+    last_s = 0.0
+    for row in run.events_of(_KINDS, _COLUMNS):
+        time_s, kind, device, number, task, step, outcome, text = row
+        match kind:
+            case "task-start":
+                tasks[task] = (number, device, TaskTimes(time_s))
+            case "task-end":
+                tasks[task][2].end = time_s
+                tasks[task][2].outcome = outcome
+            case "step-start":
+                begun[task] = time_s
+            case "step-end":
+                size = parse_json(text).get("bytes", 0.0) if step in DIRECTIONS else 0.0
+                span = StepLength(step, begun[task], time_s, outcome, size)
+                tasks[task][2].spans.append(span)
+            case "round-start":
+                last_s = time_s
+            case "round":
+                rounds.append(RoundTimes(number, last_s, time_s))
+                last_s = time_s
+    by_place: dict[tuple[int, int], TaskTimes] = {}
+    for number, device, times in tasks.values():
+        if number is not None:
+            by_place.setdefault((number, device), times)
+    moved = run.summary["bytes"]
+    sizes = {"down": float(moved["down"]), "up": float(moved["up"])}
+    return RunTimes(rounds, by_place, sizes, run.summary["accuracy"]["final"])
+
+
+class Pair(NamedTuple):
+    """A figure that was simulated and measured."""
+
+    simulated: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Simulated / measured - 1."""
+        return self.simulated / self.measured - 1.0 if self.measured else 0.0
+
+
+@dataclass(slots=True)
+class Differences:
+    """Comparison of a measured run with a simulated one.
+
+    Attributes:
+        simulated, measured: the times of both.
+        wire: waits and passages of messages on the wire, in the measured run: name -> times (s).
+    """
+
+    simulated: RunTimes
+    measured: RunTimes
+    wire: dict[str, list[float]]
+
+    @property
+    def rounds(self) -> dict[int, Pair]:
+        """Lengths of the rounds that both runs have (s), by number."""
+        measured = {entry.number: entry.seconds for entry in self.measured.rounds}
+        return {
+            entry.number: Pair(entry.seconds, measured[entry.number])
+            for entry in self.simulated.rounds
+            if entry.number in measured
+        }
+
+    @property
+    def mean_round(self) -> Pair:
+        """Mean length of a round (s)."""
+        pairs = list(self.rounds.values())
+        if not pairs:
+            return Pair(0.0, 0.0)
+        return Pair(
+            fmean([pair.simulated for pair in pairs]), fmean([pair.measured for pair in pairs])
+        )
+
+    @property
+    def phases(self) -> dict[str, list[Pair]]:
+        """Lengths of the steps that were done in both runs (s), by name of the step."""
+        phases: dict[str, list[Pair]] = defaultdict(list)
+        for place, simulated in self.simulated.tasks.items():
+            measured = self.measured.tasks.get(place)
+            if measured is None:
+                continue
+            lengths = _lengths(measured)
+            for name, seconds in _lengths(simulated).items():
+                if name in lengths:
+                    phases[name].append(Pair(seconds, lengths[name]))
+        return dict(phases)
+
+    @property
+    def late(self) -> dict[str, list[tuple[int, int, str, str]]]:
+        """Round, device and both outcomes of tasks that were not done.
+
+        The key is ``both``, ``simulated`` or ``rehearsed``: the runs in which the task was not done.
+        """
+        late: dict[str, list[tuple[int, int, str, str]]] = {
+            "both": [],
+            "simulated": [],
+            "rehearsed": [],
+        }
+        for place in sorted(self.simulated.tasks.keys() | self.measured.tasks.keys()):
+            simulated = _outcome(self.simulated.tasks.get(place))
+            measured = _outcome(self.measured.tasks.get(place))
+            is_late = simulated not in _DONE
+            was_late = measured not in _DONE
+            row = (*place, simulated, measured)
+            if is_late and was_late:
+                late["both"].append(row)
+            elif is_late:
+                late["simulated"].append(row)
+            elif was_late:
+                late["rehearsed"].append(row)
+        return late
+
+
+_DONE = ("done", "not asked", "stopped")
+
+
+def _outcome(task: TaskTimes | None) -> str:
+    return "not asked" if task is None else task.outcome
+
+
+def _lengths(task: TaskTimes) -> dict[str, float]:
+    """Return the length of each kind of step of a task (s), if all of its steps were done.
+
+    A start-up counts as part of the download, as the start of a real ClientApp does.
+    """
+    lengths: dict[str, float] = defaultdict(float)
+    for span in task.spans:
+        if span.outcome != "done":
+            return {}
+        name = "download" if span.step == "start-up" else span.step
+        lengths[name] += span.seconds
+    return dict(lengths)
+
+
+def compare(simulated: Path, measured: Path, wire: WireCounters | None = None) -> Differences:
+    """Compare a measured run folder with a simulated one.
+
+    Args:
+        simulated: the simulated run folder.
+        measured: the measured run folder.
+        wire: the counters of the rehearsal's links; None if there were none.
+    """
+    times = read_times(measured)
+    parts = {} if wire is None else _passages(times, wire)
+    return Differences(read_times(simulated), times, parts)
+
+
+WAITS = {
+    "download": ("request until its first bytes", "its last bytes until the ClientApp has them"),
+    "upload": ("answer until its first bytes", "its last bytes until the server has them"),
+}
+"""Step -> names of the waits before and after its message's passage of the wire."""
+
+
+def _passages(times: RunTimes, wire: WireCounters) -> dict[str, list[float]]:
+    parts: dict[str, list[float]] = defaultdict(list)
+    for (_, device), task in times.tasks.items():
+        for span in task.spans:
+            direction = DIRECTIONS.get(span.step)
+            if direction is None or span.outcome != "done":
+                continue
+            found = wire.passage(device, direction, span.bytes, span.start, span.end)
+            if found is None:
+                continue
+            before, after = WAITS[span.step]
+            parts[before].append(found.first - span.start)
+            parts[f"{span.step} on the wire"].append(found.last - found.first)
+            parts[after].append(max(0.0, span.end - found.last))
+            parts[f"bytes on the wire / payload, {direction}"].append(found.bytes / span.bytes)
+    return dict(parts)
+
+
+def lines(differences: Differences, title: str) -> Iterator[str]:
+    """Yield lines of text that describe differences.
+
+    Args:
+        differences: the differences.
+        title: title of the simulated run.
+    """
+    mean = differences.mean_round
+    yield (
+        f"{title}: {len(differences.rounds)} rounds of {show_seconds(mean.measured)} on the mean, "
+        f"simulated {show_seconds(mean.simulated)}: error {mean.error:+.1%}"
+    )
+    for name, pairs in differences.phases.items():
+        both = mean_of(pairs)
+        yield (
+            f"  {name}: {show_seconds(both.measured)}, simulated {show_seconds(both.simulated)} "
+            f"({both.simulated - both.measured:+.2f} s)"
+        )
+    for name, values in differences.wire.items():
+        if name.startswith("bytes"):
+            yield f"  {name}: {fmean(values):.3f}"
+        else:
+            yield f"  {name}: {show_seconds(fmean(values))} in the rehearsal"
+    for direction, pair in bytes_of(differences).items():
+        is_equal = pair.simulated == pair.measured
+        words = "equal" if is_equal else f"simulated {show_bytes(pair.simulated)}"
+        yield f"  bytes {direction}: {show_bytes(pair.measured)}, {words}"
+    for which, rows in differences.late.items():
+        if rows:
+            places = ", ".join(f"round {row[0]} device {row[1]}" for row in rows)
+            yield f"  not done in {_WHICH[which]}: {places}"
+
+
+_WHICH: Mapping[str, str] = {
+    "both": "both",
+    "simulated": "the simulation only",
+    "rehearsed": "the rehearsal only",
+}
+
+
+def mean_of(pairs: list[Pair]) -> Pair:
+    """Return the means of pairs."""
+    return Pair(fmean([pair.simulated for pair in pairs]), fmean([pair.measured for pair in pairs]))
+
+
+def bytes_of(differences: Differences) -> dict[str, Pair]:
+    """Return the bytes of the payloads by direction."""
+    return {
+        direction: Pair(differences.simulated.bytes[direction], size)
+        for direction, size in differences.measured.bytes.items()
+    }

@@ -1,0 +1,137 @@
+"""The loop from a rehearsal to its simulation and back: simulate, rehearse, calibrate, simulate."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from fedsim.clock.executors import Inline
+from fedsim.common.errors import DataError, FedsimError
+from fedsim.common.files import read_toml
+from fedsim.deployed.refusals import unused
+from fedsim.deployed.wire import FILE as WIRE
+from fedsim.deployed.wire import WireCounters
+from fedsim.lab.calibrate import calibrate
+from fedsim.lab.calibrate.files import CLIENTS
+from fedsim.lab.calibrate.files import SCENARIO as FITTED
+from fedsim.lab.calibrate.log import LogDefaults
+from fedsim.lab.rehearsal.conduct import MEASURED, RehearsalPlan, refuse, rehearse
+from fedsim.lab.rehearsal.differences import Differences, compare, lines
+from fedsim.lab.rehearsal.page import write_page
+from fedsim.records.folder import SCENARIO
+from fedsim.records.reading import RunFolder
+from fedsim.running.runner import Job
+from fedsim.running.scenario import Scenario, load
+
+SIMULATED = "simulated"
+"""Name of the folder of the simulation in a rehearsal's folder."""
+CALIBRATED = "calibrated"
+"""Name of the folder of the simulation of the calibrated world."""
+PAGE = "rehearsal.html"
+"""Name of the page in a rehearsal's folder."""
+_FIT = "fit"  # folder of the files of the calibration
+_QUANTITIES = ("down", "up")
+
+
+def rehearse_beside(
+    scenario: Scenario, out: Path, plan: RehearsalPlan, tell: Callable[[str], None]
+) -> list[str]:
+    """Simulate a scenario, rehearse it, and compare both, before and after a calibration.
+
+    Args:
+        scenario: the scenario.
+        out: folder of the rehearsal.
+        plan: choices of the rehearsal.
+        tell: is called with lines of progress.
+
+    Returns:
+        Lines of text that describe the differences.
+
+    Raises:
+        ScenarioError, RunFolderError: nothing was started.
+        SimulationError: a process of the rehearsal has failed.
+    """
+    refuse(scenario, out, plan)
+    if not (out / SIMULATED).exists():
+        simulate(scenario, out / SIMULATED)
+    tell("the scenario is simulated")
+    rehearse(scenario, out, plan, tell)
+    return describe(out)
+
+
+def simulate(scenario: Scenario, folder: Path) -> None:
+    """Run a scenario without progress, into a run folder."""
+    asyncio.run(Job(scenario, folder, Inline()).execute())
+
+
+def describe(out: Path) -> list[str]:
+    """Compare the runs of a rehearsal's folder, write its page, and return lines of text.
+
+    Args:
+        out: folder of a rehearsal that has ended.
+    """
+    measured = out / MEASURED
+    wire = _wire_of(out)
+    before = compare(out / SIMULATED, measured, wire)
+    text = list(lines(before, "the scenario"))
+    after: Differences | None = None
+    try:
+        if not (out / CALIBRATED).exists():
+            text += list(_calibrate(out))
+        after = compare(out / CALIBRATED, measured)
+        text += lines(after, "the calibrated world")
+    except DataError as error:
+        text.append(f"not calibrated: {error}")
+    write_page(out / PAGE, RunFolder(measured), before, after)
+    text.append(f"written to {out / PAGE}")
+    return text
+
+
+def _wire_of(out: Path) -> WireCounters | None:
+    file = out / WIRE
+    if not file.is_file():
+        return None
+    return WireCounters(file, float(RunFolder(out / MEASURED).summary["measured"]["began"]))
+
+
+def _calibrate(out: Path) -> Iterator[str]:
+    """Fit a world to the rehearsal, and simulate the scenario in it.
+
+    The scenario keeps its data and its strategy. A device without a fit keeps its values.
+    """
+    defaults = LogDefaults()
+    calibrate(out / MEASURED, out / _FIT, defaults, by_client=True)
+    scenario = load(out / SIMULATED / SCENARIO, allow_code=True)
+    fitted = read_toml(out / _FIT / FITTED)
+    clients = pd.read_csv(out / _FIT / CLIENTS)
+    rows = RunFolder(out / SIMULATED).devices
+    places = {int(name): place for place, name in enumerate(clients["client"])}
+    tables = scenario.model_dump(mode="python", exclude_none=True)
+    speeds = [f"{row['speed']:.9g} samples/s" for row in rows]
+    rates = {name: [_rate(row[f"link_{name}"]) for row in rows] for name in _QUANTITIES}
+    latencies = [f"{row['latency']:.9g} s" for row in rows]
+    for device, place in places.items():
+        speeds[device] = fitted["population"]["speed"][place]
+        latencies[device] = fitted["network"]["device"]["latency"][place]
+        for name in _QUANTITIES:
+            rates[name][device] = fitted["network"]["device"][name][place]
+    for name in unused(scenario):  # what was fitted has in it what stood for the real thing
+        section, _, key = name.partition(".")
+        if section == "population" and key != "availability":
+            tables[section].pop(key)
+    tables["population"]["speed"] = speeds
+    tables["population"]["jitter"] = fitted["population"]["jitter"]
+    network = {**fitted["network"], "device": {**rates, "latency": latencies}}
+    tables["network"] = network
+    try:
+        simulate(Scenario(**tables), out / CALIBRATED)
+    except FedsimError as error:
+        raise DataError(f"the fitted world cannot be simulated: {error}") from None
+    unfitted = len(rows) - len(places)
+    if unfitted:
+        yield f"{unfitted} devices have too few tasks for a fit, and keep their values"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.9g} B/s"

@@ -1,0 +1,138 @@
+"""Needs of a rehearsal: what the machine and the scenario must have."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from fedsim.common.files import read_text
+from fedsim.common.machine import usable_memory
+from fedsim.deployed.refusals import refusals
+from fedsim.running.scenario import Scenario
+
+MOST_DEVICES = 20
+"""Most devices of a rehearsal: each is two processes on this machine."""
+_LEAST_FLOWER = (1, 41)
+_NODE_BYTES = 600e6  # memory of a node's processes, with torch loaded, as measured
+_SERVER_BYTES = 1.2e9  # memory of SuperLink and ServerApp
+
+
+def obstacles(scenario: Scenario, *, has_namespaces: bool) -> Iterator[str]:
+    """Yield each reason for which a scenario cannot be rehearsed here.
+
+    Args:
+        scenario: the scenario.
+        has_namespaces: whether the rehearsal has network namespaces, and not only loopback.
+    """
+    yield from refusals(scenario)
+    devices = scenario.population.devices
+    if devices > MOST_DEVICES:
+        yield (
+            f"population.devices is {devices}; a rehearsal runs each device as processes of this "
+            f"machine; allowed are 1 to {MOST_DEVICES}"
+        )
+    for name in ("arrivals", "departures"):
+        if getattr(scenario.population, name) is not None:
+            yield f"population.{name} is not rehearsed; leave it out"
+    if has_namespaces and scenario.network.kind != "star":
+        yield (
+            f"network.kind is {scenario.network.kind!r}, which a rehearsal cannot build; allowed "
+            "is 'star', or --loopback, which shapes no links"
+        )
+    yield from _missing_flower(_flower_version())
+    wanted = _SERVER_BYTES + devices * _NODE_BYTES
+    memory = _free_memory()
+    if wanted > memory:
+        yield (
+            f"{devices} nodes need some {wanted / 1e9:.1f} GB of memory, and {memory / 1e9:.1f} GB "
+            "are free here; take fewer devices"
+        )
+    if has_namespaces:
+        yield from _missing_tools()
+
+
+def _flower_version() -> str | None:
+    """Return the version of Flower that is installed here; None if there is none."""
+    try:
+        return version("flwr")
+    except PackageNotFoundError:
+        return None
+
+
+def _missing_flower(installed: str | None) -> Iterator[str]:
+    least = ".".join(map(str, _LEAST_FLOWER))
+    advice = f"a rehearsal needs Flower {least} or later (fedsim[flower], see docs/flower.md)"
+    if installed is None:
+        yield f"Flower is not installed here; {advice}"
+        return
+    numbers = [int(word) for word in re.findall(r"\d+", installed)[:2]]
+    if tuple(numbers) < _LEAST_FLOWER:
+        yield f"Flower {installed} is installed here; {advice}"
+
+
+def _free_memory() -> float:
+    """Return the memory (bytes) that new processes may take here."""
+    limit = float(usable_memory())
+    with suppress(OSError):
+        for line in read_text(Path("/proc/meminfo")).splitlines():
+            if line.startswith("MemAvailable:"):
+                limit = min(limit, float(line.split()[1]) * 1024.0)
+    return limit
+
+
+def _missing_tools() -> Iterator[str]:
+    advice = "; or take --loopback, which shapes no links"
+    if sys.platform != "linux":
+        yield f"network namespaces need Linux, and this is {sys.platform}{advice}"
+        return
+    if os.geteuid() != 0:
+        yield f"network namespaces need root{advice}"
+    missing = [tool for tool in ("ip", "tc", "sysctl") if shutil.which(tool) is None]
+    if missing:
+        yield f"there is no {' and no '.join(missing)} here (iproute2, procps){advice}"
+    elif os.geteuid() == 0 and not _can_shape():
+        yield f"this kernel has no token buckets (tc tbf, CONFIG_NET_SCH_TBF){advice}"
+    if not Path("/dev/net/tun").exists():
+        yield f"there is no /dev/net/tun, by which latencies are made{advice}"
+
+
+def _can_shape() -> bool:
+    """Whether the kernel has namespaces and token buckets."""
+    name = f"fedsim{os.getpid()}-probe"
+    shape = ["tbf", "rate", "10mbit", "burst", "8kb", "latency", "60ms"]
+    commands = [
+        ["ip", "netns", "add", name],
+        ["tc", "-n", name, "qdisc", "add", "dev", "lo", "root", *shape],
+    ]
+    try:
+        return all(
+            subprocess.run(command, capture_output=True, check=False).returncode == 0
+            for command in commands
+        )
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a process can listen on a port of this machine."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nothing listens."""
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        number: int = tried.getsockname()[1]
+        return number

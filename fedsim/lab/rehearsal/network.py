@@ -1,0 +1,234 @@
+"""Network namespaces with shaped links between a server, a core and devices.
+
+Every rate is a token bucket (``tc tbf``) at the sending end of its link. Many kernels have no
+``netem``, so that a process makes the latency: it reads packets from a TUN device of the core and
+writes them back when their time has come. Traffic stays in the namespaces, which have no other
+device.
+"""
+
+import heapq
+import os
+import re
+import select
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from fedsim.common.errors import SimulationError
+
+SERVER_ADDRESS = "10.99.0.2"
+"""Address of the server in its namespace."""
+PREFIX = "fedsim"
+"""First letters of the names of all namespaces; the ID of the process that made them follows."""
+_OWN_NAME = re.compile(PREFIX + r"([1-9]\d*)-(core|server|probe|client\d+)")
+_LAG = "lag"
+_IFF_TUN = 0x0001
+_IFF_NO_PI = 0x1000
+_TUNSETIFF = 0x400454CA
+_DELAYED = 100  # number of the routing table of packets that are delayed
+_LEAST_BURST = 8_000  # bytes
+_BURST_S = 0.001  # a bucket holds at least what its link sends in this time (s)
+
+
+class NodeLink(NamedTuple):
+    """Link of an endpoint to the core.
+
+    Attributes:
+        to_core: rate from the endpoint (Mbit/s on the wire); None for no limit.
+        from_core: rate to the endpoint (Mbit/s on the wire); None for no limit.
+        latency_ms: latency of each packet, each way (ms).
+    """
+
+    to_core: float | None = None
+    from_core: float | None = None
+    latency_ms: float = 0.0
+
+
+def _do(*words: object) -> None:
+    command = [str(word) for word in words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SimulationError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+
+
+class Namespaces:
+    """Namespaces of a server and of clients around a core, which are removed on exit.
+
+    Args:
+        server: the server's link.
+        clients: the links of the clients.
+    """
+
+    def __init__(self, server: NodeLink, clients: Sequence[NodeLink]) -> None:
+        self._server = server
+        self._clients = clients
+        self._prefix = f"{PREFIX}{os.getpid()}"
+        self.names: list[str] = []
+
+    def __enter__(self) -> "Namespaces":
+        try:
+            self._make()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the namespaces."""
+        while self.names:
+            remove(self.names.pop())
+
+    def _make(self) -> None:
+        core = self._add("core")
+        for key in ("ip_forward", "conf.all.rp_filter", "conf.default.rp_filter"):
+            value = int(key == "ip_forward")
+            _do(*self.within("core"), "sysctl", "-q", "-w", f"net.ipv4.{key}={value}")
+        self._connect("server", 0, self._server)
+        for number, link in enumerate(self._clients):
+            self._connect(client_name(number), number + 1, link)
+        if self.has_latency:
+            _do("ip", "-n", core, "tuntap", "add", "dev", _LAG, "mode", "tun")
+            _do("ip", "-n", core, "link", "set", _LAG, "up")
+            _do("ip", "-n", core, "route", "add", "default", "dev", _LAG, "table", _DELAYED)
+            # a packet from a link goes to the delaying process, and then its way
+            for place in range(len(self._clients) + 1):
+                _do("ip", "-n", core, "rule", "add", "iif", f"c{place}", "lookup", _DELAYED)
+
+    @property
+    def has_latency(self) -> bool:
+        """Whether any link has a latency, which needs the process of ``delaying``."""
+        return any(link.latency_ms for link in self._clients)
+
+    def within(self, where: str) -> list[str]:
+        """Return the words that run a command in a namespace.
+
+        Args:
+            where: ``core``, ``server``, or a name by ``client_name``.
+        """
+        return ["ip", "netns", "exec", self.name(where)]
+
+    def name(self, where: str) -> str:
+        """Return the system's name of a namespace."""
+        return f"{self._prefix}-{where}"
+
+    def delaying(self) -> list[str]:
+        """Return the command of the process that delays packets."""
+        latencies = [str(link.latency_ms) for link in self._clients]
+        module = "fedsim.lab.rehearsal.network"
+        return [*self.within("core"), sys.executable, "-m", module, *latencies]
+
+    def cut(self, client: int, *, is_cut: bool) -> None:
+        """Cut a client's link, or join it again."""
+        state = "down" if is_cut else "up"
+        _do("ip", "-n", self.name("core"), "link", "set", f"c{client + 1}", state)
+
+    def _add(self, where: str) -> str:
+        name = self.name(where)
+        _do("ip", "netns", "add", name)
+        self.names.append(name)
+        _do("ip", "-n", name, "link", "set", "lo", "up")
+        return name
+
+    def _connect(self, where: str, place: int, link: NodeLink) -> None:
+        """Connect a namespace (device ``e``) to the core (``c0``, ``c1`` ...) by 10.99.PLACE.0/24."""
+        core = self.name("core")
+        name = self._add(where)
+        ends = ("type", "veth", "peer", "name", "e", "netns", name)
+        _do("ip", "link", "add", f"c{place}", "netns", core, *ends)
+        for space, device, host, rate in (
+            (core, f"c{place}", 1, link.from_core),
+            (name, "e", 2, link.to_core),
+        ):
+            _do("ip", "-n", space, "addr", "add", f"10.99.{place}.{host}/24", "dev", device)
+            # so that the bucket counts packets
+            _do("ip", "-n", space, "link", "set", device, "gso_max_segs", 1)
+            _do("ip", "-n", space, "link", "set", device, "up")
+            if rate is not None:
+                burst = max(_LEAST_BURST, round(rate * 1e6 / 8 * _BURST_S))
+                shape = ("tbf", "rate", f"{rate}mbit", "burst", burst, "latency", "60ms")
+                _do("tc", "-n", space, "qdisc", "add", "dev", device, "root", *shape)
+        # no default route: what is meant for another machine fails at once
+        _do("ip", "-n", name, "route", "add", "10.99.0.0/16", "via", f"10.99.{place}.1")
+
+
+def client_name(number: int) -> str:
+    """Return the name of a client's namespace."""
+    return f"client{number}"
+
+
+def remove(name: str) -> None:
+    """End all processes of a namespace, and remove it."""
+    pids = subprocess.run(
+        ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
+    ).stdout.split()
+    for pid in map(int, pids):
+        with suppress(ProcessLookupError):
+            os.kill(pid, 9)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def remove_leftovers() -> list[str]:
+    """Remove the namespaces of processes that have been killed; return their names."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
+    removed: list[str] = []
+    for line in listed.stdout.splitlines():
+        name = line.split()[0] if line.split() else ""
+        owner = _OWN_NAME.fullmatch(name)
+        if owner is None or Path(f"/proc/{owner[1]}").exists():
+            continue
+        remove(name)
+        removed.append(name)
+    return removed
+
+
+def delay(latencies_ms: Sequence[float]) -> None:
+    """Hold up each packet of the core by its client's latency, for ever.
+
+    Args:
+        latencies_ms: the clients' latencies (ms).
+    """
+    import fcntl  # only Unix has it
+
+    tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH", _LAG.encode(), _IFF_TUN | _IFF_NO_PI))
+    waiting: list[tuple[float, int, bytes]] = []
+    count = 0
+    while True:
+        wait_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        if select.select([tun], [], [], wait_s)[0]:
+            with suppress(BlockingIOError):
+                while True:
+                    packet = os.read(tun, 2048)
+                    client = max(packet[14], packet[18]) - 1  # the server's network is 0
+                    if packet[0] >> 4 != 4 or not 0 <= client < len(latencies_ms):
+                        continue
+                    count += 1
+                    due = time.monotonic() + latencies_ms[client] / 1e3
+                    heapq.heappush(waiting, (due, count, packet))
+        while waiting and waiting[0][0] <= time.monotonic():
+            packet = heapq.heappop(waiting)[2]
+            with suppress(OSError):  # the link of its destination is cut
+                os.write(tun, packet)
+
+
+def run_first(thread: int = 0) -> None:
+    """Let a thread run before all that is not urgent, if the system allows it.
+
+    Args:
+        thread: ID of the thread; 0 for this process's main thread. What it starts inherits it.
+    """
+    with suppress(OSError):
+        os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(10))
+
+
+if __name__ == "__main__":
+    run_first()
+    delay([float(word) for word in sys.argv[1:]])

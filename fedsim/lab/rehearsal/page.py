@@ -1,0 +1,256 @@
+"""Page of a rehearsal: simulated and measured tasks on one time axis, and tables of their differences."""
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from fedsim.analysis.report.markup import Markup, asset, el, join
+from fedsim.analysis.style import AWAY, OUTCOMES, STEPS
+from fedsim.common.units import show_bytes, show_seconds
+from fedsim.lab.rehearsal.differences import (
+    Differences,
+    Pair,
+    RunTimes,
+    TaskTimes,
+    bytes_of,
+    mean_of,
+)
+from fedsim.records.folder import writing
+from fedsim.records.reading import RunFolder
+from fedsim.version import __version__
+
+_WIDTH = 1160.0
+_LEFT = 90.0  # px; room for names
+_LANE = 9.0
+_GAP = 12.0
+_TOP = 24.0
+_TICKS = 8
+_SHEET = """
+svg text { font: 11px sans-serif; fill: #444; }
+table { border-collapse: collapse; margin: 0.5em 0 1.5em; }
+td, th { padding: 0.2em 0.9em 0.2em 0; text-align: right; }
+td:first-child, th:first-child { text-align: left; }
+main, header, footer { max-width: 1200px; margin: 1em auto; padding: 0 1em; }
+"""
+
+
+def write_page(path: Path, run: RunFolder, before: Differences, after: Differences | None) -> None:
+    """Write the page of a rehearsal.
+
+    Args:
+        path: the file.
+        run: the measured run folder.
+        before: differences to the simulation of the scenario.
+        after: differences to the simulation of the calibrated world; None if there is none.
+    """
+    title = f"Rehearsal of {run.summary['name']}"
+    mark = run.summary["measured"]
+    slept = "training slept for the scenario's time" if mark["pace"] else "training was real"
+    parts = [
+        el("header", el("h1", title), el("p", *_sentence(before, after))),
+        el(
+            "main",
+            el("h2", "Tasks on one time axis"),
+            _legend(),
+            _timeline(before),
+            el("h2", "Rounds"),
+            _rounds(before, after),
+            el("h2", "Phases"),
+            _phases(before, after),
+            el("h2", "Bytes of payloads"),
+            _bytes(before),
+            el("h2", "Tasks that were not done"),
+            _late(before),
+        ),
+        el(
+            "footer",
+            el(
+                "p",
+                f"Written by fedsim {__version__}. Measured with Flower {mark['flwr']} on "
+                f"{mark.get('nodes', '?')} SuperNodes of one machine; {slept}. Times are real "
+                "seconds of the rehearsal, and simulated seconds of the simulation.",
+            ),
+        ),
+    ]
+    with writing(path) as beside:
+        beside.write_text(_document(title, join(*parts)), encoding="utf-8")
+
+
+def _document(title: str, body: Markup) -> str:
+    sheet = f"{asset('report.css')}\n{_SHEET}"
+    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'"
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
+        el("title", title),
+        el("style", Markup(sheet)),
+    )
+    return f"<!DOCTYPE html>\n{el('html', head, el('body', body), lang='en')}\n"
+
+
+def _sentence(before: Differences, after: Differences | None) -> Iterator[str]:
+    mean = before.mean_round
+    yield (
+        f"{len(before.rounds)} rounds took {show_seconds(mean.measured)} on the mean in the "
+        f"rehearsal, and {show_seconds(mean.simulated)} in the simulation: an error of "
+        f"{mean.error:+.1%}. "
+    )
+    if after is not None:
+        yield f"After calibration the error is {after.mean_round.error:+.1%}. "
+    accuracies = (before.measured.accuracy, before.simulated.accuracy)
+    if None not in accuracies:
+        yield f"Final accuracy: {accuracies[0]:.4f} rehearsed, {accuracies[1]:.4f} simulated."
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    head = el("tr", *[el("th", title) for title in titles])
+    body = [el("tr", *[el("td", cell) for cell in row]) for row in rows]
+    return el("table", el("thead", head), el("tbody", *body))
+
+
+def _rounds(before: Differences, after: Differences | None) -> Markup:
+    calibrated = {} if after is None else after.rounds
+    rows = []
+    for number, pair in before.rounds.items():
+        row = [str(number), *_cells(pair)]
+        if after is not None:
+            row += _after_cells(calibrated.get(number))
+        rows.append(row)
+    mean = ["mean", *_cells(before.mean_round)]
+    if after is not None:
+        mean += _after_cells(after.mean_round)
+    return _table(_titles("round", after), [*rows, mean])
+
+
+def _titles(first: str, after: Differences | None) -> list[str]:
+    titles = [first, "rehearsed", "simulated", "error"]
+    if after is not None:
+        titles += ["calibrated", "error after"]
+    return titles
+
+
+def _cells(pair: Pair) -> list[str]:
+    error = f"{pair.error:+.1%}"
+    return [show_seconds(pair.measured), show_seconds(pair.simulated), error]
+
+
+def _after_cells(pair: Pair | None) -> list[str]:
+    return ["", ""] if pair is None else [show_seconds(pair.simulated), f"{pair.error:+.1%}"]
+
+
+def _phases(before: Differences, after: Differences | None) -> Markup:
+    calibrated = {} if after is None else after.phases
+    rows = []
+    for name, pairs in before.phases.items():
+        row = [name, *_cells(mean_of(pairs))]
+        if after is not None:
+            same = calibrated.get(name)
+            row += _after_cells(mean_of(same) if same else None)
+        rows.append(row)
+    for name, values in before.wire.items():
+        mean = fmean(values)
+        cell = f"{mean:.3f}" if name.startswith("bytes") else show_seconds(mean)
+        row = [f"of these: {name}", cell, "", ""]
+        if after is not None:
+            row += ["", ""]
+        rows.append(row)
+    return _table(_titles("phase, mean of tasks done in both", after), rows)
+
+
+def _bytes(before: Differences) -> Markup:
+    rows = []
+    for direction, pair in bytes_of(before).items():
+        cells = (show_bytes(pair.measured), show_bytes(pair.simulated), f"{pair.error:+.2%}")
+        rows.append([direction, *cells])
+    return _table(["direction", "rehearsed", "simulated", "error"], rows)
+
+
+def _late(before: Differences) -> Markup:
+    rows = []
+    for which, entries in before.late.items():
+        for number, device, simulated, measured in entries:
+            where = "both" if which == "both" else f"{which} only"
+            rows.append([str(number), str(device), measured, simulated, where])
+    if not rows:
+        return el("p", "All tasks were done in both.")
+    return _table(["round", "device", "rehearsed", "simulated", "not done in"], rows)
+
+
+# The time axis.
+
+
+def _legend() -> Markup:
+    marks: list[str] = []
+    for name in ("start-up", "download", "train", "upload"):
+        square = el("rect", width=10, height=10, fill=STEPS[name])
+        marks.append(el("svg", square, width=12, height=10))
+        marks.append(f" {name}, ")
+    words = (
+        "upper bar simulated, lower bar rehearsed. Lines are ends of rounds, dashed if simulated."
+    )
+    return el("p", *marks, words)
+
+
+def _timeline(differences: Differences) -> Markup:
+    simulated = differences.simulated
+    measured = differences.measured
+    tasks = [*simulated.tasks.values(), *measured.tasks.values()]
+    end = max([task.end for task in tasks], default=1.0) or 1.0
+    devices = sorted({device for _, device in {**simulated.tasks, **measured.tasks}})
+    scale = (_WIDTH - _LEFT - 10.0) / end
+    height = _TOP + len(devices) * (2 * _LANE + _GAP) + 10.0
+    parts: list[Markup] = list(_axis(end, scale, height))
+    for row, device in enumerate(devices):
+        top = _TOP + row * (2 * _LANE + _GAP)
+        parts.append(el("text", f"device {device}", x=4, y=top + _LANE + 4))
+        for run, offset in ((simulated, 0.0), (measured, _LANE + 1.0)):
+            parts += _lane(run, device, top + offset, scale)
+    for run, is_dashed in ((simulated, True), (measured, False)):
+        parts += _round_ends(run, scale, height, is_dashed)
+    return el("svg", *parts, width=_WIDTH, height=height, role="img", aria_label="tasks")
+
+
+def _axis(end: float, scale: float, height: float) -> Iterator[Markup]:
+    for tick in range(_TICKS + 1):
+        time = end * tick / _TICKS
+        x = f"{_LEFT + time * scale:.1f}"
+        yield el("line", x1=x, x2=x, y1=_TOP - 6, y2=height, stroke="#eee")
+        anchor = "end" if tick == _TICKS else None
+        yield el("text", f"{time:.0f} s", x=x, y=12, text_anchor=anchor)
+
+
+def _lane(run: RunTimes, device: int, top: float, scale: float) -> Iterator[Markup]:
+    for (number, owner), task in run.tasks.items():
+        if owner == device:
+            yield from _bars(number, task, top, scale)
+
+
+def _bars(number: int, task: TaskTimes, top: float, scale: float) -> Iterator[Markup]:
+    for span in task.spans:
+        words = f"round {number}, {span.step}: {span.seconds:.2f} s, {span.outcome}"
+        yield el(
+            "rect",
+            el("title", words),
+            x=f"{_LEFT + span.start * scale:.1f}",
+            y=top,
+            width=f"{max(0.5, span.seconds * scale):.1f}",
+            height=_LANE,
+            fill=STEPS.get(span.step, AWAY),
+        )
+    if task.outcome not in ("done", "stopped"):
+        x = f"{_LEFT + task.end * scale - 2:.1f}"
+        fill = OUTCOMES.get(task.outcome, OUTCOMES["late"])
+        mark = el("title", f"round {number}: {task.outcome}")
+        yield el("rect", mark, x=x, y=top - 1, width=4, height=_LANE + 2, fill=fill)
+
+
+def _round_ends(run: RunTimes, scale: float, height: float, is_dashed: bool) -> Iterator[Markup]:
+    dashes = "4 3" if is_dashed else None
+    for entry in run.rounds:
+        x = f"{_LEFT + entry.end * scale:.1f}"
+        line = {"x1": x, "x2": x, "y1": _TOP - 4, "y2": height, "stroke": "#999"}
+        yield el("line", **line, stroke_dasharray=dashes)

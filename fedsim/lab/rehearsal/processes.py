@@ -1,0 +1,126 @@
+"""Processes of a rehearsal, with their logs; all of them end with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fedsim.common.errors import SimulationError
+from fedsim.lab.rehearsal.network import run_first
+
+_END_S = 20.0  # time that the guard has to end everything (s)
+
+
+class RehearsalProcesses:
+    """Processes in sessions of their own, which a guard ends when this process ends.
+
+    Args:
+        logs: folder for the output of each process.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        command = [sys.executable, "-m", "fedsim.lab.rehearsal.guard"]
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def __enter__(self) -> "RehearsalProcesses":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def guard_namespace(self, name: str) -> None:
+        """Have a namespace removed at the end."""
+        self._tell(f"namespace {name}")
+
+    def _tell(self, line: str) -> None:
+        assert self._guard.stdin is not None
+        self._guard.stdin.write(f"{line}\n".encode())
+        self._guard.stdin.flush()
+
+    def start(
+        self, name: str, command: Sequence[str], env: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes]":
+        """Start a process, whose output goes to the log ``NAME.log``.
+
+        Args:
+            name: name of the process in this rehearsal.
+            command: the words of its command.
+            env: its environment.
+        """
+        with self.log(name).open("wb") as log:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=env, start_new_session=True
+            )
+        self._tell(f"group {process.pid}")
+        self._started[name] = process
+        return process
+
+    def log(self, name: str) -> Path:
+        """Return the path of a process's log."""
+        return self._logs / f"{name}.log"
+
+    def stop(self, name: str, *, is_stopped: bool) -> None:
+        """Stop a process and its children (SIGSTOP), or let them go on (SIGCONT)."""
+        number = signal.SIGSTOP if is_stopped else signal.SIGCONT
+        with suppress(ProcessLookupError):
+            os.killpg(self._started[name].pid, number)
+
+    def run_first(self) -> None:
+        """Let all threads of the processes run before all that is not urgent, if the system allows.
+
+        The devices of a deployment do not wait for each other's cores.
+        """
+        groups = {process.pid for process in self._started.values()}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # a process or a thread has just ended, or is another user's
+                fields = stat.read_text().rpartition(")")[2].split()
+                if int(fields[2]) in groups:
+                    for thread in stat.parent.glob("task/[0-9]*"):
+                        run_first(int(thread.name))
+
+    def check(self) -> None:
+        """Raise ``SimulationError`` if a process has ended, with the end of its log."""
+        for name, process in self._started.items():
+            status = process.poll()
+            if status is not None:
+                raise SimulationError(
+                    f"the process {name!r} of the rehearsal has ended with status {status}:\n"
+                    f"{self.tail(name)}"
+                )
+
+    def tail(self, name: str) -> str:
+        """Return the last lines of a process's log."""
+        lines = self.log(name).read_text(errors="replace").splitlines()
+        return "\n".join(lines[-12:])
+
+    def wait_for(self, name: str, text: str, patience_s: float) -> None:
+        """Wait until a process has written a text to its log.
+
+        Raises:
+            SimulationError: a process has ended, or the text has not come in time.
+        """
+        last = time.monotonic() + patience_s
+        while text not in self.log(name).read_text(errors="replace"):
+            self.check()
+            if time.monotonic() > last:
+                raise SimulationError(
+                    f"the process {name!r} is not ready after {patience_s:g} s:\n{self.tail(name)}"
+                )
+            time.sleep(0.1)
+
+    def end(self) -> None:
+        """End all processes, and remove the guarded namespaces."""
+        assert self._guard.stdin is not None
+        with suppress(OSError):
+            self._guard.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._guard.wait(_END_S)
+        for process in self._started.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)

@@ -1,0 +1,92 @@
+"""Content of ``summary.json``, from a run and what its recorder has counted."""
+
+from typing import TYPE_CHECKING, Any
+
+from fedsim.records.chain import ROWS_A_BLOCK
+from fedsim.records.recorder import Recorder
+from fedsim.records.schema import ASKED
+from fedsim.running.packages import packages_of
+from fedsim.version import __version__
+
+if TYPE_CHECKING:
+    from fedsim.running.assembly import Run
+
+
+def summarise(
+    run: "Run",
+    recorder: Recorder,
+    status: str,
+    stopped: str,
+    models_sha256: str | None,
+    wall_s: float,
+) -> dict[str, Any]:
+    """Return the content of ``summary.json``, without fingerprints of files.
+
+    Args:
+        run: the run.
+        recorder: has counted the run's records.
+        status: the run's status.
+        stopped: why the run ended.
+        models_sha256: fingerprint of the models; None if the run goes on.
+        wall_s: real time of the run (s).
+    """
+    scenario = run.scenario
+    accuracies = values_of(recorder, "accuracy")
+    summary: dict[str, object] = {
+        "fedsim": __version__,
+        "name": scenario.name,
+        "seed": scenario.seed,
+        "strategy": scenario.strategy.kind,
+        "status": status,
+        "stopped": stopped,
+        "rounds": len(recorder.rounds),
+    }
+    if not run.lists_all_devices:
+        summary["device_rows"] = ASKED
+    summary["simulated_s"] = recorder.last_time
+    summary["accuracy"] = {
+        "final": accuracies[-1] if accuracies else None,
+        "best": max(accuracies, default=None),
+    }
+    metrics = _metrics(run, recorder)
+    if metrics:
+        summary["metrics"] = metrics
+    summary["bytes"] = recorder.ledger.summary()
+    summary.update(recorder.meters.summary())
+    acts = run.processes.acts
+    if acts or scenario.world.processes:
+        summary["acts"] = dict(sorted(acts.items()))
+    summary.update(run.strategy.facts())
+    if run.estimates:
+        summary["estimates"] = run.estimates
+    if run.outside_of_rules:
+        summary["outside_of_rules"] = run.outside_of_rules
+    packages = packages_of(scenario)
+    if packages:
+        summary["packages"] = packages
+    summary["events"] = recorder.chain.count
+    summary["events_sha256"] = recorder.chain.hexdigest()
+    summary["events_block"] = ROWS_A_BLOCK
+    summary["models_sha256"] = models_sha256
+    summary["wall_s"] = wall_s
+    return summary
+
+
+def values_of(recorder: Recorder, column: str) -> list[float]:
+    """Return the values of a column of ``rounds`` that are not None."""
+    values = [row[column] for row in recorder.rounds]
+    return [value for value in values if value is not None]
+
+
+def _metrics(run: "Run", recorder: Recorder) -> dict[str, dict[str, object]]:
+    """Return by metric: its final and best value, and whether the best is the most or the least."""
+    entries: dict[str, dict[str, object]] = {}
+    for metric in run.metrics:
+        values = values_of(recorder, metric.name)
+        best = max if metric.more_is_better else min
+        entries[metric.name] = {
+            "final": values[-1] if values else None,
+            "best": best(values, default=None),
+            "best_is": "most" if metric.more_is_better else "least",
+        }
+    return entries
