@@ -31,6 +31,7 @@ from fedsim.records.folder import SUMMARY
 from fedsim.running.assembly import Run
 from fedsim.running.scenario import Scenario
 from fedsim.world.network.spec import StarSpec
+from fedsim.world.network.traced import TracedRate
 
 MEASURED = "rehearsed"
 """Name of the measured run folder in a rehearsal's folder."""
@@ -131,6 +132,8 @@ def links_of(scenario: Scenario, run: Run) -> tuple[NodeLink, list[NodeLink]]:
         NodeLink(_mbit(up.item(device)), _mbit(down.item(device)), latencies.item(device) * 1e3)
         for device in range(scenario.population.devices)
     ]
+    assert not isinstance(server.down, TracedRate), "refused"
+    assert not isinstance(server.up, TracedRate), "refused"
     return NodeLink(_mbit(server.down), _mbit(server.up)), devices
 
 

@@ -15,6 +15,7 @@ from fedsim.common.files import read_text
 from fedsim.common.machine import usable_memory
 from fedsim.deployed.refusals import refusals
 from fedsim.running.scenario import Scenario
+from fedsim.world.network.traced import TracedRate
 
 MOST_DEVICES = 20
 """Most devices of a rehearsal: each is two processes on this machine."""
@@ -45,6 +46,8 @@ def obstacles(scenario: Scenario, *, has_namespaces: bool) -> Iterator[str]:
             f"network.kind is {scenario.network.kind!r}, which a rehearsal cannot build; allowed "
             "is 'star', or --loopback, which shapes no links"
         )
+    if has_namespaces:
+        yield from _links_that_change(scenario)
     yield from _missing_flower(_flower_version())
     wanted = _SERVER_BYTES + devices * _NODE_BYTES
     memory = _free_memory()
@@ -55,6 +58,20 @@ def obstacles(scenario: Scenario, *, has_namespaces: bool) -> Iterator[str]:
         )
     if has_namespaces:
         yield from _missing_tools()
+
+
+def _links_that_change(scenario: Scenario) -> Iterator[str]:
+    """Yield a text for each link whose rate, latency or loss follows a trace."""
+    network = scenario.network
+    traced = [f"device.{name}" for name, value in network.device if isinstance(value, TracedRate)]
+    for links in network.shared_links:
+        if isinstance(links.rate, TracedRate):
+            traced.append(links.key.removeprefix("network."))
+    for key in traced:
+        yield (
+            f"network.{key} follows a trace, and a rehearsal shapes links once; give a constant, "
+            "or --loopback, which shapes no links"
+        )
 
 
 def _flower_version() -> str | None:
