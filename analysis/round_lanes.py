@@ -191,7 +191,7 @@ def _course(attempt: Attempt, start: float, deadline: float | None) -> RecordDat
 
 
 def lanes_of(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Return the tasks of one round with the column ``lane``: one lane per device.
+    """Return the tasks of a round with the column ``lane``: one lane per device.
 
     Devices with the most samples come first; the tasks of a device share its lane.
     """

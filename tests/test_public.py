@@ -177,7 +177,7 @@ _LAYERS = {
     "lab.whole_forecast": "clock common lab.forecast lab.model_memory running",
     "lab.study": "analysis common clock lab.compare lab.loading lab.reading lab.terminal learning.data records "
     "running running.checkpoint strategies "
-    "toolbox.ray world lab.whole_forecast",
+    "toolbox.ray world lab.whole_forecast learning",
     "fedsim": "common clock lab.loading lab.study running version world",
     "lab.audited": "common lab.audit records running version",
     "lab.contract": "common clock fedsim lab.audited learning.data records running",

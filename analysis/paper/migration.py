@@ -15,7 +15,7 @@ from fedsim.analysis import style
 from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, strategy_of
 from fedsim.analysis.paper.sheet import (
     BAND,
-    Curve,
+    SpreadCurve,
     NumberRow,
     PaperFigure,
     Spread,
@@ -79,7 +79,7 @@ _PURITY: style.Look = {"label": "purity of the groups", "color": style.BLACK, "m
 
 @dataclass(frozen=True)
 class MigrationLine:
-    """Migration of one line of a figure.
+    """Migration of a line of a figure.
 
     Attributes:
         name: name of the line.
@@ -127,7 +127,7 @@ class MigrationLine:
 def event_times(attempts: Attempts) -> dict[str, Floats]:
     """Return the times (s) of a run's events by kind, ascending.
 
-    Kinds are those of ``EVENTS``. A move is an assignment from one group to another. The moves of a
+    ``EVENTS`` has the kinds. A move is an assignment from one group to another. The moves of a
     split of a whole group are none. A pre-training counts at its begin.
     """
     history = attempts.history
@@ -149,7 +149,7 @@ def measure_migration(series: Series) -> MigrationLine:
     """Return the cumulative counts of shifts and moves of a line, and its devices in groups.
 
     Args:
-        series: runs of one scenario.
+        series: runs of a scenario.
 
     Raises:
         NothingToDrawError: a run never puts a device into a group.
@@ -313,7 +313,7 @@ def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None
 
 
 def _draw_curve(panel: Axes, x: Floats, spreads: Sequence[Spread], look: style.Look) -> None:
-    curve = Curve.of(spreads)
+    curve = SpreadCurve.of(spreads)
     band: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
     if spreads and spreads[0].seeds > 1:
         panel.fill_between(x, curve.low, curve.high, gid=f"band-{look['gid']}", **band)

@@ -24,7 +24,7 @@ from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, str
 from fedsim.analysis.paper.sheet import (
     BAND,
     OUTCOMES,
-    Curve,
+    SpreadCurve,
     NumberRow,
     PaperFigure,
     Spread,
@@ -65,7 +65,7 @@ class StragglingPoint:
 
 @dataclass(frozen=True)
 class StragglingLine:
-    """Straggling of one line of a figure.
+    """Straggling of a line of a figure.
 
     Attributes:
         name: name of the line.
@@ -118,7 +118,7 @@ def measure_straggling(series: Series) -> StragglingLine:
     """Return the shares of clients by outcome, by round and over all rounds.
 
     Args:
-        series: runs of one scenario.
+        series: runs of a scenario.
 
     Raises:
         NothingToDrawError: no server asks devices in this strategy, or no client's work ended.
@@ -335,7 +335,7 @@ def _draw_line(
     x = np.array([(point.first + point.last) / 2 for point in line.points])
     low_limit, high_limit = limits
     for outcome in outcomes:
-        curve = Curve.of([point.shares[outcome] for point in line.points], _PERCENT)
+        curve = SpreadCurve.of([point.shares[outcome] for point in line.points], _PERCENT)
         if curve.high.max() < low_limit or curve.low.min() > high_limit:
             continue
         look = OUTCOMES[outcome]

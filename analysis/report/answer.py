@@ -83,7 +83,7 @@ def sentence(text: str) -> str:
 
 
 def _other_goals(answer: WorldAnswer, place: int) -> Markup | None:
-    """Return a list of the other rankings in a sentence each; it refers to their drawings."""
+    """Return a list of further rankings in a sentence each; it refers to their drawings."""
     entries = []
     for ranking in answer.rankings[1:]:
         if ranking.in_short:
@@ -115,7 +115,7 @@ def _figures(answer: WorldAnswer, colours: dict[int, str]) -> Iterator[Markup]:
 
 
 def _folds(answer: WorldAnswer, place: int, colours: dict[int, str], hint: str) -> Iterator[Markup]:
-    """Yield the certainty of the answer, the other rankings, and further pairs of costs."""
+    """Yield the certainty of the answer, further rankings, and further pairs of costs."""
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:
         parts = [el("p", answer.to(goal) + " ".join(goal.sentences))]

@@ -50,7 +50,7 @@ def with_steps(
     logged: Mapping[int, list[LoggedStep]],
     wire: WireCounters | None = None,
 ) -> list[Record]:
-    """Return a deployment's records with those of steps, and without those of messages.
+    """Return a deployment's records with records of steps, and without records of messages.
 
     Args:
         records: the records of the server half, by time.

@@ -60,7 +60,7 @@ def read_step(tree: Json) -> LoggedStep:
 
 
 class StepLog:
-    """Steps of one task, in order.
+    """Steps of a task, in order.
 
     Args:
         task: ID of the task.

@@ -41,7 +41,7 @@ _OPEN_SUMS = 3  # greatest depth of mixes that are parts of one another and accu
 
 
 class ResultOf(NamedTuple):
-    """Result of a model among those of a future."""
+    """Result of a model in a future's list."""
 
     future: "Future[Any]"
     """future of a list of results."""

@@ -110,7 +110,7 @@ class Lines:
         )
 
     def first(self, figures: Sequence[Sequence[_RunFigures]]) -> Sequence[Sequence[_RunFigures]]:
-        """Return the figures of the seeds that all lines run, from those of all runs of each line.
+        """Return the figures of the seeds that all lines run, from the figures of all runs of each line.
 
         They choose the target, which may not change as seeds are added.
         """

@@ -35,7 +35,7 @@ class Comparison:
         targets: accuracies (0..1), or other metrics as ``"perplexity=8"``. Targets that studies
             declare get columns too, but answers use them only if ``targets`` is empty.
         ledger: the bytes that count as traffic, see ``measure``.
-        cache: figures of runs by folder, to which those of further runs are added, so that none is
+        cache: figures of runs by folder, to which figures of further runs are added, so that none is
             computed twice; all from the same targets and budget.
 
     Raises:

@@ -1,6 +1,6 @@
 """Progress of a study's active runs, for pages that show the study while it goes on.
 
-Each process that carries out runs of the study has a file of its own in the study's folder, which it
+Each process that carries out runs of the study has its own file in the study's folder, which it
 renews every few seconds. The file is removed at the end, unless runs have failed.
 """
 

@@ -142,7 +142,7 @@ def _mbit(rate: float) -> float | None:
 
 
 class _Rehearsal:
-    """The processes of one rehearsal.
+    """The processes of a rehearsal.
 
     Args:
         scenario: the scenario.
@@ -202,7 +202,7 @@ class _Rehearsal:
         return [] if self._network is None else self._network.within(where)
 
     def _home(self, name: str) -> dict[str, str]:
-        """Return the environment of a process with a Flower folder of its own."""
+        """Return the environment of a process with its own Flower folder."""
         home = self._out / "homes" / name
         home.mkdir(exist_ok=True)
         return {**self._env, "FLWR_HOME": str(home)}

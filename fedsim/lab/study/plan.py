@@ -229,7 +229,7 @@ def read_study(
         changes: ``key.path=value`` texts that override the bases.
         size: name of a size, which overrides ``size`` of the study.
         seeds: replaces the study's seeds by 1 to ``seeds``.
-        until_sure: keys that override those of the study's table ``[until_sure]``.
+        until_sure: keys that override keys of the study's table ``[until_sure]``.
         allow_code: whether to import code that the study names by import path; see
             ``fedsim.common.imports``.
         tell: called with each note, see ``fedsim.load``.

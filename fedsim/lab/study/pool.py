@@ -160,7 +160,7 @@ class StudyProgress:
         """Print a text for people.
 
         Args:
-            text: the text, of one line.
+            text: the text, of a line.
         """
         self._print(text)
 
@@ -195,7 +195,7 @@ class StudyProgress:
         return f"{count}, about {show_seconds(elapsed_s * (len(self._orders) / done - 1))} left"
 
     def _active_runs(self) -> str:
-        """Return a text on the rounds of the first active runs, and the count of the others."""
+        """Return a text on the rounds of the first active runs, and the count of further runs."""
         runs = []
         for place, rounds in list(self._rounds.items())[:_MOST_AT_WORK]:
             label = clean(self._orders[place].label)

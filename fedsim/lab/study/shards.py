@@ -59,7 +59,7 @@ class StudyShard:
 def predicted_work(scenario: Scenario) -> float:
     """Return the predicted work of a run: epochs of all tasks, plus one for each task.
 
-    Only ratios between runs of one study are meaningful. A run without a limit of rounds counts
+    Only ratios between runs of a study are meaningful. A run without a limit of rounds counts
     as 100 rounds. A round of an asynchronous strategy has the updates of its buffer, or one.
     """
     params = scenario.strategy

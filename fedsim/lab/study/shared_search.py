@@ -2,7 +2,7 @@
 
 A process takes as many trials as it has workers, carries out their runs, writes their results into
 the journal (``journal``), and takes further trials. Values are proposed from the results that are
-known at that time. So trials depend on the speed of the processes, unlike those of a search in one
+known at that time. So trials depend on the speed of the processes, unlike the trials of a search in one
 process.
 
 A process holds a lock for each of its trials. If it is killed, another process takes the trial, and

@@ -50,7 +50,7 @@ class UntilSure(Spec):
     """
 
     def first_seeds(self, seeds: list[int]) -> list[int]:
-        """Return the seeds that all lines run: those of the study, and more if they are below 5."""
+        """Return the seeds that all lines run: the study's seeds, and more if they are below 5."""
         return [*seeds, *next_seeds(seeds, LEAST_SEEDS - len(seeds))]
 
 

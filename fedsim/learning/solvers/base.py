@@ -284,7 +284,7 @@ class Solver(ABC):
         device: the torch device of the computation.
         tensors: names and shapes of the model's tensors, in the order of a flat model.
         kernels: names of the tensors that are kernels, to which the L2 penalty applies.
-        fails_on_one: the reason why the model cannot be trained on a batch of one sample; "" if
+        fails_on_one: the reason why the model cannot be trained on a batch of a sample; "" if
             there is none.
         at_once: count of trainings for which ``solve_all`` is called at best.
     """

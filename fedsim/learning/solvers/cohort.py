@@ -60,8 +60,8 @@ class StackKind(NamedTuple):
 class Cohort(Reference):
     """Solver that trains several devices' models at once, by ``torch.func``.
 
-    A stack has a fixed count of lanes, and all lanes have batches of one padded size, so that no
-    bit of a result depends on the other lanes or on a lane's place. Lanes that are left over repeat
+    A stack has a fixed count of lanes, and all lanes have batches of a padded size, so that no
+    bit of a result depends on further lanes or on a lane's place. Lanes that are left over repeat
     a training, and their results are dropped. A model that cannot be stacked is trained one device
     at a time, as by ``Reference``.
 
@@ -77,7 +77,7 @@ class Cohort(Reference):
         reason: the reason why the module can never be stacked; "" if there is none.
         widths: counts of samples in a padded batch for which a trial succeeded; trainings with
             other batches are carried out one at a time.
-        one_by_one: operations that torch computes for one lane after the other.
+        one_by_one: operations that torch computes lane by lane.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Cohort(Reference):
     def _solve_stack(
         self, kind: StackKind, trainings: Sequence[tuple[LocalSolve, Descent]]
     ) -> list[Solved]:
-        """Train at most ``lanes`` models of one kind, and check a user's module."""
+        """Train at most ``lanes`` models of a kind, and check a user's module."""
 
         def train(module: ModuleCopy) -> list[Solved]:
             return self.train_stack(module, kind, trainings)
@@ -370,7 +370,7 @@ class CohortByTrainer(Cohort, ByTrainer):
 
 
 def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
-    """Return the facts that a training must share with the others in its stack."""
+    """Return the facts that a training must share with all in its stack."""
     columns = solve.batches.rows.shape[1]
     contrast = None
     if solve.contrast is not None:
@@ -387,7 +387,7 @@ def _same_stacks(first: Sequence[Solved], second: Sequence[Solved]) -> bool:
 
 @contextmanager
 def _noted_operations() -> Iterator[list[str]]:
-    """Context that lists the operations that torch computes for one lane after the other."""
+    """Context that lists the operations that torch computes lane by lane."""
     names: list[str] = []
     _warn_of_operations(True)
     try:

@@ -23,7 +23,7 @@ class LanePlan:
     """Batches of a stack's lanes, padded to one shape. S steps, W lanes, b samples a batch."""
 
     rows: Tensor
-    """indices of the samples among those of all lanes, int64 [S, W * b]; a cell without a sample
+    """indices among the samples of all lanes, int64 [S, W * b]; a cell without a sample
     repeats the first sample of its lane.
     """
     mask: Tensor
@@ -120,7 +120,7 @@ class LaneLoss(nn.Module):
             y: targets, [b, ...].
             mask: 1 for samples that count, else 0; [b].
             count: count of these samples.
-            rows: indices of the samples among those of all lanes, [b].
+            rows: indices among the samples of all lanes, [b].
         """
         outputs = outputs_of(self.module, x)
         losses = self._losses(outputs, y, **self._options)
@@ -250,7 +250,7 @@ class Stack:
         samples: tuple[Tensor, Tensor],
         cells: tuple[Tensor, Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss of one lane with all terms, and the sum of its samples' losses."""
+        """Return the loss of a lane with all terms, and the sum of its samples' losses."""
         tensors = {f"module.{name}": tensor for name, tensor in {**fixed, **trained}.items()}
         for name in self._keys:
             tensors[name] = key

@@ -12,7 +12,7 @@ class RandomLosses:
     """Chances of loss of flows, and the bytes that each loses before its next loss.
 
     Packets are lost independently, so the expected losses between two lost packets are exponential
-    with a mean of one packet.
+    with a mean of a packet.
 
     Args:
         packet: bytes of a packet.
