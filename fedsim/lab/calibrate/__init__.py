@@ -13,9 +13,10 @@ from pydantic import TypeAdapter
 
 from fedsim.common.errors import DataError
 from fedsim.lab.calibrate.files import SCENARIO, draw, summary, write
-from fedsim.lab.calibrate.fitting import fit, presence
+from fedsim.lab.calibrate.fitting import fit
 from fedsim.lab.calibrate.log import LogDefaults, read_log
 from fedsim.lab.calibrate.outlook import outlooks
+from fedsim.lab.calibrate.presence import presence
 from fedsim.lab.calibrate.replay import held_out, predict
 from fedsim.records.reading import RunFolder
 from fedsim.world.network.protocol import PROTOCOLS, Protocol, ProtocolSpec

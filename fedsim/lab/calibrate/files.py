@@ -12,8 +12,9 @@ from fedsim.common.arrays import Floats
 from fedsim.common.harmless import clean, for_csv
 from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_seconds
-from fedsim.lab.calibrate.fitting import Fitted, Presence
+from fedsim.lab.calibrate.fitting import Fitted
 from fedsim.lab.calibrate.log import Log
+from fedsim.lab.calibrate.presence import Presence
 from fedsim.lab.calibrate.replay import FittedWorld, Prediction
 from fedsim.lab.calibrate.tasks import Steps, Tasks
 from fedsim.records.folder import writing

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,6 @@ import pandas as pd
 from scipy.stats import theilslopes
 
 from fedsim.common.arrays import Flags, Floats, Ints
-from fedsim.lab.calibrate.log import Log
 from fedsim.lab.calibrate.replay import FittedWorld, transfers
 from fedsim.lab.calibrate.sharing import CommonLink, find_shared_link
 from fedsim.lab.calibrate.tasks import Steps, Tasks, took
@@ -43,7 +42,6 @@ _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
 # clients are assumed to share one link if they are this many and their rates differ by less
 _ALIKE = 0.03
 _MANY = 5
-_MOSTLY = 0.8  # share of clients in rounds above which an absent client counts as disconnected
 
 
 class Fitted(NamedTuple):
@@ -75,14 +73,6 @@ class _Links(NamedTuple):
     notes: list[str]
 
 
-class Presence(NamedTuple):
-    """Estimates of the clients' online and unreachable phases."""
-
-    mean_on: float  # duration of an online phase (s)
-    mean_off: float  # duration of a phase in which the client is disconnected (s)
-    share: Floats  # of the time that each client is online; float64 [clients]
-
-
 def fit(
     tasks: Tasks,
     clients: int,
@@ -111,13 +101,13 @@ def fit(
     latencies = np.zeros(clients) if fitted_latencies is None else fitted_latencies
     rates = {}
     server: dict[Direction, float] = {}
-    rivals: list[tuple[Direction, Floats, float]] = []
+    rivals: dict[Direction, list[tuple[Floats, float]]] = {}
     notes = []
     for direction in _DIRECTIONS:
         links = _fit_links(tasks, direction, latencies, steady, all_tasks)
         rates[direction] = links.rates
         server[direction] = links.capacity
-        rivals += [(direction, *rival) for rival in links.rivals]
+        rivals[direction] = [(links.rates, links.capacity), *links.rivals]
         notes += links.notes
     for direction, opposite in (_DIRECTIONS, _DIRECTIONS[::-1]):
         if np.isnan(rates[direction]).all():
@@ -140,7 +130,10 @@ def fit(
     epochs = max(1, int(np.median(tasks.epochs[~np.isnan(samples_of_tasks)])))
     return Fitted(
         world=world,
-        rivals=tuple(_rival(world, *rival) for rival in rivals),
+        rivals=tuple(
+            _rival(_rival(world, "down", *down), "up", *up)
+            for down, up in product(rivals["down"], rivals["up"])
+        ),
         overhead=overhead,
         latency_is_known=fitted_latencies is not None,
         samples=np.maximum(1.0, np.round(samples)),
@@ -152,57 +145,12 @@ def fit(
 
 def _rival(world: FittedWorld, direction: Direction, rates: Floats, capacity: float) -> FittedWorld:
     """Return a world with other links in one direction."""
+    if np.isnan(rates).all():
+        return world
     server = {**world.server, direction: capacity}
     if direction == "down":
         return world._replace(down=_fill_unknown(rates), server=server)
     return world._replace(up=_fill_unknown(rates), server=server)
-
-
-def presence(log: Log) -> Presence | None:
-    """Estimate the online and unreachable phases of clients.
-
-    The phases are read from the log. If it has none, and nearly all clients take part in every
-    round, the absent clients count as unreachable. The means are fitted to exponential phases, of
-    which the first and the last may be cut off.
-
-    Returns:
-        The estimates; None if the log shows no client that leaves and one that comes online.
-    """
-    phases = _online_phases(log)
-    if phases is None:
-        return None
-    client, start, end = phases
-    clients = len(log.clients)
-    first = log.rounds.start.min()
-    last = log.rounds.end.max()
-    online_s = np.bincount(client, end - start, clients)
-    departures = np.sum(end < last)
-    arrivals = np.sum(start > first)
-    if not departures or not arrivals:
-        return None
-    duration = last - first
-    mean_on = float(online_s.sum() / departures)
-    mean_off = float((duration * clients - online_s.sum()) / arrivals)
-    return Presence(mean_on, mean_off, online_s / duration)
-
-
-def _online_phases(log: Log) -> tuple[Ints, Floats, Floats] | None:
-    """Return client, start and end (s) of each online phase, [phases] each; None if unknown."""
-    if log.on:
-        client, start, end = map(np.array, zip(*log.on, strict=True))
-        return client, start, end
-    if not log.synchronous:
-        return None
-    tasks = pd.crosstab(log.tasks.client, log.tasks.number)
-    tasks = tasks.reindex(columns=log.rounds.number, fill_value=0)
-    takes_part = tasks.clip(upper=1).to_numpy()
-    if takes_part.all() or takes_part.mean() < _MOSTLY:
-        return None
-    edges = np.append(log.rounds.start, log.rounds.end.max())
-    change = np.diff(takes_part, prepend=0, append=0)
-    client, begins = np.nonzero(change == 1)
-    ends = np.nonzero(change == -1)[1]
-    return client, edges[begins], edges[ends]
 
 
 def _aggregate(values: Floats, client: Ints, clients: int, function: str = "median") -> Floats:

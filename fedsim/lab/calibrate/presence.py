@@ -1,0 +1,66 @@
+"""Estimates of the phases in which clients of a log are online."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedsim.common.arrays import Floats, Ints
+from fedsim.lab.calibrate.log import Log
+
+_MOSTLY = 0.8
+
+
+class Presence(NamedTuple):
+    """Estimates of the clients' online and unreachable phases."""
+
+    mean_on: float  # duration of an online phase (s)
+    mean_off: float  # duration of a phase in which the client is disconnected (s)
+    share: Floats  # of the time that each client is online; float64 [clients]
+
+
+def presence(log: Log) -> Presence | None:
+    """Estimate the online and unreachable phases of clients.
+
+    The phases are read from the log. If it has none, and nearly all clients take part in every
+    round, the absent clients count as unreachable. The means are fitted to exponential phases, of
+    which the first and the last may be cut off.
+
+    Returns:
+        The estimates; None if the log shows no client that leaves and one that comes online.
+    """
+    phases = _online_phases(log)
+    if phases is None:
+        return None
+    client, start, end = phases
+    clients = len(log.clients)
+    first = log.rounds.start.min()
+    last = log.rounds.end.max()
+    online_s = np.bincount(client, end - start, clients)
+    departures = np.sum(end < last)
+    arrivals = np.sum(start > first)
+    if not departures or not arrivals:
+        return None
+    duration = last - first
+    mean_on = float(online_s.sum() / departures)
+    mean_off = float((duration * clients - online_s.sum()) / arrivals)
+    return Presence(mean_on, mean_off, online_s / duration)
+
+
+def _online_phases(log: Log) -> tuple[Ints, Floats, Floats] | None:
+    """Return client, start and end (s) of each online phase, [phases] each; None if unknown."""
+    if log.on:
+        client, start, end = map(np.array, zip(*log.on, strict=True))
+        return client, start, end
+    if not log.synchronous:
+        return None
+    tasks = pd.crosstab(log.tasks.client, log.tasks.number)
+    tasks = tasks.reindex(columns=log.rounds.number, fill_value=0)
+    takes_part = tasks.clip(upper=1).to_numpy()
+    if takes_part.all() or takes_part.mean() < _MOSTLY:
+        return None
+    edges = np.append(log.rounds.start, log.rounds.end.max())
+    change = np.diff(takes_part, prepend=0, append=0)
+    client, begins = np.nonzero(change == 1)
+    ends = np.nonzero(change == -1)[1]
+    return client, edges[begins], edges[ends]
