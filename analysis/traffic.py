@@ -283,7 +283,7 @@ def draw_purposes_compared(
     return style.finished(figure, runs, handles)
 
 
-def _differ(tables: Sequence[pd.DataFrame], in_paper: Sequence[str]) -> bool:
+def _differ(tables: Sequence[pd.DataFrame], in_paper: list[str]) -> bool:
     """Whether the bytes that papers count are other figures than all bytes, as texts show them."""
     for seeds in tables:
         in_all = float(seeds.mean().sum())

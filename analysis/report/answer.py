@@ -29,8 +29,10 @@ HINT = (
 """Remark on the intervals of a study with several seeds."""
 
 
-def answers(worlds: Sequence[WorldAnswer], colours: dict[int, str], hint: str) -> Iterator[Markup]:
-    """Yield text and drawings of the answer for each world.
+def answers(
+    worlds: Sequence[WorldAnswer], colours: dict[int, str], hint: str
+) -> Iterator[Markup | None]:
+    """Yield text and drawings of the answer for each world; None stands for nothing.
 
     The first world's figures are open, and the figures of others are folded.
 
@@ -48,7 +50,7 @@ def answers(worlds: Sequence[WorldAnswer], colours: dict[int, str], hint: str) -
 
 def _answer(
     answer: WorldAnswer, place: int, colours: dict[int, str], hint: str
-) -> Iterator[Markup]:
+) -> Iterator[Markup | None]:
     if answer.world:
         yield el("h3", answer.world)
     goal = answer.rankings[0] if answer.rankings else None
@@ -96,7 +98,7 @@ def _anchor(place: int) -> str:
     return f"rankings-{place}"
 
 
-def _figures(answer: WorldAnswer, colours: dict[int, str]) -> Iterator[Markup]:
+def _figures(answer: WorldAnswer, colours: dict[int, str]) -> Iterator[Markup | None]:
     """Yield the best line's costs, and drawings of the goal."""
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:

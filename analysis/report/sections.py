@@ -76,7 +76,7 @@ def answer(subject: Subject) -> Markup:
     }
     done = sum(len(line.runs) for line in lines)
     planned = sum(line.planned for line in lines)
-    parts: list[Markup] = [el("h2", "In short", id="summary")]
+    parts: list[Markup | None] = [el("h2", "In short", id="summary")]
     if done < planned:
         parts.append(el("p", f"{done:,} of {planned:,} runs are done so far.", class_="soft"))
     hint = "Each is one run, so nothing says how sure that is."

@@ -1,6 +1,10 @@
 """Pages of reports as a reader sees them: pictures of each, and texts that overlap or are cut.
 
     python -m tests.benchmarks.pages PAGE.html... --out FOLDER [--width 1400 390] [--theme light dark]
+    python -m tests.benchmarks.pages --pictures RUN...
+
+With ``--pictures`` it draws all pictures of each run folder, and prints the pairs of their texts that
+overlap.
 
 It opens each page in headless Chromium, at each width and in each colour scheme, folded as it opens
 and with every fold open. For each it writes a picture of the whole page, and prints the page's
@@ -13,6 +17,13 @@ import base64
 import tempfile
 from pathlib import Path
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
+from fedsim.analysis.style import NothingToDrawError, pixels
+from fedsim.records.reading import RunFolder
 from tests.analysis.chromium import Page, browser
 
 _TALLEST = 16_000  # pixels; Chromium's pictures are no taller
@@ -83,14 +94,58 @@ def _picture(page: Page, path: Path, width: int, height: int) -> None:
     path.write_bytes(base64.b64decode(picture["data"]))
 
 
+def look_at_pictures(path: Path) -> None:
+    """Draw the pictures of a run, and print the pairs of texts whose boxes overlap."""
+    run = RunFolder(path)
+    for name, kind in (OF_ONE | OF_SEVERAL).items():
+        try:
+            figure = kind.draw(run if name in OF_ONE else [run])
+        except NothingToDrawError:
+            continue
+        pixels(figure)
+        pairs = overlapping_texts(figure)
+        print(f"{path.name}, {name}: {len(pairs)} overlaps")
+        for one, other in pairs:
+            print(f"  overlap: {one} / {other}")
+
+
+def overlapping_texts(figure: Figure) -> list[tuple[str, str]]:
+    """Return the pairs of a drawn figure's texts whose boxes share more than a pixel each way."""
+    hidden = set()
+    for panel in figure.findobj(Axes):
+        for axis in (panel.xaxis, panel.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            slack = 1e-6 * (high - low)
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+                if not low - slack <= tick.get_loc() <= high + slack:
+                    hidden |= {tick.label1, tick.label2}
+    texts = []
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text().strip() and text not in hidden:
+            texts.append((text.get_text(), text.get_window_extent()))
+    pairs = []
+    for place, (one, a) in enumerate(texts):
+        for other, b in texts[place + 1 :]:
+            across = min(a.x1, b.x1) - max(a.x0, b.x0)
+            up = min(a.y1, b.y1) - max(a.y0, b.y0)
+            if across > 1 and up > 1:
+                pairs.append((one, other))
+    return pairs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pages", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--pictures", action="store_true", help="The arguments are run folders.")
+    parser.add_argument("--out", type=Path, default=Path("shots"))
     parser.add_argument("--width", nargs="+", type=int, default=[1400, 390])
     parser.add_argument("--theme", nargs="+", default=["light", "dark"])
     parser.add_argument("--height", type=int, help="Cut pictures to this height (pixels).")
     options = parser.parse_args()
+    if options.pictures:
+        for path in options.pages:
+            look_at_pictures(path)
+        return
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as page:
         for path in options.pages:

@@ -32,6 +32,7 @@ News: TypeAlias = Mapping[str, Any]
 
 _LONGEST = 1000  # greatest length of a line (characters)
 _PLAIN_EVERY_S = 10.0  # least time between two lines of progress, if the console is no terminal (s)
+_LEAST_KNOWN = 0.1  # least work done, in runs, from which the remaining time is told
 _MOST_AT_WORK = 2  # most active runs that a line of progress names
 
 
@@ -189,7 +190,7 @@ class StudyProgress:
     def _so_far(self) -> str:
         done = sum(self._shares)
         count = f"{self._ended}/{len(self._orders)}"
-        if done in (0, len(self._orders)):
+        if done < _LEAST_KNOWN or done == len(self._orders):
             return count
         elapsed_s = time.perf_counter() - self._began
         return f"{count}, about {show_seconds(elapsed_s * (len(self._orders) / done - 1))} left"
