@@ -17,6 +17,7 @@ from fedsim.deployed.nodes import Nodes
 from fedsim.deployed.run import ServerRun
 from fedsim.records import folder as files
 from fedsim.records.schema import models_digest
+from fedsim.running.model_files import best_models, last_models
 from fedsim.running.scenario import Scenario, load
 from fedsim.version import __version__
 
@@ -121,8 +122,9 @@ class Deployment:
         self._write(out, stopped)
 
     def _write(self, out: Path, stopped: str) -> None:
-        models = asyncio.run(self.run.model_tensors())
+        models = asyncio.run(last_models(self.run))
         files.write_models(out, models)
+        files.write_models(out, asyncio.run(best_models(self.run)), files.BEST)
         rounds = [record.fields for record in self.records if record.kind == "round"]
         accuracies = [row["accuracy"] for row in rounds if row["accuracy"] is not None]
         sizes = {"sent": 0, "received": 0}

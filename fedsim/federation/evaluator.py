@@ -16,6 +16,7 @@ from fedsim.common.imports import at
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.common.training import Training
+from fedsim.federation.ending import Ending
 from fedsim.learning.objectives import EvaluationMetric
 from fedsim.learning.refs import Ref
 
@@ -57,6 +58,10 @@ class EvaluationSpec(Spec):
     """local epoch whose loss is a client's training loss: the ``last``, or the ``first`` (published
     code of FlexCFL; its figures are higher), which is computed again. The last epoch is used in any
     case for updates without epochs, and for updates whose weights the strategy has read.
+    """
+    keep_best: bool = False
+    """whether the run folder also has the models of the best test, by ``stop.monitor``, in
+    ``best/``.
     """
     cosines: bool = False
     """whether the cosines between the updates of a round are recorded (``Evaluator.cosines``), as
@@ -122,8 +127,10 @@ class Evaluator:
         world: the present devices and their data.
         metrics: further metrics of tests.
         local: local trainings of the devices, for fine-tuning; None if all devices train alike.
+        ending: decides when the run ends; None for ``stop`` alone.
 
     Attributes:
+        ending: decides when the run ends, and stores the best models.
         last: the last evaluation; None before the first.
         ever: name of a model -> devices that the model has ever served, ascending; None for all.
             Filled only with ``score = "historical"``.
@@ -137,40 +144,16 @@ class Evaluator:
         world: WorldView,
         metrics: Sequence[EvaluationMetric] = (),
         local: "LocalTrainings | None" = None,
+        ending: Ending | None = None,
     ) -> None:
         self._learner = learner
-        self.stop = stop
+        self.ending = Ending(stop, metrics) if ending is None else ending
         self._spec = spec
         self._world = world
         self._local = local
         self._metrics = metrics
         self.last: Evaluation | None = None
         self.ever: dict[str, list[int] | None] = {}
-
-    def is_last(self, number: int) -> bool:
-        """Whether round ``number`` (from 0) is the last planned round."""
-        return self.stop.rounds is not None and number + 1 >= self.stop.rounds
-
-    def reason_to_stop(self, number: int, figures: Mapping[str, float | None]) -> str | None:
-        """Return the reason for which the run ends after round ``number``; None if it goes on.
-
-        Args:
-            number: the round, from 0.
-            figures: measures of the round, by column of ``rounds.parquet``.
-        """
-        maximised = {metric.name for metric in self._metrics if metric.more_is_better}
-        for name, goal in self.stop.metrics.items():
-            value = figures.get(name)
-            if value is None:
-                continue
-            is_reached = value >= goal if name in maximised else value <= goal
-            if is_reached:
-                return f"{name} {value:.4g} reached"
-        accuracy = figures.get("accuracy")
-        goal_accuracy = self.stop.accuracy
-        if goal_accuracy is not None and accuracy is not None and accuracy >= goal_accuracy:
-            return f"accuracy {accuracy:.4f} reached"
-        return f"{number + 1} rounds" if self.is_last(number) else None
 
     def why_no_accuracy(self, rounds: int, models: ModelAssignment) -> str:
         """Return the reason for which a run has measured no accuracy.
@@ -236,7 +219,7 @@ class Evaluator:
                 self.ever[name] = sorted({*ever, *served})
 
     def _is_due(self, number: int) -> bool:
-        if self.is_last(number):
+        if self.ending.is_last(number):
             return True
         return number >= self._spec.from_round and (number + 1) % self._spec.every == 0
 

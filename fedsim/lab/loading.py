@@ -259,9 +259,14 @@ class LoadedRun:
         """DataFrame with one row per message; ``payloads`` lists its parts as [purpose, bytes]."""
         return self._frame(files.TRANSFERS, json_column="payloads")
 
-    def models(self) -> "dict[str, dict[str, NDArray[np.float32]]]":
-        """Return all saved models by file name without ending; each model is its tensors by name."""
-        return self._folder.models()
+    def models(self, *, best: bool = False) -> "dict[str, dict[str, NDArray[np.float32]]]":
+        """Return all saved models by file name without ending; each model is its tensors by name.
+
+        Args:
+            best: whether to return the models of the best test (``evaluation.keep_best``), instead
+                of the last models.
+        """
+        return self._folder.models(files.BEST if best else files.MODELS)
 
     def costs_to(self, accuracy: float | str) -> dict[str, float]:
         """Return the costs until a test first reached a target.

@@ -35,6 +35,7 @@ AVAILABILITY = "availability.parquet"
 SCENARIO = "scenario.toml"
 SUMMARY = "summary.json"
 MODELS = "models"
+BEST = "best"  # models of the best test
 NETWORK = "network.json"
 SEAL = "summary_sha256"  # entry of the summary: sha256 of all other entries
 _BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a seal
@@ -141,7 +142,7 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
         parts: the parts of tables on which the checkpoint counts; all other parts are removed.
         more: names of further final files to remove, such as those of meters.
     """
-    names = (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, MODELS, NETWORK, *more)
+    names = (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, MODELS, BEST, NETWORK, *more)
     others = [part for part in path.glob("*.part-*") if _is_part(part.name) and part not in parts]
     live.remove(path)
     # ``rglob`` follows no link
@@ -283,17 +284,22 @@ def write_network(folder: Path, layout: Mapping[str, Any] | None) -> None:
         write_text(folder / NETWORK, json.dumps(layout, indent=1, allow_nan=False) + "\n")
 
 
-def write_models(folder: Path, models: Mapping[str, Mapping[str, AnyArray]]) -> None:
+def write_models(
+    folder: Path, models: Mapping[str, Mapping[str, AnyArray]], place: str = MODELS
+) -> None:
     """Write models as ``models/NAME.safetensors``.
 
     Args:
         folder: the run folder.
         models: tensors by name, for each file name without ending.
+        place: folder within the run folder; ``BEST`` is made only for models.
     """
     from safetensors.numpy import save_file
 
-    (folder / MODELS).mkdir(exist_ok=True)
+    if place == BEST and not models:
+        return
+    (folder / place).mkdir(exist_ok=True)
     for name, tensors in models.items():
-        with replacing(folder / MODELS / f"{name}.safetensors") as beside:
+        with replacing(folder / place / f"{name}.safetensors") as beside:
             save_file(dict(tensors), beside)
-    sync(folder / MODELS)
+    sync(folder / place)

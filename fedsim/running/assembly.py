@@ -17,6 +17,7 @@ from fedsim.federation.client_side import ClientSide
 from fedsim.federation.codecs import Wire
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
+from fedsim.federation.ending import Ending
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.federation.local import ClientHalves, LocalTrainings
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
     from fedsim.running.sections import Sections
     from fedsim.toolbox.attacks import Attack
 
-
-Models = dict[str, dict[str, AnyArray]]
-"""Models by file name; each model is its tensors by name."""
 
 _ALL_DEVICES = (
     2_000  # larger populations: availability is recorded only of devices that were sent a task
@@ -164,8 +162,14 @@ class Run:
         scenario = self.scenario
         view = WorldView(self.present, self.truth, lambda: self.population.version)
         self.local = LocalTrainings(self.population.own, scenario.training)
+        ending = Ending(
+            scenario.stop,
+            self.metrics,
+            has_accuracy=scenario.objective.has_accuracy,
+            keeps_best=scenario.evaluation.keep_best,
+        )
         self.evaluator = Evaluator(
-            self.learner, scenario.stop, scenario.evaluation, view, self.metrics, self.local
+            self.learner, scenario.stop, scenario.evaluation, view, self.metrics, self.local, ending
         )
 
     def _build_messages(self) -> None:
@@ -348,22 +352,6 @@ class Run:
             return self.population.samples[device : device + 1]
         shard = self.data.current(device) if version is None else self.data.shard(device, version)
         return self.data.label_counts(shard)
-
-    async def model_tensors(self) -> Models:
-        """Return the strategy's current models as tensors, by the name of the model's file.
-
-        The models of a family share one file, in which tensors are named ``index/tensor``.
-        """
-        files = {name: dict(tensors) for name, tensors in self.strategy.tensors().items()}
-        if not self.learner.learns:
-            return files
-        for name, (model, _) in self.strategy.models().items():
-            family, _, member = name.partition("/")
-            tensors = self.learner.tensors(await self.learner.value(model))
-            prefix = f"{member}/" if member else ""
-            for tensor, values in tensors.items():
-                files.setdefault(family, {})[f"{prefix}{tensor}"] = values
-        return files
 
     def device_columns(self) -> dict[str, AnyArray | list[Any]]:
         """Return the columns of ``devices.parquet`` by name.

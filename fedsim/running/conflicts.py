@@ -42,6 +42,7 @@ def conflicts(scenario: Sections) -> Iterator[str]:
     yield from _check_world(scenario)
     yield from _check_messages(scenario)
     yield from _check_objective(scenario)
+    yield from _check_progress(scenario)
     yield from _check_training(scenario)
     if scenario.training.state == "sent":
         yield from _check_sent_state(scenario)
@@ -174,6 +175,13 @@ def _check_objective(scenario: Sections) -> Iterator[str]:
                 f"stop.metrics has {name!r}; with objective.metrics = {objective.metrics} "
                 f"{allowed}{nearest(name, metrics)}"
             )
+    monitor = scenario.stop.monitor
+    measures = [*metrics, "accuracy"] if objective.has_accuracy else metrics
+    if monitor is not None and monitor not in measures:
+        yield (
+            f"stop.monitor is {monitor!r}; with {kind} allowed are "
+            f"{', '.join(measures)}{nearest(monitor, measures)}"
+        )
     if not objective.has_accuracy:
         if scenario.stop.accuracy is not None:
             yield (
@@ -193,6 +201,25 @@ def _check_objective(scenario: Sections) -> Iterator[str]:
     malicious = scenario.malicious
     if malicious is not None and malicious.attack.flips_labels and not learns_labels:
         yield "malicious.attack turns labels around, and models learn other targets here"
+
+
+def _check_progress(scenario: Sections) -> Iterator[str]:
+    """Yield a message if tests are to be compared, and there is no test."""
+    stop = scenario.stop
+    key = None
+    if stop.patience is not None:
+        key = f"stop.patience is {stop.patience}"
+    elif scenario.evaluation.keep_best:
+        key = "evaluation.keep_best is true"
+    if key is None:
+        for name in ("monitor", "min_delta"):
+            if name in stop.model_fields_set and getattr(stop, name):
+                yield (
+                    f"stop.{name} says how tests are compared, and nothing compares them; give "
+                    "stop.patience or evaluation.keep_best"
+                )
+    elif scenario.learning == "off":
+        yield f'{key}, and with learning = "off" no model is tested; allowed is learning = "on"'
 
 
 def _check_training(scenario: Sections) -> Iterator[str]:

@@ -26,13 +26,14 @@ from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import ASKED, AVAILABILITY, models_digest
 from fedsim.running.checkpoint import snapshot
+from fedsim.running.model_files import Models, best_models, last_models
 from fedsim.running.packages import packages_of
 from fedsim.running.signals import end_at_once
 from fedsim.version import __version__
 from fedsim.world.meters.base import Column
 
 if TYPE_CHECKING:
-    from fedsim.running.assembly import Models, Run
+    from fedsim.running.assembly import Run
     from fedsim.running.scenario import Scenario
 
 
@@ -180,7 +181,7 @@ class Job:
         evaluator = self.run.evaluator
         tensors: Models = {}
         if status != FAILED:
-            tensors = await self.run.model_tensors()
+            tensors = await last_models(self.run)
         summary = self._summary(status, models_digest(tensors))
         if status != FAILED and summary["accuracy"]["final"] is None:
             reason = strategy.why_no_accuracy()
@@ -195,11 +196,13 @@ class Job:
             tuned = await evaluator.fine_tuned(strategy.models(), summary["rounds"], strategy.score)
             summary["accuracy"]["fine_tuned"] = tuned
         if self.out is not None:
+            if status != FAILED:
+                files.write_models(self.out, await best_models(self.run), files.BEST)
             self._close_folder(self.out, status, tensors, summary)
         return EndedRun(summary, self.recorder.rounds, self.out)
 
     def _close_folder(
-        self, out: Path, status: str, tensors: "Models", summary: dict[str, Any]
+        self, out: Path, status: str, tensors: Models, summary: dict[str, Any]
     ) -> None:
         files.write_models(out, tensors)
         self._write_devices(out)
@@ -264,6 +267,7 @@ class Job:
         metrics = self._metrics()
         if metrics:
             summary["metrics"] = metrics
+        summary.update(run.evaluator.ending.summary)
         summary["bytes"] = recorder.ledger.summary()
         summary.update(recorder.meters.summary())
         acts = run.processes.acts

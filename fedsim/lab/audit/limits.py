@@ -31,7 +31,7 @@ _WIDTHS: Mapping[str, tuple[int, ...]] = {
 }
 """Dict from kind of model to the count of outputs of each layer except the last."""
 
-_BY_ROUND = r"\d+ rounds|accuracy .* reached"
+_BY_ROUND = r"\d+ rounds|accuracy .* reached|no progress of .*"
 """Regular expression for the stop reasons that end a run at the end of a round."""
 
 

@@ -20,6 +20,7 @@ from fedsim.common.spec import Spec
 from fedsim.common.training import Contrast, Limit, Part, Training
 from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.contents import Header, Lazy, Opaque, Partial, TaskEnd
+from fedsim.federation.ending import Progress
 from fedsim.federation.envelopes import TaskContext
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
@@ -47,6 +48,7 @@ _CLASSES = (
     *(Task, Payload, Training, Contrast, Limit, Part),
     *(Flow, Message, Load, Place, Tier),
     *(SenderMemory, Deliveries, QueueingRules, Senders, StepPlan),
+    Progress,
 )
 
 
@@ -223,6 +225,7 @@ def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Check
     state["strategy"] = run.strategy.state
     state["last"] = run.evaluator.last
     state["ever"] = run.evaluator.ever
+    state["progress"] = run.evaluator.ending.progress
     tree = encoder.encode(state)
     return store.Checkpoint(recorder.chain.count, tree, encoder.arrays)
 
@@ -282,6 +285,7 @@ def _restore(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.strategy.state = state["strategy"]
     run.evaluator.last = state["last"]
     run.evaluator.ever = state["ever"]
+    run.evaluator.ending.progress = state["progress"]
     run.processes.restore(state["processes"], state["alarms"])
     env = run.simulation.env
     for kind, number, when in state["alarms"]:

@@ -19,7 +19,7 @@ _STATE = "state.json"
 _ARRAYS = "arrays.safetensors"
 _MANIFEST = "manifest.json"
 _KEPT = 2
-_FORMAT = 18
+_FORMAT = 19
 
 
 class Checkpoint(NamedTuple):
