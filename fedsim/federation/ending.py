@@ -3,13 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fedsim.common.stop import StopSpec
 from fedsim.learning.objectives import EvaluationMetric
 from fedsim.learning.refs import Ref
 
-Figures = Mapping[str, float | None]
+MeasuredRound = Mapping[str, float | None]
 """Measures of a round, by column of ``rounds.parquet``; None for a measure without a test."""
 
 
@@ -29,7 +28,7 @@ class Progress:
     """The strategy's models at the best test, by name; empty unless the best model is kept."""
 
 
-class Ending:
+class StopRules:
     """Decides after each round whether the run ends, and stores the best models.
 
     Args:
@@ -73,7 +72,9 @@ class Ending:
         """Whether round ``number`` (from 0) is the last planned round."""
         return self._stop.rounds is not None and number + 1 >= self._stop.rounds
 
-    def note(self, number: int, figures: Figures, models: Mapping[str, tuple[Ref, Any]]) -> None:
+    def note(
+        self, number: int, figures: MeasuredRound, models: Mapping[str, tuple[Ref, object]]
+    ) -> None:
         """Compare a test with the earlier tests, and store the models if they are the best.
 
         Args:
@@ -106,7 +107,7 @@ class Ending:
             return value > than + by
         return value < than - by
 
-    def reason(self, number: int, figures: Figures) -> str | None:
+    def reason(self, number: int, figures: MeasuredRound) -> str | None:
         """Return the reason for which the run ends after round ``number``; None if it goes on.
 
         Args:
@@ -128,7 +129,7 @@ class Ending:
             return f"{number + 1} rounds"
         return self._lack_of_progress(number, figures)
 
-    def _lack_of_progress(self, number: int, figures: Figures) -> str | None:
+    def _lack_of_progress(self, number: int, figures: MeasuredRound) -> str | None:
         patience = self._stop.patience
         since = self.progress.since
         if patience is None or since is None or figures.get(self.monitor) is None:

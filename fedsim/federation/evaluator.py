@@ -16,7 +16,7 @@ from fedsim.common.imports import at
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.common.training import Training
-from fedsim.federation.ending import Ending
+from fedsim.federation.ending import StopRules
 from fedsim.learning.objectives import EvaluationMetric
 from fedsim.learning.refs import Ref
 
@@ -144,10 +144,10 @@ class Evaluator:
         world: WorldView,
         metrics: Sequence[EvaluationMetric] = (),
         local: "LocalTrainings | None" = None,
-        ending: Ending | None = None,
+        ending: StopRules | None = None,
     ) -> None:
         self._learner = learner
-        self.ending = Ending(stop, metrics) if ending is None else ending
+        self.ending = StopRules(stop, metrics) if ending is None else ending
         self._spec = spec
         self._world = world
         self._local = local

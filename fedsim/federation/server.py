@@ -403,7 +403,7 @@ class Server:
         cosines = await evaluator.cosines(number, updates, strategy)
         if cosines:
             self.emit("cosines", round=number, **cosines)
-        return self.note_round(number, row, models, **counts)
+        return self._end_round(number, row, models, counts)
 
     def _record_aggregate(self, number: int, updates: Sequence[Measured]) -> None:
         """Record an ``aggregate`` for the updates that the strategy has not recorded.
@@ -426,28 +426,30 @@ class Server:
             fields["staleness"] = staleness
         self.emit("aggregate", round=number, **fields)
 
-    def note_round(
-        self,
-        number: int,
-        figures: Mapping[str, float | None],
-        models: ModelAssignment | None = None,
-        **counts: float,
-    ) -> bool:
+    def note_round(self, number: int, figures: Mapping[str, float | None], **counts: float) -> bool:
         """Record the end of a round as ``finish_round`` does, with measures from elsewhere.
 
         Args:
             number: the round, from 0.
             figures: values of columns of ``rounds.parquet``; None for a column that was not
                 measured.
-            models: the models of the measures; None if they are not fedsim's.
             counts: as in ``finish_round``.
 
         Returns:
             Whether the run goes on.
         """
+        return self._end_round(number, figures, {}, counts)
+
+    def _end_round(
+        self,
+        number: int,
+        figures: Mapping[str, float | None],
+        models: ModelAssignment,
+        counts: Mapping[str, float],
+    ) -> bool:
         self.emit("round", round=number, **{**NOT_MEASURED, **figures}, **counts)
         ending = self._evaluator.ending
-        ending.note(number, figures, models or {})
+        ending.note(number, figures, models)
         reason = ending.reason(number, figures)
         if reason is not None:
             self.stop(reason)

@@ -41,6 +41,7 @@ async def run_async(
     workers: int | None = None,
     address: str | None = None,
     resume: bool = False,
+    more: int | str | None = None,
 ) -> "Result":
     """Run a scenario to its end, in a running event loop (of a notebook, or a server).
 
@@ -54,6 +55,7 @@ async def run_async(
         address: address of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on
             this machine.
         resume: continue the run in ``out`` from its newest checkpoint.
+        more: as of ``run``.
 
     Returns:
         The summary and the tables of the run.
@@ -64,13 +66,16 @@ async def run_async(
         SimulationError: the run failed; the folder has its records until then.
     """
     from fedsim.clock.executors import make_executor
+    from fedsim.running.more import More
     from fedsim.running.runner import Job
 
     if not isinstance(scenario, Scenario):
         scenario = load(scenario)
     folder = None if out is None else Path(out)
+    extension = None if more is None else More.read(more)
     with closing(make_executor(executor, workers, address, scenario.training.device)) as engine:
-        return Result(await Job(scenario, folder, engine, resume=resume).execute())
+        job = Job(scenario, folder, engine, resume=resume, more=extension)
+        return Result(await job.execute())
 
 
 def run(
@@ -81,6 +86,7 @@ def run(
     workers: int | None = None,
     address: str | None = None,
     resume: bool = False,
+    more: int | str | None = None,
 ) -> "Result":
     """Run a scenario to its end; a running event loop (of a notebook) is blocked meanwhile.
 
@@ -95,6 +101,9 @@ def run(
             this machine.
         resume: continue the run in ``out`` from its newest checkpoint. The result equals the
             result of an uninterrupted run.
+        more: a count of rounds, or a time as text, by which the finished run in ``out`` goes on;
+            its scenario had ``checkpoint.last``. The result equals the result of a run that had
+            the later end from the start. None: the run is unfinished, or new.
 
     Returns:
         The summary and the tables of the run.
@@ -114,7 +123,13 @@ def run(
         {'round': [0, 1], 'selected': [20, 20], 'valid': [15, 16]}
     """
     coroutine = run_async(
-        scenario, out, executor=executor, workers=workers, address=address, resume=resume
+        scenario,
+        out,
+        executor=executor,
+        workers=workers,
+        address=address,
+        resume=resume,
+        more=more,
     )
     try:
         asyncio.get_running_loop()

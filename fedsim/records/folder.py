@@ -105,6 +105,24 @@ def refuse_other_run(path: Path, scenario: str) -> None:
     Raises:
         RunFolderError: there is no run in ``path``, it has another scenario, or it is done.
     """
+    refuse_other_scenario(path, scenario)
+    if summarised_status(path) == "done":
+        raise RunFolderError(
+            f"--out {str(path)!r} holds a run that is done; there is nothing to resume. --more 20 "
+            "gives it 20 more rounds"
+        )
+
+
+def refuse_other_scenario(path: Path, scenario: str) -> None:
+    """Check that ``path`` holds a run of a scenario.
+
+    Args:
+        path: the run folder.
+        scenario: the scenario as TOML.
+
+    Raises:
+        RunFolderError: there is no run in ``path``, or it has another scenario.
+    """
     try:
         there = read_bytes(path / SCENARIO)
     except OSError:
@@ -120,16 +138,17 @@ def refuse_other_run(path: Path, scenario: str) -> None:
             f"--out {str(path)!r} holds a run of another scenario; to resume it, give its own "
             f"{own!r}"
         )
-    if summarised_status(path) == "done":
-        raise RunFolderError(
-            f"--out {str(path)!r} holds a run that is done; there is nothing to resume"
-        )
 
 
-def summarised_status(path: Path) -> Any:
+def summarised_status(path: Path) -> object:
     """Return the status in the summary of a run folder; None if it cannot be read."""
+    return summarised(path, "status")
+
+
+def summarised(path: Path, entry: str) -> object:
+    """Return an entry of the summary of a run folder; None if it cannot be read."""
     try:
-        return read_json(path / SUMMARY)["status"]
+        return read_json(path / SUMMARY)[entry]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -142,7 +161,18 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
         parts: the parts of tables on which the checkpoint counts; all other parts are removed.
         more: names of further final files to remove, such as those of meters.
     """
-    names = (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, MODELS, BEST, NETWORK, *more)
+    names = (
+        SUMMARY,
+        EVENTS,
+        TRANSFERS,
+        ROUNDS,
+        DEVICES,
+        AVAILABILITY,
+        MODELS,
+        BEST,
+        NETWORK,
+        *more,
+    )
     others = [part for part in path.glob("*.part-*") if _is_part(part.name) and part not in parts]
     live.remove(path)
     # ``rglob`` follows no link

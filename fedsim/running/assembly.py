@@ -17,7 +17,7 @@ from fedsim.federation.client_side import ClientSide
 from fedsim.federation.codecs import Wire
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
-from fedsim.federation.ending import Ending
+from fedsim.federation.ending import StopRules
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.federation.local import ClientHalves, LocalTrainings
@@ -162,7 +162,7 @@ class Run:
         scenario = self.scenario
         view = WorldView(self.present, self.truth, lambda: self.population.version)
         self.local = LocalTrainings(self.population.own, scenario.training)
-        ending = Ending(
+        ending = StopRules(
             scenario.stop,
             self.metrics,
             has_accuracy=scenario.objective.has_accuracy,

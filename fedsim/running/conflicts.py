@@ -122,8 +122,14 @@ def _check_world(scenario: Sections) -> Iterator[str]:
         )
     checkpoint = scenario.checkpoint
     obstacle = scenario.not_restorable
-    if obstacle and (checkpoint.rounds or checkpoint.time):
+    if obstacle and (checkpoint.rounds or checkpoint.time or checkpoint.last):
         yield f"[checkpoint] asks for a run that can be resumed, but {obstacle}"
+    has_moment = scenario.stop.rounds or checkpoint.rounds or checkpoint.time
+    if checkpoint.last and not has_moment:
+        yield (
+            "checkpoint.last is true, and without stop.rounds no round is the last; give "
+            "checkpoint.time or checkpoint.rounds, by which the run is saved before its end"
+        )
 
 
 def _check_messages(scenario: Sections) -> Iterator[str]:

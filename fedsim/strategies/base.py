@@ -492,6 +492,17 @@ class Strategy(Generic[P]):
         """
         return None
 
+    def why_not_more(self, planned: int) -> str | None:
+        """Return the reason for which a run that has been restored cannot have more rounds.
+
+        A run with more rounds has to do what a run does that had as many from the start. None, by
+        default, if the strategy has not acted by ``RunInfo.planned_rounds`` so far.
+
+        Args:
+            planned: ``RunInfo.planned_rounds`` so far.
+        """
+        return None
+
     def facts(self) -> dict[str, object]:
         """Return entries for ``summary.json``: ``algorithm``, and texts ``notes`` and ``warnings``.
 

@@ -11,7 +11,7 @@ import pytest
 import fedsim
 from fedsim.common.errors import ScenarioError
 from fedsim.common.stop import StopSpec
-from fedsim.federation.ending import Ending
+from fedsim.federation.ending import StopRules
 from fedsim.lab.audit import audit
 from fedsim.testing import assert_same_run, eventful_world, go_on, run, run_until
 from tests.lab.test_audit import reseal
@@ -42,7 +42,7 @@ def test_progress_of_known_tests(
     """The loss is the accuracy upside down."""
     sign = 1.0 if monitor == "accuracy" else -1.0
     stop = StopSpec(rounds=100, patience=patience, monitor=monitor, min_delta=least)
-    ending = Ending(stop)
+    ending = StopRules(stop)
     ended = None
     for number, value in enumerate(values):
         figures = {monitor: None if value is None else sign * value}
@@ -54,7 +54,7 @@ def test_progress_of_known_tests(
 
 
 def test_the_last_round_and_goals_come_first() -> None:
-    ending = Ending(StopSpec(rounds=3, accuracy=0.9, patience=1))
+    ending = StopRules(StopSpec(rounds=3, accuracy=0.9, patience=1))
     ending.note(0, {"accuracy": 0.5}, {})
     assert ending.reason(0, {"accuracy": 0.5}) is None
     assert ending.reason(2, {"accuracy": 0.5}) == "3 rounds"

@@ -35,15 +35,16 @@ def progress_as_said(evidence: Evidence) -> Iterator[str]:
         yield f"the best round is by {monitor!r}, the scenario says {stop['monitor']!r}"
     tests = _tests(evidence, monitor)
     finite = tests[np.isfinite(tests)]
-    best = finite.idxmax() if len(finite) else None
-    due = None if best is None else {"round": best, "value": float(finite[best])}
+    due: tuple[object, object] = (None, None)
+    if len(finite):
+        place = int(finite.to_numpy().argmax())
+        due = (int(finite.index[place]), abs(float(finite.iloc[place])))
     value = stated["value"]
-    if due is None and value is not None:
-        yield f"the summary's best {monitor} is {value!r}, and no round has one"
-    elif due is not None and (stated["round"], abs(value)) != (due["round"], abs(due["value"])):
+    best = (stated["round"], None if value is None else abs(value))
+    if best != due:
         yield (
             f"the summary's best {monitor} is {value!r} of round {stated['round']}, by the rounds "
-            f"it is in round {due['round']}"
+            f"it is in round {due[0]}"
         )
     if patience is not None:
         yield from _check_patience(evidence, tests, patience, stop.get("min_delta", 0.0))
@@ -66,7 +67,7 @@ def _check_patience(
     best = -math.inf
     since: int | None = None
     waited = 0
-    for number, value in tests.items():
+    for number, value in zip(tests.index.tolist(), tests.tolist(), strict=True):
         if waited >= patience:
             yield f"round {number} was begun after {waited} rounds without progress"
             return
@@ -77,8 +78,8 @@ def _check_patience(
         since = number if since is None else since
         waited = number - since
     stopped = str(evidence.run.summary["stopped"])
-    said = re.fullmatch(_NO_PROGRESS, stopped)
-    if said is not None and (waited < patience or int(said[2]) != waited):
+    ended = re.fullmatch(_NO_PROGRESS, stopped)
+    if ended is not None and (waited < patience or int(ended[2]) != waited):
         yield f"the run stopped as {json.dumps(stopped)}, and its last progress was in round {since}"
 
 
