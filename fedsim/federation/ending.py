@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedsim.common.stop import StopSpec
+from fedsim.federation.unseen import ACCURACY
 from fedsim.learning.objectives import EvaluationMetric
 from fedsim.learning.refs import Ref
 
@@ -52,7 +53,7 @@ class StopRules:
     ) -> None:
         self._stop = stop
         self._maximised = {metric.name for metric in metrics if metric.more_is_better}
-        self._maximised.add("accuracy")
+        self._maximised |= {"accuracy", ACCURACY}
         self._keeps_best = keeps_best
         usual = "accuracy" if has_accuracy else "loss"
         self.monitor: str = stop.monitor or usual

@@ -17,6 +17,7 @@ from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.common.training import Training
 from fedsim.federation.ending import StopRules
+from fedsim.federation.unseen import UnseenTests
 from fedsim.learning.objectives import EvaluationMetric
 from fedsim.learning.refs import Ref
 
@@ -128,9 +129,11 @@ class Evaluator:
         metrics: further metrics of tests.
         local: local trainings of the devices, for fine-tuning; None if all devices train alike.
         ending: decides when the run ends; None for ``stop`` alone.
+        unseen: IDs of the devices that never train. They have the last IDs.
 
     Attributes:
         ending: decides when the run ends, and stores the best models.
+        unseen: tests on the devices that never train.
         last: the last evaluation; None before the first.
         ever: name of a model -> devices that the model has ever served, ascending; None for all.
             Filled only with ``score = "historical"``.
@@ -145,6 +148,7 @@ class Evaluator:
         metrics: Sequence[EvaluationMetric] = (),
         local: "LocalTrainings | None" = None,
         ending: StopRules | None = None,
+        unseen: Sequence[int] = (),
     ) -> None:
         self._learner = learner
         self.ending = StopRules(stop, metrics) if ending is None else ending
@@ -152,6 +156,8 @@ class Evaluator:
         self._world = world
         self._local = local
         self._metrics = metrics
+        self.unseen = UnseenTests(learner, unseen)
+        self._unseen_count = len(unseen)
         self.last: Evaluation | None = None
         self.ever: dict[str, list[int] | None] = {}
 
@@ -204,6 +210,7 @@ class Evaluator:
             of agreement are included only if true groups are known.
         """
         row: Figures = dict(NOT_MEASURED) | dict.fromkeys(metric.name for metric in self._metrics)
+        row |= self.unseen.not_measured()
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(number):
@@ -246,6 +253,7 @@ class Evaluator:
             ever = {name: (ref, self.ever[name]) for name, (ref, _) in models.items()}
             evaluation = await learner.evaluate(self._with_present_devices(ever)) or evaluation
         row["accuracy"], row["loss"] = evaluation.score(score)
+        row |= await self.unseen.measure(models, score)
         row |= {metric.name: evaluation.figure(metric, score) for metric in self._metrics}
         if not updates:
             return row
@@ -413,8 +421,13 @@ class Evaluator:
 
     def _groups(self, strategy: "Handlers") -> NDArray[np.int64]:
         """Return the group of each device in the strategy; -1 for no group; int64 [devices]."""
-        groups = strategy.groups_of(range(len(self._world.version())))
-        return np.array([-1 if group is None else group for group in groups], dtype=np.int64)
+        count = len(self._world.version())
+        groups = np.full(count, -1, dtype=np.int64)
+        of_devices = strategy.groups_of(range(count - self._unseen_count))
+        for device, group in enumerate(of_devices):
+            if group is not None:
+                groups[device] = group
+        return groups
 
     def _agreement(self, strategy: "Handlers") -> Figures:
         """Return measures of agreement of the strategy's groups with the true groups.

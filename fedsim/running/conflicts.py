@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from fedsim.common.errors import nearest
 from fedsim.federation.codecs import MessagesSpec, Plain
 from fedsim.federation.costs import ServerSpec
+from fedsim.federation.unseen import COLUMNS, LOSS
 from fedsim.running.local import refused_keys
 from fedsim.running.sections import Sections
 from fedsim.strategies.parts.aggregation import Mean, Weighted
@@ -38,11 +39,12 @@ def conflicts(scenario: Sections) -> Iterator[str]:
     if scenario.strategy.serverless:
         yield from _check_serverless(scenario)
     if scenario.malicious is not None:
-        scenario.malicious.check(scenario.population.devices)
+        scenario.malicious.check(scenario.population.trainable)
     yield from _check_world(scenario)
     yield from _check_messages(scenario)
     yield from _check_objective(scenario)
     yield from _check_progress(scenario)
+    yield from _check_tested_only(scenario)
     yield from _check_training(scenario)
     if scenario.training.state == "sent":
         yield from _check_sent_state(scenario)
@@ -182,7 +184,9 @@ def _check_objective(scenario: Sections) -> Iterator[str]:
                 f"{allowed}{nearest(name, metrics)}"
             )
     monitor = scenario.stop.monitor
-    measures = [*metrics, "accuracy"] if objective.has_accuracy else metrics
+    measures = [*metrics, "accuracy"] if objective.has_accuracy else [*metrics]
+    if scenario.population.tested_only is not None:
+        measures += [name for name in COLUMNS if objective.has_accuracy or name == LOSS]
     if monitor is not None and monitor not in measures:
         yield (
             f"stop.monitor is {monitor!r}; with {kind} allowed are "
@@ -226,6 +230,32 @@ def _check_progress(scenario: Sections) -> Iterator[str]:
                 )
     elif scenario.learning == "off":
         yield f'{key}, and with learning = "off" no model is tested; allowed is learning = "on"'
+
+
+def _check_tested_only(scenario: Sections) -> Iterator[str]:
+    """Yield a message if devices that never train have no model with which to be tested."""
+    population = scenario.population
+    strategy = scenario.strategy
+    if population.tested_only is None:
+        return
+    key = f"population.tested_only is {population.tested_only}"
+    if strategy.brings_learning:
+        yield f"{key}, and {strategy.called} tests on data of its own; leave it out"
+    elif scenario.learning == "off":
+        yield f'{key}, and with learning = "off" no device is tested; leave it out'
+    elif strategy.only_own_models:
+        yield (
+            f"{key}, and with {strategy.called} each device has a model of its own alone; allowed "
+            "are strategies with a model for all devices, or for groups"
+        )
+    elif strategy.kept_by == "strategy" or scenario.model.says_what_stays:
+        choice = "model.keep or model.send is given"
+        if strategy.kept_by == "strategy":
+            choice = f"strategy.kind is {strategy.kind!r}"
+        yield (
+            f"{key}, and {choice}: tensors stay on the devices, and those of a device that never "
+            "trains are the first random ones; allowed are models that are sent as a whole"
+        )
 
 
 def _check_training(scenario: Sections) -> Iterator[str]:

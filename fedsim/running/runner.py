@@ -18,6 +18,7 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import CheckpointError, RunFolderError, home_of
 from fedsim.common.harmless import say
+from fedsim.federation.unseen import ACCURACY
 from fedsim.records import folder as files
 from fedsim.records import live, parquet
 from fedsim.records.chain import ROWS_A_BLOCK
@@ -31,7 +32,6 @@ from fedsim.running.more import More, find_checkpoint, refuse_dependent
 from fedsim.running.packages import packages_of
 from fedsim.running.signals import end_at_once
 from fedsim.version import __version__
-from fedsim.world.meters.base import Column
 
 if TYPE_CHECKING:
     from fedsim.running.assembly import Run
@@ -114,8 +114,7 @@ class Job:
             self.run: Run = self.simulation.installed
             if out is not None and not resume:
                 self._make_folder(out, lock)
-            columns = [Column(metric.name, "", "a metric") for metric in self.run.metrics]
-            self.recorder = Recorder(out, self.run.meters, columns)
+            self.recorder = Recorder(out, self.run.meters, self.run.test_columns)
             if out is not None:
                 self._prepare_checkpoints(out, resume=resume)
             self._listen(live_every_s)
@@ -297,6 +296,9 @@ class Job:
             "final": accuracies[-1] if accuracies else None,
             "best": max(accuracies, default=None),
         }
+        if self.scenario.population.tested_only is not None:
+            unseen = self._values(ACCURACY)
+            summary["accuracy"]["unseen"] = unseen[-1] if unseen else None
         metrics = self._metrics()
         if metrics:
             summary["metrics"] = metrics

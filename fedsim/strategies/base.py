@@ -50,6 +50,12 @@ class StrategyParams(Spec):
     sends_models: ClassVar[bool] = True
     """Whether the strategy sends models, so that codecs have something to encode."""
 
+    only_own_models: ClassVar[bool] = False
+    """Whether each device has a model of its own, and no model serves several devices.
+
+    Such a strategy has no model for devices that never train.
+    """
+
     mixes_states: ClassVar[bool] = False
     """Whether each new model is the plain mean of a round's updates; not inherited.
 

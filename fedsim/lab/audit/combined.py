@@ -60,7 +60,7 @@ class _WeightRule:
         self._strategy: TomlTable = scenario["strategy"]
         self._kind: str = self._strategy["kind"]
         self._aggregation: TomlTable = self._strategy.get("aggregation", {"kind": "weighted"})
-        self._devices: int = scenario["population"]["devices"]
+        self._devices = evidence.trainable
         self._learns = scenario.get("learning") == "on"
         self._all_finite = not (evidence.events["kind"] == "non-finite").any()
         starts = evidence.events[evidence.events["kind"] == "task-start"]

@@ -141,7 +141,7 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
     """Yield findings if a round asks too many clients, or too many work at the same time."""
     events = evidence.events
     starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
-    most = _largest_cohort(strategy, evidence.run.scenario["population"]["devices"])
+    most = _largest_cohort(strategy, evidence.trainable)
     most_at_work = strategy.get("concurrency", math.inf)
     if strategy["kind"] == "fedat":  # a tier that lost its clients asks further clients
         most_at_work = most

@@ -230,6 +230,7 @@ def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Check
     state["strategy"] = run.strategy.state
     state["last"] = run.evaluator.last
     state["ever"] = run.evaluator.ever
+    state["unseen"] = run.evaluator.unseen.accuracy
     state["progress"] = run.evaluator.ending.progress
     tree = encoder.encode(state)
     return store.Checkpoint(recorder.chain.count, tree, encoder.arrays)
@@ -290,6 +291,7 @@ def _restore(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.strategy.state = state["strategy"]
     run.evaluator.last = state["last"]
     run.evaluator.ever = state["ever"]
+    run.evaluator.unseen.accuracy = state["unseen"]
     run.evaluator.ending.progress = state["progress"]
     run.processes.restore(state["processes"], state["alarms"])
     env = run.simulation.env

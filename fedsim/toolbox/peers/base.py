@@ -32,6 +32,7 @@ class PeerParams(StrategyParams):
     """Parameters of every strategy without a server."""
 
     serverless: ClassVar[bool] = True
+    only_own_models: ClassVar[bool] = True
 
     local_epochs: Annotated[int, Field(ge=0, le=100_000)] = 1
     """passes over its own data that a device makes in a round; 0: models are averaged, and
