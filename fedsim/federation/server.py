@@ -195,6 +195,14 @@ class Server:
         else:
             self.timer(name, self.now + delay)
 
+    def lacks_clients(self, wanted: int | None) -> bool:
+        """Return whether fewer clients than wanted can be reached now, idle or busy.
+
+        Args:
+            wanted: count of clients; None: none is needed, and no device is looked at.
+        """
+        return wanted is not None and len(self.clients.reachable()) < wanted
+
     # Messages.
 
     def ask(

@@ -35,6 +35,7 @@ def conflicts(scenario: Sections) -> Iterator[str]:
     """
     yield from _check_learning(scenario)
     yield from refused_keys(scenario)
+    yield from _check_draws(scenario)
     yield from _check_edges(scenario)
     if scenario.strategy.serverless:
         yield from _check_serverless(scenario)
@@ -62,6 +63,30 @@ def _check_learning(scenario: Sections) -> Iterator[str]:
                 )
     elif scenario.population.samples is not None and scenario.learning == "on":
         yield 'population.samples gives sizes without data; allowed with learning = "off" only'
+
+
+def _check_draws(scenario: Sections) -> Iterator[str]:
+    """Yield a message if clients may be drawn twice, and the strategy needs each of them once."""
+    strategy = scenario.strategy
+    selection = strategy.selected_by
+    if selection is None or not selection.repeats:
+        return
+    aggregation = getattr(strategy, "aggregation", None)
+    problem = ""
+    if not vars(type(strategy)).get("mixes_states", False):
+        problem = f"strategy.kind is {strategy.kind!r}"
+    elif type(aggregation) not in (Weighted, Mean):
+        problem = f"strategy.aggregation is {getattr(aggregation, 'kind', None)!r}"
+    elif getattr(strategy, "secure_aggregation", None) is not None:
+        problem = "strategy.secure_aggregation is given"
+    elif getattr(strategy, "over_selection", 1.0) > 1.0:
+        problem = f"strategy.over_selection is {getattr(strategy, 'over_selection', 1.0):g}"
+    if problem:
+        yield (
+            f"strategy.selection draws clients with replacement, and {problem}; allowed are "
+            "'fedavg' and 'fedprox' with 'weighted' or 'mean', without over_selection and secure "
+            "aggregation, in which an update of a client that was drawn twice counts twice"
+        )
 
 
 def _check_edges(scenario: Sections) -> Iterator[str]:
