@@ -187,6 +187,28 @@ class Device:
         """
         return Lazy("numbers", self.apply(function, tuple(models), size=count, **constants), count)
 
+    @property
+    def features(self) -> int:
+        """Count of numbers of a sample."""
+        return math.prod(self._devices.learner.shape)
+
+    def of_data(self, function: Callable[..., Any], count: int, **constants: Any) -> Lazy:
+        """Return a content of values that a function computes from the device's training samples.
+
+        The server reads it by ``ServerModels.numbers``. The time of the computation is that of a
+        step ``Work``, which the client half gives.
+
+        Args:
+            function: a function of the samples [n, ...], their labels [n] and ``constants``, which
+                returns ``count`` values; not called with ``learning = "off"``.
+            count: count of values that are sent, 4 bytes each.
+            constants: its further arguments.
+        """
+        devices = self._devices
+        version = devices.population.version.item(self.number)
+        ref = devices.learner.of_data(function, self.number, version, constants)
+        return Lazy("numbers", ref, count)
+
     def last_gradient(self, update: Ref) -> Ref:
         """Return the gradient of an update's last mini-batch, as a ref [d].
 

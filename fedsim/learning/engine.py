@@ -6,7 +6,7 @@ are never computed.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +186,19 @@ class Learning(Learner):
     def given(self, weights: NDArray[np.floating]) -> Ref:
         ref = super().given(weights)
         ref.settle(np.array(weights, dtype=np.float32))
+        return ref
+
+    def of_data(
+        self,
+        function: Callable[..., Any],
+        device: int,
+        version: int,
+        constants: Mapping[str, Any],
+    ) -> Ref:
+        x, y = self._data.train_samples(self._data.shard(device, version))
+        values = np.asarray(function(x, y, **constants), dtype=np.float32).reshape(-1)
+        ref = self._name("values", None, device)
+        ref.settle(values)
         return ref
 
     def zero(self) -> Ref:

@@ -1,6 +1,6 @@
 """Interface of learners, which is also the learner of ``learning = "off"``, without weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,6 +41,7 @@ class Learner:
     learns: ClassVar[bool] = False
 
     def __init__(self, model: Model, shape: Shape, classes: int) -> None:
+        self.shape = shape
         self.parameters = model.parameters(shape, classes)
         self.bytes = 4.0 * self.parameters
         self.base_bytes = model.base_bytes(shape, classes)
@@ -174,6 +175,23 @@ class Learner:
         ref = self._name("model", None, device)
         ref.settle(values)
         return ref
+
+    def of_data(
+        self,
+        function: Callable[..., Any],
+        device: int,
+        version: int,
+        constants: Mapping[str, Any],
+    ) -> Ref:
+        """Return a ref of values that a function computes from a device's training samples.
+
+        Args:
+            function: a function of samples, labels and ``constants``.
+            device: index of the device.
+            version: version of its data.
+            constants: further arguments of the function.
+        """
+        return self._name("values", None, device)
 
     def zero(self) -> Ref:
         """Return a ref of the model whose weights are all 0."""
