@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedsim.common.training import Places, Training
 from fedsim.federation.contents import Contents, Lazy, WireSizes, payloads
-from fedsim.learning.functions import Function, spliced, weighted_sum
+from fedsim.learning.functions import DataFunction, Function, spliced, weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import Direction
 
@@ -192,7 +192,7 @@ class Device:
         """Count of numbers of a sample."""
         return math.prod(self._devices.learner.shape)
 
-    def of_data(self, function: Callable[..., Any], count: int, **constants: Any) -> Lazy:
+    def of_data(self, function: DataFunction, count: int, **constants: object) -> Lazy:
         """Return a content of values that a function computes from the device's training samples.
 
         The server reads it by ``ServerModels.numbers``. The time of the computation is that of a

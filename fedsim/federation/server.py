@@ -195,13 +195,13 @@ class Server:
         else:
             self.timer(name, self.now + delay)
 
-    def lacks_clients(self, wanted: int | None) -> bool:
+    def lacks_clients(self, least: int | None) -> bool:
         """Return whether fewer clients than wanted can be reached now, idle or busy.
 
         Args:
-            wanted: count of clients; None: none is needed, and no device is looked at.
+            least: count of clients; None: none is needed, and no device is looked at.
         """
-        return wanted is not None and len(self.clients.reachable()) < wanted
+        return least is not None and len(self.clients.reachable()) < least
 
     # Messages.
 

@@ -6,7 +6,7 @@ are never computed.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from fedsim.learning.cohort import LocalWork
 from fedsim.learning.computing import ModelComputing, weights_of
 from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.evaluation import Evaluation
+from fedsim.learning.functions import DataFunction
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import Layered, Model, TorchModel
 from fedsim.learning.modules import as_real, fit, frozen_tensors, load, numbers
@@ -190,10 +191,10 @@ class Learning(Learner):
 
     def of_data(
         self,
-        function: Callable[..., Any],
+        function: DataFunction,
         device: int,
         version: int,
-        constants: Mapping[str, Any],
+        constants: Mapping[str, object],
     ) -> Ref:
         x, y = self._data.train_samples(self._data.shard(device, version))
         values = np.asarray(function(x, y, **constants), dtype=np.float32).reshape(-1)

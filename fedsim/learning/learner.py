@@ -1,6 +1,6 @@
 """Interface of learners, which is also the learner of ``learning = "off"``, without weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ from fedsim.common.errors import SimulationError
 from fedsim.common.training import Training
 from fedsim.learning.architecture import Shape
 from fedsim.learning.evaluation import Evaluation
-from fedsim.learning.functions import Function, path_of
+from fedsim.learning.functions import DataFunction, Function, path_of
 from fedsim.learning.models import Model
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Ref, Trained
 
@@ -178,10 +178,10 @@ class Learner:
 
     def of_data(
         self,
-        function: Callable[..., Any],
+        function: DataFunction,
         device: int,
         version: int,
-        constants: Mapping[str, Any],
+        constants: Mapping[str, object],
     ) -> Ref:
         """Return a ref of values that a function computes from a device's training samples.
 

@@ -166,13 +166,13 @@ class Asynchronous(Strategy[A]):
 
     def _waits_for_clients(self) -> bool:
         """Look again later if fewer than ``min_available`` clients can be reached."""
-        wanted = self.params.min_available
-        if not self.server.lacks_clients(wanted):
+        least = self.params.min_available
+        if not self.server.lacks_clients(least):
             return False
         if self.state.open:
             self.server.timer("refill", self.server.now + self.params.retry)
         else:
-            self.server.look_again("refill", self.params.retry, at_least=wanted or 1)
+            self.server.look_again("refill", self.params.retry, at_least=least or 1)
         return True
 
     async def on_arrival(self, device: int) -> None:

@@ -346,8 +346,8 @@ class Synchronous(Strategy[S]):
 
     def _wait(self) -> None:
         """Set a timer to open the round again after ``retry``, as too few clients are available."""
-        wanted = self.params.min_available or 1
-        self.server.look_again("retry", self.params.retry, at_least=wanted)
+        least = self.params.min_available or 1
+        self.server.look_again("retry", self.params.retry, at_least=least)
 
     async def on_start(self) -> None:
         self._open_round()

@@ -99,8 +99,8 @@ def _check_models(evidence: Evidence, best_round: int | None) -> Iterator[str]:
             yield f"the best round is the last one, and {files.BEST}/{name} is another model"
 
 
-def _are_equal(tensors: dict[str, AnyArray], others: dict[str, AnyArray]) -> bool:
+def _are_equal(tensors: dict[str, AnyArray], expected: dict[str, AnyArray]) -> bool:
     """Whether two models have the same tensors, to the bit."""
-    if not tensors.keys() <= others.keys():
+    if not tensors.keys() <= expected.keys():
         return False
-    return all(np.array_equal(values, others[key]) for key, values in tensors.items())
+    return all(np.array_equal(values, expected[key]) for key, values in tensors.items())

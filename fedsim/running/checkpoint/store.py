@@ -157,6 +157,6 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def remove_after(place: Path) -> None:
     """Remove the checkpoints of a run that are newer than ``place``."""
-    for other in list_checkpoints(place.parent.parent):
-        if other.name > place.name:
-            shutil.rmtree(other)
+    for checkpoint in list_checkpoints(place.parent.parent):
+        if checkpoint.name > place.name:
+            shutil.rmtree(checkpoint)

@@ -46,40 +46,40 @@ def svd_flops(features: int, samples: int) -> float:
     return 6.0 * m * n**2 + 20.0 * n**3
 
 
-def principal_angles(one: Vectors, other: Vectors) -> NDArray[np.float64]:
+def principal_angles(first: Vectors, second: Vectors) -> NDArray[np.float64]:
     """Compute the principal angles of two subspaces (degrees), ascending.
 
     The cosines are the singular values of Q1^T Q2, where Q1 and Q2 are orthonormal bases
     (Björck and Golub 1973).
 
     Args:
-        one: vectors that span the first subspace, [features, p].
-        other: vectors that span the second one, [features, q].
+        first: vectors that span the first subspace, [features, p].
+        second: vectors that span the second one, [features, q].
 
     Returns:
         min(p, q) angles, float64.
     """
-    first = np.linalg.qr(one.astype(np.float64))[0]
-    second = np.linalg.qr(other.astype(np.float64))[0]
-    cosines = np.linalg.svd(first.T @ second, compute_uv=False)
+    first_basis = np.linalg.qr(first.astype(np.float64))[0]
+    second_basis = np.linalg.qr(second.astype(np.float64))[0]
+    cosines = np.linalg.svd(first_basis.T @ second_basis, compute_uv=False)
     angles: NDArray[np.float64] = np.degrees(np.arccos(np.clip(cosines, 0.0, 1.0)))
     return angles
 
 
-def proximity(one: Vectors, other: Vectors, measure: AngleMeasure, *, of_vectors: bool) -> float:
+def proximity(first: Vectors, second: Vectors, measure: AngleMeasure, *, of_vectors: bool) -> float:
     """Compute the entry of PACFL's proximity matrix for two clients (degrees).
 
     Args:
-        one: singular vectors of the first client, [features, p].
-        other: singular vectors of the second client, [features, q].
+        first: singular vectors of the first client, [features, p].
+        second: singular vectors of the second client, [features, q].
         measure: ``smallest``, the smallest angle (Eq. 2); ``sum``, the sum of the angles of the
             pairs of vectors of the same position (Eq. 3).
         of_vectors: whether the smallest angle is that of any two vectors, as in the published code,
             instead of the smallest principal angle.
     """
     if measure == "smallest" and not of_vectors:
-        return float(principal_angles(one, other)[0])
-    cosines = np.clip(np.abs(one.T.astype(np.float64) @ other), 0.0, 1.0)
+        return float(principal_angles(first, second)[0])
+    cosines = np.clip(np.abs(first.T.astype(np.float64) @ second), 0.0, 1.0)
     if measure == "smallest":
         return float(np.degrees(np.arccos(cosines.max())))
     pairs = min(cosines.shape)
@@ -95,8 +95,10 @@ def proximity_matrix(clients: list[Vectors], measure: AngleMeasure, *, of_vector
         of_vectors: as of ``proximity``.
     """
     distance = np.zeros((len(clients), len(clients)))
-    for row, one in enumerate(clients):
+    for row, client in enumerate(clients):
         for column in range(row):
-            distance[row, column] = proximity(one, clients[column], measure, of_vectors=of_vectors)
+            distance[row, column] = proximity(
+                client, clients[column], measure, of_vectors=of_vectors
+            )
     symmetric: Matrix = distance + distance.T
     return symmetric

@@ -1,22 +1,20 @@
 """Source of LEAF's JSON files, in which each sample belongs to a user (Caldas et al. 2018)."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from fedsim.common.errors import DataError, nearest, shown
 from fedsim.common.files import read_json, sought
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
-from fedsim.toolbox.sources.tables import USER
+from fedsim.toolbox.sources.tables import USER, Dimension
 
 _KEYS = ("users", "num_samples", "user_data")
 
-Dimension = Annotated[int, Field(ge=1, le=100_000)]
 UserSamples = list[tuple[str, NDArray[np.float32], list[object]]]
 """Name, samples [n, d] and labels of each user, in the order of the files."""
 
@@ -208,5 +206,5 @@ def _numbered(path: Path, labels: list[object]) -> tuple[NDArray[np.int64], int]
     if types == {str}:
         words, places = np.unique(np.array(labels, dtype=object), return_inverse=True)
         return places.astype(np.int64), max(2, len(words))
-    found = ", ".join(sorted(kind.__name__ for kind in types))
-    raise DataError(f"'{path}' has labels of the types {found}; allowed are integers, or words")
+    names = ", ".join(sorted(kind.__name__ for kind in types))
+    raise DataError(f"'{path}' has labels of the types {names}; allowed are integers, or words")

@@ -203,10 +203,10 @@ def _numbers(path: Path, table: "pd.DataFrame", names: list[str]) -> NDArray[np.
         kind = column.dtype.kind
         if kind not in "biuf":
             values = column.tolist()
-            others = [value for value in values if not _is_number(value)] or values
-            mixed = "numbers and other values" if len(others) < len(values) else "no numbers"
+            wrong = [value for value in values if not _is_number(value)] or values
+            mixed = "numbers and other values" if len(wrong) < len(values) else "no numbers"
             raise DataError(
-                f"'{path}': the column {name!r} has {mixed}, such as {shown(others[0])}; features "
+                f"'{path}': the column {name!r} has {mixed}, such as {shown(wrong[0])}; features "
                 "are numbers: list the columns of numbers in data.source.features"
             )
         with np.errstate(over="ignore"):
@@ -271,9 +271,9 @@ def numbered(
         values += column.tolist()
     types = {str if isinstance(value, str) else type(value) for value in values}
     if types not in ({str}, {int}, {bool}):
-        found = ", ".join(sorted(kind.__name__ for kind in types))
+        type_names = ", ".join(sorted(kind.__name__ for kind in types))
         raise DataError(
-            f"'{tables[0][0]}': the column {name!r} mixes values of the types {found}; allowed are "
+            f"'{tables[0][0]}': the column {name!r} mixes values of the types {type_names}; allowed are "
             "words alone, or integers alone"
         )
     words, numbers = np.unique(np.array(values, dtype=object), return_inverse=True)

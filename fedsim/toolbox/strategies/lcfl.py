@@ -245,8 +245,8 @@ class LCFL(Grouped[LCFLParams]):
         without = [device for device in self.server.clients.online() if device not in models]
         lacks_clients = self.server.lacks_clients(self.params.min_available)
         if lacks_clients or len(without) + len(models) < self.params.groups:
-            wanted = self.params.min_available or 1
-            self.server.look_again("gather", self.params.retry, at_least=wanted)
+            least = self.params.min_available or 1
+            self.server.look_again("gather", self.params.retry, at_least=least)
         else:
             await self._begin_campaign("warm-up", without)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,10 +171,10 @@ class PACFL(Grouped[PACFLParams]):
     async def _gather(self) -> None:
         """Ask all available clients for their vectors, or wait for clients."""
         server = self.server
-        wanted = self.params.min_available
+        least = self.params.min_available
         devices = server.clients.online()
-        if not devices or server.lacks_clients(wanted):
-            server.look_again("gather", self.params.retry, at_least=wanted or 1)
+        if not devices or server.lacks_clients(least):
+            server.look_again("gather", self.params.retry, at_least=least or 1)
             return
         self._campaign.begin(JOB, devices, None)
 
@@ -252,12 +252,12 @@ class PACFL(Grouped[PACFLParams]):
             return None
         return {}, JOB
 
-    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
-        for entry in prepared:
-            self._store(entry["device"], entry["contents"])
-        for entry in prepared:
-            group = await self._nearest(entry["device"])
-            self.move(entry["device"], group, "newcomer")
+    async def assign(self, prepared: Sequence[dict[str, object]]) -> None:
+        devices = [cast("int", entry["device"]) for entry in prepared]
+        for device, entry in zip(devices, prepared, strict=True):
+            self._store(device, cast("Contents", entry["contents"]))
+        for device in devices:
+            self.move(device, await self._nearest(device), "newcomer")
 
     async def _nearest(self, device: int) -> int:
         """Return the nearest cluster of a newcomer, which is a new one beyond ``beta``."""
@@ -265,8 +265,8 @@ class PACFL(Grouped[PACFLParams]):
         params = self.params
         if not self.server.models.learns:
             return 0
-        others = [other for other in sorted(state.signatures) if state.group[other] >= 0]
-        newcomer, *spans = await self._spans([device, *others])
+        peers = [peer for peer in sorted(state.signatures) if state.group[peer] >= 0]
+        newcomer, *spans = await self._spans([device, *peers])
         angles = np.array(
             [
                 proximity(newcomer, span, params.angle, of_vectors=params.as_published)
@@ -274,7 +274,7 @@ class PACFL(Grouped[PACFLParams]):
             ]
         )
         self.server.compute("products", len(spans) + 1, newcomer.size)
-        groups = np.array([state.group[other] for other in others])
+        groups = np.array([state.group[peer] for peer in peers])
         link = _LINKS[params.linkage]
         far = [
             float(link(angles[groups == group])) if (groups == group).any() else np.inf
