@@ -142,7 +142,8 @@ class _WeightRule:
         if kind == "weighted":
             return self._weights_by_samples(tasks, weights)
         if kind in _EQUAL_WEIGHTS or kind in _BY_DISTANCE:
-            return self._draws / self._draws.sum()
+            shares: Floats = self._draws / self._draws.sum()
+            return shares
         return None
 
     def _remembered_devices(self, tasks: list[int]) -> int:

@@ -176,7 +176,7 @@ def _joined(
     path: Path, users: UserSamples, order: dict[str, int]
 ) -> tuple[NDArray[np.float32], list[object], list[int]]:
     """Return samples [n, d], labels and numbers of users of all users."""
-    samples = []
+    samples: list[NDArray[np.float32]] = []
     labels: list[object] = []
     owners: list[int] = []
     for name, x, y in users:

@@ -167,10 +167,11 @@ class Parquet(TableSource):
     def read(self, path: Path) -> "pd.DataFrame":
         import pyarrow.parquet as pq
 
-        return pq.ParquetFile(path).read().to_pandas(strings_to_categorical=False)
+        table: pd.DataFrame = pq.ParquetFile(path).read().to_pandas()
+        return table
 
 
-def column_of(path: Path, table: "pd.DataFrame", name: str) -> "pd.Series[object]":
+def column_of(path: Path, table: "pd.DataFrame", name: str) -> AnyArray:
     """Return a column of a table that has a value in each row.
 
     Args:
@@ -192,7 +193,8 @@ def column_of(path: Path, table: "pd.DataFrame", name: str) -> "pd.Series[object
             f"'{path}': the column {name!r} has no value (or NaN) in {len(missing)} rows, first in "
             f"row {missing[0]} (from 0); fill these rows in, or leave them out"
         )
-    return column
+    values: AnyArray = column.to_numpy()
+    return values
 
 
 def _numbers(path: Path, table: "pd.DataFrame", names: list[str]) -> NDArray[np.float32]:
@@ -210,7 +212,7 @@ def _numbers(path: Path, table: "pd.DataFrame", names: list[str]) -> NDArray[np.
                 "are numbers: list the columns of numbers in data.source.features"
             )
         with np.errstate(over="ignore"):
-            columns.append(column.to_numpy(np.float64).astype(np.float32))
+            columns.append(column.astype(np.float64).astype(np.float32))
     x = np.stack(columns, axis=1)
     bad = np.argwhere(~np.isfinite(x))
     if len(bad):

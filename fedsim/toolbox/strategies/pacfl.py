@@ -1,6 +1,6 @@
 """PACFL: clusters by the principal angles between subspaces of the clients' data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, cast
 
@@ -38,7 +38,12 @@ JOB = "subspace"
 
 _FLOPS_A_PARAMETER = 6  # of a training on a sample: 2 forward, 4 backward
 
-_LINKS = {"single": np.min, "complete": np.max, "average": np.mean}
+_LINKS: Mapping[Linkage, Callable[[NDArray[np.float64]], np.float64]] = {
+    "single": np.min,
+    "complete": np.max,
+    "average": np.mean,
+}
+"""Rule for the distance of a newcomer from a cluster -> its function."""
 
 
 class PACFLParams(GroupedParams):
