@@ -129,6 +129,7 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "ditto", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "feddr", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "mifa", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
+    {"kind": "pacfl", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "q-fedavg", "clients_per_round": 5, "local_epochs": 2, "q": 1.0, "deadline": "30 s"},
     {"kind": "ca2fl", "concurrency": 6, "buffer": 3},
     {"kind": "fedcompass", "concurrency": 6, "min_steps": 2, "max_steps": 12},

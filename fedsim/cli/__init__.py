@@ -26,6 +26,7 @@ from fedsim.cli.explaining import EXPLAINING
 from fedsim.cli.output import VerbOutcome, is_quiet, print_usage_error, reported
 from fedsim.cli.showing import SHOWING
 from fedsim.cli.studying import STUDYING
+from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say, visible
 from fedsim.running.signals import (
     end_at_once,
@@ -84,9 +85,35 @@ for _verb in (*BEGINNING, *STUDYING, *DEPLOYING, *EXPLAINING, *SHOWING):
     main.add_command(_verb)
 
 
+def _places(scenario: str, out: Path | None, *, resume: bool) -> tuple[str, Path]:
+    """Return the scenario's file and the run folder of ``run``.
+
+    Args:
+        scenario: the argument SCENARIO, which is the run folder if a run goes on.
+        out: the option ``--out``; None if it is not given.
+        resume: whether a run goes on.
+
+    Raises:
+        ScenarioError: a new run has no folder, or SCENARIO is a folder.
+    """
+    from fedsim.records.folder import SCENARIO
+
+    folder = Path(scenario)
+    if not folder.is_dir():
+        if out is None:
+            raise ScenarioError("--out is missing: the run folder to make, such as 'runs/first'")
+        return scenario, out
+    if not resume:
+        raise ScenarioError(
+            f"{scenario!r} is a folder, not a scenario; to go on with a run in it, give --resume, "
+            "or --more 20 if the run is done"
+        )
+    return str(folder / SCENARIO), out or folder
+
+
 @main.command("run", short_help="Run a scenario and write a run folder.")
-@options.SCENARIO
-@options.out("The run folder to make.", required=True)
+@options.SCENARIO_OR_RUN
+@options.out("The run folder to make.")
 @options.SEED
 @options.CHANGES
 @click.option(
@@ -101,7 +128,12 @@ for _verb in (*BEGINNING, *STUDYING, *DEPLOYING, *EXPLAINING, *SHOWING):
 @click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the run in --out where its newest checkpoint left it.",
+    help="Go on with the run in --out where its newest checkpoint left it. SCENARIO may be the folder.",
+)
+@click.option(
+    "--more",
+    metavar="ROUNDS",
+    help="Give a finished run with checkpoint.last more rounds, or more time ('2 h').",
 )
 @options.ALLOW_CODE
 @options.WATCH
@@ -109,7 +141,7 @@ for _verb in (*BEGINNING, *STUDYING, *DEPLOYING, *EXPLAINING, *SHOWING):
 @reported
 def run_command(
     scenario: str,
-    out: Path,
+    out: Path | None,
     seed: int | None,
     changes: tuple[str, ...],
     executor: str,
@@ -117,6 +149,7 @@ def run_command(
     address: str | None,
     resources: str | None,
     resume: bool,
+    more: str | None,
     allow_code: bool,
     watch: bool,
     port: int | None,
@@ -130,9 +163,12 @@ def run_command(
     from fedsim.lab.terminal import Console, RunProgress, summary_lines
     from fedsim.records.folder import SCENARIO
     from fedsim.records.live import EVERY_S
+    from fedsim.running.more import More
     from fedsim.running.runner import Job, end_soon
     from fedsim.running.scenario import load
 
+    scenario, out = _places(scenario, out, resume=resume or more is not None)
+    extension = None if more is None else More.read(more)
     served_port = options.port_of(watch, port)
     if watch:
         from fedsim.analysis.watch import watching
@@ -153,10 +189,12 @@ def run_command(
         if watch:
             live_every_s = _WATCHED_S
             page = stack.enter_context(watching(out, served_port))
-        job = Job(loaded, out, pool, resume=resume, live_every_s=live_every_s)
+        job = Job(loaded, out, pool, resume=resume, more=extension, live_every_s=live_every_s)
         if not is_quiet():
-            say(*loaded.stop.notes, *loaded.strategy.notes, *job.run.learner.notes, err=True)
-            horizon = loaded.strategy.horizon(loaded.stop)
+            stop = job.scenario.stop
+            notes = (*stop.notes, *loaded.strategy.notes, *job.run.learner.notes, *job.notes)
+            say(*notes, err=True)
+            horizon = loaded.strategy.horizon(stop)
             progress = RunProgress(horizon, Console(stderr=True), job.run.strategy.facts)
             job.simulation.listen(progress.take, kinds=("round", "task-end"))
             job.simulation.at_close(progress.close)

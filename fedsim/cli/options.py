@@ -24,6 +24,7 @@ ALLOW_CODE = click.option(
     help="Import the code that the file names (a strategy or module of your own): trust it first.",
 )
 SCENARIO = click.argument("scenario", type=click.Path(dir_okay=False))
+SCENARIO_OR_RUN = click.argument("scenario", type=click.Path())
 SEED = click.option("--seed", type=click.IntRange(min=0), help="Override the scenario's seed.")
 ADDRESS = click.option(
     "--address",

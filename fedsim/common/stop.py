@@ -24,6 +24,17 @@ class StopSpec(Spec):
     """at the first evaluation at which one of these metrics (or ``loss``) reaches its value or a
     better one.
     """
+    patience: int | None = Field(default=None, ge=1)
+    """count of rounds without progress after which the run ends, at the next test; None: it goes
+    on. There is progress at a test that is better than all tests before.
+    """
+    monitor: str | None = None
+    """the measure that is compared by ``patience`` and ``evaluation.keep_best``: ``accuracy``,
+    ``loss`` or a metric. None: the accuracy, or the loss if the objective has no accuracy.
+    """
+    min_delta: float = Field(default=0.0, ge=0.0)
+    """a better value is progress if it is better by more than this.
+    """
 
     @model_validator(mode="after")
     def _require_end(self) -> "StopSpec":

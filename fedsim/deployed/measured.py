@@ -165,7 +165,8 @@ def write_run_folder(
     run: ServerRun,
     records: Sequence[Record],
     stopped: str,
-    models: "Models",
+    models: Models,
+    best: Models,
     mark: Mapping[str, object],
     wall_s: float,
 ) -> None:
@@ -178,6 +179,7 @@ def write_run_folder(
         records: its records with steps (``with_steps``).
         stopped: why the run ended.
         models: tensors by name, for each file name.
+        best: the same of the best test; empty without ``evaluation.keep_best``.
         mark: describes the deployment, for the summary's entry ``measured``.
         wall_s: real time of the run, with the wait for its nodes (s).
     """
@@ -187,6 +189,7 @@ def write_run_folder(
         recorder.take(record)
     recorder.close()
     files.write_models(out, models)
+    files.write_models(out, best, files.BEST)
     parquet.write_meters(out, run.meters)
     parquet.write_devices(out, run.device_columns(), run.meters)
     parquet.write_columns(out / files.AVAILABILITY, _presence(run, records), AVAILABILITY)

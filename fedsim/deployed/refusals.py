@@ -40,6 +40,8 @@ def refusals(scenario: Scenario) -> Iterator[str]:
         yield "drift changes data on command, and real data change by themselves; leave it out"
     if scenario.energy is not None:
         yield "energy is the charge of simulated batteries, which nodes do not report; leave it out"
+    if scenario.population.tested_only is not None:
+        yield "population.tested_only are devices that no node is; leave it out"
     if scenario.world.processes:
         yield "world.processes act on simulated devices; leave them out"
     yield from _refused_training(scenario)

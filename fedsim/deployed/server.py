@@ -23,6 +23,7 @@ from fedsim.deployed.waits import shorten_waits
 from fedsim.deployed.wire import FILE as WIRE
 from fedsim.deployed.wire import WireCounters
 from fedsim.records import folder as files
+from fedsim.running.model_files import best_models, last_models
 from fedsim.running.scenario import Scenario, load
 
 EVENTS = "events.jsonl"
@@ -139,7 +140,8 @@ class Deployment:
         self._write(out, stopped)
 
     def _write(self, out: Path, stopped: str) -> None:
-        models = asyncio.run(self.run.model_tensors())
+        models = asyncio.run(last_models(self.run))
+        best = asyncio.run(best_models(self.run))
         folder = log_folder()
         wire: WireCounters | None = None
         if folder is not None and (folder / WIRE).is_file():
@@ -148,7 +150,7 @@ class Deployment:
         records.append(Record(self._clock.now, "run-end", {"reason": stopped}))
         wall_s = time.perf_counter() - self._started
         write_run_folder(
-            out, self._scenario, self.run, records, stopped, models, self._mark, wall_s
+            out, self._scenario, self.run, records, stopped, models, best, self._mark, wall_s
         )
         _log.info("written to %s", out.resolve())
 

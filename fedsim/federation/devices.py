@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedsim.common.training import Places, Training
 from fedsim.federation.contents import Contents, Lazy, WireSizes, payloads
-from fedsim.learning.functions import Function, spliced, weighted_sum
+from fedsim.learning.functions import DataFunction, Function, spliced, weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import Direction
 
@@ -186,6 +186,28 @@ class Device:
             constants: its further arguments, JSON-able.
         """
         return Lazy("numbers", self.apply(function, tuple(models), size=count, **constants), count)
+
+    @property
+    def features(self) -> int:
+        """Count of numbers of a sample."""
+        return math.prod(self._devices.learner.shape)
+
+    def of_data(self, function: DataFunction, count: int, **constants: object) -> Lazy:
+        """Return a content of values that a function computes from the device's training samples.
+
+        The server reads it by ``ServerModels.numbers``. The time of the computation is that of a
+        step ``Work``, which the client half gives.
+
+        Args:
+            function: a function of the samples [n, ...], their labels [n] and ``constants``, which
+                returns ``count`` values; not called with ``learning = "off"``.
+            count: count of values that are sent, 4 bytes each.
+            constants: its further arguments.
+        """
+        devices = self._devices
+        version = devices.population.version.item(self.number)
+        ref = devices.learner.of_data(function, self.number, version, constants)
+        return Lazy("numbers", ref, count)
 
     def last_gradient(self, update: Ref) -> Ref:
         """Return the gradient of an update's last mini-batch, as a ref [d].

@@ -16,6 +16,8 @@ from fedsim.common.imports import at
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.common.training import Training
+from fedsim.federation.ending import StopRules
+from fedsim.federation.unseen import UnseenTests
 from fedsim.learning.objectives import EvaluationMetric
 from fedsim.learning.refs import Ref
 
@@ -57,6 +59,10 @@ class EvaluationSpec(Spec):
     """local epoch whose loss is a client's training loss: the ``last``, or the ``first`` (published
     code of FlexCFL; its figures are higher), which is computed again. The last epoch is used in any
     case for updates without epochs, and for updates whose weights the strategy has read.
+    """
+    keep_best: bool = False
+    """whether the run folder also has the models of the best test, by ``stop.monitor``, in
+    ``best/``.
     """
     cosines: bool = False
     """whether the cosines between the updates of a round are recorded (``Evaluator.cosines``), as
@@ -122,8 +128,12 @@ class Evaluator:
         world: the present devices and their data.
         metrics: further metrics of tests.
         local: local trainings of the devices, for fine-tuning; None if all devices train alike.
+        ending: decides when the run ends; None for ``stop`` alone.
+        unseen: IDs of the devices that never train. They have the last IDs.
 
     Attributes:
+        ending: decides when the run ends, and stores the best models.
+        unseen: tests on the devices that never train.
         last: the last evaluation; None before the first.
         ever: name of a model -> devices that the model has ever served, ascending; None for all.
             Filled only with ``score = "historical"``.
@@ -137,40 +147,19 @@ class Evaluator:
         world: WorldView,
         metrics: Sequence[EvaluationMetric] = (),
         local: "LocalTrainings | None" = None,
+        ending: StopRules | None = None,
+        unseen: Sequence[int] = (),
     ) -> None:
         self._learner = learner
-        self.stop = stop
+        self.ending = StopRules(stop, metrics) if ending is None else ending
         self._spec = spec
         self._world = world
         self._local = local
         self._metrics = metrics
+        self.unseen = UnseenTests(learner, unseen)
+        self._unseen_count = len(unseen)
         self.last: Evaluation | None = None
         self.ever: dict[str, list[int] | None] = {}
-
-    def is_last(self, number: int) -> bool:
-        """Whether round ``number`` (from 0) is the last planned round."""
-        return self.stop.rounds is not None and number + 1 >= self.stop.rounds
-
-    def reason_to_stop(self, number: int, figures: Mapping[str, float | None]) -> str | None:
-        """Return the reason for which the run ends after round ``number``; None if it goes on.
-
-        Args:
-            number: the round, from 0.
-            figures: measures of the round, by column of ``rounds.parquet``.
-        """
-        maximised = {metric.name for metric in self._metrics if metric.more_is_better}
-        for name, goal in self.stop.metrics.items():
-            value = figures.get(name)
-            if value is None:
-                continue
-            is_reached = value >= goal if name in maximised else value <= goal
-            if is_reached:
-                return f"{name} {value:.4g} reached"
-        accuracy = figures.get("accuracy")
-        goal_accuracy = self.stop.accuracy
-        if goal_accuracy is not None and accuracy is not None and accuracy >= goal_accuracy:
-            return f"accuracy {accuracy:.4f} reached"
-        return f"{number + 1} rounds" if self.is_last(number) else None
 
     def why_no_accuracy(self, rounds: int, models: ModelAssignment) -> str:
         """Return the reason for which a run has measured no accuracy.
@@ -221,6 +210,7 @@ class Evaluator:
             of agreement are included only if true groups are known.
         """
         row: Figures = dict(NOT_MEASURED) | dict.fromkeys(metric.name for metric in self._metrics)
+        row |= self.unseen.not_measured()
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(number):
@@ -236,7 +226,7 @@ class Evaluator:
                 self.ever[name] = sorted({*ever, *served})
 
     def _is_due(self, number: int) -> bool:
-        if self.is_last(number):
+        if self.ending.is_last(number):
             return True
         return number >= self._spec.from_round and (number + 1) % self._spec.every == 0
 
@@ -263,6 +253,7 @@ class Evaluator:
             ever = {name: (ref, self.ever[name]) for name, (ref, _) in models.items()}
             evaluation = await learner.evaluate(self._with_present_devices(ever)) or evaluation
         row["accuracy"], row["loss"] = evaluation.score(score)
+        row |= await self.unseen.measure(models, score)
         row |= {metric.name: evaluation.figure(metric, score) for metric in self._metrics}
         if not updates:
             return row
@@ -430,8 +421,13 @@ class Evaluator:
 
     def _groups(self, strategy: "Handlers") -> NDArray[np.int64]:
         """Return the group of each device in the strategy; -1 for no group; int64 [devices]."""
-        groups = strategy.groups_of(range(len(self._world.version())))
-        return np.array([-1 if group is None else group for group in groups], dtype=np.int64)
+        count = len(self._world.version())
+        groups = np.full(count, -1, dtype=np.int64)
+        of_devices = strategy.groups_of(range(count - self._unseen_count))
+        for device, group in enumerate(of_devices):
+            if group is not None:
+                groups[device] = group
+        return groups
 
     def _agreement(self, strategy: "Handlers") -> Figures:
         """Return measures of agreement of the strategy's groups with the true groups.

@@ -195,6 +195,14 @@ class Server:
         else:
             self.timer(name, self.now + delay)
 
+    def lacks_clients(self, least: int | None) -> bool:
+        """Return whether fewer clients than wanted can be reached now, idle or busy.
+
+        Args:
+            least: count of clients; None: none is needed, and no device is looked at.
+        """
+        return least is not None and len(self.clients.reachable()) < least
+
     # Messages.
 
     def ask(
@@ -403,7 +411,7 @@ class Server:
         cosines = await evaluator.cosines(number, updates, strategy)
         if cosines:
             self.emit("cosines", round=number, **cosines)
-        return self.note_round(number, row, **counts)
+        return self._end_round(number, row, models, counts)
 
     def _record_aggregate(self, number: int, updates: Sequence[Measured]) -> None:
         """Record an ``aggregate`` for the updates that the strategy has not recorded.
@@ -438,8 +446,19 @@ class Server:
         Returns:
             Whether the run goes on.
         """
+        return self._end_round(number, figures, {}, counts)
+
+    def _end_round(
+        self,
+        number: int,
+        figures: Mapping[str, float | None],
+        models: ModelAssignment,
+        counts: Mapping[str, float],
+    ) -> bool:
         self.emit("round", round=number, **{**NOT_MEASURED, **figures}, **counts)
-        reason = self._evaluator.reason_to_stop(number, figures)
+        ending = self._evaluator.ending
+        ending.note(number, figures, models)
+        reason = ending.reason(number, figures)
         if reason is not None:
             self.stop(reason)
         return self._simulation.stopped is None

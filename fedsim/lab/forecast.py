@@ -162,7 +162,7 @@ def _round_lines(
     scenario = run.scenario
     learner = run.learner
     dispatch = run.dispatch
-    devices = scenario.population.devices
+    devices = scenario.population.trainable
     cohort = params.cohort_size(devices)
     tasks = cohort * params.turns
     round_s = expected_maximum(task_s, min(cohort, len(task_s))) * params.turns

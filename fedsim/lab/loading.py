@@ -42,6 +42,7 @@ async def run_async(
     address: str | None = None,
     resources: str | Mapping[str, object] | None = None,
     resume: bool = False,
+    more: int | str | None = None,
 ) -> "Result":
     """Run a scenario to its end, in a running event loop (of a notebook, or a server).
 
@@ -57,6 +58,7 @@ async def run_async(
         resources: resources that each task on Ray reserves on its node, such as
             ``{"num_cpus": 1, "num_gpus": 0.25, "memory": "2 GB"}``; by default one core.
         resume: continue the run in ``out`` from its newest checkpoint.
+        more: as of ``run``.
 
     Returns:
         The summary and the tables of the run.
@@ -67,14 +69,17 @@ async def run_async(
         SimulationError: the run failed; the folder has its records until then.
     """
     from fedsim.clock.executors import make_executor
+    from fedsim.running.more import More
     from fedsim.running.runner import Job
 
     if not isinstance(scenario, Scenario):
         scenario = load(scenario)
     folder = None if out is None else Path(out)
     device = scenario.training.device
+    extension = None if more is None else More.read(more)
     with closing(make_executor(executor, workers, address, device, resources)) as engine:
-        return Result(await Job(scenario, folder, engine, resume=resume).execute())
+        job = Job(scenario, folder, engine, resume=resume, more=extension)
+        return Result(await job.execute())
 
 
 def run(
@@ -86,6 +91,7 @@ def run(
     address: str | None = None,
     resources: str | Mapping[str, object] | None = None,
     resume: bool = False,
+    more: int | str | None = None,
 ) -> "Result":
     """Run a scenario to its end; a running event loop (of a notebook) is blocked meanwhile.
 
@@ -102,6 +108,9 @@ def run(
             ``{"num_cpus": 1, "num_gpus": 0.25, "memory": "2 GB"}``; by default one core.
         resume: continue the run in ``out`` from its newest checkpoint. The result equals the
             result of an uninterrupted run.
+        more: a count of rounds, or a time as text, by which the finished run in ``out`` goes on;
+            its scenario had ``checkpoint.last``. The result equals the result of a run that had
+            the later end from the start. None: the run is unfinished, or new.
 
     Returns:
         The summary and the tables of the run.
@@ -128,6 +137,7 @@ def run(
         address=address,
         resources=resources,
         resume=resume,
+        more=more,
     )
     try:
         asyncio.get_running_loop()
@@ -272,9 +282,14 @@ class LoadedRun:
         """DataFrame with one row per message; ``payloads`` lists its parts as [purpose, bytes]."""
         return self._frame(files.TRANSFERS, json_column="payloads")
 
-    def models(self) -> "dict[str, dict[str, NDArray[np.float32]]]":
-        """Return all saved models by file name without ending; each model is its tensors by name."""
-        return self._folder.models()
+    def models(self, *, best: bool = False) -> "dict[str, dict[str, NDArray[np.float32]]]":
+        """Return all saved models by file name without ending; each model is its tensors by name.
+
+        Args:
+            best: whether to return the models of the best test (``evaluation.keep_best``), instead
+                of the last models.
+        """
+        return self._folder.models(files.BEST if best else files.MODELS)
 
     def costs_to(self, accuracy: float | str) -> dict[str, float]:
         """Return the costs until a test first reached a target.

@@ -25,6 +25,7 @@ from fedsim.learning.architecture import Architecture
 from fedsim.learning.computing import ModelComputing, weights_of
 from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.evaluation import Evaluation
+from fedsim.learning.functions import DataFunction
 from fedsim.learning.learner import Learner
 from fedsim.learning.local_work import LocalWork
 from fedsim.learning.models import Layered, Model, TorchModel
@@ -219,6 +220,19 @@ class Learning(Learner):
     def given(self, weights: NDArray[np.floating]) -> Ref:
         ref = super().given(weights)
         ref.settle(np.array(weights, dtype=np.float32))
+        return ref
+
+    def of_data(
+        self,
+        function: DataFunction,
+        device: int,
+        version: int,
+        constants: Mapping[str, object],
+    ) -> Ref:
+        x, y = self._data.train_samples(self._data.shard(device, version))
+        values = np.asarray(function(x, y, **constants), dtype=np.float32).reshape(-1)
+        ref = self._name("values", None, device)
+        ref.settle(values)
         return ref
 
     def zero(self) -> Ref:

@@ -19,6 +19,8 @@ from fedsim.common.errors import SimulationError
 from fedsim.common.training import Places
 
 Function = Callable[..., NDArray[np.floating]]
+DataFunction = Function
+"""Function of a device's training samples [n, ...], their labels [n], and constants."""
 F = TypeVar("F", bound=Function)
 
 _BLOCK = 1 << 15  # values in one block of a sum, which fit into a core's own cache

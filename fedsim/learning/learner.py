@@ -11,7 +11,7 @@ from fedsim.common.errors import SimulationError
 from fedsim.common.training import Training
 from fedsim.learning.architecture import Shape
 from fedsim.learning.evaluation import Evaluation
-from fedsim.learning.functions import Function, path_of
+from fedsim.learning.functions import DataFunction, Function, path_of
 from fedsim.learning.models import Model
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Ref, Trained
 
@@ -42,6 +42,7 @@ class Learner:
     learns: ClassVar[bool] = False
 
     def __init__(self, model: Model, shape: Shape, classes: int) -> None:
+        self.shape = shape
         self.parameters = model.parameters(shape, classes)
         self.bytes = 4.0 * self.parameters
         self.base_bytes = model.base_bytes(shape, classes)
@@ -176,6 +177,23 @@ class Learner:
         ref = self._name("model", None, device)
         ref.settle(values)
         return ref
+
+    def of_data(
+        self,
+        function: DataFunction,
+        device: int,
+        version: int,
+        constants: Mapping[str, object],
+    ) -> Ref:
+        """Return a ref of values that a function computes from a device's training samples.
+
+        Args:
+            function: a function of samples, labels and ``constants``.
+            device: index of the device.
+            version: version of its data.
+            constants: further arguments of the function.
+        """
+        return self._name("values", None, device)
 
     def zero(self) -> Ref:
         """Return a ref of the model whose weights are all 0."""

@@ -35,6 +35,7 @@ AVAILABILITY = "availability.parquet"
 SCENARIO = "scenario.toml"
 SUMMARY = "summary.json"
 MODELS = "models"
+BEST = "best"  # models of the best test
 NETWORK = "network.json"
 TRACES = "link_traces.parquet"
 TRACED_LINKS = "traced_links.parquet"
@@ -111,6 +112,24 @@ def refuse_other_run(path: Path, scenario: str) -> None:
     Raises:
         RunFolderError: there is no run in ``path``, it has another scenario, or it is done.
     """
+    refuse_other_scenario(path, scenario)
+    if summarised_status(path) == "done":
+        raise RunFolderError(
+            f"--out {str(path)!r} holds a run that is done; there is nothing to resume. --more 20 "
+            "gives it 20 more rounds"
+        )
+
+
+def refuse_other_scenario(path: Path, scenario: str) -> None:
+    """Check that ``path`` holds a run of a scenario.
+
+    Args:
+        path: the run folder.
+        scenario: the scenario as TOML.
+
+    Raises:
+        RunFolderError: there is no run in ``path``, or it has another scenario.
+    """
     try:
         there = read_bytes(path / SCENARIO)
     except OSError:
@@ -126,16 +145,17 @@ def refuse_other_run(path: Path, scenario: str) -> None:
             f"--out {str(path)!r} holds a run of another scenario; to resume it, give its own "
             f"{own!r}"
         )
-    if summarised_status(path) == "done":
-        raise RunFolderError(
-            f"--out {str(path)!r} holds a run that is done; there is nothing to resume"
-        )
 
 
-def summarised_status(path: Path) -> Any:
+def summarised_status(path: Path) -> object:
     """Return the status in the summary of a run folder; None if it cannot be read."""
+    return summarised(path, "status")
+
+
+def summarised(path: Path, entry: str) -> object:
+    """Return an entry of the summary of a run folder; None if it cannot be read."""
     try:
-        return read_json(path / SUMMARY)["status"]
+        return read_json(path / SUMMARY)[entry]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -149,7 +169,7 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
         more: names of further final files to remove, such as those of meters.
     """
     tables = (EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, TRACES, TRACED_LINKS)
-    names = (SUMMARY, *tables, MODELS, NETWORK, *more)
+    names = (SUMMARY, *tables, MODELS, BEST, NETWORK, *more)
     others = [part for part in path.glob("*.part-*") if _is_part(part.name) and part not in parts]
     live.remove(path)
     # ``rglob`` follows no link
@@ -291,17 +311,22 @@ def write_network(folder: Path, layout: Mapping[str, Any] | None) -> None:
         write_text(folder / NETWORK, json.dumps(layout, indent=1, allow_nan=False) + "\n")
 
 
-def write_models(folder: Path, models: Mapping[str, Mapping[str, AnyArray]]) -> None:
+def write_models(
+    folder: Path, models: Mapping[str, Mapping[str, AnyArray]], place: str = MODELS
+) -> None:
     """Write models as ``models/NAME.safetensors``.
 
     Args:
         folder: the run folder.
         models: tensors by name, for each file name without ending.
+        place: folder within the run folder; ``BEST`` is made only for models.
     """
     from safetensors.numpy import save_file
 
-    (folder / MODELS).mkdir(exist_ok=True)
+    if place == BEST and not models:
+        return
+    (folder / place).mkdir(exist_ok=True)
     for name, tensors in models.items():
-        with replacing(folder / MODELS / f"{name}.safetensors") as beside:
+        with replacing(folder / place / f"{name}.safetensors") as beside:
             save_file(dict(tensors), beside)
-    sync(folder / MODELS)
+    sync(folder / place)

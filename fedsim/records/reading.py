@@ -339,15 +339,20 @@ class RunFolder:
         """Rows of ``devices.parquet``, each as a dict."""
         return self.rows(files.DEVICES)
 
-    def models(self) -> dict[str, dict[str, Any]]:
-        """Return the tensors of each model file by name, for each file name without ending."""
+    def models(self, place: str = files.MODELS) -> dict[str, dict[str, Any]]:
+        """Return the tensors of each model file by name, for each file name without ending.
+
+        Args:
+            place: folder of the files within the run folder: ``models``, the last models, or
+                ``best``, the models of the best test (``evaluation.keep_best``).
+        """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         try:
-            paths = sorted((self.path / files.MODELS).glob("*.safetensors"))
+            paths = sorted((self.path / place).glob("*.safetensors"))
             return {path.stem: load_file(regular(path)) for path in paths}
         except (OSError, SafetensorError) as error:
             raise RunFolderError(
-                f"a file in {files.MODELS} of {str(self.path)!r} is damaged: {error}"
+                f"a file in {place} of {str(self.path)!r} is damaged: {error}"
             ) from None

@@ -17,10 +17,12 @@ from fedsim.federation.client_side import ClientSide
 from fedsim.federation.codecs import Wire
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
+from fedsim.federation.ending import StopRules
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.federation.local import ClientHalves, LocalTrainings
 from fedsim.federation.server import Server
+from fedsim.federation.unseen import COLUMNS
 from fedsim.learning import Learner
 from fedsim.learning.architecture import LoRA
 from fedsim.records.schema import DEVICES, OWN_TRAINING, ROUNDS, with_columns
@@ -43,9 +45,6 @@ if TYPE_CHECKING:
     from fedsim.running.sections import Sections
     from fedsim.toolbox.attacks import Attack
 
-
-Models = dict[str, dict[str, AnyArray]]
-"""Models by file name; each model is its tensors by name."""
 
 _ALL_DEVICES = (
     2_000  # larger populations: availability is recorded only of devices that were sent a task
@@ -103,7 +102,7 @@ class Run:
         if scenario.malicious is None:
             return
         self._attack = scenario.malicious.attack
-        self._malicious = scenario.malicious.members(self._streams, scenario.population.devices)
+        self._malicious = scenario.malicious.members(self._streams, scenario.population.trainable)
         if self.data is not None and self._attack.flips_labels:
             self.data.flipping = frozenset(self._malicious)
 
@@ -137,6 +136,8 @@ class Run:
         self.meters = scenario.meters_in(context)
         metrics = scenario.figures
         metric_columns = [Column(metric.name, "", "a metric") for metric in metrics]
+        if scenario.population.tested_only is not None:
+            metric_columns += [Column(name, "", text) for name, text in COLUMNS.items()]
         # refuses a duplicate column name
         with_columns(ROUNDS, [*metric_columns, *self.meters.columns("round")])
         extra: list[Column] = []
@@ -144,6 +145,7 @@ class Run:
             extra = [*OWN_TRAINING.values()]
         with_columns(DEVICES, [*extra, *self.meters.columns("device")])
         self.metrics = metrics if self.learner.learns else []
+        self.test_columns = metric_columns if self.learner.learns else []
 
     def _build_batteries(self) -> None:
         self._batteries: Batteries | None = None
@@ -165,8 +167,21 @@ class Run:
         scenario = self.scenario
         view = WorldView(self.present, self.truth, lambda: self.population.version)
         self.local = LocalTrainings(self.population.own, scenario.training)
+        ending = StopRules(
+            scenario.stop,
+            self.metrics,
+            has_accuracy=scenario.objective.has_accuracy,
+            keeps_best=scenario.evaluation.keep_best,
+        )
         self.evaluator = Evaluator(
-            self.learner, scenario.stop, scenario.evaluation, view, self.metrics, self.local
+            self.learner,
+            scenario.stop,
+            scenario.evaluation,
+            view,
+            self.metrics,
+            self.local,
+            ending,
+            range(scenario.population.trainable, scenario.population.devices),
         )
 
     def _build_messages(self) -> None:
@@ -243,7 +258,7 @@ class Run:
 
     def _check(self) -> None:
         """Raise ``ScenarioError`` if parameters of the strategy do not fit data or network."""
-        self.scenario.strategy.check_samples(int(self.samples.max()))
+        self.scenario.strategy.check_samples(int(self.samples[: self.population.trainable].max()))
         self.scenario.strategy.check_deadline(self._fastest_download_s())
 
     def _build_learning(self, learner: type[Learner] | None) -> None:
@@ -276,7 +291,7 @@ class Run:
         scenario = self.scenario
         lora: LoRA | None = getattr(scenario.model, "lora", None)
         return RunInfo(
-            devices=scenario.population.devices,
+            devices=scenario.population.trainable,
             parameters=int(self.learner.parameters),
             classes=len(self._label_counts(0, None)),
             mean_epoch_s=self.population.mean_epoch_s(scenario.strategy.mean_epoch_over),
@@ -350,22 +365,6 @@ class Run:
         shard = self.data.current(device) if version is None else self.data.shard(device, version)
         return self.data.label_counts(shard)
 
-    async def model_tensors(self) -> Models:
-        """Return the strategy's current models as tensors, by the name of the model's file.
-
-        The models of a family share one file, in which tensors are named ``index/tensor``.
-        """
-        files = {name: dict(tensors) for name, tensors in self.strategy.tensors().items()}
-        if not self.learner.learns:
-            return files
-        for name, (model, _) in self.strategy.models().items():
-            family, _, member = name.partition("/")
-            tensors = self.learner.tensors(await self.learner.value(model))
-            prefix = f"{member}/" if member else ""
-            for tensor, values in tensors.items():
-                files.setdefault(family, {})[f"{prefix}{tensor}"] = values
-        return files
-
     def device_columns(self) -> dict[str, AnyArray | list[Any]]:
         """Return the columns of ``devices.parquet`` by name.
 
@@ -378,7 +377,10 @@ class Run:
         accuracy: list[float | None] = [None] * len(devices)
         if self.evaluator.last is not None:
             measured = self.evaluator.last.device_accuracy()
+            measured |= self.evaluator.unseen.accuracy
             accuracy = [measured.get(device) for device in numbers]
+        trainable = [device for device in numbers if device < population.trainable]
+        strangers: list[int | None] = [None] * (len(numbers) - len(trainable))
         test_samples: AnyArray | list[Any] = columns.alike(0, len(devices))
         if self.data is not None:
             test_samples = [len(self.data.current(device).test) for device in numbers]
@@ -392,7 +394,7 @@ class Run:
             "test_samples": test_samples,
             "arrival": population.arrival[devices],
             "departure": population.departure[devices],
-            "group": self.strategy.groups_of(numbers),
+            "group": [*self.strategy.groups_of(trainable), *strangers],
             "selected": [self.tasks.times_selected.get(device, 0) for device in numbers],
             "accuracy": accuracy,
             **own_columns(population.own, devices),
@@ -418,7 +420,7 @@ class Run:
     def at_once(self) -> int:
         """Largest count of devices that work at the same time."""
         params = self.scenario.strategy
-        devices = self.scenario.population.devices
+        devices = self.scenario.population.trainable
         if isinstance(params, RoundParams):
             return min(params.cohort_size(devices), devices)
         return min(getattr(params, "concurrency", devices), devices)
@@ -476,7 +478,7 @@ class Run:
         near = self.scenario.strategy.at_edges
         size = self.dispatch.down.model_bytes + self.learner.base_bytes
         fastest_s = math.inf
-        for devices in columns.pieces(self.scenario.population.devices):
+        for devices in columns.pieces(self.population.trainable):
             times_s = self.network.all_alone_s("down", size, near=near, devices=devices)
             fastest_s = min(fastest_s, float(times_s.min()))
         return fastest_s

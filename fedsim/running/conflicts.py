@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from fedsim.common.errors import nearest
 from fedsim.federation.codecs import MessagesSpec, Plain
 from fedsim.federation.costs import ServerSpec
+from fedsim.federation.unseen import COLUMNS, LOSS
 from fedsim.running.local import refused_keys
 from fedsim.running.sections import Sections
 from fedsim.strategies.parts.aggregation import Mean, Weighted
@@ -34,14 +35,17 @@ def conflicts(scenario: Sections) -> Iterator[str]:
     """
     yield from _check_learning(scenario)
     yield from refused_keys(scenario)
+    yield from _check_draws(scenario)
     yield from _check_edges(scenario)
     if scenario.strategy.serverless:
         yield from _check_serverless(scenario)
     if scenario.malicious is not None:
-        scenario.malicious.check(scenario.population.devices)
+        scenario.malicious.check(scenario.population.trainable)
     yield from _check_world(scenario)
     yield from _check_messages(scenario)
     yield from _check_objective(scenario)
+    yield from _check_progress(scenario)
+    yield from _check_tested_only(scenario)
     yield from _check_training(scenario)
     if scenario.training.state == "sent":
         yield from _check_sent_state(scenario)
@@ -59,6 +63,30 @@ def _check_learning(scenario: Sections) -> Iterator[str]:
                 )
     elif scenario.population.samples is not None and scenario.learning == "on":
         yield 'population.samples gives sizes without data; allowed with learning = "off" only'
+
+
+def _check_draws(scenario: Sections) -> Iterator[str]:
+    """Yield a message if clients may be drawn twice, and the strategy needs each of them once."""
+    strategy = scenario.strategy
+    selection = strategy.selected_by
+    if selection is None or not selection.repeats:
+        return
+    aggregation = getattr(strategy, "aggregation", None)
+    problem = ""
+    if not vars(type(strategy)).get("mixes_states", False):
+        problem = f"strategy.kind is {strategy.kind!r}"
+    elif type(aggregation) not in (Weighted, Mean):
+        problem = f"strategy.aggregation is {getattr(aggregation, 'kind', None)!r}"
+    elif getattr(strategy, "secure_aggregation", None) is not None:
+        problem = "strategy.secure_aggregation is given"
+    elif getattr(strategy, "over_selection", 1.0) > 1.0:
+        problem = f"strategy.over_selection is {getattr(strategy, 'over_selection', 1.0):g}"
+    if problem:
+        yield (
+            f"strategy.selection draws clients with replacement, and {problem}; allowed are "
+            "'fedavg' and 'fedprox' with 'weighted' or 'mean', without over_selection and secure "
+            "aggregation, in which an update of a client that was drawn twice counts twice"
+        )
 
 
 def _check_edges(scenario: Sections) -> Iterator[str]:
@@ -121,8 +149,14 @@ def _check_world(scenario: Sections) -> Iterator[str]:
         )
     checkpoint = scenario.checkpoint
     obstacle = scenario.not_restorable
-    if obstacle and (checkpoint.rounds or checkpoint.time):
+    if obstacle and (checkpoint.rounds or checkpoint.time or checkpoint.last):
         yield f"[checkpoint] asks for a run that can be resumed, but {obstacle}"
+    has_moment = scenario.stop.rounds or checkpoint.rounds or checkpoint.time
+    if checkpoint.last and not has_moment:
+        yield (
+            "checkpoint.last is true, and without stop.rounds no round is the last; give "
+            "checkpoint.time or checkpoint.rounds, by which the run is saved before its end"
+        )
 
 
 def _check_messages(scenario: Sections) -> Iterator[str]:
@@ -174,6 +208,15 @@ def _check_objective(scenario: Sections) -> Iterator[str]:
                 f"stop.metrics has {name!r}; with objective.metrics = {objective.metrics} "
                 f"{allowed}{nearest(name, metrics)}"
             )
+    monitor = scenario.stop.monitor
+    measures = [*metrics, "accuracy"] if objective.has_accuracy else [*metrics]
+    if scenario.population.tested_only is not None:
+        measures += [name for name in COLUMNS if objective.has_accuracy or name == LOSS]
+    if monitor is not None and monitor not in measures:
+        yield (
+            f"stop.monitor is {monitor!r}; with {kind} allowed are "
+            f"{', '.join(measures)}{nearest(monitor, measures)}"
+        )
     if not objective.has_accuracy:
         if scenario.stop.accuracy is not None:
             yield (
@@ -193,6 +236,51 @@ def _check_objective(scenario: Sections) -> Iterator[str]:
     malicious = scenario.malicious
     if malicious is not None and malicious.attack.flips_labels and not learns_labels:
         yield "malicious.attack turns labels around, and models learn other targets here"
+
+
+def _check_progress(scenario: Sections) -> Iterator[str]:
+    """Yield a message if tests are to be compared, and there is no test."""
+    stop = scenario.stop
+    key = None
+    if stop.patience is not None:
+        key = f"stop.patience is {stop.patience}"
+    elif scenario.evaluation.keep_best:
+        key = "evaluation.keep_best is true"
+    if key is None:
+        for name in ("monitor", "min_delta"):
+            if name in stop.model_fields_set and getattr(stop, name):
+                yield (
+                    f"stop.{name} says how tests are compared, and nothing compares them; give "
+                    "stop.patience or evaluation.keep_best"
+                )
+    elif scenario.learning == "off":
+        yield f'{key}, and with learning = "off" no model is tested; allowed is learning = "on"'
+
+
+def _check_tested_only(scenario: Sections) -> Iterator[str]:
+    """Yield a message if devices that never train have no model with which to be tested."""
+    population = scenario.population
+    strategy = scenario.strategy
+    if population.tested_only is None:
+        return
+    key = f"population.tested_only is {population.tested_only}"
+    if strategy.brings_learning:
+        yield f"{key}, and {strategy.called} tests on data of its own; leave it out"
+    elif scenario.learning == "off":
+        yield f'{key}, and with learning = "off" no device is tested; leave it out'
+    elif strategy.only_own_models:
+        yield (
+            f"{key}, and with {strategy.called} each device has a model of its own alone; allowed "
+            "are strategies with a model for all devices, or for groups"
+        )
+    elif strategy.kept_by == "strategy" or scenario.model.says_what_stays:
+        choice = "model.keep or model.send is given"
+        if strategy.kept_by == "strategy":
+            choice = f"strategy.kind is {strategy.kind!r}"
+        yield (
+            f"{key}, and {choice}: tensors stay on the devices, and those of a device that never "
+            "trains are the first random ones; allowed are models that are sent as a whole"
+        )
 
 
 def _check_training(scenario: Sections) -> Iterator[str]:

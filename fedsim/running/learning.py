@@ -63,6 +63,7 @@ class LearningBuilder:
     def _build_data(self) -> "FederatedData":
         scenario = self._scenario
         data = scenario.data.build(scenario.population.devices, self._streams)
+        self._refuse_idle(data)
         maps_labels = any(shard.label_map is not None for shard in data.shards)
         learns_labels = scenario.objective.kind == "classification" and data.pool.targets is None
         if maps_labels and not learns_labels:
@@ -79,6 +80,19 @@ class LearningBuilder:
             )
         data.pool = scenario.objective.fitted(data.pool, self._streams)
         return data
+
+    def _refuse_idle(self, data: "FederatedData") -> None:
+        """Raise ``ScenarioError`` if a device that may train has no training samples."""
+        population = self._scenario.population
+        sizes = data.train_sizes()
+        idle = np.flatnonzero(sizes[: population.trainable] == 0)
+        if len(idle):
+            count = int((sizes == 0).sum())
+            raise ScenarioError(
+                f"device {idle[0]} has no training samples; with this data.partition allowed is "
+                f"population.tested_only = {count}, by which the last {count} devices are tested "
+                "and never train"
+            )
 
     def _tensors(self) -> Sequence[Tensor]:
         if self._scenario.strategy.brings_learning:

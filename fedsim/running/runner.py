@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedsim.clock.executors import Executor
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import CheckpointError, home_of
+from fedsim.common.errors import CheckpointError, RunFolderError, home_of
 from fedsim.common.harmless import say
 from fedsim.records import folder as files
 from fedsim.records import live, parquet
@@ -24,13 +24,14 @@ from fedsim.records.live import EVERY_S, RUNNING, Live
 from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import AVAILABILITY, TRACED_LINKS, TRACES, models_digest
-from fedsim.running.checkpoint import snapshot
+from fedsim.running.checkpoint import snapshot, store
+from fedsim.running.model_files import Models, best_models, last_models
+from fedsim.running.more import More, find_checkpoint, refuse_dependent
 from fedsim.running.signals import ANNOUNCEMENTS, end_at_once
 from fedsim.running.summary import summarise
-from fedsim.world.meters.base import Column
 
 if TYPE_CHECKING:
-    from fedsim.running.assembly import Models, Run
+    from fedsim.running.assembly import Run
     from fedsim.running.scenario import Scenario
 
 
@@ -64,10 +65,13 @@ class Job:
         out: the run folder; None for none.
         executor: runs the training and the tests of models.
         resume: whether to continue from the newest checkpoint of the folder.
+        more: the rounds or time by which the finished run in the folder goes on; None: it is
+            unfinished, or new.
         live_every_s: real time between two intermediate results (s).
 
     Attributes:
         over: whether the run has ended, and its files are closed.
+        notes: notes (str) for the user on how the run goes on.
 
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.
@@ -81,12 +85,19 @@ class Job:
         executor: Executor,
         *,
         resume: bool = False,
+        more: More | None = None,
         live_every_s: float = EVERY_S,
     ) -> None:
         self._started = time.perf_counter()
         self.over = False
         self.scenario = scenario
         self.out = out
+        self._more = more
+        self._planned = scenario.stop.rounds
+        self.notes: list[str] = []
+        resume = resume or more is not None
+        if more is not None and out is None:
+            raise RunFolderError("--more goes on with a run in a folder; give it as --out")
         obstacle = scenario.not_restorable
         if resume and obstacle:
             raise CheckpointError(f"the run cannot be resumed: {obstacle}")
@@ -96,12 +107,11 @@ class Job:
                 self._reopen(out, lock)
             elif out is not None:
                 files.refuse_unusable(out)
-            self.simulation = Simulation(scenario, executor=executor)
+            self.simulation = Simulation(self.scenario, executor=executor)
             self.run: Run = self.simulation.installed
             if out is not None and not resume:
                 self._make_folder(out, lock)
-            columns = [Column(metric.name, "", "a metric") for metric in self.run.metrics]
-            self.recorder = Recorder(out, self.run.meters, columns)
+            self.recorder = Recorder(out, self.run.meters, self.run.test_columns)
             if out is not None:
                 self._prepare_checkpoints(out, resume=resume)
             self._listen(live_every_s)
@@ -109,10 +119,17 @@ class Job:
 
     def _reopen(self, out: Path, lock: ExitStack) -> None:
         """Lock the existing folder of the run that is resumed, and check that it is of this run."""
-        files.refuse_other_run(out, self.scenario.to_toml())
+        self._refuse_other(out)
         lock.enter_context(locked(out))
-        # another process may have ended the run before the lock
-        files.refuse_other_run(out, self.scenario.to_toml())
+        self._refuse_other(out)  # another process may have ended the run before the lock
+        if self._more is not None:
+            self.scenario = self._more.lengthen(self.scenario)
+
+    def _refuse_other(self, out: Path) -> None:
+        if self._more is None:
+            files.refuse_other_run(out, self.scenario.to_toml())
+        else:
+            self._more.refuse(out, self.scenario)
 
     def _make_folder(self, out: Path, lock: ExitStack) -> None:
         """Make and lock the folder of a new run, and write the scenario into it."""
@@ -125,14 +142,27 @@ class Job:
         """Restore the newest checkpoint if ``resume``, and create the checkpointer."""
         origins = snapshot.Origins(self.run)
         if resume:
-            snapshot.resume(out, self.run, self.recorder, origins)
-            meter_files = [name for name, *_ in self.run.meters.files()]
-            files.reopen(out, self.recorder.parts, meter_files)
+            self._restore(out, origins)
         files.write_network(out, self.run.network.layout())
         if self.scenario.not_restorable is None:
             self.checkpointer = snapshot.Checkpointer(
                 self.scenario.checkpoint, out, self.run, self.recorder, origins
             )
+
+    def _restore(self, out: Path, origins: snapshot.Origins) -> None:
+        """Restore a checkpoint, and remove from the folder all that came after it."""
+        place = store.latest(out) if self._more is None else find_checkpoint(out)
+        snapshot.resume(place, self.run, self.recorder, origins)
+        if self._more is not None:
+            note = refuse_dependent(self.run, self._planned)
+            if note is not None:
+                self.notes.append(note)
+            store.remove_after(place)
+        meter_files = [name for name, *_ in self.run.meters.files()]
+        files.reopen(out, self.recorder.parts, meter_files)
+        # only now: without a summary the folder is an unfinished run of either scenario
+        if self._more is not None:
+            files.write_text(out / files.SCENARIO, self.scenario.to_toml())
 
     def _listen(self, live_every_s: float) -> None:
         """Subscribe recorder, checkpointer and intermediate results to the run's records."""
@@ -178,7 +208,7 @@ class Job:
         evaluator = self.run.evaluator
         tensors: Models = {}
         if status != FAILED:
-            tensors = await self.run.model_tensors()
+            tensors = await last_models(self.run)
         summary = self._summary(status, models_digest(tensors))
         if status != FAILED and summary["accuracy"]["final"] is None:
             reason = strategy.why_no_accuracy()
@@ -193,11 +223,13 @@ class Job:
             tuned = await evaluator.fine_tuned(strategy.models(), summary["rounds"], strategy.score)
             summary["accuracy"]["fine_tuned"] = tuned
         if self.out is not None:
+            if status != FAILED:
+                files.write_models(self.out, await best_models(self.run), files.BEST)
             self._close_folder(self.out, status, tensors, summary)
         return EndedRun(summary, self.recorder.rounds, self.out)
 
     def _close_folder(
-        self, out: Path, status: str, tensors: "Models", summary: Mapping[str, object]
+        self, out: Path, status: str, tensors: Models, summary: Mapping[str, object]
     ) -> None:
         files.write_models(out, tensors)
         self._write_devices(out)
@@ -207,6 +239,8 @@ class Job:
         obsolete_parts = self.recorder.parts if status == "done" else []
         fingerprints = files.fingerprints(out, but=obsolete_parts)
         files.write_summary(out, {**summary, "files_sha256": fingerprints})
+        if self.scenario.checkpoint.last:
+            return
         # only now: a run that is killed before its summary is written resumes from these parts
         for part in obsolete_parts:
             part.unlink()

@@ -43,7 +43,7 @@ class Scenario(Sections):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        self.strategy.check(self.population.devices)
+        self.strategy.check(self.population.trainable)
         self.strategy.check_population(self.population)
         problem = next(conflicts(self), None)
         if problem is not None:

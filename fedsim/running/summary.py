@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from fedsim.federation.unseen import ACCURACY
 from fedsim.records.chain import ROWS_A_BLOCK
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import ASKED
@@ -44,13 +45,18 @@ def summarise(
     if not run.lists_all_devices:
         summary["device_rows"] = ASKED
     summary["simulated_s"] = recorder.last_time
-    summary["accuracy"] = {
+    accuracy = {
         "final": accuracies[-1] if accuracies else None,
         "best": max(accuracies, default=None),
     }
+    if scenario.population.tested_only is not None:
+        unseen = values_of(recorder, ACCURACY)
+        accuracy["unseen"] = unseen[-1] if unseen else None
+    summary["accuracy"] = accuracy
     metrics = _metrics(run, recorder)
     if metrics:
         summary["metrics"] = metrics
+    summary.update(run.evaluator.ending.summary)
     summary["bytes"] = recorder.ledger.summary()
     summary.update(recorder.meters.summary())
     acts = run.processes.acts

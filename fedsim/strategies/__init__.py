@@ -167,6 +167,10 @@ STRATEGIES = _Strategies(
             f"{_TOOLS}.lcfl:LCFL",
             "LCFL: devices are clustered once, by the losses of each other's models",
         ),
+        "pacfl": (
+            f"{_TOOLS}.pacfl:PACFL",
+            "PACFL: clusters by the principal angles between subspaces of the clients' data",
+        ),
         "local": (
             f"{_TOOLS}.local:Local",
             "Local training: every device by itself, nothing is sent",

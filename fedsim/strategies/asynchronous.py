@@ -29,6 +29,10 @@ class AsynchronousParams(StrategyParams):
     """E, passes of a client over its data."""
     retry: PositiveSeconds = 60.0
     """time (s) after which more clients are selected, if fewer than ``concurrency`` clients work."""
+    min_available: int | None = Field(default=None, ge=1)
+    """clients are selected only while this many can be reached, idle or busy; otherwise the server
+    looks again after ``retry``. None: with any number.
+    """
     selection: SelectionSpec = Random()
     """selection of the next clients (``parts/selection``); it may not ask candidates first."""
 
@@ -52,6 +56,7 @@ class AsynchronousParams(StrategyParams):
                 "power-of-choice with losses = 'reported'"
             )
         self.refuse_more("concurrency", devices)
+        self.refuse_more("min_available", devices)
 
 
 A = TypeVar("A", bound=AsynchronousParams)
@@ -146,6 +151,8 @@ class Asynchronous(Strategy[A]):
         selection = self.params.selection
         concurrency = self.params.concurrency
         state.refilling = False
+        if self._waits_for_clients():
+            return
         missing = concurrency - len(state.open)
         devices = selection.select(server, state.selection, missing, (state.draws,))
         for device in server.clients.chosen(devices, type(selection).select):
@@ -156,6 +163,17 @@ class Asynchronous(Strategy[A]):
             server.look_again("refill", self.params.retry)
         elif len(state.open) < concurrency:
             server.timer("refill", server.now + self.params.retry)
+
+    def _waits_for_clients(self) -> bool:
+        """Look again later if fewer than ``min_available`` clients can be reached."""
+        least = self.params.min_available
+        if not self.server.lacks_clients(least):
+            return False
+        if self.state.open:
+            self.server.timer("refill", self.server.now + self.params.retry)
+        else:
+            self.server.look_again("refill", self.params.retry, at_least=least or 1)
+        return True
 
     async def on_arrival(self, device: int) -> None:
         if len(self.state.open) < self.params.concurrency:

@@ -50,6 +50,12 @@ class StrategyParams(Spec):
     sends_models: ClassVar[bool] = True
     """Whether the strategy sends models, so that codecs have something to encode."""
 
+    only_own_models: ClassVar[bool] = False
+    """Whether each device has a model of its own, and no model serves several devices.
+
+    Such a strategy has no model for devices that never train.
+    """
+
     mixes_states: ClassVar[bool] = False
     """Whether each new model is the plain mean of a round's updates; not inherited.
 
@@ -489,6 +495,17 @@ class Strategy(Generic[P]):
 
         None for a strategy whose models fedsim tests. A reason comes only from a strategy that
         tests its own models.
+        """
+        return None
+
+    def why_not_more(self, planned: int) -> str | None:
+        """Return the reason for which a run that has been restored cannot have more rounds.
+
+        A run with more rounds has to do what a run does that had as many from the start. None, by
+        default, if the strategy has not acted by ``RunInfo.planned_rounds`` so far.
+
+        Args:
+            planned: ``RunInfo.planned_rounds`` so far.
         """
         return None
 

@@ -65,6 +65,10 @@ class RoundParams(StrategyParams):
     """
     retry: PositiveSeconds = 60.0
     """without an available client, look again after this time (s)."""
+    min_available: int | None = Field(default=None, ge=1)
+    """clients are selected only while this many can be reached, idle or busy; otherwise the server
+    looks again after ``retry``. None: with any number.
+    """
     every: PositiveSeconds | None = None
     """each round begins at the first multiple of this time (s) after the preceding round has closed.
 
@@ -156,6 +160,7 @@ class RoundParams(StrategyParams):
 
     def check(self, devices: int) -> None:
         self.refuse_more("clients_per_round", devices)
+        self.refuse_more("min_available", devices)
 
     def check_deadline(self, fastest_download_s: float) -> None:
         if self.bounds_training or _needs_mean(self.deadline):

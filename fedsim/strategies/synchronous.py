@@ -212,7 +212,20 @@ class Synchronous(Strategy[S]):
         Returns:
             Weights that sum to 1.
         """
-        return _aggregation_of(self).weights(entries)
+        weights = _aggregation_of(self).weights(entries)
+        draws = self._draws(entries)
+        if draws is None:
+            return weights
+        scaled = [weight * count for weight, count in zip(weights, draws, strict=True)]
+        return [weight / sum(scaled) for weight in scaled]
+
+    def _draws(self, entries: Sequence[Entry]) -> list[int] | None:
+        """Return how often each update's client was drawn; None if clients are drawn once."""
+        selection = self._selection
+        if selection is None or not selection.repeats:
+            return None
+        memory = self.state.selection
+        return [selection.draws_of(memory, entry["device"]) for entry in entries]
 
     async def next_model(
         self, model: Ref, entries: list[Entry], slot: int = 0, **record: Any
@@ -271,6 +284,9 @@ class Synchronous(Strategy[S]):
         tasks = [entry["task"] for entry in entries]
         if self._aggregation is not None:
             record |= self._aggregation.told(len(entries))
+        draws = self._draws(entries)
+        if draws is not None:
+            record["draws"] = draws
         self.server.emit(
             "aggregate", round=self.state.round, tasks=tasks, weights=weights, **record
         )
@@ -329,8 +345,9 @@ class Synchronous(Strategy[S]):
         }
 
     def _wait(self) -> None:
-        """Set a timer to open the round again after ``retry``, as no client is available."""
-        self.server.look_again("retry", self.params.retry)
+        """Set a timer to open the round again after ``retry``, as too few clients are available."""
+        least = self.params.min_available or 1
+        self.server.look_again("retry", self.params.retry, at_least=least)
 
     async def on_start(self) -> None:
         self._open_round()
@@ -360,6 +377,9 @@ class Synchronous(Strategy[S]):
         state.answers = {}
         state.secure.unread = False
         state.drawn = None
+        if self.server.lacks_clients(self.params.min_available):
+            self._wait()
+            return
         state.cohort = self.server.clients.chosen(self.select(), type(self).select, idle=False)
         if state.drawn is not None and state.drawn[0] != len(state.cohort):
             state.drawn = None  # some clients of the cohort were not drawn uniformly

@@ -77,6 +77,7 @@ class Population:
             (``Training.cut``).
         batching: batches of an epoch of training.
         own: local trainings that differ by device; None if all devices train alike.
+        trainable: count of devices that may train, the first ones.
     """
 
     speed: Floats
@@ -91,8 +92,10 @@ class Population:
     batching: Batching = field(default=Batching(1))
     own: OwnTraining | None = None
     version: Ints = field(init=False)
+    trainable: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.trainable = len(self.speed)
         self.version = alike(0, len(self.speed))
         self.slowness = np.broadcast_to(self.slowness, self.speed.shape)
 
@@ -197,11 +200,15 @@ class Population:
         return self.own.passes(devices, epochs, samples, self.batching)
 
     def mean_epoch_s(self, over: DeadlineBase) -> float:
-        """Return the mean epoch time of all devices (s), without jitter; see ``DeadlineBase``."""
+        """Return the mean epoch time of the devices that may train (s), without jitter.
+
+        Args:
+            over: see ``DeadlineBase``.
+        """
         if self.rooflines is not None:
-            return float(np.mean(self.epochs_s(over=over)))
+            return float(np.mean(self.epochs_s(over=over)[: self.trainable]))
         with np.errstate(divide="ignore"):
-            return mean(lambda devices: self.epochs_s(devices, over), len(self.speed))
+            return mean(lambda devices: self.epochs_s(devices, over), self.trainable)
 
 
 class Stragglers(Spec):
@@ -248,6 +255,10 @@ class PopulationSpec(Spec):
 
     devices: int = Field(default=100, ge=1, le=100_000_000)
     """count of devices."""
+    tested_only: int | None = Field(default=None, ge=1)
+    """count of devices, the last ones, that are tested and never train: no strategy meets them. None:
+    all may train.
+    """
     speed: SpeedDistribution | None = None
     """training speed in samples/s, for the scenario's own model, or for the reference model if
     that is given.
@@ -332,7 +343,17 @@ class PopulationSpec(Spec):
         for key, lifetimes in (("arrivals", self.arrivals), ("departures", self.departures)):
             if lifetimes is not None:
                 lifetimes.check(f"population.{key}", self.devices)
+        if self.trainable < 1:
+            raise ValueError(
+                f"'tested_only' is {self.tested_only} for {self.devices} devices; allowed are 1 to "
+                f"{self.devices - 1}, so that one device can train"
+            )
         return self
+
+    @property
+    def trainable(self) -> int:
+        """Count of devices that may train; they have the first IDs."""
+        return self.devices - (self.tested_only or 0)
 
     @property
     def comes_and_goes(self) -> bool:
@@ -480,9 +501,16 @@ class PopulationSpec(Spec):
                     f"population.departures: device {device} {times}; allowed are times after "
                     "its arrival"
                 )
+        if self.tested_only is not None:  # to a strategy they are devices that never come
+            arrival = arrival.copy()
+            arrival[self.trainable :] = np.inf
         if flops is None and self.reference_flops is not None:
             flops = speed * self.reference_flops
         if self.stragglers is not None:
             speed = speed * slowness
             flops = None if flops is None else flops * slowness
-        return Population(speed, samples, cost, arrival, departure, slowness, rooflines, flops)
+        population = Population(
+            speed, samples, cost, arrival, departure, slowness, rooflines, flops
+        )
+        population.trainable = self.trainable
+        return population

@@ -33,6 +33,7 @@ class _Aggregate(NamedTuple):
     staleness: list[int] | None
     bears: float  # malicious updates that a robust aggregation tolerates; NaN if not recorded
     round: int
+    draws: list[int] | None  # how often each client was drawn, with replacement
 
 
 def weights_as_said(evidence: Evidence) -> Iterator[str]:
@@ -60,7 +61,10 @@ class _WeightRule:
         self._strategy: TomlTable = scenario["strategy"]
         self._kind: str = self._strategy["kind"]
         self._aggregation: TomlTable = self._strategy.get("aggregation", {"kind": "weighted"})
-        self._devices: int = scenario["population"]["devices"]
+        self._devices = evidence.trainable
+        selection = self._strategy.get("selection")
+        self._repeats = isinstance(selection, dict) and selection.get("replacement", False)
+        self._draws = np.ones(0)  # how often each client of the present aggregation was drawn
         self._learns = scenario.get("learning") == "on"
         self._all_finite = not (evidence.events["kind"] == "non-finite").any()
         starts = evidence.events[evidence.events["kind"] == "task-start"]
@@ -98,6 +102,14 @@ class _WeightRule:
         by_distance = self._aggregation["kind"] in _BY_DISTANCE and self._learns
         if by_distance and self._kind not in UPDATES_ARE_MODELS:
             return self._check_choice(aggregate, weights)
+        if self._repeats != (aggregate.draws is not None):
+            return "the draws of clients do not agree with selection.replacement"
+        draws = np.array(aggregate.draws or np.ones(len(weights)), dtype=np.float64)
+        if len(draws) != len(weights) or not (draws >= 1).all():
+            return f"the draws are {aggregate.draws}"
+        if self._repeats and draws.sum() > self._strategy["clients_per_round"]:
+            return f"there are {draws.sum():g} draws in a round"
+        self._draws = draws
         return _compare_weights(weights, self._due_weights(aggregate, weights))
 
     def _due_weights(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
@@ -130,7 +142,8 @@ class _WeightRule:
         if kind == "weighted":
             return self._weights_by_samples(tasks, weights)
         if kind in _EQUAL_WEIGHTS or kind in _BY_DISTANCE:
-            return np.full(count, 1 / count)
+            shares: Floats = self._draws / self._draws.sum()
+            return shares
         return None
 
     def _remembered_devices(self, tasks: list[int]) -> int:
@@ -169,6 +182,7 @@ class _WeightRule:
         Tasks with an unknown sample count keep their recorded weight.
         """
         samples = np.array([self._sample_counts.get(task, math.nan) for task in tasks])
+        samples *= self._draws
         is_known = ~np.isnan(samples)
         if not is_known.any():
             return None

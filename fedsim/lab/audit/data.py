@@ -106,7 +106,9 @@ def _read_aggregation(data: RecordData) -> tuple[object, ...]:
         weights = _numbers(weights)
     staleness = data.get("staleness")
     bears = number(data.get("bears", math.nan))
-    return tasks, "staleness" not in data, "edge" in data, edge, weights, staleness, bears
+    draws = data.get("draws")
+    rounds = "staleness" not in data
+    return tasks, rounds, "edge" in data, edge, weights, staleness, bears, draws
 
 
 def _read_combination(data: RecordData) -> tuple[object, ...]:
@@ -156,6 +158,7 @@ _AGGREGATION = {
     "weights": object,
     "staleness": object,
     "bears": float,
+    "draws": object,
 }
 _BATTERY = {"flat": bool, **dict.fromkeys((*_JOULES, "least", "most", "points"), float)}
 _MESSAGE = {

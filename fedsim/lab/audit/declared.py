@@ -165,6 +165,7 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "local",
             "mifa",
             "moon",
+            "pacfl",
             "pfedme",
             "scaffold",
             "tifl",

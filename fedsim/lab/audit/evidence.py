@@ -66,6 +66,16 @@ class Evidence:
         self._readers = {**READERS, **self.payloads.readers()}
         self._data: dict[str, pd.DataFrame] = {}
 
+    @property
+    def tested_only(self) -> int:
+        """Count of devices that never train; they have the last IDs."""
+        return int(self.run.scenario["population"].get("tested_only", 0))
+
+    @property
+    def trainable(self) -> int:
+        """Count of devices that may train, the first ones."""
+        return int(self.run.scenario["population"]["devices"]) - self.tested_only
+
     def data_of(self, kind: str) -> pd.DataFrame:
         """Return the parsed ``data`` of all records of a kind, indexed by row of ``events``.
 

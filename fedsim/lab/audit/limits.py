@@ -31,7 +31,7 @@ _WIDTHS: Mapping[str, tuple[int, ...]] = {
 }
 """Dict from kind of model to the count of outputs of each layer except the last."""
 
-_BY_ROUND = r"\d+ rounds|accuracy .* reached"
+_BY_ROUND = r"\d+ rounds|accuracy .* reached|no progress of .*"
 """Regular expression for the stop reasons that end a run at the end of a round."""
 
 
@@ -141,7 +141,7 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
     """Yield findings if a round asks too many clients, or too many work at the same time."""
     events = evidence.events
     starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
-    most = _largest_cohort(strategy, evidence.run.scenario["population"]["devices"])
+    most = _largest_cohort(strategy, evidence.trainable)
     most_at_work = strategy.get("concurrency", math.inf)
     if strategy["kind"] == "fedat":  # a tier that lost its clients asks further clients
         most_at_work = most

@@ -30,6 +30,10 @@ def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
     population = evidence.run.scenario["population"]
     for key, kind, never in (("arrivals", "arrival", 0.0), ("departures", "departure", math.inf)):
         times = devices[kind].astype(np.float64)
+        if key == "arrivals" and evidence.tested_only:
+            yield from _check_strangers(evidence)
+            devices = devices[devices["device"] < evidence.trainable]
+            times = times[devices.index]
         if key not in population:
             text = f"device {{device}} has an {kind} at {{{kind}!r}} s, and the scenario has none"
             yield from report(text, devices, times != never)
@@ -47,6 +51,23 @@ def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
         yield from report(text, devices, is_due & ~is_recorded)
 
 
+def _check_strangers(evidence: Evidence) -> Iterator[str]:
+    """Yield a finding for each tested-only device that arrives, works, or has a group."""
+    devices = evidence.devices
+    strangers = devices[devices["device"] >= evidence.trainable]
+    text = "device {device} is tested only, and arrives at {arrival!r} s"
+    arrival = strangers["arrival"].astype(np.float64)
+    yield from report(text, strangers, arrival != math.inf)
+    text = "device {device} is tested only, and was selected {selected} times"
+    yield from report(text, strangers, strangers["selected"] != 0)
+    text = "device {device} is tested only, and in group {group}"
+    yield from report(text, strangers, strangers["group"] != NOTHING)
+    works = evidence.events[evidence.events["device"] >= evidence.trainable]
+    works = works[works["task"] != NOTHING]
+    text = "device {device} is tested only, and has the task {task}"
+    yield from report(text, works, works["task"] != NOTHING)
+
+
 def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device whose random online phases differ from the seed's.
 
@@ -57,7 +78,7 @@ def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
     population = scenario["population"]
     section = population["availability"]
     table = evidence.availability.iloc[:_MOST_ROWS]
-    has_lifetimes = {"arrivals", "departures"} & population.keys()
+    has_lifetimes = {"arrivals", "departures", "tested_only"} & population.keys()
     has_batteries = "battery" in scenario.get("energy", {})
     if section["kind"] != "renewal" or has_lifetimes or has_batteries or table.empty:
         return
@@ -183,6 +204,7 @@ def tests_agree(evidence: Evidence) -> Iterator[str]:
     """
     rounds = evidence.rounds
     devices = evidence.devices
+    devices = devices[devices["device"] < evidence.trainable]
     events = evidence.events
     measured = rounds["accuracy"].astype(np.float64).dropna()
     of_devices = devices["accuracy"].astype(np.float64)

@@ -43,7 +43,7 @@ def privacy_as_said(evidence: Evidence) -> Iterator[str]:
 def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]:
     """Return the lower and the upper bound of epsilon after the last round."""
     strategy = evidence.run.scenario["strategy"]
-    devices = evidence.run.scenario["population"]["devices"]
+    devices = evidence.trainable
     is_local = aggregation["where"] == "local"
     count = len(evidence.rounds)
     delta = aggregation.get("delta") or min(0.5, devices**-1.1)

@@ -30,7 +30,7 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
     key = read(Bytes, section["key"])
     share = read(Bytes, section["share"])
     degree = section.get("neighbors", section.get("neighbours"))
-    most_neighbours = degree or scenario["population"]["devices"] - 1
+    most_neighbours = degree or evidence.trainable - 1
     parts = parts.assign(neighbours=_count_neighbours(parts, degree))
     for (direction, purpose), group in parts.groupby(["direction", "purpose"]):
         neighbours = group["neighbours"]

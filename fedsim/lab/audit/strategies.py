@@ -92,6 +92,7 @@ WITH_GROUP_MODELS = (
     "ifca",
     "ifca-mig",
     "lcfl",
+    "pacfl",
 )
 """Strategies whose run folder has one model per group."""
 

@@ -47,7 +47,7 @@ _SEVERAL_MODELS = ("exchange", "directions", "migration", "cold-start", "loss-qu
 _NUMBERS = {"id": 1, "training-loss": 1, "test-accuracy": 1, "declined": 1, "resources": 3}
 """Dict from purpose of a message part to its fixed count of 4-byte values."""
 
-_LISTS = ("size-report", "loss", "probe-loss", "control", "class-counts")
+_LISTS = ("size-report", "loss", "probe-loss", "control", "class-counts", "subspace")
 """Purposes of message parts with any count of 4-byte values."""
 
 _TO_ALL_GROUPS = ("ifca", "ifca-mig", "hypcluster")

@@ -186,7 +186,8 @@ def _find_wrong_shard(pool: Pool, devices: Iterable[int], shards: Sequence[objec
     for device, shard in zip(devices, shards, strict=True):
         if not isinstance(shard, Shard):
             return f"{shown(shard)} as the shard of device {device}"
-        if not len(shard.train):
+        # a device that has only test samples may be one of population.tested_only
+        if not len(shard.train) and (device == 0 or not len(shard.test)):
             return f"no training sample for device {device}"
         for name, index in (("train", shard.train), ("test", shard.test)):
             mistake = _find_wrong_index(np.asarray(index), len(pool.y))

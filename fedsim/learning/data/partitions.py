@@ -321,6 +321,10 @@ _OTHERS = {
         f"{_TOOLS}.plain:ByLabel",
         "each label's samples stay together: the natural partition of a column",
     ),
+    "by-user": (
+        f"{_TOOLS}.plain:ByUser",
+        "one device for each user of a column; users without training samples are last",
+    ),
     "shards": (
         f"{_TOOLS}.plain:Shards",
         "samples sorted by class in even shards (McMahan et al. 2017, non-IID)",

@@ -233,6 +233,12 @@ _OTHERS = {
         "digits and letters (EMNIST ByClass, Cohen et al. 2017), from IDX files",
     ),
     "npz": (f"{_TOOLS}.own:Npz", "arrays of the user's own in one '.npz' file"),
+    "csv": (
+        f"{_TOOLS}.tables:Csv",
+        "rows of a CSV file: columns of numbers, words or integers as labels, a user's column",
+    ),
+    "parquet": (f"{_TOOLS}.tables:Parquet", "rows of a Parquet file, as of 'csv'"),
+    "leaf": (f"{_TOOLS}.leaf:Leaf", "LEAF's JSON files, in which each sample belongs to a user"),
     "huggingface": (
         f"{_TOOLS}.own:HuggingFace",
         "a folder that the 'save_to_disk' of Hugging Face's data sets has written",

@@ -19,3 +19,8 @@ class CheckpointSpec(Spec):
     """number of rounds from one save to the next; None: not by rounds."""
     time: PositiveSeconds | None = None
     """simulated time from one save to the next; None: not by time."""
+    last: bool = False
+    """whether the finished run can go on (``fedsim run --resume DIR --more 20``): it is also saved
+    after the last planned round but one, and the folder keeps the parts of its tables, which take
+    as much space as the tables.
+    """

@@ -6,7 +6,7 @@ were due, because this order decides the order of events within an instant.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +20,7 @@ from fedsim.common.spec import Spec
 from fedsim.common.training import Contrast, Limit, Part, Training
 from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.contents import Header, Lazy, Opaque, Partial, TaskEnd
+from fedsim.federation.ending import Progress
 from fedsim.federation.envelopes import TaskContext
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
@@ -48,6 +49,7 @@ _CLASSES = (
     *(Task, Payload, Training, Contrast, Limit, Part),
     *(Flow, Message, Load, Place, Tier),
     *(SenderMemory, Deliveries, QueueingRules, RandomLosses, Senders, StepPlan),
+    Progress,
 )
 
 
@@ -186,15 +188,20 @@ class Checkpointer:
         self.tell: Callable[[int, float], None] = lambda rounds, time: None
         self._due = False
         self._period = self._periods(recorder.last_time)
+        rounds = run.scenario.stop.rounds
+        self._last = rounds if spec.last else None
         run.simulation.env.require_rearm()
+        if self._last == 1:  # there is no round before
+            self.request()
 
     def watch(self, record: Record) -> None:
         """Request a save if ``record`` completes the ``rounds`` or ``time`` between two saves."""
         rounds = self._spec.rounds
         time = self._spec.time
-        if rounds is not None and record.kind == "round":
-            is_due = (record.fields["round"] + 1) % rounds == 0
-            if is_due:
+        if record.kind == "round":
+            finished = record.fields["round"] + 1
+            is_last_but_one = self._last is not None and finished == self._last - 1
+            if is_last_but_one or (rounds is not None and finished % rounds == 0):
                 self.request()
                 return
         if time is not None and record.time >= (self._period + 1) * time:
@@ -235,6 +242,8 @@ def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Check
     state["strategy"] = run.strategy.state
     state["last"] = run.evaluator.last
     state["ever"] = run.evaluator.ever
+    state["unseen"] = run.evaluator.unseen.accuracy
+    state["progress"] = run.evaluator.ending.progress
     tree = encoder.encode(state)
     return store.Checkpoint(recorder.chain.count, tree, encoder.arrays)
 
@@ -260,11 +269,11 @@ def _parts(run: "Run") -> dict[str, _SavedPart]:
     return parts
 
 
-def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
-    """Restore the newest checkpoint of a run folder in a run that has just been built.
+def resume(place: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
+    """Restore a checkpoint in a run that has just been built.
 
     Args:
-        folder: the run folder.
+        place: the folder of the checkpoint (``store.latest``).
         run: the run.
         recorder: the recorder of the run.
         origins: fingerprints of the run's files.
@@ -272,7 +281,7 @@ def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> 
     Raises:
         CheckpointError: the checkpoint cannot be read, or is not of this run.
     """
-    checkpoint = store.read(store.latest(folder))
+    checkpoint = store.read(place)
     state = decode(checkpoint.tree, checkpoint.arrays, _saved_classes(), _unsaved_fields())
     try:
         origins.refuse_changes(state["origins"])
@@ -294,9 +303,26 @@ def _restore(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.strategy.state = state["strategy"]
     run.evaluator.last = state["last"]
     run.evaluator.ever = state["ever"]
+    run.evaluator.unseen.accuracy = state["unseen"]
+    run.evaluator.ending.progress = state["progress"]
     run.processes.restore(state["processes"], state["alarms"])
     env = run.simulation.env
-    for kind, number, when in state["alarms"]:
+    for kind, number, when in _with_present_end(run, state["alarms"]):
         if not env.can_rearm(kind):
             raise CheckpointError(f"the state has an alarm of the unknown kind {kind!r}")
         env.rearm(kind, number, when)
+
+
+def _with_present_end(
+    run: "Run", alarms: Sequence[tuple[str, int, float]]
+) -> list[tuple[str, int, float]]:
+    """Return alarms with the end of the present scenario, which may be later than when they were set.
+
+    The alarm of the end was set first, so it is the first of its instant.
+    """
+    later = [alarm for alarm in alarms if alarm[0] != "stop"]
+    end_s = run.scenario.stop.simulated_time
+    if end_s is None or len(later) == len(alarms):
+        return list(alarms)
+    place = sum(when < end_s for _, _, when in later)
+    return [*later[:place], ("stop", 0, end_s), *later[place:]]

@@ -19,7 +19,7 @@ _STATE = "state.json"
 _ARRAYS = "arrays.safetensors"
 _MANIFEST = "manifest.json"
 _KEPT = 2
-_FORMAT = 18
+_FORMAT = 19
 
 
 class Checkpoint(NamedTuple):
@@ -70,7 +70,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(beside, ignore_errors=True)
         raise
     sync(place.parent)
-    for old in _list_checkpoints(folder)[:-_KEPT]:
+    for old in list_checkpoints(folder)[:-_KEPT]:
         shutil.rmtree(old)
     return place
 
@@ -92,7 +92,7 @@ def latest(folder: Path) -> Path:
             f"{str(folder / FOLDER)!r} is a link, which is not followed; resume in a copy with "
             "all it leads to"
         )
-    places = _list_checkpoints(folder)
+    places = list_checkpoints(folder)
     if not places:
         raise CheckpointError(
             f"{str(folder)!r} holds no checkpoint to resume from; run the scenario again, with "
@@ -143,7 +143,7 @@ def read(place: Path) -> Checkpoint:
         raise damaged(f"{type(error).__name__}: {error}") from None
 
 
-def _list_checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Return the folders of a run's checkpoints, oldest first."""
     if not (folder / FOLDER).is_dir():
         return []
@@ -153,3 +153,10 @@ def _list_checkpoints(folder: Path) -> list[Path]:
         if is_checkpoint and place.is_dir() and not place.is_symlink():
             places.append(place)
     return sorted(places)
+
+
+def remove_after(place: Path) -> None:
+    """Remove the checkpoints of a run that are newer than ``place``."""
+    for checkpoint in list_checkpoints(place.parent.parent):
+        if checkpoint.name > place.name:
+            shutil.rmtree(checkpoint)

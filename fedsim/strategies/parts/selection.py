@@ -1,6 +1,7 @@
 """Client selections, which choose the cohort of a round: the base class, and ``random``."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from fedsim.common.errors import shown
@@ -11,7 +12,7 @@ from fedsim.federation import Contents, Device, Instruction, LocalResult, Server
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts import PartClient
-from fedsim.strategies.state import PartState
+from fedsim.strategies.state import PartState, State
 from fedsim.strategies.updates import Update
 from fedsim.world.steps import Computation
 
@@ -157,6 +158,24 @@ class Selection(Spec):
 
     uniform: ClassVar[bool] = False
     """Whether all available devices are equally likely to be chosen, independent of the past."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a client may be drawn more than once for a round.
+
+        Its update then has the weight of as many updates (``draws_of``). Refused in strategies that
+        do more with updates than to average them.
+        """
+        return False
+
+    def draws_of(self, state: PartState, device: int) -> int:
+        """Return how often a client of the present cohort was drawn.
+
+        Args:
+            state: state of the selection.
+            device: ID of the device.
+        """
+        return 1
 
     @property
     def looks_at_data(self) -> bool:
@@ -360,14 +379,50 @@ class SelectionClient(PartClient):
 SelectionSpec = Annotated[Selection, SELECTIONS]
 
 
+@dataclass
+class RandomState(State):
+    """Server state of the selection ``random``."""
+
+    draws: dict[int, int] = field(default_factory=dict)
+    """Device ID -> how often the device was drawn for the present cohort, with ``replacement``."""
+
+
 class Random(Selection):
-    """Available clients uniformly at random, without replacement (McMahan et al., 2017)."""
+    """Available clients uniformly at random, without replacement (McMahan et al., 2017).
+
+    With ``replacement`` the cohort is K independent draws (scheme I of Li et al., "On the
+    convergence of FedAvg on non-IID data", ICLR 2020, with equal probabilities). A client that is
+    drawn n times trains once, and its update counts n times in the mean.
+    """
 
     uniform: ClassVar[bool] = True
+    State = RandomState
 
     kind: Literal["random"] = "random"
+    replacement: bool = False
+    """whether a client may be drawn more than once for a cohort. Looks at every available device:
+    O(population).
+    """
+
+    @property
+    def repeats(self) -> bool:
+        return self.replacement
+
+    def draws_of(self, state: RandomState, device: int) -> int:
+        return state.draws.get(device, 1)
 
     def select(
-        self, server: Server, state: PartState, count: int, ids: Ids, among: Among = None
+        self, server: Server, state: RandomState, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
-        return server.clients.sample(count, "select", *ids, among=among)
+        if not self.replacement:
+            return server.clients.sample(count, "select", *ids, among=among)
+        available = server.clients.online()
+        if among is not None:
+            available = [device for device in among if server.clients.idle(device)]
+        state.draws = {}
+        if not available:
+            return []
+        for place in server.rng("select", *ids).integers(len(available), size=count).tolist():
+            device = available[place]
+            state.draws[device] = state.draws.get(device, 0) + 1
+        return list(state.draws)

@@ -70,6 +70,29 @@ class ByLabel(Partition):
         return [np.concatenate(device_pieces) for device_pieces in pieces]
 
 
+class ByUser(Partition):
+    """One device for each user, the natural partition of ``data.column = "user"`` (LEAF, CSV).
+
+    Devices are in the order of the users. Users without training samples, whom a split by user
+    sets apart, are last: ``population.tested_only`` has their count.
+    """
+
+    kind: Literal["by-user"] = "by-user"
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        users = dataset.pool.classes
+        if devices != users:
+            raise ScenarioError(
+                f"population.devices is {devices}; '{dataset.name}' has {users} users in "
+                f"data.column, and with data.partition 'by-user' allowed is {users}"
+            )
+        train = dataset.by_class(dataset.train)
+        test = dataset.by_class(dataset.test)
+        order = sorted(range(users), key=lambda user: not len(train[user]))
+        shards = [Shard(train[user], test[user]) for user in order]
+        return FederatedData(dataset.pool, shards)
+
+
 class Shards(Partition):
     """Samples sorted by class and cut into even shards (McMahan et al. 2017, non-IID).
 

@@ -32,6 +32,7 @@ class PeerParams(StrategyParams):
     """Parameters of every strategy without a server."""
 
     serverless: ClassVar[bool] = True
+    only_own_models: ClassVar[bool] = True
 
     local_epochs: Annotated[int, Field(ge=0, le=100_000)] = 1
     """passes over its own data that a device makes in a round; 0: models are averaged, and
@@ -94,6 +95,15 @@ class PeerHalf(Generic[P]):
             self._draws[number] = draw()
         cached: T = self._draws[number]
         return cached
+
+    def why_not_more(self, planned: int, finished: int) -> str | None:
+        """Return the reason for which a restored run cannot have more rounds; None if it can.
+
+        Args:
+            planned: ``RunInfo.planned_rounds`` so far.
+            finished: the largest count of rounds that a device has finished.
+        """
+        return None
 
     def on_start(self, device: Peer) -> None:
         """Called when a device takes part for the first time, with its initial model in its state.
@@ -208,6 +218,9 @@ class Peers(Strategy[P]):
     def __init__(self, params: P, server: Server) -> None:
         super().__init__(params, server)
         self._half = self.Half(params, server.setting)
+
+    def why_not_more(self, planned: int) -> str | None:
+        return self._half.why_not_more(planned, max(self.state.rounds.values(), default=0))
 
     def is_over(self) -> bool:
         """Return whether every available device that takes part has finished the open round."""

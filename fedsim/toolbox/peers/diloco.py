@@ -100,6 +100,12 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         super().__init__(params, setting)
         self._collective = collective(params.collective, setting.devices)
 
+    def why_not_more(self, planned: int, finished: int) -> str | None:
+        last = planned - 1 if self.params.overlap else planned
+        if finished < last:
+            return None
+        return "a device had begun the last planned all-reduce, after which it does not train"
+
     def on_start(self, device: Peer) -> None:
         state = device.state
         state |= {

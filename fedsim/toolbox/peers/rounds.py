@@ -96,6 +96,11 @@ class RoundHalf(PeerHalf[R]):
         """
         raise NotImplementedError
 
+    def why_not_more(self, planned: int, finished: int) -> str | None:
+        if finished < planned:
+            return None
+        return "a device that was ahead of the others had done its last planned round"
+
     def on_start(self, device: Peer) -> None:
         device.state.update({"inbox": {}, "newest": {}})
         self._begin(device)

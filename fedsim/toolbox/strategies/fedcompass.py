@@ -133,6 +133,8 @@ class FedCompass(Asynchronous[FedCompassParams]):
         server = self.server
         selection = self.params.selection
         state.refilling = False
+        if self._waits_for_clients():
+            return
         resting = {device for group in state.groups.values() for device in group.arrived}
         at_work = len(state.open) + len(resting)
         missing = self.params.concurrency - at_work

@@ -260,6 +260,9 @@ class FlexCFL(Migrating[FlexCFLParams]):
         state = self.state
         params = self.params
         server = self.server
+        if server.lacks_clients(params.min_available):
+            server.look_again("pre-training", params.retry, at_least=params.min_available or 1)
+            return
         count = params.pretrained(server.devices)
         devices = server.clients.sample(count, "pre-training", state.attempts)
         state.attempts += 1

@@ -243,8 +243,10 @@ class LCFL(Grouped[LCFLParams]):
         """Begin the warm-up campaign, in which available devices that sent no model train one."""
         models = self.state.local_models
         without = [device for device in self.server.clients.online() if device not in models]
-        if len(without) + len(models) < self.params.groups:
-            self.server.look_again("gather", self.params.retry)
+        lacks_clients = self.server.lacks_clients(self.params.min_available)
+        if lacks_clients or len(without) + len(models) < self.params.groups:
+            least = self.params.min_available or 1
+            self.server.look_again("gather", self.params.retry, at_least=least)
         else:
             await self._begin_campaign("warm-up", without)
 

@@ -17,6 +17,7 @@ class LocalParams(SelectingParams):
     """Parameters of Local."""
 
     sends_models: ClassVar[bool] = False
+    only_own_models: ClassVar[bool] = True
     kind: Literal["local"] = "local"
     clients_per_round: int | None = None  # type: ignore[assignment]
     """number of devices that train in a round; None: every available one."""

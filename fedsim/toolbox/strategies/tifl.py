@@ -196,6 +196,14 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             )
         self._credits = params.credits or math.ceil((planned or 0) / params.tiers)
 
+    def why_not_more(self, planned: int) -> str | None:
+        if self.params.mode != "credits" or self.params.credits is not None:
+            return None
+        return (
+            "its tiers have credits of the planned rounds divided by the tiers, as strategy.credits "
+            "is not given"
+        )
+
     async def on_start(self) -> None:
         tiers = self.params.tiers
         self.state.model = self.server.models.initial()

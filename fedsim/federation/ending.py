@@ -1,0 +1,140 @@
+"""The end of a run by its rounds: goals that are reached, and rounds without progress."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedsim.common.stop import StopSpec
+from fedsim.federation.unseen import ACCURACY
+from fedsim.learning.objectives import EvaluationMetric
+from fedsim.learning.refs import Ref
+
+MeasuredRound = Mapping[str, float | None]
+"""Measures of a round, by column of ``rounds.parquet``; None for a measure without a test."""
+
+
+@dataclass
+class Progress:
+    """The tests so far, as ``[stop]`` and ``evaluation.keep_best`` compare them."""
+
+    value: float | None = None
+    """Value of the last test that was better by ``stop.min_delta``; None before a finite value."""
+    since: int | None = None
+    """Round of that test; if there was none, the round of the first test."""
+    best: float | None = None
+    """Best value of any test."""
+    best_round: int | None = None
+    """Round of the first test with the best value."""
+    models: dict[str, Ref] = field(default_factory=dict)
+    """The strategy's models at the best test, by name; empty unless the best model is kept."""
+
+
+class StopRules:
+    """Decides after each round whether the run ends, and stores the best models.
+
+    Args:
+        stop: ``[stop]`` of the scenario.
+        metrics: metrics of tests, in addition to accuracy and loss.
+        has_accuracy: whether the objective has an accuracy.
+        keeps_best: whether the models of the best test are stored.
+
+    Attributes:
+        monitor: column of ``rounds.parquet`` by which tests are compared.
+        progress: the tests so far.
+    """
+
+    def __init__(
+        self,
+        stop: StopSpec,
+        metrics: Sequence[EvaluationMetric] = (),
+        *,
+        has_accuracy: bool = True,
+        keeps_best: bool = False,
+    ) -> None:
+        self._stop = stop
+        self._maximised = {metric.name for metric in metrics if metric.more_is_better}
+        self._maximised |= {"accuracy", ACCURACY}
+        self._keeps_best = keeps_best
+        usual = "accuracy" if has_accuracy else "loss"
+        self.monitor: str = stop.monitor or usual
+        self.progress = Progress()
+
+    @property
+    def summary(self) -> dict[str, object]:
+        """Entry ``best`` of ``summary.json``; empty if the scenario does not compare tests."""
+        if self._stop.patience is None and not self._keeps_best:
+            return {}
+        best: dict[str, object] = {"monitor": self.monitor}
+        best["round"] = self.progress.best_round
+        best["value"] = self.progress.best
+        return {"best": best}
+
+    def is_last(self, number: int) -> bool:
+        """Whether round ``number`` (from 0) is the last planned round."""
+        return self._stop.rounds is not None and number + 1 >= self._stop.rounds
+
+    def note(
+        self, number: int, figures: MeasuredRound, models: Mapping[str, tuple[Ref, object]]
+    ) -> None:
+        """Compare a test with the earlier tests, and store the models if they are the best.
+
+        Args:
+            number: the round, from 0.
+            figures: measures of the round; nothing is noted without the monitored measure.
+            models: the strategy's models.
+        """
+        value = figures.get(self.monitor)
+        if value is None:
+            return
+        progress = self.progress
+        if progress.since is None:
+            progress.since = number
+        if not math.isfinite(value):
+            return
+        if self._is_better(value, progress.value, self._stop.min_delta):
+            progress.value = value
+            progress.since = number
+        if self._is_better(value, progress.best, 0.0):
+            progress.best = value
+            progress.best_round = number
+            if self._keeps_best:
+                progress.models = {name: model for name, (model, _) in models.items()}
+
+    def _is_better(self, value: float, than: float | None, by: float) -> bool:
+        """Whether a value is better than another one by more than ``by``; any is if it is None."""
+        if than is None:
+            return True
+        if self.monitor in self._maximised:
+            return value > than + by
+        return value < than - by
+
+    def reason(self, number: int, figures: MeasuredRound) -> str | None:
+        """Return the reason for which the run ends after round ``number``; None if it goes on.
+
+        Args:
+            number: the round, from 0.
+            figures: measures of the round.
+        """
+        for name, goal in self._stop.metrics.items():
+            value = figures.get(name)
+            if value is None:
+                continue
+            is_reached = value >= goal if name in self._maximised else value <= goal
+            if is_reached:
+                return f"{name} {value:.4g} reached"
+        accuracy = figures.get("accuracy")
+        goal_accuracy = self._stop.accuracy
+        if goal_accuracy is not None and accuracy is not None and accuracy >= goal_accuracy:
+            return f"accuracy {accuracy:.4f} reached"
+        if self.is_last(number):
+            return f"{number + 1} rounds"
+        return self._lack_of_progress(number, figures)
+
+    def _lack_of_progress(self, number: int, figures: MeasuredRound) -> str | None:
+        patience = self._stop.patience
+        since = self.progress.since
+        if patience is None or since is None or figures.get(self.monitor) is None:
+            return None
+        if number - since < patience:
+            return None
+        return f"no progress of {self.monitor} in {number - since} rounds"

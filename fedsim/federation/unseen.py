@@ -1,0 +1,114 @@
+"""Tests on devices that never train (``population.tested_only``)."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fedsim.learning.refs import Ref
+
+if TYPE_CHECKING:
+    from fedsim.learning import Learner
+
+Assigned = Mapping[str, tuple[Ref, Sequence[int] | None]]
+"""A strategy's models by name, each with the devices that it serves (None: all)."""
+
+ACCURACY = "accuracy_unseen"
+LOSS = "loss_unseen"
+COLUMNS = {
+    ACCURACY: "accuracy on the devices that are tested and never train",
+    LOSS: "loss on the devices that are tested and never train",
+}
+"""Columns of ``rounds.parquet`` with ``population.tested_only`` -> description."""
+
+
+class UnseenTests:
+    """Tests of a strategy's models on devices that never train.
+
+    Args:
+        learner: computes and tests models.
+        devices: IDs of the devices; empty if all devices may train.
+
+    Attributes:
+        accuracy: device -> accuracy in the last test; None without test samples.
+    """
+
+    def __init__(self, learner: "Learner", devices: Sequence[int]) -> None:
+        self._learner = learner
+        self._devices = list(devices)
+        self.accuracy: dict[int, float | None] = {}
+
+    def not_measured(self) -> dict[str, float | None]:
+        """Return the columns of a round without a test; empty if all devices may train."""
+        return dict.fromkeys(COLUMNS) if self._devices else {}
+
+    async def measure(self, models: Assigned, score: str) -> dict[str, float | None]:
+        """Test the models on each device's own test samples.
+
+        With several models, a figure is the mean over the models, each with the count of the
+        devices that it serves as weight: what a device expects that is given the model of another
+        one, drawn at random.
+
+        Args:
+            models: the strategy's models.
+            score: definition of accuracy, ``pooled`` or ``device-mean``.
+
+        Returns:
+            Accuracy and loss, by column of ``rounds.parquet``.
+        """
+        if not self._devices:
+            return {}
+        accuracy: _FigureOverModels = _FigureOverModels()
+        loss: _FigureOverModels = _FigureOverModels()
+        of_devices = {device: _FigureOverModels() for device in self._devices}
+        for model, weight in weighted(models):
+            evaluation = await self._learner.evaluate({"unseen": (model, self._devices)})
+            if evaluation is None:
+                return {}
+            figures = evaluation.score(score)
+            accuracy.add(figures[0], weight)
+            loss.add(figures[1], weight)
+            for device, value in evaluation.device_accuracy().items():
+                of_devices[device].add(value, weight)
+        self.accuracy = {device: mean.value for device, mean in of_devices.items()}
+        return {ACCURACY: accuracy.value, LOSS: loss.value}
+
+
+class _FigureOverModels:
+    """A weighted mean; None without values, or with a value that is None."""
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._weight = 0.0
+        self._is_known = True
+
+    def add(self, value: float | None, weight: float) -> None:
+        self._weight += weight
+        if value is None:
+            self._is_known = False
+        else:
+            self._sum += weight * value
+
+    @property
+    def value(self) -> float | None:
+        if not self._is_known or not self._weight:
+            return None
+        return self._sum / self._weight
+
+
+def weighted(models: Assigned) -> list[tuple[Ref, float]]:
+    """Return the models that a device without a model of its own may receive, and their weights.
+
+    Args:
+        models: the strategy's models.
+
+    Returns:
+        The model for all devices, or else the model ``global``, with weight 1. If there is neither,
+        all models with the counts of the devices that each serves; all alike if none serves one.
+    """
+    for model, served in models.values():
+        if served is None:
+            return [(model, 1.0)]
+    if "global" in models:
+        return [(models["global"][0], 1.0)]
+    pairs = [(model, float(len(served or ()))) for model, served in models.values()]
+    serving = [(model, count) for model, count in pairs if count]
+    return serving or [(model, 1.0) for model, _ in pairs]

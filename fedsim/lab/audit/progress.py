@@ -1,0 +1,106 @@
+"""Checks of the comparison of tests: the best round, its models, and rounds without progress."""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from fedsim.common.arrays import AnyArray
+from fedsim.lab.audit.evidence import Evidence
+from fedsim.records import folder as files
+
+_NO_PROGRESS = r"no progress of (\S+) in (\d+) rounds"
+"""Regular expression for the reason of a run that ended without progress."""
+
+
+def progress_as_said(evidence: Evidence) -> Iterator[str]:
+    """Yield findings if the best round, its models or the end differ from the rounds' tests."""
+    run = evidence.run
+    stop = run.scenario["stop"]
+    patience = stop.get("patience")
+    keeps_best = run.scenario.get("evaluation", {}).get("keep_best", False)
+    stated = run.summary.get("best")
+    if patience is None and not keeps_best:
+        if stated is not None:
+            yield "the summary has a best round, and the scenario compares no tests"
+        return
+    if stated is None:
+        yield "the summary has no best round, and the scenario compares tests"
+        return
+    monitor = stated["monitor"]
+    if monitor != stop.get("monitor", monitor):
+        yield f"the best round is by {monitor!r}, the scenario says {stop['monitor']!r}"
+    tests = _tests(evidence, monitor)
+    finite = tests[np.isfinite(tests)]
+    due: tuple[object, object] = (None, None)
+    if len(finite):
+        place = int(finite.to_numpy().argmax())
+        due = (int(finite.index[place]), abs(float(finite.iloc[place])))
+    value = stated["value"]
+    best = (stated["round"], None if value is None else abs(value))
+    if best != due:
+        yield (
+            f"the summary's best {monitor} is {value!r} of round {stated['round']}, by the rounds "
+            f"it is in round {due[0]}"
+        )
+    if patience is not None:
+        yield from _check_patience(evidence, tests, patience, stop.get("min_delta", 0.0))
+    yield from _check_models(evidence, stated["round"] if keeps_best else None)
+
+
+def _tests(evidence: Evidence, monitor: str) -> "pd.Series[float]":
+    """Return the monitored measure by round, negated if less is better; untested rounds left out."""
+    column = evidence.frame(files.ROUNDS, ["round", monitor])
+    values = column.set_index("round")[monitor].astype(np.float64)
+    metric = evidence.run.summary.get("metrics", {}).get(monitor, {})
+    is_least = monitor == "loss" or metric.get("best_is") == "least"
+    return (-values if is_least else values).dropna()
+
+
+def _check_patience(
+    evidence: Evidence, tests: "pd.Series[float]", patience: int, min_delta: float
+) -> Iterator[str]:
+    """Yield findings if the run went on for too long without progress, or ended too early."""
+    best = -math.inf
+    since: int | None = None
+    waited = 0
+    for number, value in zip(tests.index.tolist(), tests.tolist(), strict=True):
+        if waited >= patience:
+            yield f"round {number} was begun after {waited} rounds without progress"
+            return
+        # the first finite value is progress, whatever it is
+        if math.isfinite(value) and (best == -math.inf or value > best + min_delta):
+            best = value
+            since = number
+        since = number if since is None else since
+        waited = number - since
+    stopped = str(evidence.run.summary["stopped"])
+    ended = re.fullmatch(_NO_PROGRESS, stopped)
+    if ended is not None and (waited < patience or int(ended[2]) != waited):
+        yield f"the run stopped as {json.dumps(stopped)}, and its last progress was in round {since}"
+
+
+def _check_models(evidence: Evidence, best_round: int | None) -> Iterator[str]:
+    """Yield findings if the models of the best test are missing, or not those of the last round."""
+    run = evidence.run
+    if run.summary["status"] == "failed":
+        return
+    models = run.models(files.BEST)
+    if (best_round is not None) != bool(models):
+        yield f"there are {len(models)} files of best models, and the best round is {best_round}"
+    if best_round is None or best_round != run.summary["rounds"] - 1:
+        return
+    last = run.models()
+    for name, tensors in models.items():
+        if not _are_equal(tensors, last.get(name, {})):
+            yield f"the best round is the last one, and {files.BEST}/{name} is another model"
+
+
+def _are_equal(tensors: dict[str, AnyArray], expected: dict[str, AnyArray]) -> bool:
+    """Whether two models have the same tensors, to the bit."""
+    if not tensors.keys() <= expected.keys():
+        return False
+    return all(np.array_equal(values, expected[key]) for key, values in tensors.items())

@@ -1,0 +1,151 @@
+"""A finished run that is amount more rounds, or more simulated time.
+
+Such a run goes on from a checkpoint that was taken before its end. So the result is the one of a
+run that had the new end from the start, unless the strategy depends on the planned count of rounds.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedsim.common.errors import CheckpointError, RunFolderError, ScenarioError, home_of, shown
+from fedsim.common.units import Seconds, read_quantity
+from fedsim.records import folder as files
+from fedsim.running.checkpoint import store
+
+if TYPE_CHECKING:
+    from fedsim.running.assembly import Run
+    from fedsim.running.scenario import Scenario
+
+
+class More(NamedTuple):
+    """The rounds, or the simulated time (s), by which a finished run goes on; the other is None."""
+
+    rounds: int | None
+    seconds: float | None
+
+    @classmethod
+    def read(cls, value: int | str) -> "More":
+        """Read a count of rounds, or a time such as ``2 h``.
+
+        Args:
+            value: the count, or text.
+
+        Raises:
+            ScenarioError: the value is neither.
+        """
+        text = str(value).strip()
+        if text.isascii() and text.isdecimal() and int(text) >= 1:
+            return cls(int(text), None)
+        if isinstance(value, str) and not text.lstrip("+-").isdecimal():
+            seconds = read_quantity("--more", text, Seconds)
+            if seconds > 0:
+                return cls(None, seconds)
+        raise ScenarioError(
+            f"--more is {shown(value)}; allowed is a count of rounds, 1 or more, or a time such as "
+            "'2 h'"
+        )
+
+    def lengthen(self, scenario: "Scenario") -> "Scenario":
+        """Return a scenario with a later end.
+
+        Args:
+            scenario: the scenario of the finished run.
+
+        Raises:
+            ScenarioError: the scenario has no end of that kind.
+        """
+        stop = scenario.stop
+        changes: dict[str, object] = {}
+        if self.rounds is not None and stop.rounds is not None:
+            changes["rounds"] = stop.rounds + self.rounds
+        elif self.seconds is not None and stop.simulated_time is not None:
+            changes["simulated_time"] = stop.simulated_time + self.seconds
+        else:
+            key = "simulated_time" if self.rounds is None else "rounds"
+            amount = "a time" if self.rounds is None else "rounds"
+            raise ScenarioError(
+                f"--more gives {amount}, and the run has no stop.{key}; allowed is more of what it "
+                "has"
+            )
+        return scenario.model_copy(update={"stop": stop.model_copy(update=changes)})
+
+    def refuse(self, folder: Path, scenario: "Scenario") -> None:
+        """Check that a folder has the finished run of a scenario, which ended as it was planned.
+
+        Args:
+            folder: the run folder.
+            scenario: the scenario of the run.
+
+        Raises:
+            RunFolderError: the folder has no such run.
+        """
+        files.refuse_other_scenario(folder, scenario.to_toml())
+        if files.summarised_status(folder) != "done":
+            raise RunFolderError(
+                f"--out {str(folder)!r} holds a run that is not done; --resume alone goes on with "
+                "it, and --more afterwards"
+            )
+        stopped = files.summarised(folder, "stopped")
+        rounds = scenario.stop.rounds
+        ends = {f"{rounds} rounds": "rounds", "simulated time": "a time"}
+        amount = "a time" if self.rounds is None else "rounds"
+        if ends.get(str(stopped)) != amount:
+            allowed = "rounds" if stopped == f"{rounds} rounds" else "a time such as '2 h'"
+            hint = f"give {allowed}" if str(stopped) in ends else "--more cannot move that end"
+            raise RunFolderError(
+                f"--out {str(folder)!r} holds a run that ended as {stopped!r}, and --more gives "
+                f"{amount}; {hint}"
+            )
+
+
+def find_checkpoint(folder: Path) -> Path:
+    """Return the newest checkpoint of a finished run that was taken before its end.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or the tables' parts have been removed.
+    """
+    has_parts = any(folder.glob("events.part-*.parquet"))
+    places = store.list_checkpoints(folder) if has_parts else []
+    for place in reversed(places):
+        if store.read(place).tree["root"]["stopped"] is None:
+            return place
+    raise CheckpointError(
+        f"{str(folder)!r} was not saved before its end, so it cannot go on from there; a run with "
+        "checkpoint.last = true can. Run the scenario again with a later end and another --out "
+        "(--set stop.rounds=... or stop.simulated_time=...): one seed gives the same rounds again"
+    )
+
+
+def refuse_dependent(run: "Run", planned: int | None) -> str | None:
+    """Check that the strategy of a restored run would have done the same with a later end.
+
+    Args:
+        run: the run, with the later end, restored to a moment before its end.
+        planned: the count of rounds that was planned at that moment; None if none was.
+
+    Returns:
+        A note for the user if the strategy is the user's own, which nobody has looked into.
+
+    Raises:
+        CheckpointError: the strategy has already acted by the planned count of rounds.
+    """
+    if planned is None:
+        return None
+    strategy = run.strategy
+    reason = strategy.why_not_more(planned)
+    kind = run.scenario.strategy.kind
+    if reason is not None:
+        raise CheckpointError(
+            f"the run cannot go on beyond its {planned} rounds: strategy.kind is {kind!r}, and "
+            f"{reason}; run the scenario again with more rounds, and another --out"
+        )
+    home = home_of(type(strategy))
+    if not home:
+        return None
+    return (
+        f"strategy.kind is {kind!r}{home}: if it reads 'planned_rounds', the result is not the one "
+        "of a run that was planned with as many rounds"
+    )

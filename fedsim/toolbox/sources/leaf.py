@@ -1,0 +1,210 @@
+"""Source of LEAF's JSON files, in which each sample belongs to a user (Caldas et al. 2018)."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.common.errors import DataError, nearest, shown
+from fedsim.common.files import read_json, sought
+from fedsim.common.notes import note
+from fedsim.learning.data.federated import Raw
+from fedsim.learning.data.sources import Source
+from fedsim.toolbox.sources.tables import USER, Dimension
+
+_KEYS = ("users", "num_samples", "user_data")
+
+UserSamples = list[tuple[str, NDArray[np.float32], list[object]]]
+"""Name, samples [n, d] and labels of each user, in the order of the files."""
+
+
+class Leaf(Source):
+    """LEAF's files of users: ``train/*.json`` and ``test/*.json``, or one file.
+
+    Source: Caldas et al., "LEAF: a benchmark for federated settings" (2018), whose scripts write
+    ``users``, ``num_samples`` and ``user_data`` with ``x`` and ``y`` of each user. ``data.column =
+    "user"`` with the partition ``by-user`` gives each device a user. Users who are in the test
+    files alone (LEAF's split by user) are last.
+    """
+
+    kind: Literal["leaf"] = "leaf"
+    path: str
+    """the folder with ``train`` and ``test``, or a JSON file, of which every fifth sample of each
+    user is a test sample; sought as the file of ``csv`` is.
+    """
+    shape: list[Dimension] | None = None
+    """shape of a sample, such as [28, 28] for FEMNIST; None: a list of numbers."""
+
+    def surplus(self, raw: Raw, column: str | None) -> list[str]:
+        return []
+
+    def load(self, root: Path | None) -> Raw:
+        path = sought(self.path, root)
+        if path.is_dir():
+            train = _read_folder(path / "train")
+            test = _read_folder(path / "test")
+        else:
+            train, test = _split(_read(path))
+        if not train:
+            raise DataError(f"'{path}' has no users with training samples")
+        order: dict[str, int] = {}
+        for name, *_ in (*train, *test):
+            order.setdefault(name, len(order))
+        x_train, labels_train, users_train = _joined(path, train, order)
+        x_test, labels_test, users_test = _joined(path, test, order)
+        if not len(x_test):
+            x_test = np.zeros((0, *x_train.shape[1:]), np.float32)
+        if x_train.shape[1:] != x_test.shape[1:]:
+            raise DataError(
+                f"'{path}': training samples have {x_train.shape[1]} numbers, test samples "
+                f"{x_test.shape[1]}"
+            )
+        y, classes = _numbered(path, [*labels_train, *labels_test])
+        x = self._shaped(path, np.concatenate([x_train, x_test]))
+        size = len(x_train)
+        strangers = len({name for name, *_ in test} - {name for name, *_ in train})
+        note(
+            f"{str(path)!r}: {len(x)} samples of {len(order)} users, {strangers} of whom have test "
+            "samples alone"
+        )
+        columns = {USER: np.array([*users_train, *users_test], dtype=np.int64)}
+        raw = (x[:size], y[:size], x[size:], y[size:], classes)
+        return Raw(path.stem, *raw, peak=1.0, columns=columns)
+
+    def _shaped(self, path: Path, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self.shape is None:
+            return x
+        if len(self.shape) not in (2, 3) or np.prod(self.shape) != x.shape[1]:
+            raise DataError(
+                f"data.source.shape is {self.shape}; '{path}' has samples of {x.shape[1]} numbers"
+            )
+        return x.reshape(len(x), *self.shape)
+
+
+def _read_folder(folder: Path) -> UserSamples:
+    """Read all JSON files of a folder, in the order of their names."""
+    paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    if not paths:
+        raise DataError(
+            f"data.source.path: '{folder}' has no JSON files; LEAF's folder has train/*.json and "
+            "test/*.json"
+        )
+    users: UserSamples = []
+    for path in paths:
+        users += _read(path)
+    return users
+
+
+def _read(path: Path) -> UserSamples:
+    """Read a file of LEAF.
+
+    Raises:
+        DataError: the file cannot be read, or is not as LEAF writes it.
+    """
+    try:
+        table = read_json(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"data.source.path: '{path}' cannot be read as JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise DataError(f"'{path}' holds no object with {', '.join(_KEYS)}")
+    for key in _KEYS:
+        if key not in table:
+            names = [str(name) for name in table]
+            raise DataError(
+                f"'{path}' has no entry {key!r}; it has {', '.join(names[:8])}{nearest(key, names)}"
+            )
+    data = table["user_data"]
+    sizes = dict(zip(table["users"], table["num_samples"], strict=False))
+    users: UserSamples = []
+    for name in table["users"]:
+        if not isinstance(data, dict) or name not in data:
+            raise DataError(
+                f"'{path}': 'user_data' has no user {shown(name)}, and 'users' lists it"
+            )
+        users.append(_user(path, str(name), data[name], sizes.get(name)))
+    return users
+
+
+def _user(
+    path: Path, name: str, data: object, size: object
+) -> tuple[str, NDArray[np.float32], list[object]]:
+    """Return name, samples and labels of a user."""
+    place = f"'{path}': user {name!r}"
+    if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
+        raise DataError(f"{place} needs lists 'x' and 'y'")
+    labels = data["y"]
+    if not isinstance(labels, list) or not isinstance(data["x"], list):
+        raise DataError(f"{place} needs lists 'x' and 'y'")
+    if len(data["x"]) != len(labels) or size not in (len(labels), None):
+        raise DataError(
+            f"{place} has {len(data['x'])} samples, {len(labels)} labels, and {shown(size)} in "
+            "'num_samples'; the three must agree"
+        )
+    if any(isinstance(sample, str) for sample in data["x"]):
+        raise DataError(
+            f"{place} has text as samples, such as {shown(data['x'][0])}; samples are lists of "
+            "numbers here: number the words or characters first"
+        )
+    try:
+        x = np.array(data["x"], dtype=np.float64).astype(np.float32)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{place}: samples are no lists of numbers of one length: {error}"
+        ) from None
+    if len(labels) and x.ndim == 1:
+        x = x[:, None]
+    if not np.isfinite(x).all():
+        raise DataError(f"{place} has a number that is not finite, or no float32")
+    return name, x.reshape(len(labels), -1) if len(labels) else x, labels
+
+
+def _split(users: UserSamples) -> tuple[UserSamples, UserSamples]:
+    """Split each user's samples: every fifth is for tests."""
+    train: UserSamples = []
+    test: UserSamples = []
+    for name, x, labels in users:
+        is_test = np.arange(len(labels)) % 5 == 4
+        for part, mask in ((train, ~is_test), (test, is_test)):
+            places = np.flatnonzero(mask).tolist()
+            if places:
+                part.append((name, x[places], [labels[place] for place in places]))
+    return train, test
+
+
+def _joined(
+    path: Path, users: UserSamples, order: dict[str, int]
+) -> tuple[NDArray[np.float32], list[object], list[int]]:
+    """Return samples [n, d], labels and numbers of users of all users."""
+    samples: list[NDArray[np.float32]] = []
+    labels: list[object] = []
+    owners: list[int] = []
+    for name, x, y in users:
+        if not len(y):
+            continue
+        if samples and samples[0].shape[1] != x.shape[1]:
+            raise DataError(
+                f"'{path}': samples of user {name!r} have {x.shape[1]} numbers, those before "
+                f"{samples[0].shape[1]}"
+            )
+        samples.append(x)
+        labels += y
+        owners += [order[name]] * len(y)
+    if not samples:
+        return np.zeros((0, 1), np.float32), [], []
+    return np.concatenate(samples), labels, owners
+
+
+def _numbered(path: Path, labels: list[object]) -> tuple[NDArray[np.int64], int]:
+    """Number labels: integers from 0 as they are, words in their order."""
+    types = {type(label) for label in labels}
+    if types == {int}:
+        numbers = np.array(labels, dtype=np.int64)
+        if numbers.min() < 0:
+            raise DataError(f"'{path}' has the label {numbers.min()}; integers count from 0")
+        return numbers, max(2, int(numbers.max()) + 1)
+    if types == {str}:
+        words, places = np.unique(np.array(labels, dtype=object), return_inverse=True)
+        return places.astype(np.int64), max(2, len(words))
+    names = ", ".join(sorted(kind.__name__ for kind in types))
+    raise DataError(f"'{path}' has labels of the types {names}; allowed are integers, or words")

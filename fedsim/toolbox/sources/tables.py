@@ -1,0 +1,285 @@
+"""Sources of tables: CSV and Parquet files with a column for each feature, a label and a user."""
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from fedsim.common.arrays import AnyArray
+from fedsim.common.errors import DataError, nearest, shown
+from fedsim.common.files import reading, regular, sought
+from fedsim.common.notes import note
+from fedsim.learning.data.federated import Raw
+from fedsim.learning.data.sources import Source, every_fifth
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+USER = "user"
+"""Name of the column of users, for ``data.column``."""
+
+_MOST_CLASSES = 100_000
+_MOST_NAMED = 8  # columns or words that a message lists
+
+Dimension = Annotated[int, Field(ge=1, le=100_000)]
+
+
+class TableSource(Source):
+    """Base of sources of one table for training, and perhaps one for tests."""
+
+    path: str
+    """the file; a relative path starts from ``data.root``, else the working directory, else
+    ``$FEDSIM_DATA``.
+    """
+    test: str | None = None
+    """a file with the test samples and the same columns; None: every fifth sample of each user (or
+    of each class, without users) is a test sample.
+    """
+    label: str
+    """the column of the labels: words or integers, numbered from 0 in their order; or floats, which
+    are targets.
+    """
+    features: list[str] | None = None
+    """the columns of numbers that make a sample, in order; None: all columns but label and user."""
+    user: str | None = None
+    """the column that says whose each sample is, words or integers: ``data.column = "user"`` deals by
+    it.
+    """
+    shape: list[Dimension] | None = None
+    """shape of a sample, such as [28, 28] or [3, 32, 32]; None: a list of numbers."""
+
+    _form: ClassVar[str]
+
+    @model_validator(mode="after")
+    def _roles_differ(self) -> "TableSource":
+        roles = [
+            self.label,
+            *([self.user] if self.user is not None else []),
+            *(self.features or ()),
+        ]
+        for role in roles:
+            if roles.count(role) > 1:
+                raise ValueError(f"the column {role!r} has two roles; allowed is one for each")
+        return self
+
+    @abstractmethod
+    def read(self, path: Path) -> "pd.DataFrame":
+        """Read a file as a table.
+
+        Args:
+            path: the file.
+        """
+
+    def surplus(self, raw: Raw, column: str | None) -> list[str]:
+        return []
+
+    def load(self, root: Path | None) -> Raw:
+        path = sought(self.path, root)
+        table = self._table(path, "data.source.path")
+        features = self._feature_names(path, table)
+        tables = [(path, table)]
+        if self.test is not None:
+            test_path = sought(self.test, root)
+            tables.append((test_path, self._table(test_path, "data.source.test")))
+        x = np.concatenate([_numbers(*part, features) for part in tables])
+        y, classes = _labels(tables, self.label)
+        columns = {}
+        users = None
+        if self.user is not None:
+            users, _ = numbered(tables, self.user)
+            columns[USER] = users
+        size = len(table)
+        if self.test is None:
+            strata = users
+            if strata is None:
+                strata = y if y.ndim == 1 else np.zeros(len(y), np.int64)
+            order = np.argsort(every_fifth(strata), kind="stable")
+            size -= int(every_fifth(strata).sum())
+            x = x[order]
+            y = y[order]
+            columns = {name: column[order] for name, column in columns.items()}
+        x = self._shaped(path, x)
+        tests = "a file of its own has the tests" if self.test else "every fifth is for tests"
+        note(f"{str(path)!r}: {len(x)} samples of {len(features)} features; {tests}")
+        raw = (x[:size], y[:size], x[size:], y[size:], classes)
+        return Raw(path.stem, *raw, peak=1.0, columns=columns)
+
+    def _table(self, path: Path, key: str) -> "pd.DataFrame":
+        with reading(path, key, self._form):
+            table = self.read(regular(path))
+        names = [str(name) for name in table.columns]
+        for name in names:
+            if names.count(name) > 1:
+                raise DataError(f"'{path}' has the column {name!r} twice; allowed is one")
+        if table.empty:
+            raise DataError(f"'{path}' has no rows, or no columns; it needs samples")
+        return table
+
+    def _feature_names(self, path: Path, table: "pd.DataFrame") -> list[str]:
+        if self.features is not None:
+            return self.features
+        names = [str(name) for name in table.columns if name not in (self.label, self.user)]
+        if not names:
+            raise DataError(f"'{path}' has no column beside label and user; a sample needs one")
+        return names
+
+    def _shaped(self, path: Path, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self.shape is None:
+            return x
+        if len(self.shape) not in (2, 3) or np.prod(self.shape) != x.shape[1]:
+            raise DataError(
+                f"data.source.shape is {self.shape}; '{path}' has samples of {x.shape[1]} numbers, "
+                "and allowed are two or three dimensions whose product that is"
+            )
+        return x.reshape(len(x), *self.shape)
+
+
+class Csv(TableSource):
+    """Rows of a CSV file with a line of names: numbers as features, words or integers as labels."""
+
+    kind: Literal["csv"] = "csv"
+    separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    """the character between two values."""
+
+    _form = "a CSV file with a first line of names"
+
+    def read(self, path: Path) -> "pd.DataFrame":
+        import pandas as pd
+
+        header = pd.read_csv(path, sep=self.separator, header=None, nrows=1, dtype=str)
+        names = header.iloc[0].tolist()
+        for name in names:
+            if names.count(name) > 1:  # pandas would rename the second one
+                raise ValueError(f"it has the column {name!r} twice")
+        return pd.read_csv(path, sep=self.separator, low_memory=False, skipinitialspace=True)
+
+
+class Parquet(TableSource):
+    """Rows of a Parquet file: numbers as features, words or integers as labels."""
+
+    kind: Literal["parquet"] = "parquet"
+
+    _form = "a Parquet file"
+
+    def read(self, path: Path) -> "pd.DataFrame":
+        import pyarrow.parquet as pq
+
+        table: pd.DataFrame = pq.ParquetFile(path).read().to_pandas()
+        return table
+
+
+def column_of(path: Path, table: "pd.DataFrame", name: str) -> AnyArray:
+    """Return a column of a table that has a value in each row.
+
+    Args:
+        path: the file, for error messages.
+        table: the table.
+        name: name of the column.
+
+    Raises:
+        DataError: there is no such column, or a value is missing.
+    """
+    names = [str(column) for column in table.columns]
+    if name not in names:
+        listed = ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
+        raise DataError(f"'{path}' has no column {name!r}; it has {listed}{nearest(name, names)}")
+    column = table[name]
+    missing = np.flatnonzero(column.isna())
+    if len(missing):
+        raise DataError(
+            f"'{path}': the column {name!r} has no value (or NaN) in {len(missing)} rows, first in "
+            f"row {missing[0]} (from 0); fill these rows in, or leave them out"
+        )
+    values: AnyArray = column.to_numpy()
+    return values
+
+
+def _numbers(path: Path, table: "pd.DataFrame", names: list[str]) -> NDArray[np.float32]:
+    """Return the columns of features, float32 [n, features]."""
+    columns = []
+    for name in names:
+        column = column_of(path, table, name)
+        kind = column.dtype.kind
+        if kind not in "biuf":
+            values = column.tolist()
+            wrong = [value for value in values if not _is_number(value)] or values
+            mixed = "numbers and other values" if len(wrong) < len(values) else "no numbers"
+            raise DataError(
+                f"'{path}': the column {name!r} has {mixed}, such as {shown(wrong[0])}; features "
+                "are numbers: list the columns of numbers in data.source.features"
+            )
+        with np.errstate(over="ignore"):
+            columns.append(column.astype(np.float64).astype(np.float32))
+    x = np.stack(columns, axis=1)
+    bad = np.argwhere(~np.isfinite(x))
+    if len(bad):
+        row, place = bad[0].tolist()
+        raise DataError(
+            f"'{path}': the column {names[place]!r} has in row {row} (from 0) a number that is not "
+            "finite, or no float32"
+        )
+    return x
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value of a column of mixed types is a number, or text of a number."""
+    try:
+        float(str(value))
+    except ValueError:
+        return False
+    return True
+
+
+def _labels(tables: list[tuple[Path, "pd.DataFrame"]], name: str) -> tuple[AnyArray, int]:
+    """Return labels, int64 [n], and their count; or targets, float32 [n, 1], and 1."""
+    kinds = {column_of(*part, name).dtype.kind for part in tables}
+    if kinds == {"f"}:
+        return np.concatenate([_numbers(*part, [name]) for part in tables]), 1
+    labels, words = numbered(tables, name)
+    if len(words) > _MOST_CLASSES:
+        raise DataError(
+            f"'{tables[0][0]}': the column {name!r} has {len(words)} different labels; allowed are "
+            f"{_MOST_CLASSES}"
+        )
+    return labels, max(2, len(words))
+
+
+def numbered(
+    tables: list[tuple[Path, "pd.DataFrame"]], name: str
+) -> tuple[NDArray[np.int64], list[object]]:
+    """Number the words or integers of a column from 0, in their order over all tables.
+
+    Args:
+        tables: path and content of each file.
+        name: name of the column.
+
+    Returns:
+        The numbers of all rows, int64 [n], and the words by number.
+
+    Raises:
+        DataError: the column has other values, or words and numbers.
+    """
+    values: list[object] = []
+    for path, table in tables:
+        column = column_of(path, table, name)
+        if column.dtype.kind == "f":
+            raise DataError(
+                f"'{path}': the column {name!r} has numbers with fractions; allowed are words or "
+                "integers"
+            )
+        values += column.tolist()
+    types = {str if isinstance(value, str) else type(value) for value in values}
+    if types not in ({str}, {int}, {bool}):
+        type_names = ", ".join(sorted(kind.__name__ for kind in types))
+        raise DataError(
+            f"'{tables[0][0]}': the column {name!r} mixes values of the types {type_names}; allowed are "
+            "words alone, or integers alone"
+        )
+    words, numbers = np.unique(np.array(values, dtype=object), return_inverse=True)
+    listed = ", ".join(f"{number} = {word!r}" for number, word in enumerate(words[:_MOST_NAMED]))
+    if types == {str} and len(words) <= _MOST_NAMED:
+        note(f"{str(tables[0][0])!r}: {name} is {listed}")
+    return numbers.astype(np.int64), words.tolist()

@@ -1,0 +1,292 @@
+"""PACFL: clusters by the principal angles between subspaces of the clients' data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.common.spec import Epochs
+from fedsim.federation import (
+    Contents,
+    Device,
+    Header,
+    Instruction,
+    Lazy,
+    LocalResult,
+    TaskEnd,
+)
+from fedsim.learning.refs import Ref
+from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.toolbox.clustering.algorithms import Linkage, agglomerative
+from fedsim.toolbox.clustering.angles import (
+    AngleMeasure,
+    left_singular_vectors,
+    proximity,
+    proximity_matrix,
+    svd_flops,
+)
+from fedsim.toolbox.clustering.similarity import shown_pairs
+from fedsim.toolbox.strategies.campaign import Campaign, CampaignState
+from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams, GroupedState
+from fedsim.world.steps import Computation, Work
+
+JOB = "subspace"
+"""Job in which a client sends the singular vectors of its data."""
+
+_FLOPS_A_PARAMETER = 6  # of a training on a sample: 2 forward, 4 backward
+
+_LINKS: Mapping[Linkage, Callable[[NDArray[np.float64]], np.float64]] = {
+    "single": np.min,
+    "complete": np.max,
+    "average": np.mean,
+}
+"""Rule for the distance of a newcomer from a cluster -> its function."""
+
+
+class PACFLParams(GroupedParams):
+    """Parameters of PACFL, in addition to ``GroupedParams``.
+
+    Attributes:
+        groups: the number of clusters, if ``beta`` is not given.
+        as: ``published-code``: p vectors of each class of a client's data, and the smallest angle
+            of any two vectors; ``paper``: p vectors of all of its data, and the smallest principal
+            angle.
+    """
+
+    beside: ClassVar[str | None] = "clients send singular vectors of their data"
+    unaccounted: ClassVar[str] = "clusters are made of singular vectors of the clients' data"
+    kind: Literal["pacfl"] = "pacfl"
+    local_epochs: Epochs = 10
+    vectors: int = Field(default=3, ge=1, le=1_000)
+    """p, the singular vectors of a class, or of a client's data; 3 to 5 in the paper."""
+    angle: AngleMeasure = "smallest"
+    """proximity of two clients: the ``smallest`` angle (Eq. 2), or the ``sum`` of the angles of
+    vectors of the same position (Eq. 3).
+    """
+    beta: float | None = Field(default=None, gt=0.0)
+    """clusters are merged as long as they are nearer than this (degrees), and a newcomer that is
+    farther from all clusters begins one. None: ``groups`` clusters.
+    """
+    linkage: Linkage = "average"
+    """how far apart two clusters are: ``single``, ``complete`` or ``average``."""
+
+
+class PACFLClient(SynchronousClient[PACFLParams]):
+    """Client that once sends the leading left singular vectors of its data, and trains."""
+
+    def _sizes(self, device: Device) -> list[int]:
+        """Return the count of samples of each matrix that the client decomposes."""
+        if self.params.as_published:
+            return [count for count in device.label_counts.tolist() if count]
+        return [device.samples]
+
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        if instruction.job != JOB:
+            return super().work(device, instruction)
+        flops = sum(svd_flops(device.features, size) for size in self._sizes(device))
+        # an SVD takes the time of a training with as many FLOPs
+        samples = flops / (_FLOPS_A_PARAMETER * self.setting.parameters)
+        return (Work(samples=samples, what="svd"),)
+
+    def reply(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> Contents | None:
+        if instruction.job != JOB:
+            return super().reply(device, instruction, result)
+        most = min(self.params.vectors, device.features)
+        vectors = sum(min(most, size) for size in self._sizes(device))
+        by_class = self.params.as_published
+        sent = device.of_data(
+            signature, vectors * device.features, vectors=self.params.vectors, by_class=by_class
+        )
+        return {"subspace": sent, "vectors": Header(vectors)}
+
+
+def signature(
+    x: NDArray[np.floating], y: NDArray[np.integer], vectors: int, *, by_class: bool
+) -> NDArray[np.float32]:
+    """Compute the singular vectors that a client sends.
+
+    Args:
+        x: the client's training samples, [n, ...].
+        y: label of each sample, [n].
+        vectors: p.
+        by_class: whether there are p vectors of each class, instead of all data.
+
+    Returns:
+        The vectors of all classes, one after the other, float32 [vectors * features].
+    """
+    rows = x.reshape(len(x), -1)
+    parts = [rows[y == label] for label in np.unique(y)] if by_class else [rows]
+    columns = [left_singular_vectors(part, vectors) for part in parts]
+    return np.concatenate(columns, axis=1).T.reshape(-1).astype(np.float32)
+
+
+@dataclass
+class PACFLState(GroupedState):
+    """Server state of PACFL."""
+
+    initial: Ref = field(init=False)
+    """The initial model, with which each cluster begins."""
+    campaign: CampaignState = field(default_factory=CampaignState)
+    """State of the campaign in which the first clients send their vectors."""
+    signatures: dict[int, tuple[Lazy, int]] = field(default_factory=dict)
+    """Device ID -> its singular vectors, and their count."""
+    clustered: bool = False
+    """Whether the clusters have been made."""
+
+
+class PACFL(Grouped[PACFLParams]):
+    """Clustered federated learning by principal angles between client data subspaces.
+
+    Source: Vahidian et al., "Efficient distribution similarity identification in clustered
+    federated learning via principal angles between client data subspaces" (AAAI 2023), Algorithm 1.
+
+    Before the first round each available client decomposes its data once, and sends p left singular
+    vectors of each class (``as = "published-code"``) or of all its data (``paper``): 4 bytes for
+    each entry. The decomposition takes the time of a training with as many FLOPs. The server
+    computes the proximity matrix of all clients (Eq. 2 or 3), and clusters them hierarchically
+    with the threshold ``beta``. All clusters begin with the same initial model.
+
+    In a round K clients receive their cluster's model (d parameters), train, and send their update
+    (d); a cluster's model becomes the updates' mean, weighted by samples. A client that was not
+    there sends its vectors when it is first selected, and joins the nearest cluster in the same
+    round, or begins one if none is nearer than ``beta`` (the proximity matrix is extended;
+    the existing clusters remain).
+
+    With ``learning = "off"`` there are no angles: all clients are in one cluster.
+    """
+
+    Params = PACFLParams
+    Client = PACFLClient
+    State = PACFLState
+    state: PACFLState
+
+    async def on_start(self) -> None:
+        self.state.initial = self.server.models.initial()
+        await self._gather()
+
+    @property
+    def _campaign(self) -> Campaign:
+        return Campaign(self.server, self.state.campaign, lambda device, job: {})
+
+    async def _gather(self) -> None:
+        """Ask all available clients for their vectors, or wait for clients."""
+        server = self.server
+        least = self.params.min_available
+        devices = server.clients.online()
+        if not devices or server.lacks_clients(least):
+            server.look_again("gather", self.params.retry, at_least=least or 1)
+            return
+        self._campaign.begin(JOB, devices, None)
+
+    async def on_timer(self, name: str) -> None:
+        if name == "gather":
+            await self._gather()
+        elif name == "cluster":
+            await self._make_clusters()
+        else:
+            await super().on_timer(name)
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        if not self._campaign.runs(message.task):
+            await super().on_task_end(message)
+            return
+        if message.outcome == "done":
+            self._store(message.device, message.contents)
+        self._campaign.end(message)
+        self._close_campaign()
+
+    async def on_return(self, device: int) -> None:
+        if self._campaign.awaits(device):
+            self._campaign.resume(device)
+            self._close_campaign()
+        else:
+            await super().on_return(device)
+
+    def _close_campaign(self) -> None:
+        campaign = self._campaign
+        if not campaign.is_over:
+            return
+        campaign.close()
+        if self.state.signatures:
+            self.server.timer("cluster", self.server.now)
+        else:
+            self.server.look_again("gather", self.params.retry)
+
+    def _store(self, device: int, contents: Contents) -> None:
+        self.state.signatures[device] = (contents["subspace"], contents["vectors"])
+
+    # clusters
+
+    async def _make_clusters(self) -> None:
+        """Cluster the clients that have sent their vectors, and open the first round."""
+        state = self.state
+        devices = sorted(state.signatures)
+        labels = np.zeros(len(devices), dtype=np.int64)
+        if self.server.models.learns:
+            spans = await self._spans(devices)
+            n = len(devices)
+            self.server.compute("products", n, spans[0].size)
+            distance = proximity_matrix(
+                spans, self.params.angle, of_vectors=self.params.as_published
+            )
+            groups = min(self.params.groups, n)
+            self.server.compute("linkage", n)
+            labels = agglomerative(distance, groups, self.params.linkage, self.params.beta)
+            pairs = shown_pairs("distances", distance)
+            self.server.emit("clustering", devices=devices, groups=labels.tolist(), **pairs)
+        state.models = [state.initial] * (int(labels.max()) + 1)
+        for device, label in zip(devices, labels.tolist(), strict=True):
+            self.move(device, label, "clustering")
+        state.clustered = True
+        self._open_round()
+
+    async def _spans(self, devices: Sequence[int]) -> list[NDArray[np.floating]]:
+        """Return the singular vectors of devices, float64 [features, vectors] each."""
+        entries = [self.state.signatures[device] for device in devices]
+        values = await self.server.models.numbers([content for content, _ in entries])
+        pairs = zip(values, entries, strict=True)
+        return [value.reshape(count, -1).T for value, (_, count) in pairs]
+
+    def preparation(self, device: int) -> tuple[Contents, str] | None:
+        if self.state.group[device] >= 0:
+            return None
+        return {}, JOB
+
+    async def assign(self, prepared: Sequence[dict[str, object]]) -> None:
+        devices = [cast("int", entry["device"]) for entry in prepared]
+        for device, entry in zip(devices, prepared, strict=True):
+            self._store(device, cast("Contents", entry["contents"]))
+        for device in devices:
+            self.move(device, await self._nearest(device), "newcomer")
+
+    async def _nearest(self, device: int) -> int:
+        """Return the nearest cluster of a newcomer, which is a new one beyond ``beta``."""
+        state = self.state
+        params = self.params
+        if not self.server.models.learns:
+            return 0
+        peers = [peer for peer in sorted(state.signatures) if state.group[peer] >= 0]
+        newcomer, *spans = await self._spans([device, *peers])
+        angles = np.array(
+            [
+                proximity(newcomer, span, params.angle, of_vectors=params.as_published)
+                for span in spans
+            ]
+        )
+        self.server.compute("products", len(spans) + 1, newcomer.size)
+        groups = np.array([state.group[peer] for peer in peers])
+        link = _LINKS[params.linkage]
+        far = [
+            float(link(angles[groups == group])) if (groups == group).any() else np.inf
+            for group in range(len(state.models))
+        ]
+        nearest = int(np.argmin(far))
+        if params.beta is None or far[nearest] <= params.beta:
+            return nearest
+        state.models.append(state.initial)
+        return len(state.models) - 1
