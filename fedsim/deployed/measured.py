@@ -19,7 +19,7 @@ from fedsim.running.scenario import Scenario
 from fedsim.running.summary import summarise
 
 if TYPE_CHECKING:
-    from fedsim.running.assembly import Models
+    from fedsim.running.model_files import Models
 
 DIRECTIONS = {"download": "down", "upload": "up"}
 """Step with a message -> direction of the message."""
@@ -165,8 +165,8 @@ def write_run_folder(
     run: ServerRun,
     records: Sequence[Record],
     stopped: str,
-    models: Models,
-    best: Models,
+    models: "Models",
+    best: "Models",
     mark: Mapping[str, object],
     wall_s: float,
 ) -> None:
