@@ -56,7 +56,7 @@ _TARGET: style.Look = {"color": style.GREY, "linewidth": 0.7, "linestyle": (0, (
 
 @dataclass(frozen=True)
 class BytesToTarget:
-    """Bytes of a run until its target.
+    """Bytes of one run until its target.
 
     Attributes:
         seed: seed of the run.
@@ -76,7 +76,7 @@ class BytesToTarget:
 
 @dataclass(frozen=True)
 class CommunicationLine:
-    """Communication of a line of a figure.
+    """Communication of one line of a figure.
 
     Attributes:
         name: name of the line.

@@ -117,7 +117,7 @@ class SkippedFigure(NamedTuple):
 
 @dataclass
 class WrittenFigures:
-    """Figures that were written, and figures that do not apply.
+    """Figures that were written, and those that do not apply.
 
     Attributes:
         written: the written figures.
@@ -162,7 +162,7 @@ def write_figures(
         rounds: indices of the rounds that ``rounds`` draws.
 
     Returns:
-        The written figures, and figures that do not apply.
+        The written figures, and those that do not apply.
 
     Raises:
         RunFolderError: a folder is neither a run nor a study, or no run is done.

@@ -31,7 +31,7 @@ def read_series(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Series]
             add up, texts of several keys must all hold.
 
     Returns:
-        The lines, numbered from 0: first lines of studies, then lines of runs.
+        The lines, numbered from 0: first those of studies, then those of runs.
 
     Raises:
         RunFolderError: a folder is neither a run nor a study, or no run is done.

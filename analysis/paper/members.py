@@ -1,4 +1,4 @@
-"""Members: the group of each device over time, with shifts, moves and pre-trainings, of a run."""
+"""Members: the group of each device over time, with shifts, moves and pre-trainings, of one run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -79,7 +79,7 @@ _PURITY: style.Look = {"label": "purity of the groups", "color": style.BLACK, "m
 
 @dataclass(frozen=True)
 class MigrationLine:
-    """Migration of a line of a figure.
+    """Migration of one line of a figure.
 
     Attributes:
         name: name of the line.
@@ -127,7 +127,7 @@ class MigrationLine:
 def event_times(attempts: Attempts) -> dict[str, Floats]:
     """Return the times (s) of a run's events by kind, ascending.
 
-    ``EVENTS`` has the kinds. A move is an assignment from one group to another. The moves of a
+    Kinds are those of ``EVENTS``. A move is an assignment from one group to another. The moves of a
     split of a whole group are none. A pre-training counts at its begin.
     """
     history = attempts.history
@@ -149,7 +149,7 @@ def measure_migration(series: Series) -> MigrationLine:
     """Return the cumulative counts of shifts and moves of a line, and its devices in groups.
 
     Args:
-        series: runs of a scenario.
+        series: runs of one scenario.
 
     Raises:
         NothingToDrawError: a run never puts a device into a group.

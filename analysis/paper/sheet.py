@@ -53,12 +53,12 @@ OUTCOMES: dict[str, style.Look] = {
 NumberRow: TypeAlias = dict[str, float | int | str | None]
 """Row of the table beside a figure: the drawn numbers by name."""
 
-Given = ParamSpec("Given")
+DrawArguments = ParamSpec("DrawArguments")
 Drawn = TypeVar("Drawn")
 
 
 class Spread(NamedTuple):
-    """Mean of a value per seed, with the lowest and the highest.
+    """Mean of one value per seed, with the lowest and the highest.
 
     Attributes:
         mean: mean over the seeds.
@@ -74,7 +74,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Return the spread of a value per seed, of which there is at least one."""
+        """Return the spread of one value per seed, of which there is at least one."""
         return cls(sum(values) / len(values), min(values), max(values), len(values))
 
 
@@ -118,11 +118,11 @@ def in_style() -> AbstractContextManager[None]:
     return matplotlib.style.context(STYLE)
 
 
-def styled(draw: Callable[Given, Drawn]) -> Callable[Given, Drawn]:
+def styled(draw: Callable[DrawArguments, Drawn]) -> Callable[DrawArguments, Drawn]:
     """Return a function that calls ``draw`` in the style for LaTeX."""
 
     @wraps(draw)
-    def draw_styled(*args: Given.args, **options: Given.kwargs) -> Drawn:
+    def draw_styled(*args: DrawArguments.args, **options: DrawArguments.kwargs) -> Drawn:
         with in_style():
             return draw(*args, **options)
 

@@ -65,7 +65,7 @@ class StragglingPoint:
 
 @dataclass(frozen=True)
 class StragglingLine:
-    """Straggling of a line of a figure.
+    """Straggling of one line of a figure.
 
     Attributes:
         name: name of the line.
@@ -118,7 +118,7 @@ def measure_straggling(series: Series) -> StragglingLine:
     """Return the shares of clients by outcome, by round and over all rounds.
 
     Args:
-        series: runs of a scenario.
+        series: runs of one scenario.
 
     Raises:
         NothingToDrawError: no server asks devices in this strategy, or no client's work ended.

@@ -64,7 +64,7 @@ class RoundWait:
         others_s: time at which all but the slowest were done, or the slowest began, if later.
         end_s: time at which the slowest were done, or the round ended.
         outcome: outcome of the slowest; the worst if there are several.
-        devices: IDs of the slowest clients, which ended last. Several end together at a deadline.
+        devices: IDs of the slowest: those that ended last. Several end together at a deadline.
     """
 
     round: int
@@ -118,7 +118,7 @@ class Awaited:
 
 @dataclass(frozen=True)
 class WaitingLine:
-    """Waiting of a line of a figure.
+    """Waiting of one line of a figure.
 
     Attributes:
         name: name of the line.
@@ -217,7 +217,7 @@ def measure_waiting(series: Series) -> WaitingLine:
     """Return how long the rounds of a line waited for their slowest clients, and for whom.
 
     Args:
-        series: runs of a scenario.
+        series: runs of one scenario.
 
     Raises:
         NothingToDrawError: the strategy has no rounds that a server opens.
