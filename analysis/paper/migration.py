@@ -15,7 +15,7 @@ from fedsim.analysis import style
 from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, strategy_of
 from fedsim.analysis.paper.sheet import (
     BAND,
-    Curve,
+    SpreadCurve,
     NumberRow,
     PaperFigure,
     Spread,
@@ -313,7 +313,7 @@ def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None
 
 
 def _draw_curve(panel: Axes, x: Floats, spreads: Sequence[Spread], look: style.Look) -> None:
-    curve = Curve.of(spreads)
+    curve = SpreadCurve.of(spreads)
     band: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
     if spreads and spreads[0].seeds > 1:
         panel.fill_between(x, curve.low, curve.high, gid=f"band-{look['gid']}", **band)

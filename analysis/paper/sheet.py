@@ -53,7 +53,7 @@ OUTCOMES: dict[str, style.Look] = {
 NumberRow: TypeAlias = dict[str, float | int | str | None]
 """Row of the table beside a figure: the drawn numbers by name."""
 
-Arguments = ParamSpec("Arguments")
+DrawArguments = ParamSpec("DrawArguments")
 Drawn = TypeVar("Drawn")
 
 
@@ -78,7 +78,7 @@ class Spread(NamedTuple):
         return cls(sum(values) / len(values), min(values), max(values), len(values))
 
 
-class Curve(NamedTuple):
+class SpreadCurve(NamedTuple):
     """Spreads as arrays for a curve, float64 [n] each.
 
     Attributes:
@@ -92,7 +92,7 @@ class Curve(NamedTuple):
     high: Floats
 
     @classmethod
-    def of(cls, spreads: Sequence[Spread], unit: float = 1.0) -> "Curve":
+    def of(cls, spreads: Sequence[Spread], unit: float = 1.0) -> "SpreadCurve":
         """Return the values of spreads in units of ``unit``."""
         table = np.array(spreads, dtype=float).reshape(-1, len(Spread._fields)) / unit
         return cls(table[:, 0], table[:, 1], table[:, 2])
@@ -118,11 +118,11 @@ def in_style() -> AbstractContextManager[None]:
     return matplotlib.style.context(STYLE)
 
 
-def styled(draw: Callable[Arguments, Drawn]) -> Callable[Arguments, Drawn]:
+def styled(draw: Callable[DrawArguments, Drawn]) -> Callable[DrawArguments, Drawn]:
     """Return a function that calls ``draw`` in the style for LaTeX."""
 
     @wraps(draw)
-    def draw_styled(*args: Arguments.args, **options: Arguments.kwargs) -> Drawn:
+    def draw_styled(*args: DrawArguments.args, **options: DrawArguments.kwargs) -> Drawn:
         with in_style():
             return draw(*args, **options)
 

@@ -24,7 +24,7 @@ from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, str
 from fedsim.analysis.paper.sheet import (
     BAND,
     OUTCOMES,
-    Curve,
+    SpreadCurve,
     NumberRow,
     PaperFigure,
     Spread,
@@ -335,7 +335,7 @@ def _draw_line(
     x = np.array([(point.first + point.last) / 2 for point in line.points])
     low_limit, high_limit = limits
     for outcome in outcomes:
-        curve = Curve.of([point.shares[outcome] for point in line.points], _PERCENT)
+        curve = SpreadCurve.of([point.shares[outcome] for point in line.points], _PERCENT)
         if curve.high.max() < low_limit or curve.low.min() > high_limit:
             continue
         look = OUTCOMES[outcome]

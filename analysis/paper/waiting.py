@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from fedsim.analysis import style
 from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more
 from fedsim.analysis.paper.sheet import (
-    Curve,
+    SpreadCurve,
     NumberRow,
     PaperFigure,
     Spread,
@@ -365,14 +365,14 @@ def _draw_rounds(panel: Axes, line: WaitingLine, unit: float) -> None:
     edges = [point.first - 0.5 for point in line.points]
     edges.append(line.points[-1].last + 0.5)
     base = np.zeros(len(line.points))
-    half = Curve.of([*map(attrgetter("half_s"), line.points)], unit).mean
-    top = Curve.of([*map(attrgetter("others_s"), line.points)], unit).mean
+    half = SpreadCurve.of([*map(attrgetter("half_s"), line.points)], unit).mean
+    top = SpreadCurve.of([*map(attrgetter("others_s"), line.points)], unit).mean
     layers: list[tuple[str, Floats, style.Look]] = [
         ("half", half, _EARLY),
         ("others", top, _MOST_DONE),
     ]
     for outcome, look in _WAITED.items():
-        top = top + Curve.of([point.waited_s[outcome] for point in line.points], unit).mean
+        top = top + SpreadCurve.of([point.waited_s[outcome] for point in line.points], unit).mean
         layers.append((f"waited-{outcome}", top, look))
     for gid, upper, look in layers:
         if (upper > base).any():
@@ -380,7 +380,7 @@ def _draw_rounds(panel: Axes, line: WaitingLine, unit: float) -> None:
             panel.stairs(upper, edges, baseline=None, color="white", linewidth=0.6)
         base = np.maximum(base, upper)
     if line.seeds > 1:
-        ends = Curve.of([*map(attrgetter("end_s"), line.points)], unit)
+        ends = SpreadCurve.of([*map(attrgetter("end_s"), line.points)], unit)
         middles = (np.array(edges[1:]) + edges[:-1]) / 2
         panel.vlines(middles, ends.low, ends.high, gid="end-seeds", **_EXTENT)
     panel.set_xlim(edges[0], edges[-1])
@@ -390,7 +390,7 @@ def _draw_devices(panel: Axes, line: WaitingLine) -> None:
     """Draw shares of the waiting by device as bars, with whiskers over the seeds."""
     shares = [*line.ranks, line.rest]
     x = np.arange(len(shares))
-    curve = Curve.of(shares, _PERCENT)
+    curve = SpreadCurve.of(shares, _PERCENT)
     panel.bar(x, curve.mean, width=0.75, gid="awaited", **_BAR)
     if line.seeds > 1:
         panel.vlines(
