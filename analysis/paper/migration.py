@@ -15,10 +15,10 @@ from fedsim.analysis import style
 from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, strategy_of
 from fedsim.analysis.paper.sheet import (
     BAND,
-    SpreadCurve,
     NumberRow,
     PaperFigure,
     Spread,
+    SpreadCurve,
     add_legend,
     columns_for,
     styled,

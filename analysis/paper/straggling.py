@@ -24,10 +24,10 @@ from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, str
 from fedsim.analysis.paper.sheet import (
     BAND,
     OUTCOMES,
-    SpreadCurve,
     NumberRow,
     PaperFigure,
     Spread,
+    SpreadCurve,
     add_legend,
     columns_for,
     pools,

@@ -15,10 +15,10 @@ from matplotlib.patches import Patch
 from fedsim.analysis import style
 from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more
 from fedsim.analysis.paper.sheet import (
-    SpreadCurve,
     NumberRow,
     PaperFigure,
     Spread,
+    SpreadCurve,
     add_legend,
     columns_for,
     pools,
