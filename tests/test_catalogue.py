@@ -230,7 +230,7 @@ def test_known_models_have_their_size_and_a_single_rate_is_both_ways(tmp_path: P
         ("--link", "lt", "did you mean 'lte'"),
         ("--link", "50 MB/s", "a rate both ways, such as '50 Mbit/s'"),
         ("--model", "5", "a number and a unit out of B"),
-        ("--model", "resnet", "did you mean 'resnet18'"),
+        ("--model", "resnet", "one of resnet18, resnet50"),
         ("--target", "1.5", "between 0 and 1"),
         ("--deadline", "soon", "a number and a unit"),
     ],

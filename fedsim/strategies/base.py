@@ -255,8 +255,9 @@ class StrategyParams(Spec):
         """
         value = getattr(self, key) or 0
         if value > devices:
+            origin = "" if key in self.model_fields_set else " by default"
             raise ScenarioError(
-                f"strategy.{key} is {value}, more than the population's {devices} devices; "
+                f"strategy.{key} is {value}{origin}, more than the population's {devices} devices; "
                 f"allowed are 1 to {devices}"
             )
 

@@ -71,7 +71,6 @@ class Forged:
                     (folder / "summary.json").write_text(json.dumps(summary))
             self.seeding.grow(self.path)
         write_study(self.path, self.study)
-        write_tables(self.path)
         (answer,) = Comparison(read_lines([self.path])).answers()
         decided = answer.rankings[0].decided
         assert decided is not None
@@ -107,6 +106,8 @@ def test_losers_get_no_further_seeds_and_the_ranking_says_what_was_decided(
     assert seeds["slow"] == seeds["idle"] == 6  # 3 / 0.05 is 60: more than 6^2, less than 7^(5/2)
     assert seeds["good"] > seeds["slow"]
     assert decided.runs == sum(seeds.values()) - seeds["local"]
+    write_tables(forged.path)
+    assert len(rows_of(forged.path / "runs.csv")) == sum(seeds.values())
     (answer,) = Comparison(read_lines([forged.path])).answers()
     head, *rest = answer.rankings[0].sentences
     assert head.startswith("good ends with the highest accuracy, 0.90")
