@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 
 from fedsim.common.errors import DataError
-from fedsim.lab.calibrate.fitting import Fitted, Presence, fit, presence
+from fedsim.lab.calibrate.fitting import Fitted, fit
 from fedsim.lab.calibrate.log import Log, LogDefaults, read_log
+from fedsim.lab.calibrate.presence import Presence, presence
 from fedsim.lab.calibrate.tasks import spans, took
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world, run

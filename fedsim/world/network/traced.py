@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
@@ -79,7 +79,7 @@ class _NumberOrTrace(Registry):
 
     @property
     def _number(self) -> TypeAdapter[float]:
-        return TypeAdapter(_NUMBERS[self.called])
+        return _NUMBERS[self.called]
 
     def _read(self, value: object) -> float | Spec:
         if isinstance(value, Mapping | Spec):
@@ -108,11 +108,11 @@ class _NumberOrTrace(Registry):
 
 _RATE = "rate of a shared link"
 _LOSS = "loss of a link"
-_NUMBERS: Mapping[str, Any] = {
-    _RATE: LinkRate,
-    _LOSS: Annotated[float, Field(ge=0.0, le=0.999, strict=True)],
+_NUMBERS: Mapping[str, TypeAdapter[float]] = {
+    _RATE: TypeAdapter(LinkRate),
+    _LOSS: TypeAdapter(Annotated[float, Field(ge=0.0, le=0.999, strict=True)]),
 }
-"""Name of a registry -> the type of its numbers."""
+"""Name of a registry -> the validator of its numbers."""
 _DRAWN = by_device(LinkRate, Constant, Uniform, LogNormal, Choice)
 _TIMES = by_device(Seconds, Constant, Uniform, LogNormal, Choice)
 DeviceRate = Annotated[Distribution, replace(_DRAWN, known={**_DRAWN.known, **_TRACE})]
