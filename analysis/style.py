@@ -75,7 +75,6 @@ OUTCOMES = {
     "memory": "#882255",
     "battery": "#8C564B",
 }
-# The first seven are by Okabe and Ito, the others by Paul Tol.
 SERIES = (
     *(BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK),
     *("#882255", "#332288", "#999933", "#661100", GREY, "#117733"),
@@ -103,7 +102,6 @@ TIMES = (
     (180.0, 60.0, "min"),
     (0.0, 1.0, "s"),
 )
-# units of ``show_joules``
 JOULES = ((3.6e9, 3.6e9, "MWh"), (1e6, 3.6e6, "kWh"), (1e3, 1e3, "kJ"), (0.0, 1.0, "J"))
 BYTES = ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (1e3, 1e3, "kB"), (1.0, 1.0, "B"))
 
@@ -291,7 +289,7 @@ def lighten(colour: str, share: float) -> tuple[float, float, float]:
 def line_of(number: int, width: float) -> Look:
     """Return the look of a line. Successive lines differ in colour and dash.
 
-    Up to 39 lines have colours of their own: after 13 and after 26, the colours are paler.
+    After 13 and after 26 lines, the colours are paler.
 
     Args:
         number: index of the run or series, from 0.
@@ -299,25 +297,8 @@ def line_of(number: int, width: float) -> Look:
     """
     turn, colour = divmod(number, len(SERIES))
     dash = ("-", "--", ":", "-.")[(number + 2 * turn) % 4]
-    return {
-        "color": to_hex(lighten(SERIES[colour], 0.3 * min(turn, 2))),
-        "linestyle": dash,
-        "linewidth": width,
-    }
-
-
-def end_axis_at(panel: Axes, most: float, unit_most: int = 6) -> None:
-    """End the horizontal axis of bars at ``most``, and leave room beyond it for texts.
-
-    Args:
-        panel: the panel, whose axis begins at 0.
-        most: the end of the longest bar or whisker.
-        unit_most: greatest count of ticks.
-    """
-    ticks = MaxNLocator(nbins=unit_most, steps=[1, 2, 5, 10]).tick_values(0, most)
-    panel.set_xticks([float(tick) for tick in ticks if 0 <= tick <= most * (1 + 1e-9)])
-    panel.xaxis.set_major_formatter("{x:,g}")
-    panel.spines["bottom"].set_bounds(0, most)
+    shade = to_hex(lighten(SERIES[colour], 0.3 * min(turn, 2)))
+    return {"color": shade, "linestyle": dash, "linewidth": width}
 
 
 def evenly(count: int, most: int) -> NDArray[np.int64]:
