@@ -15,6 +15,7 @@ from fedsim.analysis import style
 from fedsim.analysis.series import (
     Series,
     draw_mean_bar,
+    end_axis_at,
     group_by_scenario,
     name_bars,
     whisker_entry,
@@ -96,7 +97,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
         room = 1.6 if phases == PHASES else 1.45
         end = max(most / unit.size, 1e-9)
         panel.set_xlim(0, end * room)
-        style.end_axis_at(panel, end)
+        end_axis_at(panel, end)
         panel.set_xlabel(f"{label} ({unit.name})")
     name_bars(panels[0], names)
     handles: list[Artist] = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis.style import BLACK, Look, run_names, short, with_strategy
 from fedsim.records.reading import RunFolder
@@ -128,3 +129,17 @@ def name_bars(panel: Axes, names: Sequence[str]) -> None:
     """
     panel.set_yticks(range(len(names)), names)
     panel.set_ylim(len(names) - 0.5, -0.5)
+
+
+def end_axis_at(panel: Axes, most: float, unit_most: int = 6) -> None:
+    """End the horizontal axis of bars at ``most``, and leave room beyond it for texts.
+
+    Args:
+        panel: the panel, whose axis begins at 0.
+        most: the end of the longest bar or whisker.
+        unit_most: greatest count of ticks.
+    """
+    ticks = MaxNLocator(nbins=unit_most, steps=[1, 2, 5, 10]).tick_values(0, most)
+    panel.set_xticks([float(tick) for tick in ticks if 0 <= tick <= most * (1 + 1e-9)])
+    panel.xaxis.set_major_formatter("{x:,g}")
+    panel.spines["bottom"].set_bounds(0, most)

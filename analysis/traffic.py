@@ -21,6 +21,7 @@ from fedsim.analysis import style
 from fedsim.analysis.series import (
     Series,
     draw_mean_bar,
+    end_axis_at,
     group_by_scenario,
     name_bars,
     whisker_entry,
@@ -269,7 +270,7 @@ def draw_purposes_compared(
             draw_mean_bar(panel, place, sizes / unit.size, looks, text)
         panel.set_xlabel(f"moved in total, down and up ({unit.name})")
         panel.set_xlim(0, most / unit.size * 1.22)  # room for text beside the bars
-        style.end_axis_at(panel, most / unit.size)
+        end_axis_at(panel, most / unit.size)
     name_bars(panels[0], [line.label for line in series])
     handles: list[Artist] = []
     for purpose, colour in colours.items():

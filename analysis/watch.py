@@ -26,6 +26,7 @@ _SHARE = 4  # least time between two reports, in durations of one report
 _DAMAGED_S = 5.0  # time for which a folder that cannot be read is taken to be in change (s)
 _MOST_LINES = 40  # most runs of studies of which the page shows a line
 _LAST_S = 5.0  # longest time in which open pages take the last report (s)
+_DRAWN = "there is something to show: the first page is drawn, which takes some seconds"
 _OVER = b"over\n"  # message to the server's process: the run is over, and its page stays
 
 
@@ -73,13 +74,11 @@ class Growing(LivePage):
 
     def _rebuild(self) -> bool:
         """Build the report; return False if there is nothing to show yet."""
-        if not any(is_study(path) or _has_tables(path) for path in self._paths):
+        if not any(map(_can_be_shown, self._paths)):
             self.say(self._wait_in_words())
             return False
         if not self.page:
-            self.say(
-                "there is something to show: the first page is drawn, which takes some seconds"
-            )
+            self.say(_DRAWN)
         # these load matplotlib, which takes seconds on a busy machine
         from fedsim.analysis.report.live import read_live
 
@@ -96,6 +95,8 @@ class Growing(LivePage):
 
     def _wait_in_words(self) -> str:
         """Return a text on what the page waits for."""
+        if any(map(_can_be_shown, self._paths)):
+            return _DRAWN
         name = ", ".join(clean(str(path), 100) for path in self._paths)
         if any((path / SCENARIO).is_file() for path in self._paths):
             return (
@@ -116,8 +117,9 @@ class Growing(LivePage):
         return stamps
 
 
-def _has_tables(path: Path) -> bool:
-    return any((path / name).is_file() for name in (SUMMARY, f"{LIVE}/{SUMMARY}"))
+def _can_be_shown(path: Path) -> bool:
+    """Whether a folder holds a study, or a run with tables."""
+    return is_study(path) or any((path / name).is_file() for name in (SUMMARY, f"{LIVE}/{SUMMARY}"))
 
 
 def watch(
