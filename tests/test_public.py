@@ -174,9 +174,8 @@ _LAYERS = {
     "lab.tally": "common lab.model_memory learning",
     "lab.forecast": "common clock lab.model_memory lab.tally lab.terminal learning records running strategies",
     "lab.whole_forecast": "clock common lab.forecast lab.model_memory running",
-    "lab.study": "analysis common clock lab.compare lab.loading lab.reading lab.terminal records running "
-    "strategies "
-    "toolbox.ray world",
+    "lab.study": "analysis common clock lab.compare lab.forecast lab.loading lab.reading lab.terminal "
+    "lab.whole_forecast records running strategies toolbox.ray world",
     "fedsim": "common clock lab.loading lab.study running version world",
     "lab.audited": "common lab.audit records running version",
     "lab.contract": "common clock fedsim lab.audited learning.data records running",
