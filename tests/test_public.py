@@ -175,9 +175,8 @@ _LAYERS = {
     "lab.tally": "common lab.model_memory learning",
     "lab.forecast": "common clock lab.model_memory lab.tally lab.terminal learning records running strategies",
     "lab.whole_forecast": "clock common lab.forecast lab.model_memory running",
-    "lab.study": "analysis common clock lab.compare lab.loading lab.reading lab.terminal learning.data records "
-    "running running.checkpoint strategies "
-    "toolbox.ray world lab.whole_forecast learning",
+    "lab.study": "analysis common clock lab.compare lab.forecast lab.loading lab.reading lab.terminal "
+    "lab.whole_forecast learning.data records running running.checkpoint strategies toolbox.ray world",
     "fedsim": "common clock lab.loading lab.study running version world",
     "lab.audited": "common lab.audit records running version",
     "lab.contract": "common clock fedsim lab.audited learning.data records running",

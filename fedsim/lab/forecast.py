@@ -37,6 +37,11 @@ _PILOT_STEPS = 3
 _SAMPLED = 100_000  # count of devices sampled for estimates of larger populations
 
 
+def load_learning() -> None:
+    """Load all modules that learning needs, such as torch."""
+    import fedsim.learning.engine  # noqa: F401
+
+
 def nominal_lines(run: Run) -> list[str]:
     """Return text lines on a run that has not begun: its sizes, and estimates of its times."""
     dispatch = run.dispatch

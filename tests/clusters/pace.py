@@ -6,7 +6,7 @@ task.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from fedsim.plugin import Process, Seconds
@@ -21,7 +21,7 @@ class Pace(Process):
     kind: str
     every: Seconds = 20.0
 
-    def run(self, world: Any) -> Iterator[Any]:
+    def run(self, world: Any) -> Generator[Any, Any, Any]:
         shard = os.environ.get("SLURM_ARRAY_TASK_ID", "")
         is_slow = shard in os.environ.get("PACED_SHARDS", "").split()
         world.state.setdefault("next", self.every)

@@ -13,7 +13,7 @@ import os
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class Counted(Process):
     restorable = True
     kind: str
 
-    def run(self, world: Any) -> Iterator[Any]:
+    def run(self, world: Any) -> Generator[Any, Any, Any]:
         counts = os.environ.get(_COUNTED)
         if counts is not None:
             line = f"{world.rng('counted').integers(1 << 60)}\n"

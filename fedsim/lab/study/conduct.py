@@ -302,6 +302,9 @@ class Conductor:
                 pool.interrupt(self._stopped)
             if self.trials is not None:
                 stack.callback(self.trials.close)
+            if isinstance(self.trials, SharedTrials):
+                with files.locked(self.out, files.TURN_S):
+                    files.mark(self.out, self.study)  # before the journal, which is no study's
             self._update()  # workers of a killed study may have ended runs since the last update
             planned = -1
             while planned != self._planned_batches:

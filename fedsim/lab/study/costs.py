@@ -15,6 +15,7 @@ from statistics import median
 from fedsim.clock.executors import Inline, start
 from fedsim.common.errors import DataError
 from fedsim.common.units import show_bytes, show_seconds
+from fedsim.lab.forecast import load_learning
 from fedsim.lab.study.plan import PlannedRun
 from fedsim.lab.study.shards import StudyShard, deal, predicted_work
 from fedsim.lab.whole_forecast import CostHere, forecast_whole, peak_memory
@@ -129,14 +130,15 @@ def _start_s() -> float:
 
 def load_worker() -> None:
     """Load all modules that a worker needs for a run with learning."""
-    import fedsim.lab.study.worker
-    import fedsim.learning.engine  # noqa: F401
+    import fedsim.lab.study.worker  # noqa: F401
+
+    load_learning()
 
 
 def _try(run: PlannedRun) -> CostHere | None:
     """Return the cost of a run on this machine; None if no round ended within the trial."""
     if run.scenario.learning == "on":
-        import fedsim.learning.engine  # noqa: F401  # is not part of the trial's time
+        load_learning()  # is not part of the trial's time
     try:
         cost = forecast_whole(run.scenario, Inline(), _TRIAL_S).cost
     except DataError as error:

@@ -112,6 +112,16 @@ def state_of(folder: Path, scenario: str) -> RunState:
     return "resume" if (folder / "checkpoint").is_dir() else "anew"
 
 
+def mark(path: Path, study: Study) -> None:
+    """Write ``study.toml`` alone, so that other processes see the folder as one of a study.
+
+    Args:
+        path: the study's folder.
+        study: the study.
+    """
+    files.write_text(path / STUDY, study.to_toml())
+
+
 def write_study(path: Path, study: Study) -> None:
     """Write ``study.toml``, ``index.json`` and ``published.toml`` (if any) of a study.
 

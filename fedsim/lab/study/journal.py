@@ -5,19 +5,28 @@ Every call must be made under the lock of the study's folder.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from fedsim.common.errors import RunFolderError, told
 from fedsim.lab.study.search import Space, import_optuna
-from fedsim.lab.study.trials import SearchedVariant, Trial
+from fedsim.lab.study.trials import SearchedVariant, Trial, TrialState
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 JOURNAL = "search.journal"
+
+
+class StoredResult(TypedDict):
+    """Result of a trial in a journal, by the attributes of ``Trial``."""
+
+    state: TrialState
+    figures: list[float | None]
+    nearest: list[float]
+    error: str
 
 
 class Journal:
@@ -75,24 +84,24 @@ class Journal:
 
     def write_result(self, line: SearchedVariant, trial: Trial) -> None:
         """Write the result of a trial that is over."""
-        from optuna.trial import TrialState
+        from optuna.trial import TrialState as State
 
-        attributes: dict[str, Any] = {
-            "state": trial.state,
-            "figures": trial.figures,
-            "nearest": trial.nearest,
-            "error": trial.error,
-        }
+        result = StoredResult(
+            state=trial.state,
+            figures=trial.figures,
+            nearest=trial.nearest,
+            error=trial.error,
+        )
         with self._reading():
             number = self._storage.get_trial_id_from_study_id_trial_number(
                 self._study(line), trial.number - 1
             )
-            for name, value in attributes.items():
+            for name, value in result.items():
                 self._storage.set_trial_user_attr(number, name, value)
             if trial.state == "done" and trial.value is not None:
-                self._storage.set_trial_state_values(number, TrialState.COMPLETE, [trial.value])
+                self._storage.set_trial_state_values(number, State.COMPLETE, [trial.value])
             else:
-                self._storage.set_trial_state_values(number, TrialState.FAIL)
+                self._storage.set_trial_state_values(number, State.FAIL)
 
     def _study(self, line: SearchedVariant) -> int:
         """Return Optuna's number of the study of a variant, which is made if it does not exist."""
@@ -119,11 +128,11 @@ class JournalEntry:
 
     Attributes:
         values: values by the keys of the search space.
-        result: attributes of the ``Trial`` by name; empty if the trial is not over.
+        result: result of the trial; None if it is not over.
     """
 
     def __init__(self, trial: "FrozenTrial", space: Space) -> None:
         self.values = {key: space[key].scenario_value(trial.params[key]) for key in space}
-        self.result: Mapping[str, Any] = {}
+        self.result: StoredResult | None = None
         if trial.state.is_finished():
-            self.result = trial.user_attrs
+            self.result = cast("StoredResult", trial.user_attrs)

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -350,7 +351,7 @@ class OptunaSearch(Search):
         return trials
 
 
-def import_optuna() -> Any:
+def import_optuna() -> ModuleType:
     """Import Optuna.
 
     Raises:

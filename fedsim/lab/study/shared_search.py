@@ -45,6 +45,7 @@ def make_trials(study: Study, out: Path, shard: StudyShard | None, workers: int)
     search = study.spec.search
     if search is None:
         return None
+    is_begun = (out / INDEX).is_file()  # read before the journal, which is older
     is_shared = (out / JOURNAL).is_file()
     if shard is None and not is_shared:
         return Trials(study, search)
@@ -55,7 +56,7 @@ def make_trials(study: Study, out: Path, shard: StudyShard | None, workers: int)
         )
     if search.is_planned_ahead:
         return Trials(study, search)
-    if not is_shared and (out / INDEX).is_file():
+    if not is_shared and is_begun:
         raise ScenarioError(
             f"--shard is '{shard}', but one process began the search in {str(out)!r}; go on "
             "without --shard, or give another folder"

@@ -29,6 +29,7 @@ from fedsim.records.reading import RunFolder
 
 _ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
 _FEW = 4  # least count of other trials for pruning
+TrialState = Literal["open", "done", "pruned", "failed", "refused"]
 Build = Callable[[PlannedRun], None]
 
 
@@ -49,7 +50,7 @@ class Trial:
     variant: Variant
     number: int
     values: Mapping[str, object]
-    state: Literal["open", "done", "pruned", "failed", "refused"] = "open"
+    state: TrialState = "open"
     figures: list[float | None] = field(default_factory=list)
     nearest: list[float] = field(default_factory=list)
     error: str = ""

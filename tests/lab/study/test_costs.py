@@ -86,7 +86,7 @@ def test_trials_that_follow_from_results_are_foreseen(
 def test_unknown_costs_are_told(quick: Path) -> None:
     share = ShareCost(3, 2, 60.0, 60.0, 10**9, 10**6)
     lines = forecast_lines(StudyForecast([share], 2, 3, 3, 1.0), None)
-    assert lines[0].startswith("here the study takes about 1 min with 2 runs at a time")
+    assert lines[0].startswith("here the study takes about 1 min 00 s with 2 runs at a time")
     assert lines[1] == "that leaves out 2 runs, whose cost cannot be told"
     share = ShareCost(2, 2, 0.0, 0.0, 10**9, 0)
     lines = forecast_lines(StudyForecast([share], 2, 1, 1, 1.0), None)
