@@ -296,7 +296,7 @@ def lighten(colour: str, share: float) -> tuple[float, float, float]:
 def line_of(number: int, width: float) -> Look:
     """Return the look of a line. Successive lines differ in colour and dash.
 
-    Up to 39 lines have colours of their own: after 13 and after 26, the colours are paler.
+    After 13 and after 26 lines, the colours are paler.
 
     Args:
         number: index of the run or series, from 0.
@@ -304,25 +304,8 @@ def line_of(number: int, width: float) -> Look:
     """
     turn, colour = divmod(number, len(SERIES))
     dash = ("-", "--", ":", "-.")[(number + 2 * turn) % 4]
-    return {
-        "color": to_hex(lighten(SERIES[colour], 0.3 * min(turn, 2))),
-        "linestyle": dash,
-        "linewidth": width,
-    }
-
-
-def end_axis_at(panel: Axes, most: float, unit_most: int = 6) -> None:
-    """End the horizontal axis of bars at ``most``, and leave room beyond it for texts.
-
-    Args:
-        panel: the panel, whose axis begins at 0.
-        most: the end of the longest bar or whisker.
-        unit_most: greatest count of ticks.
-    """
-    ticks = MaxNLocator(nbins=unit_most, steps=[1, 2, 5, 10]).tick_values(0, most)
-    panel.set_xticks([float(tick) for tick in ticks if 0 <= tick <= most * (1 + 1e-9)])
-    panel.xaxis.set_major_formatter("{x:,g}")
-    panel.spines["bottom"].set_bounds(0, most)
+    shade = to_hex(lighten(SERIES[colour], 0.3 * min(turn, 2)))
+    return {"color": shade, "linestyle": dash, "linewidth": width}
 
 
 def evenly(count: int, most: int) -> NDArray[np.int64]:
