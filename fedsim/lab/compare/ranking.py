@@ -209,7 +209,8 @@ class Ranking:
         up_to = ""
         if len(counts) == len(alike) and counts[-1] > counts[0]:
             up_to = f" to {counts[-1]}"
-        return f"{doubt} Some {counts[0]}{up_to} seeds more would, if they differ as these do."
+        noun = "seed" if counts[-1] == 1 else "seeds"
+        return f"{doubt} Some {counts[0]}{up_to} {noun} more would, if they differ as these do."
 
     def _seeds_more(self, line: RankedLine, first: RankedLine) -> int | None:
         """Return the count of further seeds that should tell ``line`` apart from ``first``.

@@ -72,8 +72,8 @@ def proximity(first: Vectors, second: Vectors, measure: AngleMeasure, *, of_vect
     Args:
         first: singular vectors of the first client, [features, p].
         second: singular vectors of the second client, [features, q].
-        measure: ``smallest``, the smallest angle (Eq. 2); ``sum``, the sum of the angles of the
-            pairs of vectors of the same position (Eq. 3).
+        measure: ``smallest``, the smallest angle; ``sum``, the sum of the angles of the
+            pairs of vectors of the same position.
         of_vectors: whether the smallest angle is that of any two vectors, as in the published code,
             instead of the smallest principal angle.
     """

@@ -61,10 +61,10 @@ class PACFLParams(GroupedParams):
     kind: Literal["pacfl"] = "pacfl"
     local_epochs: Epochs = 10
     vectors: int = Field(default=3, ge=1, le=1_000)
-    """p, the singular vectors of a class, or of a client's data; 3 to 5 in the paper."""
+    """p, the singular vectors of a class, or of a client's data."""
     angle: AngleMeasure = "smallest"
-    """proximity of two clients: the ``smallest`` angle (Eq. 2), or the ``sum`` of the angles of
-    vectors of the same position (Eq. 3).
+    """proximity of two clients: the ``smallest`` angle, or the ``sum`` of the angles of vectors
+    of the same position.
     """
     beta: float | None = Field(default=None, gt=0.0)
     """clusters are merged as long as they are nearer than this (degrees), and a newcomer that is
@@ -143,13 +143,14 @@ class PACFL(Grouped[PACFLParams]):
     """Clustered federated learning by principal angles between client data subspaces.
 
     Source: Vahidian et al., "Efficient distribution similarity identification in clustered
-    federated learning via principal angles between client data subspaces" (AAAI 2023), Algorithm 1.
+    federated learning via principal angles between client data subspaces" (AAAI 2023), Algorithm 1
+    (number not checked).
 
     Before the first round each available client decomposes its data once, and sends p left singular
     vectors of each class (``as = "published-code"``) or of all its data (``paper``): 4 bytes for
     each entry. The decomposition takes the time of a training with as many FLOPs. The server
-    computes the proximity matrix of all clients (Eq. 2 or 3), and clusters them hierarchically
-    with the threshold ``beta``. All clusters begin with the same initial model.
+    computes the proximity matrix of all clients, and clusters them hierarchically with the
+    threshold ``beta``. All clusters begin with the same initial model.
 
     In a round K clients receive their cluster's model (d parameters), train, and send their update
     (d); a cluster's model becomes the updates' mean, weighted by samples. A client that was not
