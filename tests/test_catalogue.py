@@ -54,8 +54,8 @@ class TestAbout:
         )
         assert '  retry = "1 min"  # a time in ns, us, ms, s, min, h, day, week' in said
         assert (
-            f'  selection = "random"  # one of {", ".join(SELECTIONS)}, or your own as '
-            "'package.module:Class'" in said
+            '  selection = { kind = "random", replacement = false }  # one of '
+            f"{', '.join(SELECTIONS)}, or your own as 'package.module:Class'" in said
         )
 
     def test_a_table_within_and_a_key_of_several_kinds(self) -> None:

@@ -290,6 +290,15 @@ NOT_BY_A_PATH = {
     "(other / 'summary.json').read_text()": "of runs that the contract has just made",
     "(one / name).read_bytes()": "of runs that the contract has just made",
     "(other / name).read_bytes()": "of runs that the contract has just made",
+    "file.read_text(encoding='utf-8')": "a file of the package",
+    "self._file.open('a', encoding='utf-8')": "writes",
+    "file.open('w', encoding='utf-8', buffering=1)": "writes",
+    "os.open('/dev/net/tun', os.O_RDWR | os.O_NONBLOCK)": "a device of the kernel",
+    "self.log(name).open('wb')": "writes",
+    "self.log(name).read_text(errors='replace')": "of a process that the rehearsal has started",
+    "stat.read_text()": "a file of the kernel",
+    "path.open('wb')": "writes",
+    "path.open('ab')": "writes",
     "Image.open(io.BytesIO(data or b''))": "bytes of a table",
 }
 """Calls of such names that open no path of a user's for reading, and why."""

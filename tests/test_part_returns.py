@@ -40,6 +40,7 @@ ELSEWHERE = {
     "Strategy.remembered": "a service for subclasses, whose value is of the part's own class",
     "Trainer.train": "checked by the solver, which has the model",
     "Trainer.torch_optimiser": "any object with the methods of torch's optimisers",
+    "Trainer.stack_steps": "any function without arguments",
 }
 
 

@@ -239,7 +239,10 @@ def _traced_sections(network: TomlTable) -> dict[str, TomlTable]:
     """Return the tables of the scenario by which links follow traces: key -> table."""
     sections: dict[str, TomlTable] = {}
     for part in ("device", "server", "cell", "edge"):
-        for name, section in network.get(part, {}).items():
+        table = network.get(part)
+        if not isinstance(table, Mapping):
+            continue
+        for name, section in table.items():
             if has_trace(section):
                 sections[f"network.{part}.{name}"] = section
     return sections

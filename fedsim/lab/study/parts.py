@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import SimulationError
-from fedsim.common.files import WRITING, make_folder, sync
+from fedsim.common.files import WRITING, make_folder, open_file, sync
 from fedsim.records.folder import SUMMARY
 from fedsim.records.live import LIVE
 from fedsim.records.lock import LOCK
@@ -54,7 +54,7 @@ def list_files(folder: Path) -> dict[str, FileStamp]:
 
 def pieces_of(path: Path) -> Iterator[bytes]:
     """Read a file in pieces; an empty file has one empty piece."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         yield file.read(PIECE_BYTES)
         while content := file.read(PIECE_BYTES):
             yield content

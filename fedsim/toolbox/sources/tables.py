@@ -149,12 +149,14 @@ class Csv(TableSource):
     def read(self, path: Path) -> "pd.DataFrame":
         import pandas as pd
 
-        header = pd.read_csv(path, sep=self.separator, header=None, nrows=1, dtype=str)
+        header = pd.read_csv(regular(path), sep=self.separator, header=None, nrows=1, dtype=str)
         names = header.iloc[0].tolist()
         for name in names:
             if names.count(name) > 1:  # pandas would rename the second one
                 raise ValueError(f"it has the column {name!r} twice")
-        return pd.read_csv(path, sep=self.separator, low_memory=False, skipinitialspace=True)
+        return pd.read_csv(
+            regular(path), sep=self.separator, low_memory=False, skipinitialspace=True
+        )
 
 
 class Parquet(TableSource):
@@ -167,7 +169,7 @@ class Parquet(TableSource):
     def read(self, path: Path) -> "pd.DataFrame":
         import pyarrow.parquet as pq
 
-        table: pd.DataFrame = pq.ParquetFile(path).read().to_pandas()
+        table: pd.DataFrame = pq.ParquetFile(regular(path)).read().to_pandas()
         return table
 
 

@@ -152,12 +152,12 @@ def _members(path: Path, options: TraceOptions) -> Iterator[tuple[str, bytes]]:
         return
     try:
         if zipfile.is_zipfile(regular(path)):
-            with zipfile.ZipFile(path) as archive:
+            with zipfile.ZipFile(regular(path)) as archive:
                 for name in archive.namelist():
                     if not name.endswith("/") and _fits(name, options.members):
                         yield name, archive.read(name)
         elif tarfile.is_tarfile(path):
-            with tarfile.open(path) as tar:
+            with tarfile.open(regular(path)) as tar:
                 for member in tar:
                     stream = tar.extractfile(member) if member.isfile() else None
                     if stream is not None and _fits(member.name, options.members):

@@ -1,8 +1,8 @@
 """Flows of any network: latencies, starts, ends, and the order of notifications.
 
 Rates change only when a flow starts or ends, or a link has another rate, so the time of the next
-end is known exactly. The network wakes at the first clock tick at or after this end, and carries out all earlier ends, each
-at its exact time. One call of ``solve`` handles all changes of an instant.
+end is known exactly. The network wakes at the first clock tick at or after this end, and carries out
+all earlier ends, each at its exact time. One call of ``solve`` handles all changes of an instant.
 
 At first, a device's own link is only a cap on the rate of its flow. The first flow that shares an
 own link with another flow, or takes two own links, makes the network *general*: from then own links

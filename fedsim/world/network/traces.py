@@ -18,7 +18,7 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.common.streams import Streams
 
 TraceColumns = dict[str, list[object]]
-"""TraceColumns of a table by name."""
+"""Columns of a table by name."""
 
 _PURPOSE = "world/link-trace"
 _TRACE = 0  # draws of a link: its trace, and its place in it at simulated time 0
@@ -175,8 +175,8 @@ class LinkTraces:
     """Links of a network whose rates follow traces.
 
     Args:
-        of_devices: traces of the devices' own links: ``down``, ``up``, ``latency`` and ``loss`` of a device.
-            The latter two are named like links, such as ``device 3 latency``.
+        of_devices: traces of the devices' own links: ``down``, ``up``, ``latency`` and ``loss`` of a
+            device. The latter two are named like links, such as ``device 3 latency``.
         shared: name of a shared link -> its traces, and the number of the link in them.
     """
 
@@ -315,7 +315,7 @@ class LinkTraces:
             devices: the devices whose links are listed, int64 [n].
 
         Returns:
-            TraceColumns of ``link_traces.parquet`` and of ``traced_links.parquet``, by name.
+            Columns of ``link_traces.parquet`` and of ``traced_links.parquet``, by name.
         """
         numbers: dict[StepTrace, int] = {}  # trace -> its number in the tables
         links: TraceColumns = {"device": [], "link": [], "trace": [], "ahead": []}

@@ -183,7 +183,7 @@ def test_a_dry_run_lists_the_first_seeds_and_the_budget(
     study = write(tmp_path / "s.toml", sections)
     words = ("study", study, "--out", tmp_path / "out", "--until-sure", "--dry-run")
     plan = done(*words)
-    assert plan.splitlines()[-1] == "more seeds follow where they decide: at most 40 runs in all"
+    assert "more seeds follow where they decide: at most 40 runs in all" in plan.splitlines()
     assert plan.count("new ") == 22  # four lines with five seeds, a reference with two
     result = json.loads(done(*words, "--json"))
     assert (result["status"], result["most_runs"], len(result["runs"])) == ("dry-run", 40, 22)
