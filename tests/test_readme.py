@@ -201,8 +201,14 @@ def run_as_change(block: Block) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_is_a_story(
-    page: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if any('"traces/' in block.text for block in BLOCKS[page] if block.runs):
+        monkeypatch.setenv("FEDSIM_DATA", str(request.getfixturevalue("data_folder")))
     monkeypatch.syspath_prepend(Path.cwd())  # where the page's script lies, which Python searches
     files = [block for block in BLOCKS[page] if block.file]
     for block in files:
