@@ -189,6 +189,8 @@ def run_as_change(block: Block) -> None:
         "on.csv": ["device,start,end", *(f"{device},0 s,1 week" for device in devices)],
         "grid.csv": ["intensity", *(["300 g/kWh"] * 24)],
         "server.csv": ["time,rate", "0,1", "60,0.5", "120,1"],
+        "ping.csv": ["time,latency", "0,20", "60,50", "120,20"],
+        "loss.csv": ["time,loss", "0,0", "60,1", "120,0"],
     }
     for name, lines in tables.items():
         Path(name).write_text("\n".join(lines))
