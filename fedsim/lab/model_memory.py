@@ -28,10 +28,11 @@ def model_memory_lines(run: Run, together: Together, workers: int) -> list[str]:
     """
     size = run.learner.bytes
     cohort = run.at_once
-    if size * cohort <= ROOM:
+    room = run.scenario.training.memory or ROOM
+    if size * cohort <= room:
         return []
     # models in memory: start, sum (twice the size), its result, and results of the workers
-    models = 4 + WAITING * workers + int(ROOM / size)
+    models = 4 + WAITING * workers + int(room / size)
     reason = "sums take a client's model at a time"
     needed = _explain_need(run)
     if needed or together.models >= cohort:

@@ -191,6 +191,9 @@ class ModelComputing:
                 first.settle(self._mix(first, recipe))
                 if first.state is not None:
                     first.state = _mix_states(recipe)
+            if not isinstance(recipe, Best):  # a choice shares its memory with a model
+                for ref in wave:
+                    self.scratch.hold(ref)
 
     async def _choose(self, refs: Sequence[Ref]) -> None:
         questions = [self._work.question(ref, self._data) for ref in refs]

@@ -112,7 +112,13 @@ class Learning(Learner):
         self._work = LocalWork(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         self._computing = ModelComputing(
-            simulation, self._work, data, streams, self._initial, int(self.parameters)
+            simulation,
+            self._work,
+            data,
+            streams,
+            self._initial,
+            int(self.parameters),
+            training.memory,
         )
         for shared in (samples, self._solver, self._work):
             simulation.executor.place(shared)

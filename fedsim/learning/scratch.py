@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 Weights = NDArray[np.float32]
 
 ROOM = 1 << 28
-"""Memory for models that are computed in waves, and memory for models in ``Scratch`` (bytes)."""
+"""Memory for models that are computed in waves, and memory for models in ``Scratch`` (bytes), if
+``training.memory`` does not say otherwise.
+"""
 
 _SMALL = 1 << 16  # size up to which an array stays in memory in any case (bytes)
 
@@ -65,7 +67,8 @@ class Scratch:
         self.written_bytes = 0
         self._room = room
         self._used = 0
-        self._in_memory: dict[int, weakref.ref[Any]] = {}  # id(ref): the ref
+        # id(ref): the ref and its size (bytes), the first stored first
+        self._in_memory: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._file: list[int] = []  # file descriptor; empty until the file is open
         weakref.finalize(self, _close, self._file).atexit = False
         self._end = 0
@@ -73,9 +76,10 @@ class Scratch:
         self._live = 0
 
     def hold(self, ref: Any) -> None:
-        """Store the weights of a computed model in memory or in the file.
+        """Store the weights of a computed model in memory; the oldest ones move to the file.
 
-        Replaces ``ref.held`` by ``Written`` if the weights go to the file.
+        Replaces ``held`` of a model whose weights move to the file by ``Written``. The weights that
+        were stored first are likely to be needed last, as devices take turns.
 
         Args:
             ref: the model, a ``Ref``. Its memory counts as free when the ref is garbage collected.
@@ -89,16 +93,23 @@ class Scratch:
         key = id(ref)
         if key in self._in_memory:
             return
-        if self._used + weights.nbytes <= self._room:
-            self._used += weights.nbytes
-            forget = partial(self._forget, key, weights.nbytes)
-            self._in_memory[key] = weakref.ref(ref, forget)
-        else:
-            ref.held = self._write(weights)
+        self._used += weights.nbytes
+        self._in_memory[key] = weakref.ref(ref, partial(self._forget, key)), weights.nbytes
+        while self._used > self._room:
+            self._move_oldest()
 
-    def _forget(self, key: int, size: int, _: object) -> None:
-        del self._in_memory[key]
+    def _forget(self, key: int, _: object = None) -> None:
+        """Count the memory of a model as free."""
+        _, size = self._in_memory.pop(key)
         self._used -= size
+
+    def _move_oldest(self) -> None:
+        """Write the weights that were stored first to the file."""
+        key, (reference, _) = next(iter(self._in_memory.items()))
+        ref = reference()
+        if ref is not None and isinstance(ref.held, np.ndarray):
+            ref.held = self._write(ref.held)
+        self._forget(key)
 
     def _write(self, weights: Weights) -> Written:
         length = len(weights)

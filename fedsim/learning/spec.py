@@ -11,7 +11,7 @@ from fedsim.common.registry import Registry, with_any_kind
 from fedsim.common.returns import find_outside, guard, returns
 from fedsim.common.spec import ForAll, Spec
 from fedsim.common.training import Batching, LastBatch, Penalised
-from fedsim.common.units import PositiveSeconds
+from fedsim.common.units import Bytes, PositiveSeconds
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +64,11 @@ class Trainer(Spec):
     """state of the trainer, such as moments. ``fresh``: each training begins without a state;
     ``kept``: the state stays on the device between trainings; ``sent``: the state comes with the
     model and goes with the update, and the server averages states as it averages updates.
+    """
+    memory: Bytes | None = Field(default=None, gt=0)
+    """memory for computed models in the run's process, such as ``"4 GB"``. Further models that are
+    still needed, such as the devices' own, lie in a file in the folder for temporary files
+    (TMPDIR), the oldest first. None: 256 MB.
     """
     real_limit: PositiveSeconds = 3600.0
     """real time after which a local training ends the run with an error."""

@@ -2,6 +2,7 @@
 records as in waves.
 """
 
+import asyncio
 import errno
 import gc
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedsim
 from fedsim.clock.executors import Inline, Threads
 from fedsim.common.errors import told
 from fedsim.common.training import Training
@@ -26,6 +28,7 @@ from fedsim.learning.refs import Applied, Initial, Mixed, Ref, Trained, Waves
 from fedsim.learning.scratch import Scratch, Weights, Written
 from fedsim.learning.streaming import ResultOf, Stream, steps_of, twins_of
 from fedsim.running.checkpoint.codec import Encoder
+from fedsim.running.runner import Job
 from tests.learning.small import federation, learning, run
 
 D = 4
@@ -199,13 +202,36 @@ def test_there_is_room_in_memory_until_it_is_taken_and_again_when_it_is_given_ba
     _, updates, mean = _cohort(5)
     scratch = _play([mean], Plain(), room=3 * 4 * D)
     kinds = [type(update.held) for update in updates]
-    assert kinds == [np.ndarray] * 3 + [Written] * 2
-    del updates[:2]
+    assert kinds == [Written] * 3 + [np.ndarray] * 2  # the oldest ones lie in the file
+    del updates[3:]
     gc.collect()
     other = Ref("model-9", 9, None)
     other.settle(np.zeros(D, np.float32))
     scratch.hold(other)
     assert type(other.held) is np.ndarray
+
+
+def test_personal_models_of_many_rounds_take_no_more_than_the_memory_for_models() -> None:
+    """Each round fits in the memory, and all devices' own models do not."""
+    made = {
+        "seed": 3,
+        "population": {"devices": 12, "speed": "40 samples/s"},
+        "network": {"kind": "star"},
+        "data": {"source": "digits", "partition": "iid"},
+        "model": {"kind": "mlp", "hidden": [300]},  # 22,510 numbers, 90 kB
+        "strategy": {"kind": "ditto", "clients_per_round": 2},
+        "stop": {"rounds": 8},
+    }
+    found = {}
+    for memory in ("1 GB", "1 MB"):
+        scenario = fedsim.Scenario(**made | {"training": {"memory": memory}})
+        job = Job(scenario, None, Inline())
+        summary = asyncio.run(job.execute()).summary
+        scratch = job.run.learner._computing.scratch
+        found[memory] = summary["models_sha256"], summary["events_sha256"]
+        assert (scratch.written_bytes > 0) == (memory == "1 MB")
+        assert scratch._used <= {"1 GB": 1e9, "1 MB": 1e6}[memory]
+    assert found["1 MB"] == found["1 GB"]
 
 
 def test_the_file_is_emptied_when_nobody_names_its_models() -> None:
