@@ -1,4 +1,4 @@
-"""A finished run that is amount more rounds, or more simulated time.
+"""A finished run that goes on for more rounds, or for more simulated time.
 
 Such a run goes on from a checkpoint that was taken before its end. So the result is the one of a
 run that had the new end from the start, unless the strategy depends on the planned count of rounds.
