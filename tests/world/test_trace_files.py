@@ -178,6 +178,7 @@ MISTAKES: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "an unknown column": ("t,speed\n0,1", {"rate": "kB/s", "rate_column": "sped"}, "no column 'sped'.*did you mean 'speed'"),
     "no usual column": ("t,speed\n0,1", {"rate": "kB/s"}, "none of the columns rate, throughput.*rate_column names it"),
     "a unit of packets": ("1\n2", {"rate": "kB/s"}, "is a packet file, whose rates have a unit; leave 'rate' out"),
+    "a time between packets": ("1\n2", {"every": "1 s"}, "whose lines are times; leave 'every' out"),
     "packets out of order": ("5\n2", {}, "line 2 of 'file': 2 ms comes before"),
     "packets of no time": ("0\n0", {}, "ends at 0 ms"),
     "a number of bytes": (b"\xff\xfe\x00\x01", {"rate": "kB/s"}, "'file' is no text"),

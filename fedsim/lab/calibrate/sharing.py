@@ -21,9 +21,8 @@ _LEAST_OVERLAP = 0.6  # share of a transfer during which all transfers of its co
 _DRAWS = 999
 _CHANCE = 0.02  # a shared link is stated if chance would make one as seldom as this
 _LEAST_SPREAD = 2e-3  # relative variation of rates below which nothing can be told
-_STEADY = (
-    0.3  # a client whose times vary less, relative to the usual client's, has a link of its own
-)
+# a client whose times vary less, relative to the usual client's, has a link of its own
+_STEADY = 0.3
 
 
 class CommonLink(NamedTuple):

@@ -377,6 +377,8 @@ def _read_pairs(file: _File) -> Recording:
 def _read_packets(file: _File) -> Recording:
     """Read a packet file; an opportunity at t ms is of the piece that ends at t or later."""
     _refuse_unit(file, "a packet file")
+    if file.options.every is not None:
+        raise file.wrong("is a packet file, whose lines are times; leave 'every' out")
     times = []
     for line, cells in file.lines:
         if len(cells) != 1:

@@ -6,35 +6,24 @@ linearly. While no queue can lose anything, one step lasts until the next flow e
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from fedsim.clock.simulation import on_grid_after
-from fedsim.common.arrays import Flags, Floats, Ints
-from fedsim.world.network.congestion import (
-    Senders,
-    first_state,
-    grow,
-    leave_slow_start,
-    reduce,
-)
-from fedsim.world.network.deliveries import Deliveries
+from fedsim.common.arrays import Floats
+from fedsim.world.network.congestion import grow, leave_slow_start, reduce
 from fedsim.world.network.filling import Route, max_min
-from fedsim.world.network.losses import RandomLosses
-from fedsim.world.network.queues import QueueingRules, SenderMemory, StepPlan, choose_drops
+from fedsim.world.network.queued import LEAST_STEP_S, UNLIMITED, QueuedFlows
+from fedsim.world.network.queues import QueueingRules, StepPlan, choose_drops
 
-_LEAST_STEP_S = 1e-3
 _MOST_STEP_S = 20e-3
 _STEP_SHARE = 1 / 4  # of a round trip on empty links
 _QUEUE_SHARE = 1 / 4  # of the time in queues
-_UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
-_RETRANSMISSION_S = 0.2  # least timeout beyond the round trip (s; Linux)
 _PATIENCE_STEPS = 4  # steps between two looks for a jump
 _NO_BYTES = 1e-6  # bytes that count as none
 
 
-class Queueing:
+class Queueing(QueuedFlows):
     """Sharing rule of links with queues, on which flows have congestion windows.
 
     Args:
@@ -42,39 +31,13 @@ class Queueing:
     """
 
     def __init__(self, rules: QueueingRules) -> None:
-        self._rules = rules
+        super().__init__(rules)
         self.next_end = math.inf
         self.changed = False
         self.steps = 0
-        self._names: dict[str, int] = {}  # link -> index from 1; index 0 pads routes
-        self._capacity = np.array([_UNLIMITED])
-        self._length = np.array([math.inf])
-        self._level: list[int] = [0]  # largest position of each link on a route
-        self._connections: dict[tuple[int, int], SenderMemory] = {}
-        self._ends: dict[int, tuple[int, int]] = {}  # flow ID -> its connection
         self._since = 0.0
-        self._id = np.empty(0, dtype=np.int64)
-        self._size = np.empty(0)
-        self._sent = np.empty(0)  # bytes that left the sender, each repeat included
-        self._delivered = np.empty(0)
-        self._dropped = np.empty(0)  # bytes dropped, of which the sender does not know
-        self._lost = np.empty(0)  # bytes dropped, of which the sender knows
-        # bytes by which a flow lost less than its share of what arrived
-        self._credit = np.empty(0)
-        # whether the first link holds the sender back, so that late acknowledgements do not matter
-        self._held = np.empty(0, dtype=bool)
-        self._mark = np.empty(0)  # delivered bytes at which it learns; infinity for no drop
-        self._route = np.zeros((0, 1), dtype=np.int64)
-        self._waiting = np.zeros((0, 1))  # bytes in the queue of each link of a route
-        self._arriving = np.zeros((0, 1))  # bytes between a link and the next
-        self._senders = Senders.none()
-        self._losses = RandomLosses(rules.packet)
-        self._history = Deliveries()
-        self._groups: list[tuple[Ints, Ints, Ints]] = []  # of each level: flows, positions, links
-        self._never_full = np.empty(0, dtype=np.int64)
         self._plan: StepPlan | None = None
         self._since_look = 0
-        self._lasts = np.empty(0, dtype=np.int64)
 
     # changes
 
@@ -103,28 +66,9 @@ class Queueing:
             loss_key: seed of its random losses, which ``set_loss`` begins.
         """
         self._commit(now)
-        links = [self._link(name, capacity) for name, capacity in route] or [0]
-        for place, link in enumerate(links):
-            self._level[link] = max(self._level[link], place)
-        hops = max(self._route.shape[1], len(links))
-        self._widen(hops)
-        padded = [*links, *[0] * (hops - len(links))]
-        self._id = np.append(self._id, flow_id)
-        self._size = np.append(self._size, size)
-        for name in ("_sent", "_delivered", "_dropped", "_lost"):
-            setattr(self, name, np.append(getattr(self, name), 0.0))
-        self._credit = np.append(self._credit, chance * self._rules.packet)
-        self._mark = np.append(self._mark, math.inf)
-        self._held = np.append(self._held, False)
-        self._lasts = np.append(self._lasts, len(links) - 1)
-        self._route = np.vstack((self._route, np.array([padded], dtype=np.int64)))
-        self._waiting = np.vstack((self._waiting, np.zeros(hops)))
-        self._arriving = np.vstack((self._arriving, np.zeros(hops)))
-        self._senders.append(self._first_state(ends, round_trip, now))
-        self._losses.append(loss_key)
-        self._history.add_flow(0.0)
-        self._ends[flow_id] = ends
-        self._group()
+        sender = self._first_state(ends, round_trip, now)
+        self._add(flow_id, size, route, ends, chance, loss_key, sender)
+        self._replan()
 
     def enter(
         self,
@@ -141,7 +85,8 @@ class Queueing:
 
     def leave(self, flow_id: int, now: float) -> None:
         self._commit(now)
-        self._remove(self._id == flow_id)
+        self._remove(self._id == flow_id, now)
+        self._replan()
 
     def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
         """Change nothing, because own links are links of the route here."""
@@ -162,7 +107,7 @@ class Queueing:
         """
         if link in self._names:
             self._commit(now)
-            self._capacity[self._names[link]] = min(rate, _UNLIMITED)
+            self._capacity[self._names[link]] = min(rate, UNLIMITED)
             self._replan()
 
     def set_loss(self, flow_id: int, first: float, last: float, now: float) -> None:
@@ -189,7 +134,7 @@ class Queueing:
             now: the time (s).
         """
         self._commit(now)
-        self._senders.round_trip[self._id == flow_id] = max(round_trip, _LEAST_STEP_S)
+        self._senders.round_trip[self._id == flow_id] = max(round_trip, LEAST_STEP_S)
         self._replan()
 
     def _replan(self) -> None:
@@ -203,92 +148,6 @@ class Queueing:
         self._since_look = 0
         self._plan_step()
 
-    def _link(self, name: str, capacity: float) -> int:
-        number = self._names.setdefault(name, len(self._capacity))
-        if number == len(self._capacity):
-            self._capacity = np.append(self._capacity, 0.0)
-            self._length = np.append(self._length, 0.0)
-            self._level.append(0)
-        self._set_link(number, name, capacity)
-        return number
-
-    def _set_link(self, number: int, name: str, capacity: float) -> None:
-        rate = min(capacity, _UNLIMITED)
-        self._capacity[number] = rate
-        # an outage does not shorten a queue
-        if rate:
-            self._length[number] = self._rules.length(name, rate)
-
-    def _widen(self, hops: int) -> None:
-        more = hops - self._route.shape[1]
-        if more > 0:
-            pad = ((0, 0), (0, more))
-            self._route = np.pad(self._route, pad)
-            self._waiting = np.pad(self._waiting, pad)
-            self._arriving = np.pad(self._arriving, pad)
-
-    def _first_state(
-        self, ends: tuple[int, int], round_trip: float, now: float
-    ) -> dict[str, float]:
-        """Return the state of a sender: new, or restarted after an idle time.
-
-        After more than a timeout without a byte, the window is the initial one (RFC 5681, section
-        4.1), and the threshold remembers three quarters of the former window (RFC 2861).
-        """
-        round_trip = max(round_trip, _LEAST_STEP_S)
-        first = self._rules.initial_window
-        before = self._connections.get(ends)
-        if before is None:
-            return first_state(round_trip, first, math.inf, 0.0)
-        window = before.window
-        threshold = before.threshold
-        if now - before.until > round_trip + _RETRANSMISSION_S:
-            window = min(window, first)
-            threshold = max(threshold, 0.75 * before.window)
-        return first_state(round_trip, window, threshold, before.peak)
-
-    def _remember(self, row: int) -> None:
-        senders = self._senders
-        self._connections[self._ends.pop(self._id.item(row))] = SenderMemory(
-            senders.window.item(row),
-            senders.threshold.item(row),
-            senders.peak.item(row),
-            self._since,
-        )
-
-    def _remove(self, rows: Flags) -> None:
-        for row in np.flatnonzero(rows).tolist():
-            self._remember(row)
-        stay = ~rows
-        for name in _COLUMNS:
-            setattr(self, name, getattr(self, name)[stay])
-        self._senders.select(stay)
-        self._losses.select(stay)
-        self._history.select(stay)
-        self._group()
-
-    def _group(self) -> None:
-        """Sort the links of routes by level, so that bytes pass a route within a step."""
-        self._plan = None
-        self.next_end = math.inf
-        self.changed = True
-        flows, places = np.nonzero(self._route >= 0)
-        places_of = np.minimum(self._lasts, self._route.shape[1] - 1)[flows]
-        on_route = places <= places_of
-        flows = flows[on_route]
-        places = places[on_route]
-        links = self._route[flows, places]
-        levels = np.array(self._level)[links]
-        # links that only hold senders back
-        later = np.bincount(links, weights=1.0 * (places > 0), minlength=len(self._capacity))
-        holds = (later == 0) & self._rules.holds_back
-        self._never_full = np.flatnonzero(holds)
-        self._groups = []
-        for level in range(int(levels.max(initial=-1)) + 1):
-            at = levels == level
-            if at.any():
-                self._groups.append((flows[at], places[at], links[at]))
-
     # time
 
     def advance(self, until: float) -> list[tuple[float, int]]:
@@ -301,7 +160,7 @@ class Queueing:
             self._commit(now)
             if over.any():
                 ended.extend((now, flow_id) for flow_id in self._id[over].tolist())
-                self._remove(over)
+                self._remove(over, now)
             self._plan_step()
             self.changed = False
         return ended
@@ -356,15 +215,6 @@ class Queueing:
             senders.round_end[turns] = (in_network / self._rules.packet)[turns] + 1e-9
             senders.least_wait[turns] = math.inf
 
-    def _delays(self) -> Floats:
-        """Return the time in queues of each flow's route (s), float64 [flows]."""
-        backlog = np.bincount(
-            self._route.ravel(), weights=self._waiting.ravel(), minlength=len(self._capacity)
-        )
-        rate = np.where(self._capacity > 0, self._capacity, math.inf)
-        delays: Floats = (backlog / rate)[self._route].sum(axis=1)
-        return delays
-
     def _plan_step(self) -> None:
         self._plan = None
         self.next_end = math.inf
@@ -389,7 +239,7 @@ class Queueing:
         senders.least_wait = np.minimum(senders.least_wait, delays)
         floor = np.maximum(_STEP_SHARE * senders.round_trip, _QUEUE_SHARE * delays)
         floor[self._held] = _MOST_STEP_S
-        length_s = min(max(float(floor.min()), _LEAST_STEP_S), _MOST_STEP_S)
+        length_s = min(max(float(floor.min()), LEAST_STEP_S), _MOST_STEP_S)
         length_s = on_grid_after(self._since + length_s) - self._since
         end = self._since + length_s
         packet = self._rules.packet
@@ -523,7 +373,7 @@ class Queueing:
             sent[crowded] = np.minimum(wants, room[first])[crowded]
             return sent
         used, numbers = np.unique(first[crowded], return_inverse=True)
-        capacity = np.append(room[used], _UNLIMITED)
+        capacity = np.append(room[used], UNLIMITED)
         ones = np.ones(len(numbers))
         sent[crowded] = max_min(capacity, numbers.reshape(-1, 1), wants[crowded], ones)
         return sent
@@ -601,36 +451,3 @@ class Queueing:
         if plan is None or plan.length_s == math.inf:
             return 0.0
         return plan.delivered.item(row) / plan.length_s
-
-    def queued(self) -> dict[str, tuple[float, float]]:
-        """Return bytes in the queue of each link, and its length (bytes), by name."""
-        backlog = np.bincount(
-            self._route.ravel(), weights=self._waiting.ravel(), minlength=len(self._capacity)
-        )
-        queues: dict[str, tuple[float, float]] = {}
-        for name, number in self._names.items():
-            queues[name] = (backlog.item(number), self._length.item(number))
-        return queues
-
-    def balance(self) -> Floats:
-        """Return what each flow sent less what is delivered, on the way or dropped (bytes), [flows]."""
-        under_way = self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
-        balance: Floats = self._sent - self._delivered - under_way - self._lost - self._dropped
-        return balance
-
-
-_COLUMNS: Sequence[str] = (
-    "_id",
-    "_size",
-    "_sent",
-    "_delivered",
-    "_dropped",
-    "_lost",
-    "_credit",
-    "_mark",
-    "_held",
-    "_lasts",
-    "_route",
-    "_waiting",
-    "_arriving",
-)

@@ -1,0 +1,241 @@
+"""Search for the links of a direction, of clients and server, that explain a log's durations."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+
+from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.lab.calibrate.replay import FittedWorld, transfers
+from fedsim.lab.calibrate.sharing import CommonLink, find_shared_link
+from fedsim.lab.calibrate.tasks import Steps, took
+from fedsim.lab.calibrate.values import aggregate, bisect, fill_unknown
+from fedsim.world.network import Direction
+from fedsim.world.network.protocol import Protocol
+
+DIRECTIONS: tuple[Direction, ...] = ("down", "up")
+# search for rates behind a shared link: most iterations, and tolerance of logarithms
+_TURNS = 12
+_STILL = 1e-3
+_MOST = 400  # count of transfers that the search uses
+# trial capacities of a server's link, as factors on the least possible capacity
+_WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)
+# a limit at the server is kept if its error is below _BETTER times, and _WORTH below, no limit's
+_BETTER = 0.9
+_WORTH = 0.005
+# links explain a log as well as fitted links if their error is below _AS_WELL times, plus _WORTH
+_AS_WELL = 1.3
+# weight of a busy period's error, whose end rounds wait for, relative to a transfer's error
+_TOGETHER = 3.0
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_STEEP = 1e3  # the highest ratio of a link's rate to the mean rate of its messages
+# clients are assumed to share one link if they are this many and their rates differ by less
+_ALIKE = 0.03
+_MANY = 5
+
+
+def find_rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
+    """Return the link rates at which messages take given times.
+
+    Args:
+        protocol: protocol of the messages.
+        sizes: sizes of the messages (bytes); float64 [messages].
+        sending: durations without latency (s); float64 [messages].
+        latency: latencies (s); float64 [messages].
+
+    Returns:
+        Rates (bytes/s), NaN if the protocol's window limits the duration at any rate; float64
+        [messages].
+    """
+    low = sizes * protocol.overhead / sending
+    if protocol.window == math.inf:
+        return low
+    round_trip = 2 * latency + protocol.round_trip
+    high = low * _STEEP
+    depends_on_rate = protocol.sending_s(sizes, high, round_trip) < sending
+
+    def is_low(log_rate: Floats) -> Flags:
+        return np.asarray(protocol.sending_s(sizes, np.exp(log_rate), round_trip) > sending)
+
+    log_rates = bisect(is_low, *np.log((low, high)))
+    return np.where(depends_on_rate, np.exp(log_rates), math.nan)
+
+
+class LinkSearch:
+    """Search for the links of a direction that explain the durations of a log's transfers.
+
+    For each trial capacity of the server's link, the rates of clients are fitted by replaying the
+    transfers in the simulator. Each client's rate is fitted to the median of the transfers that its
+    own link delays. The capacity with the smallest errors, of single transfers and of whole busy
+    periods, is the estimate. A limit is dropped if it explains little more than no limit.
+    """
+
+    def __init__(
+        self, direction: Direction, steps: Steps, client: Ints, latency: Floats, protocol: Protocol
+    ) -> None:
+        self._direction = direction
+        self._steps = steps
+        self._client = client
+        self._latency = latency
+        self._protocol = protocol
+        self._last_end = np.maximum.accumulate(steps.end)
+
+    def capacity(self) -> float:
+        """Estimate the capacity of the server's link (bytes/s); infinity if it limits nothing."""
+        most = min(_MOST, len(self._client))
+        if len(self._begins(most)) == most:
+            return math.inf
+        unlimited = self._error(math.inf, most)
+        if unlimited <= _WORTH:
+            return math.inf
+        least = self._least(most)
+        errors = {least * factor: self._error(least * factor, most) for factor in _WIDER}
+        best = min(errors, key=errors.__getitem__)
+        if errors[best] >= unlimited:
+            return math.inf
+        low = math.log(best / _WIDER[2])
+        high = math.log(best * _WIDER[2])
+        for _ in range(12):  # golden-section search
+            lower = math.exp(high - _GOLDEN * (high - low))
+            upper = math.exp(low + _GOLDEN * (high - low))
+            errors[lower] = self._error(lower, most)
+            errors[upper] = self._error(upper, most)
+            if errors[lower] <= errors[upper]:
+                high = math.log(upper)
+            else:
+                low = math.log(lower)
+        best = min(errors, key=errors.__getitem__)
+        if errors[best] < _BETTER * unlimited and errors[best] < unlimited - _WORTH:
+            return best
+        return math.inf
+
+    def explains(
+        self, rates: Floats, capacity: float, fitted_rates: Floats, fitted_capacity: float
+    ) -> bool:
+        """Return whether links explain the times of transfers nearly as well as the fitted ones.
+
+        Args:
+            rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
+            capacity: capacity of the server's link (bytes/s).
+            fitted_rates: fitted rates (bytes/s); float64 [clients].
+            fitted_capacity: fitted capacity of the server's link (bytes/s).
+        """
+        error = self._error_of(rates, capacity)
+        fitted_error = self._error_of(fitted_rates, fitted_capacity)
+        return error <= fitted_error * _AS_WELL + _WORTH
+
+    def _error_of(self, rates: Floats, capacity: float) -> float:
+        """Return the mean absolute error of the logarithms of durations over given links."""
+        most = min(_MOST, len(self._client))
+        steps = self._steps[:most]
+        links = fill_unknown(rates)
+        server = dict.fromkeys(DIRECTIONS, capacity)
+        world = FittedWorld(links, links, self._latency, server, self._protocol)
+        took_s = transfers(world, self._direction, steps, self._client[:most])
+        return _log_error(took_s, took(steps))
+
+    def seen_together(self) -> float:
+        """Return the most that all clients were seen to send at a time (bytes/s)."""
+        return self._least(min(_MOST, len(self._client)))
+
+    def shared_link(self) -> CommonLink | None:
+        """Return a link that clients share by a test against chance; None if there is no sign."""
+        begins = self._begins(len(self._client))
+        return find_shared_link(self._steps, self._client, self._latency, begins)
+
+    def looks_shared(self, rates: Floats) -> bool:
+        """Whether many clients have nearly the same rate, and always send at the same time.
+
+        Args:
+            rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
+        """
+        rates = rates[~np.isnan(rates)]
+        if len(rates) < _MANY or np.ptp(rates) > _ALIKE * np.median(rates):
+            return False
+        cohorts = np.split(self._client, self._begins(len(self._client))[1:])
+        return min(len(np.unique(cohort)) for cohort in cohorts) == len(rates)
+
+    def settle(self, capacity: float, most: int) -> tuple[Floats, Floats]:
+        """Fit the rates of the clients' links, for a given capacity of the server's link.
+
+        Args:
+            capacity: capacity of the server's link (bytes/s), infinity allowed.
+            most: count of transfers to replay, in order of time.
+
+        Returns:
+            Rates (bytes/s), float64 [clients], and durations of the replayed transfers (s), float64
+            [most].
+        """
+        latency = self._latency[self._client]
+        clients = len(self._latency)
+        sending = np.maximum(took(self._steps) - latency, 1e-9)
+        of_transfers = find_rates(self._protocol, self._steps.amount, sending, latency)
+        rates = aggregate(of_transfers, self._client, clients)
+        steps = self._steps[:most]
+        client = self._client[:most]
+        latency = latency[:most]
+        real = sending[:most]
+        if capacity == math.inf:
+            round_trip = 2 * latency + self._protocol.round_trip
+            sending = self._protocol.sending_s(steps.amount, rates[client], round_trip)
+            return rates, latency + sending
+        rates = np.minimum(rates, capacity)
+        took_s = real
+        for _ in range(_TURNS):
+            links = np.where(np.isnan(rates), capacity, rates)
+            world = FittedWorld(
+                links, links, self._latency, dict.fromkeys(DIRECTIONS, capacity), self._protocol
+            )
+            took_s = transfers(world, self._direction, steps, client)
+            apart = np.log(np.maximum(took_s - latency, 1e-9) / real)
+            # a transfer that the server's link holds up does not depend on the client's link
+            moves = np.abs(apart) > _STILL
+            change = np.nan_to_num(aggregate(apart[moves], client[moves], clients))
+            better = np.minimum(rates * np.exp(change), capacity)
+            if np.nanmax(np.abs(np.log(better / rates))) < _STILL:
+                break
+            rates = better
+        return rates, took_s
+
+    def _error(self, capacity: float, most: int) -> float:
+        """Return the error of a trial capacity: of single transfers, plus weighted of busy periods.
+
+        Args:
+            capacity: capacity of the server's link (bytes/s).
+            most: count of transfers to replay.
+
+        Returns:
+            Mean absolute error of the logarithms of durations.
+        """
+        steps = self._steps[:most]
+        took_s = self.settle(capacity, most)[1]
+        begins = self._begins(most)
+        first_start = steps.start[begins]
+        busy_s = np.maximum.reduceat(steps.end, begins) - first_start
+        replayed_s = np.maximum.reduceat(steps.start + took_s, begins) - first_start
+        single = _log_error(took_s, took(steps))
+        together = _log_error(replayed_s, busy_s)
+        return float(single + _TOGETHER * together)
+
+    def _begins(self, most: int) -> Ints:
+        """Return the index of the first transfer of each busy period of overlapping transfers."""
+        is_begin = self._steps.start[1:most] >= self._last_end[: most - 1]
+        return np.concatenate(([0], 1 + np.flatnonzero(is_begin)))
+
+    def _least(self, most: int) -> float:
+        """Return a lower bound of the server's capacity (bytes/s): its busiest periods' rate."""
+        rates = []
+        for first, last in pairwise([*self._begins(most).tolist(), most]):
+            steps = self._steps[first:last]
+            order = np.argsort(steps.end, kind="stable")
+            latency = self._latency[self._client[first:last]].min()
+            wire = np.cumsum(steps.amount[order]) * self._protocol.overhead
+            seconds = np.maximum(steps.end[order] - steps.start[0] - latency, 1e-9)
+            rates.append((wire / seconds).max())
+        return float(np.percentile(rates, 90))
+
+
+def _log_error(stated: Floats, measured: Floats) -> float:
+    """Return the mean absolute error of the logarithms of durations."""
+    ratio = np.maximum(stated, 1e-9) / np.maximum(measured, 1e-9)
+    return float(np.abs(np.log(ratio)).mean())

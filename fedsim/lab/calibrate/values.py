@@ -1,0 +1,51 @@
+"""Values of clients: aggregates of each, the unknown ones, and boundaries found by bisection."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from fedsim.common.arrays import Flags, Floats, Ints
+
+
+def aggregate(values: Floats, client: Ints, clients: int, function: str = "median") -> Floats:
+    """Aggregate the values of each client.
+
+    Args:
+        values: the values; float64 [n].
+        client: index of each value's client; int64 [n].
+        clients: count of clients.
+        function: ``median`` or ``mean``.
+
+    Returns:
+        The aggregates, NaN for a client that has no values; float64 [clients].
+    """
+    by_client = pd.Series(values).groupby(np.asarray(client)).agg(function)
+    return np.asarray(by_client.reindex(range(clients)), dtype=np.float64)
+
+
+def fill_unknown(values: Floats) -> Floats:
+    """Replace NaN by the median of the other values, or by infinity if all are NaN."""
+    numbers = values[~np.isnan(values)]
+    usual = np.median(numbers) if len(numbers) else math.inf
+    return np.where(np.isnan(values), usual, values)
+
+
+def bisect(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floats:
+    """Find by bisection, element by element, the value at which ``is_low`` becomes false.
+
+    Args:
+        is_low: whether each value is below its boundary; bool [n].
+        low: values below the boundaries; float64 [n].
+        high: values above the boundaries; float64 [n].
+
+    Returns:
+        The boundaries; float64 [n].
+    """
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = is_low(middle)
+        low = np.where(below, middle, low)
+        high = np.where(below, high, middle)
+    return np.asarray(low, dtype=np.float64)

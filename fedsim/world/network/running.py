@@ -1,0 +1,168 @@
+"""Running flows of a network: their rules of sharing, windows and queues, and the traces they follow."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import Floats, Ints
+from fedsim.world.network.filling import Sharing
+from fedsim.world.network.flow import Flow
+from fedsim.world.network.present import PresentRates
+from fedsim.world.network.protocol import Transport
+from fedsim.world.network.queueing import Queueing
+from fedsim.world.network.traces import LinkTraces
+from fedsim.world.network.windows import Windows
+
+_ROUNDING = 1e-12  # relative gap below which a flow's rate equals the rate of its window
+
+
+class RunningFlows(PresentRates):
+    """Base of ``Network`` with the flows whose bytes are under way.
+
+    The arguments are those of ``PresentRates``, and ``sharing``, a function that makes a sharing
+    rule.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        links: Mapping[str, float],
+        down: Floats,
+        up: Floats,
+        latency: Floats,
+        transport: Transport,
+        edge_latency: Floats | None,
+        edges: Ints | None,
+        hosts: Sequence[str],
+        sharing: Callable[[], Sharing],
+    ) -> None:
+        super().__init__(
+            simulation, links, down, up, latency, transport, edge_latency, edges, hosts
+        )
+        self._queues = self._build_queues()  # the only sharing rule, if links have queues
+        self._sharing = sharing
+        self._rules = [self._queues or sharing()]
+        self._general = self._queues is not None
+        self._running: dict[int, Flow] = {}
+        self._streams = transport.streams
+        self._slow_start = self._protocol.slow_start and self._queues is None
+        # endpoint -> count of its flows so far, if flows have weights
+        self._transfers: dict[int, int] = {}
+        self._windows = Windows(self._protocol.window)
+
+    def _build_queues(self) -> Queueing | None:
+        """Return the queues of the links; None if links are shared as fluids."""
+        rules = self._protocol.queueing()
+        if rules is None:
+            return None
+        self._refuse_unknown_queues(rules.queues)
+        return Queueing(rules)
+
+    def _refuse_unknown_queues(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.built_rate(name)
+
+    def _rule(self, flow: Flow) -> Sharing:
+        return self._rules[0]
+
+    def _cap(self, flow: Flow) -> float:
+        """Return the largest rate of a flow now by its window and own links (bytes/s)."""
+        window = self._windows.rate(flow.id) if self._slow_start else math.inf
+        return window if self._general else min(window, self._own_rate(flow))
+
+    def _is_unlimited(self, flow: Flow) -> bool:
+        if self._cap(flow) < math.inf:
+            return False
+        if self._queues is not None and self.round_trip_s(flow.source, flow.destination) > 0:
+            return False  # its window limits it
+        return all(capacity == math.inf for _, capacity in self._links_of(flow))
+
+    def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:
+        if self._queues is not None:
+            self._open(self._queues, flow, now)
+            return
+        route = self._links_of(flow, own=self._general)
+        self._rule(flow).enter(flow.id, flow.wire, cap, now, flow.weight, sent, route)
+
+    def _open(self, queues: Queueing, flow: Flow, now: float) -> None:
+        """Start a flow on links with queues, in the order in which its bytes pass them."""
+        source = flow.source
+        destination = flow.destination
+        own = self.own_links(source, destination)
+        route = self.links_between(source, destination)
+        sends_own = 0 <= source < self.devices
+        route = [*own[:sends_own], *route, *own[sends_own:]]
+        round_trip = self.present_round_trip_s(source, destination)
+        ends = (source, destination)
+        device = source if 0 <= source < self.devices else destination
+        count = self._transfers.get(device, 0)
+        self._transfers[device] = count + 1
+        chance = self._streams.uniform("world/first-drop", device, count)
+        # a queue's length follows from the built rate of a link with a trace, and not from its trace
+        limited = [(name, self.limits.get(name, rate)) for name, rate in route]
+        if self.traces is None:
+            queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, chance)
+            return
+        loss_key = self._streams.word("world/packet-loss", device, count)
+        queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, chance, loss_key)
+        for name, rate in self._apply_limits(route):
+            queues.set_rate(name, rate, now)
+        queues.set_loss(flow.id, self.present_loss(source), self.present_loss(destination), now)
+
+    def _use_traces(self, traces: LinkTraces, flow: Flow, now: float) -> None:
+        """Follow the traces of a flow's links as long as the flow runs."""
+        for link in traces.begin(flow.id, self._traced_names(flow), now):
+            if traces.is_shared(link) and self._queues is None:
+                self._set_capacity(link, now)
+
+    def _traced_names(self, flow: Flow) -> list[str]:
+        """Return the names of a flow's links, and of the latencies and losses of its ends."""
+        names = [name for name, _ in self._links_of(flow)]
+        if self._queues is not None:
+            for end in (flow.source, flow.destination):
+                names += [f"device {end} latency", f"device {end} loss"]
+        return names
+
+    def _follow_traces(self, traces: LinkTraces, now: float) -> None:
+        """Give links the rates that they have by their traces since this instant."""
+        for link in traces.take_due(now):
+            if self._queues is not None:
+                self._follow_by_queues(self._queues, traces, link, now)
+            elif self._general or traces.is_shared(link):
+                self._set_capacity(link, now)
+            else:
+                for flow_id in traces.flows_on(link):
+                    flow = self._running[flow_id]
+                    self._rule(flow).recap(flow_id, flow.wire, self._cap(flow), now)
+
+    def _follow_by_queues(
+        self, queues: Queueing, traces: LinkTraces, name: str, now: float
+    ) -> None:
+        if name.endswith(" latency"):
+            for flow_id in traces.flows_on(name):
+                flow = self._running[flow_id]
+                round_trip = self.present_round_trip_s(flow.source, flow.destination)
+                queues.set_round_trip(flow_id, round_trip, now)
+        elif name.endswith(" loss"):
+            for flow_id in traces.flows_on(name):
+                flow = self._running[flow_id]
+                first = self.present_loss(flow.source)
+                queues.set_loss(flow_id, first, self.present_loss(flow.destination), now)
+        else:
+            queues.set_rate(name, self.present_rate(name, self.built_rate(name)), now)
+
+    def _set_capacity(self, link: str, now: float) -> None:
+        rate = self.present_rate(link, self.built_rate(link))
+        for rule in self._rules:
+            rule.set_capacity(link, rate, now)
+
+    def _widen(self, now: float) -> None:
+        """Double the windows whose round trip is over, or close windows that limited no flow."""
+        for flow_id, window in self._windows.take_due(now):
+            flow = self._running[flow_id]
+            rule = self._rule(flow)
+            is_limiting = rule.rate(flow_id) > window * (1 - _ROUNDING)
+            if is_limiting and 2 * window < self._own_rate(flow):
+                round_trip = self.round_trip_s(flow.source, flow.destination)
+                self._windows.widen(flow_id, 2 * window, now + round_trip)
+            rule.recap(flow_id, flow.wire, self._cap(flow), now)
