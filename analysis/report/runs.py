@@ -9,8 +9,9 @@ from fedsim.analysis.report import tables
 from fedsim.analysis.report.answer import tiles
 from fedsim.analysis.report.drawings import draw_run, fold
 from fedsim.analysis.report.gather import MOST_DRAWN, DetailedRun
+from fedsim.analysis.report.legend import key, step_colours
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
-from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage, step_colours
+from fedsim.analysis.report.timeline import TimelineData, read_timeline, stage
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
 from fedsim.lab.compare.measures import Values, measure
