@@ -38,6 +38,10 @@ def headline_figures(run: RunFolder) -> Markup:
         if worst is not None:
             remark += f", worst tenth of devices {worst:.4f}"
         figures.append(("final accuracy", f"{final:.4f}", remark))
+    unseen = (summary.get("accuracy") or {}).get("unseen")
+    if unseen is not None:
+        remark = "on devices that are tested and never train"
+        figures.append(("final accuracy, unseen", f"{unseen:.4f}", remark))
     for name, metric in summary.get("metrics", {}).items():
         if metric["final"] is not None:
             figures.append(

@@ -123,6 +123,19 @@ def test_tiles_of_batteries_are_those_of_the_events_and_of_the_energy_table(tmp_
     assert f"flat devices {len(flat)} {tasks} ended by a flat battery" in text
 
 
+def test_the_tile_of_unseen_devices_is_the_last_of_the_rounds(tmp_path: Path) -> None:
+    scenario = fedsim.Scenario(
+        data={"source": "digits"},
+        population={"devices": 6, "speed": "20 samples/s", "tested_only": 2},
+        strategy={"kind": "fedavg", "clients_per_round": 3},
+        stop={"rounds": 2},
+    )
+    fedsim.run(scenario, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    unseen = run.rounds[-1]["accuracy_unseen"]
+    assert f"final accuracy, unseen {unseen:.4f} " in text_of(headline_figures(run))
+
+
 def test_the_answer_of_a_study_has_the_means_of_its_runs(tmp_path: Path) -> None:
     base = {
         "data": {"source": "digits"},

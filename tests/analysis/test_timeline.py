@@ -227,7 +227,9 @@ def test_pre_training_is_told_apart_from_training(grouped: RunFolder) -> None:
     shown = {task for _, task, *_, step, _, _, _ in steps_of(data) if step == "pre-training"}
     assert shown == train - rounds != set()
     assert {"pre-training", "train"} <= legend(draw_timeline(grouped))
-    slices = [entry["args"]["task"] for entry in trace_events(grouped) if "pre-training" in entry["name"]]
+    slices = [
+        entry["args"]["task"] for entry in trace_events(grouped) if "pre-training" in entry["name"]
+    ]
     assert set(slices) == shown
 
 
