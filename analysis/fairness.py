@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fedsim.analysis import style
 from fedsim.analysis.series import Series, each_alone
 from fedsim.common.arrays import Ints
-from fedsim.lab.reading.fairness import jain_over_time, selections
+from fedsim.lab.reading.fairness import jain_over_time, selectable, selections
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder
 
@@ -116,9 +116,9 @@ def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
 
 
 def selections_of_devices(run: RunFolder) -> Ints:
-    """Return the counts of selections of all devices, in descending order, int64 [n]."""
+    """Return the counts of selections of all devices that may train, descending, int64 [n]."""
     counts = selections(run)["device"].value_counts().to_numpy(np.int64)
-    return np.append(counts, np.zeros(run.size(DEVICES) - len(counts), dtype=np.int64))
+    return np.append(counts, np.zeros(selectable(run) - len(counts), dtype=np.int64))
 
 
 def selections_of_groups(run: RunFolder) -> pd.DataFrame:

@@ -150,7 +150,7 @@ def worst_rounds(history: History, trained: list[int], count: int) -> dict[int, 
         finished or trained,
         key=lambda number: (-failed.get(number, 0), -durations.get(number, 0.0)),
     )
-    reasons = dict.fromkeys(ranked[:count], "one of the worst" if count > 1 else "the worst")
+    reasons = dict.fromkeys(ranked[:count], "many failures" if count > 1 else "most failures")
     median = ranked[len(ranked) // 2]
-    reasons.setdefault(median, "the median")
+    reasons.setdefault(median, "median failures")
     return dict(sorted(reasons.items()))

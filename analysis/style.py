@@ -51,12 +51,14 @@ HATCHED: Look = {
     "hatch": "//////",
 }  # look of hatched entries in legends
 
+PRE_TRAINING = "#8C5A2B"
 STEPS = {
     "download": SKY,
     "train": GREEN,
     "evaluate": YELLOW,
     "upload": BLUE,
     "queue": ORANGE,
+    "pre-training": PRE_TRAINING,
     # colours of Paul Tol
     "decode": "#88CCEE",
     "encode": "#332288",
@@ -76,7 +78,6 @@ OUTCOMES = {
     "battery": "#8C564B",
 }
 VALID = "#66C5AB"  # lighter than late, so that both can be told apart in grey
-PRE_TRAINING = "#8C5A2B"
 DEADLINE: Look = {"color": VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 LIMIT: Look = {"color": VERMILLION, "linewidth": 1.8, "linestyle": "-"}  # T, of one device
 SPLIT: Look = {"marker": "D", "color": PURPLE, "markerfacecolor": "white"}

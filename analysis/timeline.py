@@ -126,7 +126,7 @@ def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
     axes.set_ylim(max(len(view.devices), _LEAST_LANES) - 0.5, -0.5)
     axes.set_xlim(view.start / view.unit.size, view.end / view.unit.size)
     _draw_bars(axes, view, view.presence, facecolor=style.PALE, zorder=0)
-    colours = style.step_colours(step.kind for step in view.activities.steps)
+    colours = style.step_colours(step.kind for step in view.all_steps)
     handles = _draw_useful_steps(axes, view, colours)
     handles += _draw_absences(axes, view)
     handles += _draw_wasted_steps(axes, view, colours if coarse else None)

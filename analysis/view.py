@@ -39,6 +39,7 @@ class View:
         devices: the devices shown, from the top lane down.
         lanes: index of the lane by shown device, 0 at the top.
         at_work: count of devices that worked within the span, shown or not.
+        all_steps: all steps of the run.
         steps: steps of the shown devices that overlap the span.
         attempts: tasks of the shown devices, within the span or not.
         task_ends: marks of tasks of the shown devices that ended within the span.
@@ -73,9 +74,9 @@ class View:
         # a span from time 0 includes steps that end at time 0
         self._since = start if start > 0 else -np.inf
 
-        steps = [
-            step for step in self.activities.steps if step.end > self._since and step.start < end
-        ]
+        attempts = Attempts(self.activities)
+        self.all_steps = attempts.steps
+        steps = [step for step in self.all_steps if step.end > self._since and step.start < end]
         if not steps:
             raise NothingToDrawError(
                 f"no device worked between {start:g} s and {end:g} s, so there is no timeline "
@@ -97,7 +98,7 @@ class View:
         if len(history.devices_with_phases):
             self.absences = self.in_lanes(self.activities.absences)
         self.attempts: list[Attempt] = []
-        for attempt in Attempts(self.activities).all:
+        for attempt in attempts.all:
             if attempt.device in self.lanes:
                 self.attempts.append(attempt)
         self.task_ends = [mark for mark in self.activities.marks if self._has_task_end(mark)]

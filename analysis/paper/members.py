@@ -26,6 +26,7 @@ _MOST_IN = 4.0
 _SIZES_IN = 0.75
 _FRAME_IN = 0.9
 _MOST_ROWS = 160
+_MOST_NAMES = 12  # most groups with an entry in the legend
 _HATCHES = ("", "", "", "//////", "", "......", "......", "xxxxxx", "......", "xxxxxx")
 
 
@@ -36,7 +37,8 @@ class Members:
     Attributes:
         attempts: tasks of the run.
         devices: IDs of the drawn devices, from the top row down; ordered by last group.
-        marks: events of the drawn devices, as in ``fedsim.lab.reading.history.MARKS``.
+        marks: events of the drawn devices, as in ``fedsim.lab.reading.history.MARKS``, without
+            the moves of a split of a whole group.
         times: simulated times (s) at which a count of members changed, and the run's end.
         sizes: count of members from each time on, by group; -1 for devices without a group. Only
             devices that are present count.
@@ -69,7 +71,8 @@ def measure_members(series: Series) -> Members:
     with_row = set(devices.tolist())
     marks = []
     for mark in attempts.activities.marks:
-        if mark.kind in MARKS and mark.device in with_row:
+        is_split = mark.kind == "move" and mark.data.get("why") == "split"
+        if mark.kind in MARKS and mark.device in with_row and not is_split:
             marks.append(mark)
     curves = {group: history.sizes(group) for group in [*history.groups, NO_GROUP]}
     changes = [changed_at for changed_at, _ in curves.values()]
@@ -133,12 +136,28 @@ def _draw_rows(panel: Axes, members: Members, unit: float) -> list[Artist]:
         stays_in_group = [stay for stay in stays if stay.group == group]
         look = {"gid": f"group-{group}", **_group_look(group)}
         _draw_spans(panel, stays_in_group, rows, unit, look)
-        handles.append(Patch(label=style.group_name(group), **_group_look(group)))
+    handles += _name_groups(members)
     if members.sizes[NO_GROUP].any():
         handles.append(Patch(facecolor=membership_colour(NO_GROUP), label="no group"))
     handles += draw_pre_trainings(panel, members.attempts.all, rows, unit)
     size = float(np.clip(150 / len(rows), 1.6, 4.0))
     return handles + mark_rows(panel, members.marks, rows, unit, size)
+
+
+def _name_groups(members: Members) -> list[Artist]:
+    """Return the legend's entries of the groups, of many only of those with most members."""
+    groups = members.attempts.history.groups
+    lengths = np.diff(members.times)
+    sizes = {group: float(members.sizes[group][:-1] @ lengths) for group in groups}
+    largest = sorted(groups, key=lambda group: (-sizes[group], group))[:_MOST_NAMES]
+    handles: list[Artist] = []
+    for group in sorted(largest):
+        handles.append(Patch(label=style.group_name(group), **_group_look(group)))
+    others = len(groups) - len(largest)
+    if others:
+        label = style.counted(others, "smaller group")
+        handles.append(Patch(facecolor="white", edgecolor=style.GREY, linewidth=0.5, label=label))
+    return handles
 
 
 def _draw_spans(

@@ -340,6 +340,8 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
         words = f"{100 * line.share.mean:.0f} % waiting"
         by_round.set_title(title_of(line.name, words, width / columns * 0.7))
         by_round.set_ylim(0, end * 1.02 / unit.size)
+        if place % columns == 0:
+            by_round.set_ylabel(f"time of a round ({unit.name})")
         _draw_devices(by_device, line)
         if place < columns:
             by_device.set_title("share of the waiting (%)", loc="right")
@@ -349,7 +351,6 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
                 label = f"round (means of {line.pooled})"
             by_round.set_xlabel(label)
             by_device.set_xlabel(_device_label(line))
-    figure.supylabel(f"since the round began ({unit.name})", fontsize=7.5)
     add_legend(figure, _handles(lines))
     numbers: list[NumberRow] = []
     for line in lines:

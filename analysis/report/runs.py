@@ -9,8 +9,9 @@ from fedsim.analysis.report import tables
 from fedsim.analysis.report.answer import tiles
 from fedsim.analysis.report.drawings import draw_run, fold
 from fedsim.analysis.report.gather import MOST_DRAWN, DetailedRun
+from fedsim.analysis.report.legend import key, step_colours
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
-from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage, step_colours
+from fedsim.analysis.report.timeline import TimelineData, read_timeline, stage
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
 from fedsim.lab.compare.measures import Values, measure
@@ -37,6 +38,10 @@ def headline_figures(run: RunFolder) -> Markup:
         if worst is not None:
             remark += f", worst tenth of devices {worst:.4f}"
         figures.append(("final accuracy", f"{final:.4f}", remark))
+    unseen = (summary.get("accuracy") or {}).get("unseen")
+    if unseen is not None:
+        remark = "on devices that are tested and never train"
+        figures.append(("final accuracy, unseen", f"{unseen:.4f}", remark))
     for name, metric in summary.get("metrics", {}).items():
         if metric["final"] is not None:
             figures.append(

@@ -1,4 +1,4 @@
-"""The interactive timeline of the page: arrays for ``lanes.js``, controls, and the legend.
+"""The interactive timeline of the page: arrays for ``lanes.js``, and controls.
 
 Each lane is a device, with its steps in order of time. A step is its gap to the step before and its
 length, in whole ticks. These are small integers, which compress well.
@@ -14,18 +14,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedsim.analysis import style
-from fedsim.analysis.report.markup import Markup, asset, el, join
+from fedsim.analysis.report.markup import Markup, asset, el
 from fedsim.analysis.strips import capacity, concurrency
-from fedsim.analysis.timeline import MEANING, critical_steps
+from fedsim.analysis.timeline import critical_steps
 from fedsim.common.arrays import AnyArray, Ints
 from fedsim.common.harmless import harmless
 from fedsim.lab.reading.activities import Activities, StepSpan, TimeSpan
+from fedsim.lab.reading.attempts import PRE_TRAINING, Attempts
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History
 from fedsim.lab.trackers.link_load import link_load, peer_load, thinned
 from fedsim.records.folder import AVAILABILITY
 from fedsim.records.reading import RunFolder
 
 OUTCOMES = tuple(style.OUTCOMES)
+MARKED = (*MARKS, "split")  # kinds of marks; the column ``mark_kind`` has indices of this
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 _TICK_S = 1e-4  # usual length of a tick (s), as precise as a time on the screen
 _LEAST_TICKS = 2**20
@@ -35,6 +37,7 @@ _POINTS = 16384  # most points of a curve: far more than pixels, so that readers
 # kind of step: fields of its data with the work done and the whole work
 _AMOUNTS = {
     "train": ("epochs", "asked"),
+    PRE_TRAINING: ("epochs", "asked"),
     "evaluate": ("models", "models"),
     "download": ("delivered", "bytes"),
     "upload": ("delivered", "bytes"),
@@ -132,11 +135,12 @@ class _ColumnsOfLanes:
         self.run = run
         self.history = History(run)
         self.activities = Activities(self.history)
+        self.attempts = Attempts(self.activities)
         end = self.history.end
         self.tick = max(min(_TICK_S, end / _LEAST_TICKS), end / _MOST_TICKS)
         if not self.tick:
             self.tick = 1.0
-        self.kinds = tuple(style.step_colours(step.kind for step in self.activities.steps))
+        self.kinds = tuple(style.step_colours(step.kind for step in self.attempts.steps))
         self.devices = self._choose_devices(most_lanes, most_steps)
         self.lanes = {device: lane for lane, device in enumerate(self.devices.tolist())}
 
@@ -163,6 +167,7 @@ class _ColumnsOfLanes:
             **self._absences(),
             **self._stays(),
             **self._marks(),
+            **self._limits(),
             **self._messages(),
             **self._curves(),
         }
@@ -179,7 +184,7 @@ class _ColumnsOfLanes:
         }
 
     def _steps(self) -> Columns:
-        steps = self._in_lanes(self.activities.steps)
+        steps = self._in_lanes(self.attempts.steps)
         steps.sort(key=lambda step: (self.lanes[step.device], step.start, step.task))
         first = self._first_positions(steps)
 
@@ -264,12 +269,29 @@ class _ColumnsOfLanes:
         for mark in self.activities.marks:
             if mark.kind not in MARKS or mark.device is None or mark.device not in self.lanes:
                 continue
-            rows.append((self.lanes[mark.device], mark.time, MARKS.index(mark.kind)))
+            rows.append((self.lanes[mark.device], mark.time, MARKED.index(mark.kind)))
+        for attempt in self.attempts.all:
+            if attempt.splits and attempt.device in self.lanes:
+                rows.append((self.lanes[attempt.device], attempt.end, MARKED.index("split")))
         rows.sort()
         return {
             "mark_lane": np.array([lane for lane, _, _ in rows], dtype=np.uint32),
             "mark_time": self._ticks([time for _, time, _ in rows]),
             "mark_kind": np.array([kind for _, _, kind in rows], dtype=np.uint8),
+        }
+
+    def _limits(self) -> Columns:
+        """Return the ends of T, the time for training, within the run; each in its device's lane."""
+        rows: list[tuple[int, float]] = []
+        for attempt in self.attempts.all:
+            if attempt.limit is None or attempt.device not in self.lanes:
+                continue
+            if attempt.limit <= self.history.end:
+                rows.append((self.lanes[attempt.device], attempt.limit))
+        rows.sort()
+        return {
+            "limit_lane": np.array([lane for lane, _ in rows], dtype=np.uint32),
+            "limit_time": self._ticks([time for _, time in rows]),
         }
 
     def _messages(self) -> Columns:
@@ -341,22 +363,6 @@ def _amounts(step: StepSpan) -> tuple[float, float]:
     return data.get(done, math.nan), data.get(whole, math.nan)
 
 
-_CROSS = "M6 2.5 L14 10.5 M14 2.5 L6 10.5"
-_CIRCLE = "M7 6.5 a3 3 0 1 0 6 0 a3 3 0 1 0 -6 0"
-_SIGNS = {
-    "lost": (_CROSS, "its device disconnected"),
-    "left": ("M10 2 L14.5 6.5 L10 11 L5.5 6.5 Z", "its device left for good"),
-    "battery": ("M7 2 H13 V11 H7 Z", "its battery is flat"),
-    "arrival": ("M6 2 L14 6.5 L6 11 Z", "arrives"),
-    "departure": ("M14 2 L6 6.5 L14 11 Z", "leaves for good"),
-    "shift": (_CIRCLE, "its data shift"),
-    "noticed": (_CIRCLE, "it notices the shift"),
-    "move": ("M10 1 V12", "moves to another group"),
-}
-# edge and fill colour of signs that are not black
-_SIGN_COLOURS = {"left": (style.PURPLE, style.PURPLE), "shift": ("#000000", "#ffffff")}
-
-
 def stage(place: int, name: str, grouped: bool) -> Markup:
     """Return the controls of a run's timeline, and the element in which ``lanes.js`` draws it.
 
@@ -378,130 +384,3 @@ def stage(place: int, name: str, grouped: bool) -> Markup:
         "by_group": by_group,
     }
     return Markup(Template(asset("stage.html")).substitute(words))
-
-
-def step_colours(timelines: Sequence[TimelineData]) -> dict[str, str]:
-    """Return the colour of each kind of step that occurs in the timelines."""
-    return style.step_colours(kind for data in timelines for kind in data.kinds)
-
-
-def key(timelines: Sequence[TimelineData]) -> Markup:
-    """Return the legend of colours and signs in the timelines, and the help on the controls."""
-    entries = [
-        *_step_entries(timelines),
-        *_message_entries(timelines),
-        *_presence_entries(timelines),
-        *_outcome_entries(timelines),
-        *_sign_entries(timelines),
-        *_line_entries(timelines),
-    ]
-    if any(data.header["groups"] for data in timelines):
-        tints = [
-            el("rect", x=10 * group, y="0", width="10", height="13", fill=style.group_tint(group))
-            for group in (0, 1)
-        ]
-        entries.append((_icon(*tints), "in a group, each its colour"))
-    entries.append((_swatch(style.OUTCOMES["done"]), "devices at work"))
-    if _outcomes(timelines) - {"done"}:
-        entries.append((_swatch(style.VERMILLION), "devices whose work is wasted"))
-    items = [el("li", swatch, text) for swatch, text in entries]
-    return join(el("ul", *items, class_="key", aria_label="Colours and signs"), asset("help.html"))
-
-
-_KeyEntry = tuple[Markup, str]
-
-
-def _step_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    present = set()
-    for data in timelines:
-        for number in np.unique(data.columns["step"]).tolist():
-            present.add(data.kinds[number])
-    colours = step_colours(timelines)
-    return [(_swatch(colour), kind) for kind, colour in colours.items() if kind in present]
-
-
-def _message_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    """Return the legend of messages between devices, which are thin lines at the foot of a lane."""
-    if not _has(timelines, "message_lane"):
-        return []
-    ways = ("upload", "sent to a device"), ("download", "received from a device")
-    return [
-        (_icon(el("rect", x="0", y="8", width="20", height="4", fill=style.STEPS[step])), text)
-        for step, text in ways
-    ]
-
-
-def _presence_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    all_known = all(data.header["knows_away"] for data in timelines)
-    idle = "idle" if all_known else "idle or disconnected"
-    entries = [(_swatch(style.PALE), idle)]
-    if _has(timelines, "off_start"):
-        entries.append((_swatch(style.AWAY), "cannot be reached"))
-    return entries
-
-
-def _outcome_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    outcomes = _outcomes(timelines)
-    entries = []
-    for outcome, meaning in MEANING.items():
-        if outcome in outcomes:
-            swatch = _swatch("#ffffff", style.OUTCOMES[outcome])
-            entries.append((swatch, f"wasted, {meaning}"))
-    return entries
-
-
-def _sign_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    marks = {MARKS[code] for code in _values("mark_kind", timelines)}
-    kinds = marks | _outcomes(timelines)
-    entries = []
-    for kind, (path, text) in _SIGNS.items():
-        if kind in kinds:
-            edge, fill = _SIGN_COLOURS.get(kind, ("#000000", "#000000"))
-            sign = el("path", d=path, stroke=edge, stroke_width="1.6", fill=fill)
-            entries.append((_icon(sign), text))
-    return entries
-
-
-def _line_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    entries = [(_line("#283036", None), "round's end")]
-    if _has(timelines, "path_lane"):
-        path = el("path", d="M0 10 H9 V3 H20", class_="path")
-        entries.append((_icon(path), "critical path: what each round waited for"))
-    if _has(timelines, "round_deadline", least=1):
-        entries.append((_line(style.VERMILLION, "4 3"), "deadline that was reached"))
-    if _has(timelines, "act"):
-        entries.append((_line(style.PURPLE, "1 2"), "a process of the world acts"))
-    return entries
-
-
-def _outcomes(timelines: Sequence[TimelineData]) -> set[str]:
-    return {OUTCOMES[code] for code in _values("outcome", timelines)}
-
-
-def _values(column: str, timelines: Sequence[TimelineData]) -> set[int]:
-    return {value for data in timelines for value in np.unique(data.columns[column]).tolist()}
-
-
-def _has(timelines: Sequence[TimelineData], column: str, least: int = 0) -> bool:
-    """Whether a column of any timeline has a value of at least ``least``."""
-    return any((data.columns[column] >= least).any() for data in timelines)
-
-
-def _swatch(colour: str, hatch: str | None = None) -> Markup:
-    edge = "#9aa5ac" if hatch is None else hatch
-    shapes = [el("rect", x="0.5", y="0.5", width="19", height="12", fill=colour, stroke=edge)]
-    if hatch is not None:
-        for x in range(-12, 20, 6):
-            line = f"M{x} 13 L{x + 13} 0"
-            shapes.append(el("path", d=line, stroke=hatch, stroke_width="2", fill="none"))
-    return _icon(*shapes)
-
-
-def _line(colour: str, dashes: str | None) -> Markup:
-    return _icon(
-        el("path", d="M10 0 V13", stroke=colour, stroke_width="2", stroke_dasharray=dashes)
-    )
-
-
-def _icon(*shapes: Markup) -> Markup:
-    return el("svg", *shapes, viewBox="0 0 20 13", aria_hidden="true")

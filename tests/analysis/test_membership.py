@@ -21,6 +21,9 @@ from fedsim.analysis.clusterings import (
     read_clusterings,
 )
 from fedsim.analysis.membership import draw_membership, draw_split_tree, read_splits
+from fedsim.analysis.paper import members as members_figure
+from fedsim.analysis.paper.members import draw_members, measure_members
+from fedsim.analysis.series import group_by_scenario
 from fedsim.analysis.style import group_name
 from fedsim.common.errors import RunFolderError
 from fedsim.common.units import show_seconds
@@ -225,6 +228,17 @@ def test_the_tree_of_the_splits(divided: RunFolder) -> None:
         assert known
         assert text.startswith(f"group {group}: {len(accuracies)} device")
         assert text.endswith(f"accuracy {sum(known) / len(known):.3f}")
+
+
+def test_the_paper_figure_has_no_moves_of_splits_and_names_the_largest_groups(
+    divided: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (series,) = group_by_scenario([divided])
+    assert not [mark for mark in measure_members(series).marks if mark.kind == "move"]
+    monkeypatch.setattr(members_figure, "_MOST_NAMES", 2)
+    labels = [text.get_text() for text in draw_members(series, 3.5).figure.legends[0].get_texts()]
+    assert [label for label in labels if label.startswith("group")] == ["group 0", "group 1"]
+    assert "5 smaller groups" in labels
 
 
 def test_lines_last_as_long_as_their_clusters(divided: RunFolder) -> None:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import fedsim
+from fedsim.analysis.fairness import selections_of_devices
 from fedsim.analysis.report.axis import Axis
 from fedsim.analysis.report.front import draw_front
 from fedsim.analysis.report.gather import gather
@@ -20,8 +21,9 @@ from fedsim.analysis.report.timeline import read_timeline
 from fedsim.cli import main
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.explore import CostPoint, ParetoFront
-from fedsim.lab.compare.measures import TIME, TRAFFIC
+from fedsim.lab.compare.measures import TIME, TRAFFIC, measure
 from fedsim.lab.compare.ranking import RankedLine, Ranking
+from fedsim.lab.reading.fairness import jain_index, jain_over_time
 from fedsim.records.ledger import total
 from fedsim.records.reading import RunFolder
 from tests.lab.conftest import finish, write
@@ -123,6 +125,22 @@ def test_tiles_of_batteries_are_those_of_the_events_and_of_the_energy_table(tmp_
     assert f"flat devices {len(flat)} {tasks} ended by a flat battery" in text
 
 
+def test_the_tile_of_unseen_devices_is_the_last_of_the_rounds(tmp_path: Path) -> None:
+    scenario = fedsim.Scenario(
+        data={"source": "digits"},
+        population={"devices": 6, "speed": "20 samples/s", "tested_only": 2},
+        strategy={"kind": "fedavg", "clients_per_round": 3},
+        stop={"rounds": 2},
+    )
+    fedsim.run(scenario, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    unseen = run.rounds[-1]["accuracy_unseen"]
+    assert f"final accuracy, unseen {unseen:.4f} " in text_of(headline_figures(run))
+    assert len(selections_of_devices(run)) == 4
+    index = measure(run)["Jain's index of selections"]
+    assert index == jain_over_time(run)[1][-1] == jain_index(selections_of_devices(run))
+
+
 def test_the_answer_of_a_study_has_the_means_of_its_runs(tmp_path: Path) -> None:
     base = {
         "data": {"source": "digits"},
@@ -156,11 +174,11 @@ def test_the_answer_of_a_study_has_the_means_of_its_runs(tmp_path: Path) -> None
 def test_dots_of_a_front_are_where_its_ticks_say() -> None:
     costs = {"a": (1260.0, 9e9), "b": (1800.0, 4e9), "c": (3300.0, 6.5e9)}
     lines = {}
-    for column, measure in enumerate((TIME, TRAFFIC)):
+    for column, cost in enumerate((TIME, TRAFFIC)):
         entries = []
         for place, (name, pair) in enumerate(costs.items()):
             entries.append(RankedLine(place, name, False, {1: pair[column]}, 1))
-        lines[column] = Ranking(measure, tuple(entries), None)
+        lines[column] = Ranking(cost, tuple(entries), None)
     points = [
         CostPoint(line, *costs[line.name], factor=1 if line.name < "c" else 1.8)
         for line in lines[0].entries

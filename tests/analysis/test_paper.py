@@ -165,7 +165,7 @@ def test_each_bar_of_waiting_is_a_number(two: list[RunFolder]) -> None:
     drawing = draw_waiting([series_of(*two)], 3.5)
     by_round, by_device = drawing.figure.axes[:2]
     (edge,) = [item for item in by_round.patches if item.get_gid() == "half"]
-    unit = {"s": 1.0, "min": 60.0}[drawing.figure.get_supylabel().split("(")[1].rstrip(")")]
+    unit = {"s": 1.0, "min": 60.0}[by_round.get_ylabel().split("(")[1].rstrip(")")]
     values = edge.get_data().values * unit  # type: ignore[attr-defined]
     np.testing.assert_allclose(values, [point.half_s.mean for point in line.points])
     heights = [bar.get_height() for bar in by_device.patches]  # type: ignore[attr-defined]

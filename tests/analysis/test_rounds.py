@@ -371,7 +371,11 @@ def test_by_default_the_worst_rounds_and_the_median_one_are_drawn(run: RunFolder
             wasted[event["round"]] += 1
     titles = [panel.get_title() for panel in draw_stragglers(run).axes if panel.get_title()]
     drawn_rounds = [int(title.split()[1].strip(",")) for title in titles]
-    worst = [number for number, title in zip(drawn_rounds, titles, strict=True) if "worst" in title]
+    worst = [
+        number
+        for number, title in zip(drawn_rounds, titles, strict=True)
+        if "many failures" in title
+    ]
     assert len(drawn_rounds) == 4
     assert sorted(wasted[number] for number in worst) == sorted(wasted.values())[-3:]
 

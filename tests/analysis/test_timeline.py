@@ -24,8 +24,9 @@ from matplotlib.patches import StepPatch
 from numpy.typing import NDArray
 
 from fedsim.analysis import style, timeline
+from fedsim.analysis.report.legend import key, step_colours
 from fedsim.analysis.report.markup import pack
-from fedsim.analysis.report.timeline import OUTCOMES, TimelineData, key, read_timeline, step_colours
+from fedsim.analysis.report.timeline import MARKED, OUTCOMES, TimelineData, read_timeline
 from fedsim.analysis.strips import draw_load, draw_work
 from fedsim.analysis.style import PictureError, save
 from fedsim.analysis.timeline import draw_timeline
@@ -198,6 +199,38 @@ def test_limits_and_splits_of_trainings_are_drawn(split: RunFolder) -> None:
     np.testing.assert_allclose(sorted(times), sorted(time for time in expected if time <= end))
     splits = sum(event["kind"] == "split" for event in split.events)
     assert drawn(panel)["split"] == splits > 0
+    data = read_timeline(split, 1000, 100_000)
+    columns = data.columns
+    tick = data.header["tick"]
+    shown = sorted(time for time in expected if time <= end)
+    assert sorted(columns["limit_time"] * tick) == pytest.approx(shown, abs=tick)
+    assert [MARKED[kind] for kind in columns["mark_kind"]].count("split") == splits
+    assert {"splits its data", "T, the deadline of a training"} <= set(
+        re.findall(r"</svg>([^<]*)</li>", key([data]))
+    )
+    names = [entry["name"] for entry in trace_events(split) if entry["ph"] == "i"]
+    assert names.count("splits its data") == splits
+    assert names.count("T, the deadline of a training") == len(shown) == len(lines.get_segments())
+
+
+def test_pre_training_is_told_apart_from_training(grouped: RunFolder) -> None:
+    """A task trains a round's model only if it was sent one, or sends an update."""
+    train = set()
+    rounds = set()
+    for event in grouped.events:
+        purposes = {purpose for purpose, _ in event["data"].get("payloads", [])}
+        if event["kind"] == "step-end" and event["step"] == "train":
+            train.add(event["task"])
+        if purposes & {"model", "update"}:
+            rounds.add(event["task"])
+    data = read_timeline(grouped, 1000, 100_000)
+    shown = {task for _, task, *_, step, _, _, _ in steps_of(data) if step == "pre-training"}
+    assert shown == train - rounds != set()
+    assert {"pre-training", "train"} <= legend(draw_timeline(grouped))
+    slices = [
+        entry["args"]["task"] for entry in trace_events(grouped) if "pre-training" in entry["name"]
+    ]
+    assert set(slices) == shown
 
 
 def test_files_are_valid_and_the_same_every_time_whatever_the_names(
@@ -451,7 +484,10 @@ def test_every_step_is_there(name: str, request: pytest.FixtureRequest) -> None:
     for start in open_steps.values():
         add(start, last)
     wanted.sort()
-    assert sorted(steps_of(data)) == wanted
+    shown = []
+    for *who, kind, outcome, start, end in steps_of(data):
+        shown.append((*who, kind.replace("pre-training", "train"), outcome, start, end))
+    assert sorted(shown) == wanted
     assert tick <= 1e-4
 
 

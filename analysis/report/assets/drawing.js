@@ -1,6 +1,6 @@
 // The pictures of a timeline: the lanes as pixels, and over them lines, labels, marks, curves and what the pointer is on.
 
-const INK = "#1c2226", SOFT = "#5b666d", RULE = "#d5dade", DEADLINE = "#D55E00", ACT = "#CC79A7";
+const INK = "#1c2226", SOFT = "#5b666d", RULE = "#d5dade", DEADLINE = "#D55E00", LIMIT = "#D55E00", ACT = "#CC79A7";
 const FONT = "12px system-ui, sans-serif", SMALL = "11px system-ui, sans-serif";
 
 class Drawing {
@@ -45,6 +45,7 @@ class Drawing {
     this.drawRounds(pen);
     if (timeline.pathed) this.drawPath(pen);
     this.drawMessages(pen);
+    this.drawLimits(pen);
     this.drawMarks(pen);
     this.drawNames(pen);
     drawStrips(pen, timeline, SIZES.top + timeline.lanesHeight + SIZES.gap);
@@ -160,6 +161,33 @@ class Drawing {
         pen.fillStyle = sent[at] ? palette.steps.upload : palette.steps.download;
         pen.fillRect(left, y, wide, tall);
       }
+    }
+    pen.restore();
+  }
+
+  /** The ends of T, each a line through the lane of its device, if lanes are tall enough for them. */
+  drawLimits(pen) {
+    const { timeline } = this, { lanes, view, rows } = timeline, { limit_lane: own, limit_time: times } = lanes;
+    if (!own.length || view.height < 5) return;
+    const until = view.from + view.span;
+    const firstRow = Math.floor(view.top / view.height), lastRow = Math.ceil((view.top + timeline.lanesHeight) / view.height);
+    pen.save();
+    pen.beginPath();
+    pen.rect(timeline.gutter, SIZES.top, timeline.width, timeline.lanesHeight);
+    pen.clip();
+    pen.beginPath();
+    for (let row = firstRow; row < Math.min(lastRow, rows.length); row++) {
+      const lane = rows[row], y = timeline.y(row);
+      for (let at = lowerBound(own, lane); at < own.length && own[at] === lane; at++) {
+        if (times[at] < view.from || times[at] > until) continue;
+        pen.moveTo(timeline.x(times[at]), y);
+        pen.lineTo(timeline.x(times[at]), y + view.height);
+      }
+    }
+    for (const [colour, width] of [["#ffffff", 4], [LIMIT, 2]]) {
+      pen.strokeStyle = colour;
+      pen.lineWidth = width;
+      pen.stroke();
     }
     pen.restore();
   }
@@ -293,8 +321,11 @@ class Drawing {
   }
 
   marksNear(lane, x) {
-    const { timeline } = this, { mark_lane: marked, mark_time: times } = timeline.lanes, found = [];
+    const { timeline } = this, { mark_lane: marked, mark_time: times, limit_lane: limited, limit_time: limits } = timeline.lanes, found = [];
     if (timeline.view.height < 5) return found;
+    for (let at = lowerBound(limited, lane); at < limited.length && limited[at] === lane; at++) {
+      if (Math.abs(timeline.x(limits[at]) - x) <= 5) found.push(describeLimit(timeline, at));
+    }
     for (let at = lowerBound(marked, lane); at < marked.length && marked[at] === lane; at++) {
       if (Math.abs(timeline.x(times[at]) - x) <= 5) found.push(describeMark(timeline, at));
     }

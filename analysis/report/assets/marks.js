@@ -1,6 +1,6 @@
 // Small signs in the lanes, with a white edge so that they are seen on every colour, and the curves below the lanes.
 
-const MARK_NAMES = ["arrival", "departure", "shift", "noticed", "move"];
+const MARK_NAMES = ["arrival", "departure", "shift", "noticed", "move", "split"];
 
 function drawMark(pen, name, x, y, half) {
   const line = (...points) => {
@@ -14,16 +14,17 @@ function drawMark(pen, name, x, y, half) {
     arrival: () => { line([-1, -1], [0.4, 0], [-1, 1], [-1, -1]); },
     shift: () => { pen.arc(x, y, half * 0.7, 0, 2 * Math.PI); },
     noticed: () => { pen.arc(x, y, half * 0.7, 0, 2 * Math.PI); },
+    split: () => { line([0, -1], [1, 0], [0, 1], [-1, 0], [0, -1]); },
     move: () => { line([0, -1.3], [0, 1.3]); },
   };
-  const look = { left: "#CC79A7", shift: "#ffffff" }[name] ?? "#000000";
-  const filled = ["left", "arrival", "departure", "shift", "noticed"].includes(name);
+  const look = { left: "#CC79A7", shift: "#ffffff", split: "#ffffff" }[name] ?? "#000000";
+  const filled = ["left", "arrival", "departure", "shift", "noticed", "split"].includes(name);
   pen.beginPath();
   shapes[name]();
   pen.strokeStyle = "#ffffff";
   pen.lineWidth = Math.max(2.5, half * 0.9);
   pen.stroke();
-  pen.strokeStyle = name === "left" ? "#CC79A7" : "#000000";
+  pen.strokeStyle = ["left", "split"].includes(name) ? "#CC79A7" : "#000000";
   pen.lineWidth = Math.max(1, half * 0.36);
   if (filled) {
     pen.fillStyle = look;

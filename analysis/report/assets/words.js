@@ -8,7 +8,7 @@ const OUTCOME_WORDS = {
   stopped: "cut off by the end of the run",
   memory: "wasted: the model does not fit into its memory",
 };
-const MARK_WORDS = ["arrives", "leaves for good", "its data shift", "it notices that its data have shifted", "moves to another group"];
+const MARK_WORDS = ["arrives", "leaves for good", "its data shift", "it notices that its data have shifted", "moves to another group", "splits its data"];
 
 function describeStep(timeline, lane, i) {
   const { lanes, palette } = timeline;
@@ -21,7 +21,7 @@ function describeStep(timeline, lane, i) {
   ];
   const done = lanes.done[i], asked = lanes.asked[i];
   if (!Number.isNaN(done)) {
-    if (step === "train") parts.push(`${done} of ${asked} epochs`);
+    if (step === "train" || step === "pre-training") parts.push(`${done} of ${asked} epochs`);
     else if (step === "evaluate") parts.push(`${done} models`);
     else parts.push(done === asked ? showSize(done) : `${showSize(done)} of ${showSize(asked)}`);
   }
@@ -98,4 +98,8 @@ function describeCurves(timeline, time) {
 function describeMark(timeline, at) {
   const { mark_kind: kinds, mark_time: times } = timeline.lanes;
   return `${MARK_WORDS[kinds[at]]} at ${showTime(timeline.seconds(times[at]), timeline.grain)}`;
+}
+
+function describeLimit(timeline, at) {
+  return `T, the deadline of a training, at ${showTime(timeline.seconds(timeline.lanes.limit_time[at]), timeline.grain)}`;
 }

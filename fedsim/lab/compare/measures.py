@@ -23,7 +23,7 @@ from fedsim.common.units import (
     show_seconds,
 )
 from fedsim.common.wording import explain
-from fedsim.lab.reading.fairness import jain_index, worst_decile
+from fedsim.lab.reading.fairness import jain_index, selectable, worst_decile
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.lab.reading.targets import Target, until, within
 from fedsim.records import folder as files
@@ -333,7 +333,7 @@ def _compute_figures(run: RunFolder, ledger: LedgerPreset) -> Values:
         "wasted traffic": traffic["wasted"],
         "wasted energy": energy.get("wasted"),
         "dropped updates": _dropped(run),
-        "Jain's index of selections": jain_index(selections, run.population),
+        "Jain's index of selections": jain_index(selections, selectable(run)),
         "mean purity of groups": math.fsum(purities) / len(purities) if purities else None,
         "last purity of groups": purities[-1] if purities else None,
     }

@@ -6,7 +6,7 @@ values. All times are simulated seconds.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -17,6 +17,9 @@ from fedsim.lab.reading.record_data import RecordData
 AttemptOutcome = Literal["valid", "slow", "late", "lost", "stopped"]
 COUNTED: tuple[AttemptOutcome, ...] = ("valid", "slow", "late", "lost")
 """Outcomes that are counted; nobody knows how a ``stopped`` attempt would have ended."""
+
+PRE_TRAINING = "pre-training"
+"""Kind, in pictures, of a training of a task that prepares."""
 
 _OF_TASK: Mapping[str, AttemptOutcome] = {
     "done": "valid",
@@ -154,6 +157,18 @@ class Attempts:
                 continue
             rounds[attempt.round].append(attempt)
         return dict(sorted(rounds.items()))
+
+    @cached_property
+    def steps(self) -> list[StepSpan]:
+        """All steps of the run, in order; trainings of preparations have the kind ``pre-training``."""
+        preparing = {attempt.task for attempt in self.all if attempt.is_preparation}
+        steps = []
+        for step in self.activities.steps:
+            if step.kind == "train" and step.task in preparing:
+                steps.append(replace(step, kind=PRE_TRAINING))
+            else:
+                steps.append(step)
+        return steps
 
     @cached_property
     def trained(self) -> list[int]:

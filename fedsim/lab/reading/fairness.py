@@ -43,10 +43,15 @@ def worst_decile(values: Iterable[float]) -> float:
     return float(ordered[: math.ceil(len(ordered) / 10)].mean())
 
 
+def selectable(run: RunFolder) -> int:
+    """Return the count of a run's devices that may train, arrived or not."""
+    return run.population - int(run.scenario["population"].get("tested_only") or 0)
+
+
 def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
     """Return Jain's index of the devices' counts of selections, at the end of each round.
 
-    Counts are over the run up to that time.
+    Counts are over the run up to that time. Devices that are tested and never train do not count.
 
     Args:
         run: the run folder.
@@ -62,7 +67,7 @@ def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
     is_selection = ~ends & events["round"].notna()
     before = events[is_selection].groupby("device").cumcount().reindex(events.index, fill_value=0)
     squares = ((2 * before + 1) * is_selection).cumsum()
-    index = is_selection.cumsum() ** 2 / (run.population * squares)
+    index = is_selection.cumsum() ** 2 / (selectable(run) * squares)
     times = events["time"][ends].to_numpy().astype(np.float64)
     return times, index[ends].to_numpy().astype(np.float64)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsim.common.harmless import harmless
 from fedsim.lab.reading.activities import Activities, Mark, RoundPeriod
+from fedsim.lab.reading.attempts import Attempts
 from fedsim.lab.reading.history import History
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.lab.trackers.link_load import link_load, summed, thinned
@@ -58,7 +59,8 @@ def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
     """Yield all events of a run's trace, lane by lane.
 
     Lanes of devices show steps and phases of absence as slices, messages as asynchronous events,
-    and losses, arrivals, departures, data shifts, groups and acts of processes as instants. The
+    and losses, arrivals, departures, data shifts, splits of data, ends of T (the time for training),
+    groups and acts of processes as instants. Trainings of preparations are ``pre-training``. The
     server's lane shows rounds as slices (versions as instants), deadlines and decisions about
     groups. Lanes of edge servers show their transfers with the server, and outages. Counters are
     the devices at work, the accuracy, and the load of the server's link each way (bytes/s).
@@ -70,9 +72,11 @@ def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
         RunFolderError: a table is missing or damaged.
     """
     activities = Activities(History(run))
+    attempts = Attempts(activities)
     entries = [
-        *_steps(activities),
+        *_steps(attempts),
         *_instants(activities),
+        *_attempt_instants(attempts),
         *_messages(activities),
         *_edge_servers(activities),
     ]
@@ -103,8 +107,8 @@ def _lane_names(process: int, name: str, lanes: list[int]) -> Iterator[TraceEven
         yield _label("thread_sort_index", process, lane, lane)
 
 
-def _steps(activities: Activities) -> Iterator[TraceEvent]:
-    for step in activities.steps:
+def _steps(attempts: Attempts) -> Iterator[TraceEvent]:
+    for step in attempts.steps:
         name = _with_outcome(step.kind, step.outcome)
         facts = {"task": step.task, **_event_arguments(step.round, step.data)}
         yield _slice(name, _DEVICES, step.device, step.start, step.end, facts)
@@ -122,6 +126,17 @@ def _instants(activities: Activities) -> Iterator[TraceEvent]:
         name = _mark_name(mark)
         if name is not None:
             yield _instant(name, _DEVICES, mark.device, mark.time, mark.data)
+
+
+def _attempt_instants(attempts: Attempts) -> Iterator[TraceEvent]:
+    """Yield an instant for each end of T within the run, and for each split of a device's data."""
+    for attempt in attempts.all:
+        facts = {"task": attempt.task, "round": attempt.round}
+        if attempt.limit is not None and attempt.limit <= attempts.history.end:
+            name = "T, the deadline of a training"
+            yield _instant(name, _DEVICES, attempt.device, attempt.limit, facts)
+        if attempt.splits:
+            yield _instant("splits its data", _DEVICES, attempt.device, attempt.end, facts)
 
 
 def _mark_name(mark: Mark) -> str | None:
