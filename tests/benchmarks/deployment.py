@@ -56,7 +56,12 @@ _STRATEGIES: dict[str, dict[str, object]] = {
     },
     "flexcfl": {
         "data": {"source": "digits", "partition": {"kind": "label-groups", "groups": 2}},
-        "strategy": {"kind": "flexcfl", "groups": 2, **_CLIENTS},
+        "strategy": {
+            "kind": "flexcfl",
+            "groups": 2,
+            "moment": {"kind": "pre-training", "devices": 2, "newcomers": "selection"},
+            **_CLIENTS,
+        },
     },
     "fedavg-qsgd": {"strategy": {"kind": "fedavg", **_CLIENTS}, "messages": {"up": "qsgd"}},
     "fedavg-lora": {
