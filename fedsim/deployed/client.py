@@ -56,31 +56,35 @@ def client_app(scenario: Path) -> ClientApp:
     """
     app = ClientApp()
 
+    def half_of(context: Context) -> DeviceHalf:
+        pace = context.run_config["pace"]
+        slept = context.run_config.get("slept", SLEPT[0])
+        assert isinstance(pace, int | float)
+        assert isinstance(slept, str)
+        return client_half(scenario, _device_of(context), float(pace), slept)
+
     def hello(message: Message, context: Context) -> Message:
-        device = _device_of(context)
+        # a process that stays has then loaded all before the clock starts, and what a node lacks
+        # is found before the run begins
+        device = half_of(context).device
         head = Packet({"device": device, "fedsim": __version__})
         return Message(to_records(head), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
         request = from_records(message.content)
-        pace = context.run_config["pace"]
-        slept = context.run_config.get("slept", SLEPT[0])
-        assert isinstance(pace, int | float)
-        assert isinstance(slept, str)
+        half = half_of(context)
         began = request.head["began"]
         task = request.head["task"]
         assert isinstance(began, int | float)
         assert isinstance(task, int)
 
         def clock() -> float:
-            return (time.time() - began) / (pace or 1.0)
+            return (time.time() - began) / half.time_scale
 
-        device = _device_of(context)
-        half = client_half(scenario, device, float(pace), slept)
         memory = Packet({})
         if HEAD in context.state:
             memory = from_records(context.state)
-        answer = half.answer(request, memory, clock, StepLog(task, device, log_folder()))
+        answer = half.answer(request, memory, clock, StepLog(task, half.device, log_folder()))
         answer.head["task"] = task
         records = to_records(memory)
         context.state.pop(ARRAYS, None)

@@ -99,6 +99,11 @@ class DeviceHalf:
             self._population.rooflines = None
             self._population.speed = self._population.speed.copy()
 
+    @property
+    def time_scale(self) -> float:
+        """Real seconds in a second of the server's clock."""
+        return self._pace or 1.0
+
     def answer(
         self, request: Packet, memory: Packet, clock: Callable[[], float], log: StepLog
     ) -> Packet:

@@ -67,6 +67,7 @@ It leaves a run folder in `out`, on the server's machine: `fedsim report`, `comp
 - With `pace = 0` a device measures its speed by two epochs before its first training with a time limit.
 - Every node reads the data of the scenario and takes its own part, by its number. The server tests models on all
   test samples, which no server of real users has: leave the data out there by `evaluation.every`.
+- A node's data that change are not noticed: no test for shifts takes place, and no migration after one.
 - Codecs that round at random draw other numbers than in the simulation; the bytes are the same.
 {unused}"""
 _UNUSED = "- The scenario's {names} do not apply: real nodes are what they are.\n"

@@ -2,8 +2,14 @@
 
 ``python -m tests.benchmarks.deployment APP NODES [key=value ...]`` runs an app that
 ``fedsim flower export`` has written, by ``flwr run``, and ends all that it has started.
+
+``python -m tests.benchmarks.deployment --engine FOLDER [STRATEGY ...]`` exports eight strategies, runs each
+app on Flower's simulation engine with six nodes, and prints a table that compares it with its simulation.
+``--loopback`` in place of ``--engine`` runs them as a SuperLink and six SuperNodes, by a rehearsal.
+``--table FOLDER`` prints the table of runs that have ended.
 """
 
+import json
 import os
 import signal
 import socket
@@ -11,14 +17,58 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import load_file
+
+from fedsim.deployed.export import export
+from fedsim.deployed.server import EVENTS
+from fedsim.lab.rehearsal.conduct import MEASURED, RehearsalPlan, rehearse
+from fedsim.lab.rehearsal.differences import compare
+from fedsim.lab.rehearsal.loop import SIMULATED, simulate
+from fedsim.records.folder import SUMMARY
+from fedsim.running.scenario import Scenario
 from tests.children import popen
 
 _BIN = Path(sys.executable).parent
 _PATIENCE_S = 900.0
+_NODES = 6
+_CLIENTS = {"clients_per_round": 4, "local_epochs": 2}
+_MODEL = {"kind": "mlp", "hidden": [32]}
+_STRATEGIES: dict[str, dict[str, object]] = {
+    "fedavg-deadline": {"strategy": {"kind": "fedavg", "deadline": "4 s", **_CLIENTS}},
+    "fedprox": {"strategy": {"kind": "fedprox", "mu": 0.1, **_CLIENTS}},
+    "scaffold": {"strategy": {"kind": "scaffold", **_CLIENTS}},
+    "fedbuff": {
+        "strategy": {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "local_epochs": 2},
+    },
+    "cata-fed": {
+        "strategy": {
+            "kind": "cata-fed",
+            "clusters": 1,
+            "deadline": "4 s",
+            "smallest_part": 10,
+            **_CLIENTS,
+        },
+    },
+    "flexcfl": {
+        "data": {"source": "digits", "partition": {"kind": "label-groups", "groups": 2}},
+        "strategy": {
+            "kind": "flexcfl",
+            "groups": 2,
+            "moment": {"kind": "pre-training", "devices": 2, "newcomers": "selection"},
+            **_CLIENTS,
+        },
+    },
+    "fedavg-qsgd": {"strategy": {"kind": "fedavg", **_CLIENTS}, "messages": {"up": "qsgd"}},
+    "fedavg-lora": {
+        "strategy": {"kind": "fedavg", **_CLIENTS},
+        "model": {**_MODEL, "lora": {"rank": 2}},
+    },
+}
 
 
 def free_port() -> int:
@@ -92,9 +142,139 @@ def deploy(app: Path, nodes: int, config: list[str], folder: Path) -> int:
         return popen(command, env=env).wait(_PATIENCE_S)
 
 
+def scenario(name: str) -> Scenario:
+    """Return the scenario of a strategy of the table: six devices, of which one is slow."""
+    speeds = ["400 samples/s", "340 samples/s", "290 samples/s", "250 samples/s", "215 samples/s"]
+    sections: dict[str, object] = {
+        "name": name,
+        "data": {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 1.0}},
+        "model": _MODEL,
+        "population": {"devices": _NODES, "speed": [*speeds, "40 samples/s"]},
+        "network": {"kind": "star", "device": {"down": "2 Mbit/s", "up": "1 Mbit/s"}},
+        "stop": {"rounds": 3},
+        **_STRATEGIES[name],
+    }
+    return Scenario(**sections)
+
+
+@contextmanager
+def engine(folder: Path) -> Iterator[Callable[[Path], int]]:
+    """Start a SuperLink with Flower's simulation engine, and yield a function that runs an app."""
+    port = free_port()
+    home = folder / "home"
+    home.mkdir(parents=True)
+    (home / "config.toml").write_text(
+        f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    path = f"{_BIN}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "PATH": path}
+    env |= {"OMP_NUM_THREADS": "1"}
+    link = [
+        *(str(_BIN / "flower-superlink"), "--insecure", "--simulation"),
+        *("--disable-runtime-dependency-installation", "--isolation", "subprocess"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+    ]
+    # a process for each node, so that no node's sleep holds up another's
+    workers = f"num-supernodes={_NODES} init-args-num-cpus={_NODES} client-resources-num-cpus=1"
+
+    def run(app: Path) -> int:
+        command = [str(_BIN / "flwr"), "run", str(app), "here", "--stream"]
+        command += ["--federation-config", workers]
+        with (app.parent / "run.log").open("w") as log:
+            return popen(command, env=env, stdout=log, stderr=log).wait(_PATIENCE_S)
+
+    with started(link, folder / "superlink.log", env):
+        wait_for(port)
+        yield run
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    """Return the largest difference of a weight between the final models of two run folders."""
+    files = sorted(path.relative_to(one) for path in (one / "models").rglob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"no models in {one}")
+    largest = 0.0
+    for file in files:
+        tensors = load_file(one / file)
+        others = load_file(other / file)
+        for name, tensor in tensors.items():
+            largest = max(largest, float(np.abs(tensor - others[name]).max()))
+    return largest
+
+
+def payload_bytes(measured: Path) -> dict[str, int]:
+    """Return the bytes of the payloads by direction, without answers that the server ignored."""
+    sizes = {"down": 0, "up": 0}
+    for line in (measured / EVENTS).read_text().splitlines():
+        event = json.loads(line)
+        if event["kind"] == "sent":
+            sizes["down"] += sum(event["bytes"].values())
+        elif event["kind"] == "received" and not event["late"]:
+            sizes["up"] += sum(event["bytes"].values())
+    return sizes
+
+
+def row(name: str, simulated: Path, measured: Path) -> str:
+    """Return the row of a strategy in the table."""
+    differences = compare(simulated, measured)
+    sizes = []
+    for direction, size in payload_bytes(measured).items():
+        expected = differences.simulated.bytes[direction]
+        sizes.append(f"{size:,} {direction}" + ("" if size == expected else f" ({expected:,.0f})"))
+    late = {which: len(rows) for which, rows in differences.late.items()}
+    weights = largest_difference(simulated, measured)
+    mean = differences.mean_round
+    tasks = f"{late['both']}, {late['simulated']}, {late['rehearsed']}"
+    length = f"{mean.measured:.2f} s"
+    cells = [name, f"{weights:.1g}", ", ".join(sizes), tasks, length, f"{mean.error:+.1%}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def run_all(way: str, folder: Path, names: list[str]) -> None:
+    """Simulate strategies, and run them for real on Flower's engine or in a rehearsal."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        run = stack.enter_context(engine(folder / "engine")) if way == "--engine" else None
+        for name in names:
+            world = scenario(name)
+            place = (folder / name).resolve()
+            simulate(world, place / SIMULATED)
+            if run is None:
+                rehearse(world, place, RehearsalPlan(has_namespaces=False))
+            else:
+                export(world, place / "app", {"out": str(place / MEASURED), "pace": 1.0})
+                run(place / "app")
+            print(f"{name} has run", flush=True)
+
+
+def tabulate(folder: Path) -> int:
+    """Print a row for each strategy whose runs are in a folder; return 1 if a run has failed.
+
+    Bytes in brackets are the simulated ones if they differ. Tasks that were not done are counted
+    in both runs, in the simulation only, and in the deployment only.
+    """
+    head = ("strategy", "weights", "bytes", "not done", "mean round", "simulated / measured - 1")
+    print(f"| {' | '.join(head)} |")
+    print(f"|{'---|' * len(head)}")
+    failed = 0
+    for name in _STRATEGIES:
+        place = folder / name
+        if (place / MEASURED / SUMMARY).exists():
+            print(row(name, place / SIMULATED, place / MEASURED))
+        elif place.exists():
+            failed = 1
+            print(f"| {name} | failed; its log is in {place} |")
+    return failed
+
+
 def main(app: str, nodes: str, *config: str) -> int:
     # ended by a signal, it still ends what it has started
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    if app in ("--engine", "--loopback"):
+        run_all(app, Path(nodes), list(config) or list(_STRATEGIES))
+        app = "--table"
+    if app == "--table":
+        return tabulate(Path(nodes))
     folder = Path(tempfile.mkdtemp(prefix="deployment-"))
     print(f"logs are in {folder}", flush=True)
     return deploy(Path(app), int(nodes), list(config), folder)

@@ -18,6 +18,7 @@ from fedsim.lab.calibrate.files import SCENARIO as FITTED
 from fedsim.lab.calibrate.log import LogDefaults
 from fedsim.lab.rehearsal.conduct import MEASURED, RehearsalPlan, refuse, rehearse
 from fedsim.lab.rehearsal.differences import Differences, compare, lines
+from fedsim.lab.rehearsal.needs import simulated_only
 from fedsim.lab.rehearsal.page import write_page
 from fedsim.records.folder import SCENARIO
 from fedsim.records.reading import RunFolder
@@ -75,6 +76,16 @@ def describe(out: Path) -> list[str]:
     wire = _wire_of(out)
     before = compare(out / SIMULATED, measured, wire)
     text = list(lines(before, "the scenario"))
+    run = RunFolder(measured)
+    names = list(
+        simulated_only(
+            load(out / SIMULATED / SCENARIO, allow_code=True),
+            has_namespaces=wire is not None,
+            trains=not run.summary["measured"]["pace"],
+        )
+    )
+    if names:
+        text.append(f"simulated, and not rehearsed: {', '.join(names)}")
     after: Differences | None = None
     try:
         if not (out / CALIBRATED).exists():
@@ -83,7 +94,7 @@ def describe(out: Path) -> list[str]:
         text += lines(after, "the calibrated world")
     except DataError as error:
         text.append(f"not calibrated: {error}")
-    write_page(out / PAGE, RunFolder(measured), before, after)
+    write_page(out / PAGE, run, before, after, names)
     text.append(f"written to {out / PAGE}")
     return text
 

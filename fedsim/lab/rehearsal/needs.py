@@ -13,8 +13,10 @@ from pathlib import Path
 
 from fedsim.common.files import read_text
 from fedsim.common.machine import usable_memory
+from fedsim.common.streams import Streams
 from fedsim.deployed.refusals import refusals
 from fedsim.running.scenario import Scenario
+from fedsim.world.distributions import Constant
 from fedsim.world.network.traced import TracedRate
 
 MOST_DEVICES = 20
@@ -41,6 +43,12 @@ def obstacles(scenario: Scenario, *, has_namespaces: bool) -> Iterator[str]:
     for name in ("arrivals", "departures"):
         if getattr(scenario.population, name) is not None:
             yield f"population.{name} is not rehearsed; leave it out"
+    for name in ("slow_phases", "stragglers"):
+        if getattr(scenario.population, name) is not None:
+            yield (
+                f"population.{name} is not rehearsed, as devices train at population.speed; leave "
+                "it out, or list each device's slowed speed in population.speed"
+            )
     if has_namespaces and scenario.network.kind != "star":
         yield (
             f"network.kind is {scenario.network.kind!r}, which a rehearsal cannot build; allowed "
@@ -58,6 +66,38 @@ def obstacles(scenario: Scenario, *, has_namespaces: bool) -> Iterator[str]:
         )
     if has_namespaces:
         yield from _missing_tools()
+
+
+def simulated_only(scenario: Scenario, *, has_namespaces: bool, trains: bool) -> Iterator[str]:
+    """Yield the name of each key that the simulation of a rehearsal has, and the rehearsal has not.
+
+    Args:
+        scenario: the scenario, which can be rehearsed.
+        has_namespaces: whether the rehearsal has network namespaces, and not only loopback.
+        trains: whether nodes take their own time for training, and not the scenario's.
+    """
+    population = scenario.population
+    capacity = population.capacity
+    if trains:
+        yield "population.speed"
+    if not isinstance(population.jitter, Constant) or population.jitter.value:
+        yield "population.jitter"
+    elif capacity is not None:
+        jitters = capacity.jitters(Streams(scenario.seed), population.devices)
+        if jitters is not None and jitters.any():
+            yield "the jitter of population.capacity"
+    if population.host is not None:
+        yield "population.host"
+    if not has_namespaces:
+        yield "network"
+    elif scenario.network.device.loss:
+        yield "network.device.loss"
+    if scenario.server.patience:
+        yield "server.patience"
+    if scenario.costs is not None:
+        yield "costs"
+    if scenario.meters:
+        yield "meters"
 
 
 def _links_that_change(scenario: Scenario) -> Iterator[str]:

@@ -36,7 +36,13 @@ main, header, footer { max-width: 1200px; margin: 1em auto; padding: 0 1em; }
 """
 
 
-def write_page(path: Path, run: RunFolder, before: Differences, after: Differences | None) -> None:
+def write_page(
+    path: Path,
+    run: RunFolder,
+    before: Differences,
+    after: Differences | None,
+    simulated_only: Sequence[str] = (),
+) -> None:
     """Write the page of a rehearsal.
 
     Args:
@@ -44,12 +50,18 @@ def write_page(path: Path, run: RunFolder, before: Differences, after: Differenc
         run: the measured run folder.
         before: differences to the simulation of the scenario.
         after: differences to the simulation of the calibrated world; None if there is none.
+        simulated_only: names of the scenario's keys that the rehearsal does not apply.
     """
     title = f"Rehearsal of {run.summary['name']}"
     mark = run.summary["measured"]
     slept = "training slept for the scenario's time" if mark["pace"] else "training was real"
     parts = [
-        el("header", el("h1", title), el("p", *_sentence(before, after))),
+        el(
+            "header",
+            el("h1", title),
+            el("p", *_sentence(before, after)),
+            *_not_applied(simulated_only),
+        ),
         el(
             "main",
             el("h2", "Tasks on one time axis"),
@@ -90,6 +102,11 @@ def _document(title: str, body: Markup) -> str:
         el("style", Markup(sheet)),
     )
     return f"<!DOCTYPE html>\n{el('html', head, el('body', body), lang='en')}\n"
+
+
+def _not_applied(names: Sequence[str]) -> Iterator[Markup]:
+    if names:
+        yield el("p", f"Simulated, and not rehearsed: {', '.join(names)}.")
 
 
 def _sentence(before: Differences, after: Differences | None) -> Iterator[str]:

@@ -14,7 +14,7 @@ from fedsim.common.errors import RunFolderError, ScenarioError
 from fedsim.deployed.wire import WireCounters
 from fedsim.lab.rehearsal.conduct import RehearsalPlan, links_of, refuse
 from fedsim.lab.rehearsal.differences import compare, lines
-from fedsim.lab.rehearsal.needs import free_port, obstacles, port_is_free
+from fedsim.lab.rehearsal.needs import free_port, obstacles, port_is_free, simulated_only
 from fedsim.running.assembly import Run
 from fedsim.running.scenario import Scenario
 from tests.children import popen, wait_until
@@ -54,6 +54,39 @@ def test_a_scenario_that_no_machine_can_rehearse_is_refused_with_each_reason(
     with pytest.raises(ScenarioError, match=r"population\.devices is 30"):
         refuse(tree, tmp_path / "out", LOOPBACK)
     assert not (tmp_path / "out").exists()
+
+
+def test_parts_of_the_world_that_are_not_rehearsed_are_refused_or_named() -> None:
+    population = {"devices": 4, "speed": "10 samples/s"}
+    strategy = {"kind": "fedavg", "clients_per_round": 2}
+    slow = {
+        "stragglers": {"share": 0.5, "factor": 0.3},
+        "slow_phases": {"mean_normal": "1 h", "mean_slow": "5 min", "factor": 0.3},
+    }
+    for name, value in slow.items():
+        world = Scenario(population={**population, name: value}, strategy=strategy)
+        reasons = "\n".join(obstacles(world, has_namespaces=False))
+        assert f"population.{name} is not rehearsed" in reasons
+    host = {"cores": 4, "start_up": "1 s"}
+    network = {
+        "kind": "star",
+        "protocol": {"kind": "tcp", "model": "window"},
+        "device": {"down": "8 Mbit/s", "up": "8 Mbit/s", "latency": "9 ms", "loss": 0.01},
+    }
+    world = Scenario(
+        population={**population, "jitter": 0.1, "host": host},
+        network=network,
+        strategy=strategy,
+        server={"patience": "1 min"},
+    )
+    plain = Scenario(population=population, strategy=strategy)
+    named = ["population.jitter", "population.host", "network.device.loss", "server.patience"]
+    assert list(simulated_only(world, has_namespaces=True, trains=False)) == named
+    assert list(simulated_only(plain, has_namespaces=True, trains=False)) == []
+    assert list(simulated_only(plain, has_namespaces=False, trains=True)) == [
+        "population.speed",
+        "network",
+    ]
 
 
 @pytest.mark.parametrize(
