@@ -10,6 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -358,13 +359,12 @@ def import_optuna() -> ModuleType:
         ScenarioError: Optuna is not installed.
     """
     try:
-        import optuna
+        return import_module("optuna")
     except ImportError as error:
         hint = "pip install 'optuna>=4' installs it, and search.kind = 'random' needs nothing"
         raise ScenarioError(
             f"search.kind is 'optuna', but Optuna cannot be imported ({error}); {hint}"
         ) from None
-    return optuna
 
 
 def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float]:
