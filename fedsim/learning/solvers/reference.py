@@ -71,7 +71,6 @@ class Reference(Solver):
         dtype: torch.dtype | None = None,
         losses: Callable[..., Tensor] | None = None,
     ) -> None:
-        self._dtype = dtype
         self._samples_dtype = dtype or samples_dtype(module)
         self.keyed = {"training": False, "testing": False}
         self.drawn = {"training": False, "testing": False}
@@ -322,8 +321,9 @@ class Reference(Solver):
 
     def _on_device(self, x: Tensor) -> Tensor:
         """Move samples to the solver's device, and convert floats to the module's dtype."""
-        dtype = self._samples_dtype if x.is_floating_point() else self._dtype
-        return x.to(self.device, dtype)
+        if x.is_floating_point():
+            return x.to(self.device, self._samples_dtype)
+        return x.to(self.device)  # tokens
 
     def _laid_out(self, x: Tensor) -> Tensor:
         """Return samples in the memory layout in which torch computes the module fastest."""
