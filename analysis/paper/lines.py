@@ -1,7 +1,8 @@
 """Lines of a paper's figures: variants of studies and runs, each with its seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from fedsim.analysis import style
 from fedsim.analysis.series import Series, group_by_scenario
@@ -14,6 +15,8 @@ from fedsim.lab.reading.history import History
 from fedsim.lab.reading.study_folder import is_study, read_index
 from fedsim.lab.reading.targets import Target
 from fedsim.records.reading import RunFolder
+
+LineNumbers = TypeVar("LineNumbers")
 
 _MOST_NAMED = 6
 _LONGEST_NAME = 30
@@ -136,3 +139,30 @@ def not_drawn(line: Series, reason: style.NothingToDrawError, series: Sequence[S
         series: all lines of the figure; the sentence names the line only if there are several.
     """
     return str(reason) if len(series) == 1 else f"without {line.name}: {reason}"
+
+
+def measure_each(
+    series: Sequence[Series], measure: Callable[[Series], LineNumbers]
+) -> tuple[list[LineNumbers], list[str]]:
+    """Measure the lines of a figure.
+
+    Args:
+        series: the lines.
+        measure: returns the numbers of a line; raises ``NothingToDrawError`` if it has none.
+
+    Returns:
+        The numbers of the lines that have some, and a sentence on each further line.
+
+    Raises:
+        NothingToDrawError: no line has numbers.
+    """
+    lines = []
+    notes = []
+    for entry in series:
+        try:
+            lines.append(measure(entry))
+        except style.NothingToDrawError as error:
+            notes.append(not_drawn(entry, error, series))
+    if not lines:
+        raise style.NothingToDrawError("; ".join(notes))
+    return lines, notes

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import style
-from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, strategy_of
+from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_more, strategy_of
 from fedsim.analysis.paper.sheet import (
     BAND,
     NumberRow,
@@ -108,20 +108,10 @@ class MigrationLine:
         for name, spreads in curves.items():
             for time, spread in zip(self.times, spreads, strict=False):
                 if spread is not None:
-                    rows.append(self._row(name, spread) | {"time_s": time})
+                    rows.append(spread.row(self.name, name) | {"time_s": time})
         for name, spread in self.totals.items():
-            rows.append(self._row(f"total {name}", spread))
+            rows.append(spread.row(self.name, f"total {name}"))
         return rows
-
-    def _row(self, name: str, spread: Spread) -> NumberRow:
-        return {
-            "line": self.name,
-            "number": name,
-            "mean": spread.mean,
-            "lowest_seed": spread.low,
-            "highest_seed": spread.high,
-            "seeds": spread.seeds,
-        }
 
 
 def event_times(attempts: Attempts) -> dict[str, Floats]:
@@ -240,18 +230,9 @@ def draw_migration(series: Sequence[Series], width: float) -> PaperFigure:
         NothingToDrawError: no line puts devices into groups.
         PictureError: there are more lines with groups than panels that fit.
     """
-    lines = []
-    notes = []
-    drawn = []
-    for entry in series:
-        try:
-            lines.append(measure_migration(entry))
-            drawn.append(entry)
-        except style.NothingToDrawError as error:
-            notes.append(not_drawn(entry, error, series))
-    if not lines:
-        raise style.NothingToDrawError("; ".join(notes))
-    refuse_more("migration", drawn, MOST_LINES)
+    measured, notes = measure_each(series, lambda entry: (entry, measure_migration(entry)))
+    refuse_more("migration", [entry for entry, _ in measured], MOST_LINES)
+    lines = [line for _, line in measured]
     columns = columns_for(width, len(lines))
     rows = -(-len(lines) // columns)
     heights = [_COUNTS_IN, _DEVICES_IN]

@@ -77,6 +77,22 @@ class Spread(NamedTuple):
         """Return the spread of one value per seed, of which there is at least one."""
         return cls(sum(values) / len(values), min(values), max(values), len(values))
 
+    def row(self, line: str, number: str) -> "NumberRow":
+        """Return the row of the table of a figure's numbers.
+
+        Args:
+            line: name of the line.
+            number: name of the number.
+        """
+        return {
+            "line": line,
+            "number": number,
+            "mean": self.mean,
+            "lowest_seed": self.low,
+            "highest_seed": self.high,
+            "seeds": self.seeds,
+        }
+
 
 class SpreadCurve(NamedTuple):
     """Spreads as arrays for a curve, float64 [n] each.

@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more, strategy_of
+from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_more, strategy_of
 from fedsim.analysis.paper.sheet import (
     BAND,
     OUTCOMES,
@@ -219,15 +219,7 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
         PictureError: there are more lines than panels that fit.
     """
     refuse_more("straggling", series, MOST_LINES)
-    lines = []
-    notes = []
-    for entry in series:
-        try:
-            lines.append(measure_straggling(entry))
-        except style.NothingToDrawError as error:
-            notes.append(not_drawn(entry, error, series))
-    if not lines:
-        raise style.NothingToDrawError("; ".join(notes))
+    lines, notes = measure_each(series, measure_straggling)
     outcomes = _occurring(lines)
     ranges = _ranges(lines, outcomes)
     columns = columns_for(width, len(lines))

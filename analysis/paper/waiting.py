@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import style
-from fedsim.analysis.paper.lines import attempts_of, not_drawn, refuse_more
+from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_more
 from fedsim.analysis.paper.sheet import (
     NumberRow,
     PaperFigure,
@@ -155,27 +155,18 @@ class WaitingLine:
                 spreads[f"waited_{outcome}_s"] = spread
             for name, spread in spreads.items():
                 rows.append(
-                    self._row(name, spread) | {"first_round": point.first, "last_round": point.last}
+                    spread.row(self.name, name)
+                    | {"first_round": point.first, "last_round": point.last}
                 )
-        rows.append(self._row("share_of_time", self.share))
+        rows.append(self.share.row(self.name, "share_of_time"))
         for rank, spread in enumerate(self.ranks, start=1):
-            rows.append(self._row("share_of_waiting", spread) | {"rank": rank})
-        rows.append(self._row("share_of_waiting", self.rest) | {"rank": "rest"})
+            rows.append(spread.row(self.name, "share_of_waiting") | {"rank": rank})
+        rows.append(self.rest.row(self.name, "share_of_waiting") | {"rank": "rest"})
         for run, devices in enumerate(self.awaited):
             for rank, entry in enumerate(devices[:_MOST_RANKS], start=1):
-                row = self._row("device", Spread.of([entry.share]))
+                row = Spread.of([entry.share]).row(self.name, "device")
                 rows.append(row | {"rank": rank, "run": run, "device": entry.device})
         return rows
-
-    def _row(self, name: str, spread: Spread) -> NumberRow:
-        return {
-            "line": self.name,
-            "number": name,
-            "mean": spread.mean,
-            "lowest_seed": spread.low,
-            "highest_seed": spread.high,
-            "seeds": spread.seeds,
-        }
 
 
 def read_waits(run: RunFolder) -> list[RoundWait]:
@@ -313,15 +304,7 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
         PictureError: there are more lines than panels that fit.
     """
     refuse_more("waiting", series, MOST_LINES)
-    lines = []
-    notes = []
-    for entry in series:
-        try:
-            lines.append(measure_waiting(entry))
-        except style.NothingToDrawError as error:
-            notes.append(not_drawn(entry, error, series))
-    if not lines:
-        raise style.NothingToDrawError("; ".join(notes))
+    lines, notes = measure_each(series, measure_waiting)
     columns = columns_for(width, len(lines))
     rows = -(-len(lines) // columns)
     figure = Figure(figsize=(width, _FRAME_IN + rows * _PANEL_IN))
