@@ -103,6 +103,11 @@ _LISTS: dict[str, list[Any]] = {
         {"kind": "relative", "times": 3.0},
         {"kind": "quantile", "most": "60 s", "over": 5},
     ],
+    "local": [
+        {"epochs": {"kind": "uniform", "low": 1, "high": 3}},
+        {"steps": {"kind": "uniform", "low": 1, "high": 9}},
+        {"batch_size": {"kind": "uniform", "low": 4, "high": 40}},
+    ],
 }
 _PROCESSES: list[Sections] = [
     {"kind": "link-outage", "link": "server up", "every": "30 s", "lasts": "5 s"},
@@ -271,6 +276,11 @@ def world(number: int, seed: int) -> Sections:
         found["training"] = {"kind": "torch", "optimizer": "Adam", "lr": 0.01, "batch_size": 16}
     if draw.random() < 0.1:
         found["server"] = {"patience": "5 s"}
+    found["training"]["last_batch"] = draw.choice(["keep", "drop", "merge"])
+    if kind == "hierfavg" and draw.random() < 0.5:
+        found["strategy"] |= {"kappa1": draw.choice([1, 30]), "local_epochs": 1}
+    if draw.random() < 0.2:
+        found["population"]["local"] = draw.choice(_LISTS["local"])
     return found
 
 

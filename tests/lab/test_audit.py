@@ -402,3 +402,39 @@ def test_a_tier_that_lost_its_clients_asks_others_in_the_same_version(tmp_path: 
     scenario.write_text(scenario.read_text().replace("tiers = 3", "tiers = 1"))
     reseal(tmp_path)
     assert found(tmp_path, [LIMITS]) == {LIMITS}
+
+
+TREE = {
+    "kind": "tree",
+    "cells": 2,
+    "device": {"down": "8 Mbit/s", "up": "8 Mbit/s"},
+    "cell": {"down": "8 Mbit/s", "up": "8 Mbit/s"},
+    "edge": {},
+}
+DURATIONS = "training took as long as samples and speed say"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"training": {"batch_size": 32, "last_batch": "drop"}},
+        {"training": {"batch_size": 32, "last_batch": "merge"}},
+        {"strategy": {"kind": "hierfavg", "kappa1": 1}, "network": TREE},
+        {"strategy": {"kind": "hierfavg", "kappa1": 30}, "network": TREE},
+    ],
+)
+def test_trainings_of_steps_and_of_whole_batches_last_as_long_as_their_samples(
+    sections: dict[str, Any], tmp_path: Path
+) -> None:
+    strategy = {"kind": "fedavg", "clients_per_round": 6} | sections.get("strategy", {})
+    world = quiet_world(strategy, seed=2, rounds=2) | {"learning": "off"}
+    world["population"] = {"devices": 6, "speed": "10 samples/s"}
+    fedsim.run(fedsim.Scenario(**world | sections | {"strategy": strategy}), tmp_path)
+    assert found(tmp_path) == set()
+    devices = pq.read_table(tmp_path / files.DEVICES)
+    place = devices.schema.get_field_index("speed")
+    faster = pa.array([11.0] * len(devices), pa.float64())
+    faulty = devices.set_column(place, devices.schema.field(place), faster)
+    pq.write_table(faulty, tmp_path / files.DEVICES)
+    reseal(tmp_path)
+    assert DURATIONS in found(tmp_path)

@@ -32,6 +32,12 @@ UNEVEN_EPOCHS = (
 )
 """Strategies in which an epoch is not always one pass over the samples."""
 
+SGD_STEPS = {"hierfavg": "kappa1"}
+"""Strategy -> its parameter of the SGD steps of a training, which may be None for epochs."""
+
+FULL_BATCHES = ("ifca", "lcfl", "rfedavg", "scaffold")
+"""Strategies in which some trainings use all samples of a device as one batch."""
+
 LONGER_EPOCHS = ("moon",)
 """Strategies in which an epoch takes longer than one training pass over the samples."""
 

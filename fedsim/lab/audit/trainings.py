@@ -13,7 +13,13 @@ from fedsim.common.training import Batching, Training
 from fedsim.common.units import TICK_S
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, at_places, report
-from fedsim.lab.audit.strategies import LONGER_EPOCHS, PLAIN_EPOCHS, UNEVEN_EPOCHS
+from fedsim.lab.audit.strategies import (
+    FULL_BATCHES,
+    LONGER_EPOCHS,
+    PLAIN_EPOCHS,
+    SGD_STEPS,
+    UNEVEN_EPOCHS,
+)
 
 _ROUNDING = 1e-6
 
@@ -111,21 +117,23 @@ def _own(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Floats:
 def _passes(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
     """Return the passes over the samples in a counted epoch of each training; float64.
 
-    An epoch is one pass. SGD steps of a device (``population.local.steps``) are a share of a pass,
-    or more than one.
+    An epoch is one pass, without a last batch that is dropped. SGD steps (``population.local.steps``
+    or of the strategy) are a share of a pass, or more than one.
     """
-    steps = _own(evidence, "local_steps", trainings)
-    passes = np.ones(len(trainings))
-    if np.isnan(steps).all():
-        return passes
-    training = evidence.run.scenario["training"]
-    sizes = _own(evidence, "batch_size", trainings)
-    sizes = np.where(np.isnan(sizes), training["batch_size"], sizes)
+    scenario = evidence.run.scenario
+    strategy = scenario["strategy"]
+    usual = scenario["training"]
+    declared = strategy.get(SGD_STEPS.get(strategy["kind"], ""))
+    own_steps = _own(evidence, "local_steps", trainings)
+    own_sizes = _own(evidence, "batch_size", trainings)
     samples = at_places(evidence.devices["samples"], evidence.row_of(trainings["device"]))
-    for row in np.flatnonzero(~np.isnan(steps)).tolist():
-        batching = Batching(int(sizes[row]), training["last_batch"])
-        done = Training(None, steps=int(steps[row])).samples_an_epoch(int(samples[row]), batching)
-        passes[row] = done / samples[row]
+    passes = np.ones(len(trainings))
+    for row, count in enumerate(samples.tolist()):
+        steps = declared if math.isnan(own_steps[row]) else int(own_steps[row])
+        size = usual["batch_size"] if math.isnan(own_sizes[row]) else int(own_sizes[row])
+        batching = Batching(size, usual["last_batch"])
+        done = Training(None, steps=steps).samples_an_epoch(int(count), batching)
+        passes[row] = done / count
     return passes
 
 
@@ -138,6 +146,8 @@ def _follows_from_speed(scenario: TomlTable) -> bool:
     if population.get("capacity", {}).get("kind", "fedscale") != "fedscale":
         return False
     if strategy["kind"] in UNEVEN_EPOCHS or strategy.get("local_steps"):
+        return False
+    if strategy["kind"] in FULL_BATCHES and scenario["training"]["last_batch"] == "drop":
         return False
     # a user's own trainer may stop early
     if ":" in strategy["kind"] or ":" in scenario.get("training", {}).get("kind", ""):
