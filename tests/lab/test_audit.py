@@ -438,3 +438,19 @@ def test_trainings_of_steps_and_of_whole_batches_last_as_long_as_their_samples(
     pq.write_table(faulty, tmp_path / files.DEVICES)
     reseal(tmp_path)
     assert DURATIONS in found(tmp_path)
+
+
+def test_keys_of_secure_aggregation_that_wait_for_a_host_are_of_one_round(tmp_path: Path) -> None:
+    strategy = {
+        "kind": "fedavg",
+        "clients_per_round": 6,
+        "secure_aggregation": {"neighbors": 4},
+    }
+    world = quiet_world(strategy, seed=2, rounds=2) | {"learning": "off"}
+    world["population"] = {
+        "devices": 6,
+        "speed": "10 samples/s",
+        "host": {"number": 1, "cores": 1, "workers": 2},
+    }
+    fedsim.run(fedsim.Scenario(**world), tmp_path)
+    assert found(tmp_path) == set()

@@ -62,11 +62,13 @@ def _find_parts(evidence: Evidence) -> pd.DataFrame:
     """Return the parts of messages that belong to secure aggregation, in order of their ends.
 
     Returns:
-        DataFrame of transfers with ``purpose`` and ``bytes`` of the part; the index is the row of
-        the transfer.
+        DataFrame of transfers with ``purpose`` and ``bytes`` of the part, and ``asked``, the time
+        (s) at which the server asked for the message's task; the index is the row of the transfer.
     """
-    columns = ["direction", "payloads", "start", "end", "outcome", "task"]
+    columns = ["direction", "payloads", "end", "outcome", "task"]
+    asked = evidence.tasks.drop_duplicates("task").set_index("task")["start"]
     transfers = evidence.transfers[columns]
+    transfers = transfers.assign(asked=transfers["task"].map(asked))
     parts = [transfers.iloc[:0].assign(purpose="", bytes=0.0)]
     for code, payloads in enumerate(evidence.payloads.lists):
         for purpose, size in payloads:
@@ -79,8 +81,8 @@ def _find_parts(evidence: Evidence) -> pd.DataFrame:
 def _count_neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[float]":
     """Return the count of neighbours of each message's client, NaN if it is not known.
 
-    A client's neighbours are drawn from the clients that have sent keys since the keys were last
-    sent to clients.
+    A client's neighbours are drawn from the clients that have sent keys since the server last gave
+    keys to clients. It gives them to all clients at once, but a message may wait for its device.
 
     Args:
         parts: the parts of messages, as ``_find_parts`` returns them.
@@ -90,7 +92,7 @@ def _count_neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[flo
     is_key = (parts["direction"] == "up") & of_keys & (parts["outcome"] == "done")
     is_sent_out = (parts["direction"] == "down") & of_keys
     ordered = parts.assign(
-        at=parts["start"].where(is_sent_out, parts["end"]), is_key=is_key, is_sent_out=is_sent_out
+        at=parts["asked"].where(is_sent_out, parts["end"]), is_key=is_key, is_sent_out=is_sent_out
     )
     ordered = ordered.sort_values(["at"], kind="stable")
     by_row: dict[int, float] = {}
