@@ -104,9 +104,9 @@ _LISTS: dict[str, list[Any]] = {
         {"kind": "quantile", "most": "60 s", "over": 5},
     ],
     "local": [
-        {"epochs": {"kind": "uniform", "low": 1, "high": 3}},
-        {"steps": {"kind": "uniform", "low": 1, "high": 9}},
-        {"batch_size": {"kind": "uniform", "low": 4, "high": 40}},
+        {"epochs": {"kind": "choice", "values": [1, 3]}},
+        {"steps": {"kind": "choice", "values": [1, 4, 9]}},
+        {"batch_size": {"kind": "choice", "values": [4, 40]}},
     ],
 }
 _PROCESSES: list[Sections] = [
