@@ -1,8 +1,10 @@
 """The ClientApp of an exported app."""
 
+import math
 import time
 from pathlib import Path
 
+from flwr import __version__ as flower_version
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -10,6 +12,7 @@ from fedsim.common.errors import SimulationError, shown
 from fedsim.common.files import read_text
 from fedsim.deployed.device import DeviceHalf
 from fedsim.deployed.packing import Packet
+from fedsim.deployed.reading import count_of, entry_of, finite_of
 from fedsim.deployed.records import ARRAYS, HEAD, from_records, to_records
 from fedsim.deployed.step_log import StepLog, log_folder
 from fedsim.running.scenario import load
@@ -59,24 +62,20 @@ def client_app(scenario: Path) -> ClientApp:
     def half_of(context: Context) -> DeviceHalf:
         pace = context.run_config["pace"]
         slept = context.run_config.get("slept", SLEPT[0])
-        assert isinstance(pace, int | float)
-        assert isinstance(slept, str)
-        return client_half(scenario, _device_of(context), float(pace), slept)
+        return client_half(scenario, _device_of(context), pace_of(pace), str(slept))
 
     def hello(message: Message, context: Context) -> Message:
         # a process that stays has then loaded all before the clock starts, and what a node lacks
         # is found before the run begins
         device = half_of(context).device
-        head = Packet({"device": device, "fedsim": __version__})
+        head = Packet({"device": device, "fedsim": __version__, "flwr": flower_version})
         return Message(to_records(head), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
         request = from_records(message.content)
         half = half_of(context)
-        began = request.head["began"]
-        task = request.head["task"]
-        assert isinstance(began, int | float)
-        assert isinstance(task, int)
+        began = finite_of(entry_of(request.head, "began"), "began")
+        task = count_of(entry_of(request.head, "task"), "task")
 
         def clock() -> float:
             return (time.time() - began) / half.time_scale
@@ -94,6 +93,24 @@ def client_app(scenario: Path) -> ClientApp:
     app.query()(hello)
     app.train()(train)
     return app
+
+
+def pace_of(value: object) -> float:
+    """Return ``pace`` of the run configuration.
+
+    Args:
+        value: the value in the run configuration.
+
+    Raises:
+        SimulationError: it is no finite number from 0.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0.0 <= float(str(value)) < math.inf:
+        raise SimulationError(
+            f"the run configuration has pace = {shown(value)}; allowed are 0 (as fast as the "
+            "nodes are) and numbers above 0 (real seconds in a second of the scenario)"
+        )
+    return float(str(value))
 
 
 def _device_of(context: Context) -> int:

@@ -11,9 +11,18 @@ import numpy as np
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import NO_LIMIT, Limit, Training
-from fedsim.deployed.packing import ContentPacker, ModelPlace, Packet, models_in
+from fedsim.deployed.packing import FORGOT, ContentPacker, ModelPlace, Packet, models_in
+from fedsim.deployed.reading import (
+    Json,
+    count_of,
+    entry_of,
+    finite_of,
+    pair_of,
+    table_of,
+    text_of,
+)
 from fedsim.deployed.step_log import LoggedStep, StepLog
-from fedsim.deployed.trees import Json, TreeWriter, read_tree
+from fedsim.deployed.trees import TreeWriter, read_tree
 from fedsim.federation.client import Client, Instruction, LocalResult
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.codecs import Wire
@@ -88,6 +97,7 @@ class DeviceHalf:
             run.local,
         )
         self._side.halves = run.client_halves
+        self._keeps_rest = scenario.messages.up.keeps_rest or scenario.training.state == "kept"
         self._down = ContentPacker(scenario.messages.down, self._learner)
         self._up = ContentPacker(scenario.messages.up, self._learner, scenario.strategy.added_up)
         self._devices.model_s = self._model_s
@@ -119,24 +129,22 @@ class DeviceHalf:
             SimulationError: the request cannot be carried out.
         """
         head = request.head
-        count = _integer(head["count"])
+        count = count_of(entry_of(head, "count"), "count")
         first = (self.device + 1) * _SERIALS_A_DEVICE + count * _SERIALS_A_TASK
         self._learner.restore(first)
-        self._recall(memory, head)
+        forgot = self._recall(memory, head)
         self._check_base(request)
-        asked_at = head["asked_at"]
-        assert isinstance(asked_at, int | float)
+        asked_at = finite_of(entry_of(head, "asked_at"), "asked_at")
         contents = self._down.unpack(request, _no_base)
-        job = head["job"]
-        round_number = head["round"]
-        assert isinstance(job, str)
-        assert isinstance(round_number, int | None)
+        job = text_of(entry_of(head, "job"), "job")
+        number = entry_of(head, "round")
+        round_number = None if number is None else count_of(number, "round")
         instruction = Instruction(job, received(contents), round_number)
         context = TaskContext(instruction, brings_base=BASE in request.payloads)
         task = Task(0, self.device, (), round_number, None, count, context=context)
         task.samples = self._population.samples.item(self.device)
-        self._begin(task, float(asked_at), sum(map(len, request.payloads.values())), clock)
-        log.add(LoggedStep("download", float(asked_at), self._now))
+        self._begin(task, asked_at, sum(map(len, request.payloads.values())), clock)
+        log.add(LoggedStep("download", asked_at, self._now))
         answer = self._work(task, clock)
         if self._pace:
             self._sleep_until(self._now, clock)
@@ -147,9 +155,11 @@ class DeviceHalf:
         uploaded = sum(map(len, answer.payloads.values()))
         answer.head |= {
             "samples": task.samples,
-            "took_s": clock() - float(asked_at),
+            "took_s": clock() - asked_at,
             "steps": [step.tree() for step in log.steps],
         }
+        if forgot:
+            answer.head[FORGOT] = True
         if self._sleeps_links and uploaded:
             up_s = self._network.nominal_s(self.device, "up", uploaded)
             self._sleep_until(self._now + up_s, clock)
@@ -324,15 +334,12 @@ class DeviceHalf:
         residuals = self._devices.residuals.get(self.device, {})
         packet = self._up.pack(contents, bases, residuals)
         trained = result.trained
-        for name, value in contents.items():
-            form = packet.head["contents"]
-            assert isinstance(form, dict)
-            fields = form[name]
-            is_update = trained is not None and value is result.update
-            if is_update and isinstance(fields, dict) and "loss" not in fields:
-                assert trained is not None
-                assert trained.loss is not None
-                fields["loss"] = [trained.loss.value, dict(trained.loss.numbers)]
+        if trained is not None and trained.loss is not None:
+            forms = table_of(packet.head["contents"], "contents")
+            report: list[Json] = [trained.loss.value, dict(trained.loss.numbers)]
+            for name, value in contents.items():
+                if value is result.update:
+                    table_of(forms[name], "a content").setdefault("loss", report)
         packet.head["outcome"] = "done"
         return packet
 
@@ -351,8 +358,13 @@ class DeviceHalf:
 
     # Memory between requests, as a packet.
 
-    def _recall(self, memory: Packet, head: Mapping[str, Json]) -> None:
-        """Restore the device's memory, and commit its last answer if it has arrived."""
+    def _recall(self, memory: Packet, head: Mapping[str, Json]) -> bool:
+        """Restore the device's memory, and commit its last answer if it has arrived.
+
+        Returns:
+            Whether the server knows an answer that the memory lacks, and it had a part in the
+            device's state. The node was started anew, or has an older state.
+        """
         tree = memory.head.get("memory")
         values = read_tree(tree, memory.arrays, self._learner)
         if not isinstance(values, dict):
@@ -364,18 +376,27 @@ class DeviceHalf:
         self._speed = values.get("speed")
         last = values.get("last")
         arrived = head.get("arrived")
-        if not isinstance(last, dict) or not isinstance(arrived, list):
-            return
-        count, when = arrived
-        if count != last["count"]:
-            return
-        assert isinstance(when, int | float)
-        self._now = float(when)
+        if arrived is None:
+            return False
+        number, when = pair_of(arrived, "arrived")
+        count = count_of(number, "the count of a task")
+        if values.get("count", -1) < count:
+            return self._keeps_state
+        if last is None or count != last["count"]:
+            return False
+        self._now = finite_of(when, "the time of an arrival")
         if last["residuals"]:
             self._devices.residuals[self.device] = last["residuals"]
         instruction = Instruction(last["job"], last["contents"], last["round"])
         client = self._side.halves.of(self.device)
         client.sent(self._devices.of(self.device), instruction, last["reply"])
+        return False
+
+    @property
+    def _keeps_state(self) -> bool:
+        """Whether the answers of the device have a part in its state."""
+        client = self._side.halves.of(self.device)
+        return type(client).sent is not Client.sent or self._keeps_rest
 
     def _remember(self, memory: Packet, task: Task, answer: Packet) -> None:
         """Write the device's memory, with the answer until the server confirms its arrival."""
@@ -401,6 +422,7 @@ class DeviceHalf:
                 "residuals": self._devices.residuals.get(self.device, {}),
                 "has_base": self.device in self._devices.bases,
                 "speed": self._speed,
+                "count": task.count,
                 "last": last,
             }
         )
@@ -423,11 +445,6 @@ class DeviceHalf:
 def _kept(contents: Mapping[str, object]) -> dict[str, object]:
     """Return the contents that ``Client.sent`` can read later, without deferred values."""
     return {name: value for name, value in contents.items() if not isinstance(value, Lazy)}
-
-
-def _integer(value: Json) -> int:
-    assert isinstance(value, int)
-    return value
 
 
 def _no_base(place: ModelPlace) -> Ref:

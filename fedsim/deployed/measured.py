@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.clock.simulation import Record
 from fedsim.deployed.run import ServerRun
@@ -106,10 +106,6 @@ def _tasks_of(
     return tasks
 
 
-def _sizes(by_content: Mapping[str, float]) -> list[tuple[str, float]]:
-    return [(name, float(size)) for name, size in by_content.items()]
-
-
 def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -> Iterator[Record]:
     """Yield begin and end of each step of a task that has ended.
 
@@ -122,7 +118,7 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
     is_complete = outcome == "done"
     last = end.time
     now = task.start
-    for step in _steps_until(task, last, is_complete=is_complete):
+    for step in _steps_until(task, last, outcome):
         yield Record(now, "step-start", {**task.fields, "step": step.name})
         is_cut = step.end > last and not is_complete
         begun = now
@@ -147,10 +143,16 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
             return
 
 
-def _steps_until(task: _MeasuredTask, last: float, *, is_complete: bool) -> list[LoggedStep]:
-    """Return the steps that a task had begun before its end (s), at least its download."""
-    steps = task.steps or [LoggedStep("download", task.start, math.inf)]
-    if is_complete:
+def _steps_until(task: _MeasuredTask, last: float, outcome: str) -> list[LoggedStep]:
+    """Return the steps that a task had begun before its end (s), at least its download.
+
+    A device whose steps are unknown has received its request, unless it was lost.
+    """
+    steps = task.steps
+    if not steps:
+        end = math.inf if outcome == "lost" else last
+        steps = [LoggedStep("download", task.start, end)]
+    if outcome == "done":
         if task.payloads.get("up"):
             steps = [*steps, LoggedStep("upload", steps[-1].end, last)]
         return steps
@@ -159,16 +161,29 @@ def _steps_until(task: _MeasuredTask, last: float, *, is_complete: bool) -> list
     return [step for step in steps if step is steps[0] or step.start < last]
 
 
+class Ended(NamedTuple):
+    """End of a deployment.
+
+    Attributes:
+        status: the run's status: ``done`` or ``failed``.
+        stopped: why the run ended.
+        wall_s: real time of the run, with the wait for its nodes (s).
+    """
+
+    status: str
+    stopped: str
+    wall_s: float
+
+
 def write_run_folder(
     out: Path,
     scenario: Scenario,
     run: ServerRun,
     records: Sequence[Record],
-    stopped: str,
+    ended: Ended,
     models: "Models",
     best: "Models",
     mark: Mapping[str, object],
-    wall_s: float,
 ) -> None:
     """Write the tables, the models and the summary of a deployment to its folder.
 
@@ -177,11 +192,10 @@ def write_run_folder(
         scenario: the scenario of the app.
         run: the server half's run.
         records: its records with steps (``with_steps``).
-        stopped: why the run ended.
+        ended: how the run ended.
         models: tensors by name, for each file name.
         best: the same of the best test; empty without ``evaluation.keep_best``.
         mark: describes the deployment, for the summary's entry ``measured``.
-        wall_s: real time of the run, with the wait for its nodes (s).
     """
     files.write_text(out / files.SCENARIO, scenario.to_toml())
     recorder = Recorder(out, run.meters)
@@ -193,7 +207,9 @@ def write_run_folder(
     parquet.write_meters(out, run.meters)
     parquet.write_devices(out, run.device_columns(), run.meters)
     parquet.write_columns(out / files.AVAILABILITY, _presence(run, records), AVAILABILITY)
-    summary = summarise(run, recorder, "done", stopped, models_digest(models), wall_s)
+    summary = summarise(
+        run, recorder, ended.status, ended.stopped, models_digest(models), ended.wall_s
+    )
     summary[files.MEASURED] = dict(mark)
     if summary["accuracy"]["final"] is None:
         summary["no_accuracy"] = run.strategy.why_no_accuracy() or run.evaluator.why_no_accuracy(

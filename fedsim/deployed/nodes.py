@@ -5,17 +5,19 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from flwr import __version__ as flower_version
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedsim.common.errors import SimulationError, shown
+from fedsim.common.errors import shown
+from fedsim.deployed.answers import Answer, AnswerReader, read_answer
 from fedsim.deployed.clock import WallClock
-from fedsim.deployed.packing import ContentPacker, ModelPlace, Packet
+from fedsim.deployed.packing import ContentPacker, Packet
+from fedsim.deployed.reading import PacketError, count_of, entry_of
 from fedsim.deployed.records import from_records, to_records
 from fedsim.deployed.replies import Replies
 from fedsim.deployed.run import SentContext, ServerRun
 from fedsim.federation.contents import BASE
-from fedsim.learning.refs import Ref
 from fedsim.version import __version__
 from fedsim.world.task import Task
 
@@ -44,8 +46,10 @@ class Nodes:
         self._devices = run.scenario.population.devices
         messages = run.scenario.messages
         self._down = ContentPacker(messages.down, run.learner)
-        self._up = ContentPacker(messages.up, run.learner, run.scenario.strategy.added_up)
+        self._answers = AnswerReader(run)
         self._node_of: dict[int, int] = {}  # device -> node
+        self._waiting: dict[int, int] = {}  # device -> node that takes over when the first is gone
+        self._refused: list[str] = []  # reasons for which nodes are not used
         self._greeted: set[int] = set()
         self._greetings: dict[str, int] = {}  # message -> node
         self._open: dict[str, Task] = {}  # message -> its task, also if it has ended
@@ -60,6 +64,11 @@ class Nodes:
         """Count of the devices whose nodes have answered."""
         return len(self._node_of)
 
+    @property
+    def refused(self) -> str:
+        """Sentences about nodes that have answered and are not used; empty if there are none."""
+        return "".join(f"; {reason}" for reason in self._refused)
+
     def look(self) -> None:
         """Look for nodes and answers; an answer sets an alarm at the time of its arrival."""
         if time.monotonic() >= self._next_nodes:
@@ -71,8 +80,8 @@ class Nodes:
         """Wait for no more replies."""
         self._replies.end()
 
-    def _receive(self, wall: float, reply: Message) -> None:
-        name = reply.metadata.reply_to_message_id
+    def _receive(self, name: str, wall: float, reply: Message | Exception) -> None:
+        """Take the first reply to a message; further replies to it are ignored."""
         if name in self._greetings:
             self._welcome(self._greetings.pop(name), reply)
         elif name in self._open:
@@ -91,29 +100,59 @@ class Nodes:
             if node not in present:
                 del self._node_of[device]
                 self._at_wall(partial(self._run.remote.disconnect, device))
+                successor = self._waiting.pop(device, None)
+                if successor is not None and successor in present:
+                    self._connect(device, successor)
 
-    def _welcome(self, node: int, reply: Message) -> None:
-        if reply.has_error():
-            _log.warning("node %d does not work: %s", node, reply.error.reason)
+    def _welcome(self, node: int, reply: Message | Exception) -> None:
+        failure = _failure_of(reply)
+        if isinstance(reply, Exception) or failure:
+            self._refuse(node, f"its ClientApp has failed: {failure}")
             return
+        try:
+            device = self._device_of(node, reply)
+        except PacketError as error:
+            self._refuse(node, str(error))
+            return
+        other = self._node_of.get(device, node)
+        if other == node:
+            self._connect(device, node)
+            return
+        self._waiting[device] = node
+        self._refuse(
+            node,
+            f"node {other} has partition-id = {device} too; give each node a number of its own "
+            "(a node that was started anew takes over when Flower no longer lists the first one)",
+        )
+
+    def _device_of(self, node: int, reply: Message) -> int:
+        """Return the number of the device that a node has answered to its greeting.
+
+        Raises:
+            PacketError: the answer is broken, or there is no such device.
+        """
         head = from_records(reply.content).head
-        device = head["device"]
-        if head["fedsim"] != __version__:
-            _log.warning(
-                "node %d has fedsim %s, and the server %s", node, head["fedsim"], __version__
-            )
-        if not isinstance(device, int) or not 0 <= device < self._devices:
-            raise SimulationError(
-                f"a node has partition-id = {shown(device)}; allowed are 0 to "
+        for name, here in (("fedsim", __version__), ("flwr", flower_version)):
+            there = head.get(name)
+            if there != here:
+                _log.warning("node %d has %s %s, and the server %s", node, name, there, here)
+        number = entry_of(head, "device")
+        device = count_of(number, "partition-id")
+        if device >= self._devices:
+            raise PacketError(
+                f"a node has partition-id = {shown(number)}; allowed are 0 to "
                 f"{self._devices - 1} (population.devices of the app's scenario.toml)"
             )
-        other = self._node_of.get(device)
-        if other is not None and other != node:
-            raise SimulationError(
-                f"two nodes have partition-id = {device}; give each node a number of its own"
-            )
+        return device
+
+    def _connect(self, device: int, node: int) -> None:
         self._node_of[device] = node
         self._at_wall(partial(self._run.remote.connect, device))
+
+    def _refuse(self, node: int, reason: str) -> None:
+        """Note that a node is not used; the run goes on without it."""
+        _log.warning("node %d is not used: %s", node, reason)
+        self._refused.append(f"node {node} is not used: {reason}")
 
     def send(self, task: Task) -> None:
         """Send a task to its device's node."""
@@ -137,23 +176,43 @@ class Nodes:
         self._note("sent", task, packet, time.time())
         self._replies.expect(name)
 
-    def _take(self, task: Task, wall: float, reply: Message) -> None:
-        remote = self._run.remote
-        if reply.has_error():
-            _log.warning("device %d is lost: %s", task.device, reply.error.reason)
-            self._at_wall(lambda: remote.receive(task.id, None, "lost"))
+    def _take(self, task: Task, wall: float, reply: Message | Exception) -> None:
+        failure = _failure_of(reply)
+        if isinstance(reply, Exception) or failure:
+            _log.warning("device %d is lost: %s", task.device, failure)
+            self._at_wall(partial(self._run.remote.receive, task.id, None, "lost"))
             return
-        packet = from_records(reply.content)
-        is_late = packet.head["outcome"] == "late"
+        try:
+            answer = read_answer(reply.content, task)
+        except PacketError as error:
+            self._at_wall(partial(self._reject, task, error))
+            return
+        self._at_wall(partial(self._arrive, task, wall, answer))
 
-        def arrive() -> None:
-            self._note("received", task, packet, wall)
-            if task.id not in remote.running:
-                return
-            contents = self._up.unpack(packet, lambda place: _model_at(task, place))
-            remote.receive(task.id, contents or None, "late" if is_late else None)
+    def _arrive(self, task: Task, wall: float, answer: Answer) -> None:
+        remote = self._run.remote
+        try:
+            contents = self._answers.contents(task, answer.packet)
+        except PacketError as error:
+            self._reject(task, error)
+            return
+        self._note("received", task, answer.packet, wall)
+        if task.id not in remote.running:
+            return
+        if answer.has_forgotten:
+            _log.warning(
+                "device %d has lost the state of its earlier tasks, and goes on without it; its "
+                "node was started anew",
+                task.device,
+            )
+            self._clock.emit("node-forgot", **task.fields)
+        remote.receive(task.id, contents or None, "late" if answer.is_late else None)
 
-        self._at_wall(arrive)
+    def _reject(self, task: Task, error: PacketError) -> None:
+        """End a task as lost, whose answer cannot be read."""
+        _log.warning("the answer of device %d is not used: %s", task.device, error)
+        self._clock.emit("node-fault", **task.fields, reason=str(error))
+        self._run.remote.receive(task.id, None, "lost")
 
     def _at_wall(self, action: Callable[[], None]) -> None:
         """Carry out an action at the present time of the day; at once before the run begins."""
@@ -189,9 +248,10 @@ class Nodes:
         )
 
 
-def _model_at(task: Task, place: ModelPlace) -> Ref:
-    name, index = place
-    content = task.context.instruction.contents[name]
-    model = content if index is None else content[index]
-    assert isinstance(model, Ref)
-    return model
+def _failure_of(reply: Message | Exception) -> str:
+    """Return why a reply is an error; empty if it is none."""
+    if isinstance(reply, Exception):
+        return f"{type(reply).__name__}: {reply}"
+    if not reply.has_error():
+        return ""
+    return reply.error.reason or f"error {reply.error.code}"

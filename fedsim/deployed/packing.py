@@ -2,12 +2,25 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import SimulationError
-from fedsim.deployed.trees import Json, TreeWriter, read_report, read_tree, value_of
+from fedsim.common.errors import SimulationError, shown
+from fedsim.deployed.reading import (
+    Json,
+    PacketError,
+    count_of,
+    entry_of,
+    finite_of,
+    list_of,
+    pair_of,
+    read_safely,
+    table_of,
+    text_of,
+)
+from fedsim.deployed.trees import TreeWriter, read_report, read_tree, value_of
 from fedsim.federation.codecs import Codec, CodedParts
 from fedsim.federation.contents import Contents, Header, Lazy, Opaque
 from fedsim.learning import Learner
@@ -16,6 +29,8 @@ from fedsim.learning.refs import Ref
 
 ModelPlace = tuple[str, int | None]
 """Name of a content, and index in its list; None for a content that is one model."""
+FORGOT = "forgot"
+"""Entry of an answer's head: the node has lost the state that its device had."""
 
 
 @dataclass(slots=True)
@@ -164,13 +179,16 @@ class ContentPacker:
         Args:
             packet: the packet.
             model_at: returns the model at a place of the request, on which changes are based.
+
+        Raises:
+            PacketError: the packet cannot be read.
         """
-        forms = packet.head["contents"]
-        assert isinstance(forms, dict)
         contents: dict[str, object] = {}
+        forms = table_of(entry_of(packet.head, "contents"), "contents")
         for name, form in forms.items():
-            assert isinstance(form, dict)
-            contents[name] = self._unpack(packet, name, form, model_at)
+            what = f"the content {shown(name)}"
+            read = partial(self._unpack, packet, name, table_of(form, what), model_at)
+            contents[name] = read_safely(what, read)
         return contents
 
     def _unpack(
@@ -183,17 +201,16 @@ class ContentPacker:
         if "header" in form:
             return Header(read_tree(form["header"], packet.arrays, self._learner))
         if "opaque" in form:
-            size = form["bytes"]
-            assert isinstance(size, int | float)
-            return Opaque(read_tree(form["opaque"], packet.arrays, self._learner), float(size))
+            size = finite_of(entry_of(form, "bytes"), "bytes")
+            return Opaque(read_tree(form["opaque"], packet.arrays, self._learner), size)
         if "items" in form:
-            items = form["items"]
-            assert isinstance(items, list)
             values = []
-            for index, item in enumerate(items):
-                assert isinstance(item, dict)
-                values.append(self._unpack(packet, f"{place}/{index}", item, model_at))
+            for index, item in enumerate(list_of(form["items"], "items")):
+                fields = table_of(item, "an item")
+                values.append(self._unpack(packet, f"{place}/{index}", fields, model_at))
             return values
+        if place not in packet.payloads:
+            raise PacketError(f"it has no payload {shown(place)}")
         payload = packet.payloads[place]
         if "model" in form:
             return self._unpack_model(payload, form, model_at)
@@ -204,44 +221,53 @@ class ContentPacker:
     def _unpack_model(
         self, payload: bytes, form: Mapping[str, Json], model_at: Callable[[ModelPlace], Ref]
     ) -> Ref:
-        size = form["model"]
-        assert isinstance(size, int)
+        size = count_of(form["model"], "the length of a model")
+        length = int(self._learner.parameters)
+        if size != length:
+            raise PacketError(f"a model has {size} numbers, and the scenario's has {length}")
+        expected = self._codec.bytes(size)
+        if len(payload) != expected:
+            raise PacketError(f"a model has {len(payload)} bytes, and {expected:.0f} are expected")
         sent = self._learner.received(self._codec.unpack(payload, size))
-        base = form.get("base")
         model = sent
-        if isinstance(base, list):
-            name, index = base
-            assert isinstance(name, str)
-            assert isinstance(index, int | None)
-            model = self._learner.apply(total, [model_at((name, index)), sent])
-        report = form.get("loss")
-        if isinstance(report, list):
-            model.loss = read_report(report)
+        if "base" in form:
+            name, index = pair_of(form["base"], "base")
+            number = None if index is None else count_of(index, "the index of a base")
+            base = model_at((text_of(name, "the name of a base"), number))
+            model = self._learner.apply(total, [base, sent])
+        if "loss" in form:
+            model.loss = read_report(form["loss"])
         return model
 
     def _unpack_lazy(self, payload: bytes, form: Mapping[str, Json]) -> Lazy:
         values = np.frombuffer(payload, "<f4").astype(np.float32)
-        what = form["lazy"]
-        assert isinstance(what, str)
+        what = text_of(form["lazy"], "the kind of computed numbers")
+        if len(values) != entry_of(form, "count"):
+            raise PacketError(f"it has {len(values)} numbers, and its count is {form['count']}")
         ref = self._learner.received(values)
-        if what == "loss":
-            ref.loss = read_report([float(values[0]), {}])
-        elif what == "losses":
-            ref.losses = values.astype(np.float64)
-        elif what == "choice":
-            ref.choice = int(values[0])
+        match what:
+            case "loss":
+                ref.loss = read_report([values.item(), {}])
+            case "losses":
+                ref.losses = values.astype(np.float64)
+            case "choice":
+                ref.choice = int(values.item())
+            case "numbers":
+                pass
+            case _:
+                raise PacketError(f"it has computed numbers of the unknown kind {shown(what)}")
         return Lazy(what, ref, len(values))
 
 
 def _unpack_numbers(payload: bytes, form: Mapping[str, Json]) -> object:
-    wire = form["wire"]
-    shape = form["shape"]
-    assert isinstance(wire, str)
-    assert isinstance(shape, list)
-    sizes = [size for size in shape if isinstance(size, int)]
+    wire = text_of(entry_of(form, "wire"), "wire")
+    if wire not in ("<f4", "<i4"):
+        raise PacketError(f"numbers have the type {shown(wire)}; allowed are '<f4' and '<i4'")
+    shape = list_of(entry_of(form, "shape"), "shape")
+    sizes = [count_of(size, "a size of an array") for size in shape]
     array = np.frombuffer(payload, wire).reshape(sizes)
     array = array.astype(np.float64 if wire == "<f4" else np.int64)
-    match form["numbers"]:
+    match entry_of(form, "numbers"):
         case "array":
             return array
         case "list":

@@ -1,11 +1,13 @@
 """Packets as Flower's records."""
 
 import json
+from functools import partial
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedsim.common.errors import SimulationError
+from fedsim.common.files import parse_json
 from fedsim.deployed.packing import Packet
+from fedsim.deployed.reading import PacketError, read_safely, table_of
 
 HEAD = "fedsim.head"
 """Config record with the head of a packet, as JSON."""
@@ -36,14 +38,19 @@ def from_records(records: RecordDict) -> Packet:
     """Return the packet of a message's content.
 
     Raises:
-        SimulationError: the content is of no fedsim app.
+        PacketError: the content is of no fedsim app, or is broken.
     """
     if HEAD not in records.config_records:
-        raise SimulationError(
+        raise PacketError(
             f"a message has the records {', '.join(records) or 'none'}, and no {HEAD!r}; both "
             "halves must come from the same exported app"
         )
-    packet = Packet(json.loads(str(records.config_records[HEAD]["json"])))
+    return read_safely("a message", partial(_packet_of, records))
+
+
+def _packet_of(records: RecordDict) -> Packet:
+    head = parse_json(str(records.config_records[HEAD]["json"]))
+    packet = Packet(table_of(head, "its head"))
     if PAYLOADS in records.array_records:
         payloads = records.array_records[PAYLOADS]
         packet.payloads = {name: array.data for name, array in payloads.items()}

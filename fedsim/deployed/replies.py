@@ -26,10 +26,9 @@ class Replies:
         self._grid = grid
         self._lock = Lock()
         self._open: deque[str] = deque()
-        self._arrived: deque[tuple[float, Message]] = deque()
+        self._arrived: deque[tuple[str, float, Message | Exception]] = deque()
         self._threads: list[Thread] = []
         self._ended = Event()
-        self._failure: Exception | None = None
 
     def expect(self, name: str) -> None:
         """Pull the reply to the message ``name``, now and until it has arrived."""
@@ -41,17 +40,14 @@ class Replies:
             self._threads.append(thread)
             thread.start()
 
-    def take(self, receive: Callable[[float, Message], None]) -> None:
+    def take(self, receive: Callable[[str, float, Message | Exception], None]) -> None:
         """Hand over the replies that have arrived, in the order of their arrival.
 
         Args:
-            receive: is called with the time of the day of an arrival (s since 1970), and the reply.
-
-        Raises:
-            Exception: the error of a thread that could not pull.
+            receive: is called with the name of the answered message, the time of the day of the
+                arrival (s since 1970), and the reply, or the error with which Flower has refused
+                to hand it over.
         """
-        if self._failure is not None:
-            raise self._failure
         while self._arrived:
             receive(*self._arrived.popleft())
 
@@ -67,11 +63,11 @@ class Replies:
                 continue
             try:
                 replies = list(self._grid.pull_messages([name]))
-            except Exception as error:
-                self._failure = error
-                return
+            except Exception as error:  # of this reply: the others are still pulled
+                self._arrived.append((name, time.time(), error))
+                continue
             for reply in replies:
-                self._arrived.append((time.time(), reply))
+                self._arrived.append((name, time.time(), reply))
             if not replies:
                 with self._lock:
                     self._open.append(name)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from fedsim.common.errors import SimulationError
 from fedsim.deployed.tasks import RemoteTasks
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.contents import Contents, received
@@ -41,7 +42,22 @@ class RemoteClientSide(ClientSide):
         context: TaskContext = task.context
         if context.brings_base:
             self.devices.bases[task.device] = True
-        return received(context.reply or {})
+        return _Received(task, received(context.reply or {}))
+
+
+class _Received(dict[str, object]):
+    """Contents of an answer by name; a content that lacks is a plain error."""
+
+    def __init__(self, task: Task, contents: Contents) -> None:
+        super().__init__(contents)
+        self._task = task
+
+    def __missing__(self, name: str) -> object:
+        names = ", ".join(map(repr, self)) or "nothing"
+        raise SimulationError(
+            f"the answer of device {self._task.device} to task {self._task.id} has {names}, and "
+            f"the strategy reads {name!r}; does its node run the same app?"
+        )
 
 
 class ServerRun(Run):

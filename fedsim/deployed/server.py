@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.clock.simulation import Record
-from fedsim.common.errors import SimulationError
-from fedsim.deployed.client import SLEPT
+from fedsim.common.errors import SimulationError, shown
+from fedsim.deployed.client import SLEPT, pace_of
 from fedsim.deployed.clock import WallClock
-from fedsim.deployed.measured import with_steps, write_run_folder
+from fedsim.deployed.measured import Ended, with_steps, write_run_folder
 from fedsim.deployed.nodes import Nodes
 from fedsim.deployed.run import ServerRun
 from fedsim.deployed.step_log import log_folder, logged_steps, note_begin
@@ -23,7 +24,8 @@ from fedsim.deployed.waits import shorten_waits
 from fedsim.deployed.wire import FILE as WIRE
 from fedsim.deployed.wire import WireCounters
 from fedsim.records import folder as files
-from fedsim.running.model_files import best_models, last_models
+from fedsim.running.model_files import Models, best_models, last_models
+from fedsim.running.runner import FAILED
 from fedsim.running.scenario import Scenario, load
 
 EVENTS = "events.jsonl"
@@ -45,12 +47,28 @@ def server_app(scenario: Path) -> ServerApp:
         config = context.run_config
         out = Path(str(config["out"]))
         slept = str(config.get("slept", SLEPT[0]))
+        least = _number_in(config, "min-nodes")
+        patience_s = _number_in(config, "patience")
         loaded = load(scenario, allow_code=True)
-        deployment = Deployment(loaded, grid, float(config["pace"]), slept)
-        deployment.execute(out, int(config["min-nodes"]), float(config["patience"]))
+        deployment = Deployment(loaded, grid, pace_of(config["pace"]), slept)
+        deployment.execute(out, int(least), patience_s)
 
     app.main()(main)
     return app
+
+
+def _number_in(config: Mapping[str, object], key: str) -> float:
+    """Return a number from 0 in the run configuration.
+
+    Raises:
+        SimulationError: the key has another value.
+    """
+    value = config[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0.0:
+        raise SimulationError(
+            f"the run configuration has {key} = {shown(value)}; allowed are numbers from 0"
+        )
+    return float(value)
 
 
 class Deployment:
@@ -70,11 +88,6 @@ class Deployment:
     """
 
     def __init__(self, scenario: Scenario, grid: Grid, pace: float, slept: str = SLEPT[0]) -> None:
-        if pace < 0.0:
-            raise SimulationError(
-                f"the run configuration has pace = {pace}; allowed are 0 (as fast as the nodes "
-                "are) and numbers above 0 (real seconds in a second of the scenario)"
-            )
         self._started = time.perf_counter()
         self._mark: dict[str, object] = {
             "flwr": package_version,
@@ -113,6 +126,7 @@ class Deployment:
                 raise SimulationError(
                     f"{self._nodes.connected} of {least} nodes have connected within "
                     f"{patience_s:g} s; start more SuperNodes, or set min-nodes"
+                    f"{self._nodes.refused}"
                 )
             time.sleep(_LOOK_S)
         clock.begin()
@@ -135,13 +149,28 @@ class Deployment:
             clock.listen(write)
             for record in self.records:
                 file.write(_line(record))
-            stopped = asyncio.run(clock.run())
-        self._nodes.end()
-        self._write(out, stopped)
+            status = FAILED
+            stopped = "an error ended it"
+            try:
+                stopped = asyncio.run(clock.run())
+                status = "done"
+            finally:  # what was measured and learned until an error is kept
+                self._nodes.end()
+                file.close()
+                self._write(out, status, stopped)
 
-    def _write(self, out: Path, stopped: str) -> None:
-        models = asyncio.run(last_models(self.run))
-        best = asyncio.run(best_models(self.run))
+    def _models(self, status: str) -> tuple[Models, Models]:
+        """Return the last and the best models; empty if an error does not allow to compute them."""
+        try:
+            return asyncio.run(last_models(self.run)), asyncio.run(best_models(self.run))
+        except Exception as error:
+            if status != FAILED:
+                raise
+            _log.warning("the models are not written: %s", error)
+            return {}, {}
+
+    def _write(self, out: Path, status: str, stopped: str) -> None:
+        models, best = self._models(status)
         folder = log_folder()
         wire: WireCounters | None = None
         if folder is not None and (folder / WIRE).is_file():
@@ -150,7 +179,14 @@ class Deployment:
         records.append(Record(self._clock.now, "run-end", {"reason": stopped}))
         wall_s = time.perf_counter() - self._started
         write_run_folder(
-            out, self._scenario, self.run, records, stopped, models, best, self._mark, wall_s
+            out,
+            self._scenario,
+            self.run,
+            records,
+            Ended(status, stopped, wall_s),
+            models,
+            best,
+            self._mark,
         )
         _log.info("written to %s", out.resolve())
 

@@ -6,8 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedsim.common.errors import shown
 from fedsim.common.files import read_text
-from fedsim.deployed.trees import Json
+from fedsim.deployed.reading import (
+    Json,
+    PacketError,
+    count_of,
+    entry_of,
+    finite_of,
+    table_of,
+    text_of,
+)
 
 VARIABLE = "FEDSIM_STEP_LOGS"
 """Environment variable with a folder, in which each node logs its steps.
@@ -16,6 +25,8 @@ A server on the same machine reads there the steps of tasks whose answers have n
 """
 BEGAN = "began"
 """File in that folder with the time of the day at which the server's clock began."""
+_NAMES = ("download", "start-up", "train", "evaluate", "compute", "sleep", "upload")
+_COUNTS = ("epochs", "asked")  # facts of a training
 
 
 @dataclass(slots=True)
@@ -40,22 +51,32 @@ class LoggedStep:
 
     def sizes(self) -> list[tuple[str, float]]:
         """Return name and size (bytes) of each content of a logged upload."""
-        contents = self.facts["bytes"]
-        assert isinstance(contents, dict)
-        return [(name, float(str(size))) for name, size in contents.items()]
+        contents = table_of(self.facts["bytes"], "bytes")
+        return [(name, finite_of(size, "a size")) for name, size in contents.items()]
 
 
-def read_step(tree: Json) -> LoggedStep:
-    """Return the step of a tree that ``LoggedStep.tree`` has made."""
-    assert isinstance(tree, dict)
-    name = tree["step"]
-    start = tree["start"]
-    end = tree["end"]
-    facts = tree["facts"]
-    assert isinstance(name, str)
-    assert isinstance(start, int | float)
-    assert isinstance(end, int | float)
-    assert isinstance(facts, dict)
+def read_step(value: Json) -> LoggedStep:
+    """Return the step of a tree that ``LoggedStep.tree`` has made.
+
+    Raises:
+        PacketError: the tree has another form.
+    """
+    tree = table_of(value, "a step")
+    name = text_of(entry_of(tree, "step"), "the name of a step")
+    if name not in _NAMES:
+        raise PacketError(f"a step is {shown(name)}; allowed are {', '.join(_NAMES)}")
+    start = finite_of(entry_of(tree, "start"), "the start of a step")
+    end = finite_of(entry_of(tree, "end"), "the end of a step")
+    facts: dict[str, Json] = {}
+    for key, fact in table_of(entry_of(tree, "facts"), "the facts of a step").items():
+        if key in _COUNTS:
+            facts[key] = count_of(fact, key)
+        elif key == "bytes":
+            facts[key] = table_of(fact, key)
+        else:
+            raise PacketError(f"a step has the unknown fact {shown(key)}")
+    if name == "train":
+        entry_of(facts, "epochs")
     return LoggedStep(name, start, end, facts)
 
 

@@ -6,11 +6,17 @@ import numpy as np
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import SimulationError, shown
+from fedsim.deployed.reading import (
+    Json,
+    PacketError,
+    count_of,
+    list_of,
+    number_of,
+    pair_of,
+    table_of,
+)
 from fedsim.learning import Learner
 from fedsim.learning.refs import Loss, Ref
-
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-"""A value that JSON has."""
 
 
 class TreeWriter:
@@ -76,48 +82,70 @@ def read_tree(tree: Json, arrays: Sequence[AnyArray], learner: Learner) -> objec
         tree: the tree.
         arrays: ``TreeWriter.arrays``.
         learner: names the models in the value.
+
+    Raises:
+        PacketError: the tree has another form.
     """
-    if isinstance(tree, list) or not isinstance(tree, dict):
+    if isinstance(tree, list):
+        raise PacketError("a tree has a list without its kind")
+    if not isinstance(tree, dict):
         return tree
     if "array" in tree:
-        return arrays[_number(tree["array"])]
+        return _array_at(tree["array"], arrays)
     if "model" in tree:
         return _read_model(tree, arrays, learner)
+    if len(tree) != 1:
+        raise PacketError(f"a tree has the kinds {shown(', '.join(tree))}; allowed is one")
     ((kind, content),) = tree.items()
-    assert isinstance(content, list)
+    entries = list_of(content, f"a tree's {shown(kind)}")
     if kind == "dict":
         pairs: dict[object, object] = {}
-        for pair in content:
-            assert isinstance(pair, list)
-            pairs[read_tree(pair[0], arrays, learner)] = read_tree(pair[1], arrays, learner)
+        for entry in entries:
+            key, value = pair_of(entry, "an entry of a dict")
+            pairs[read_tree(key, arrays, learner)] = read_tree(value, arrays, learner)
         return pairs
-    items = [read_tree(item, arrays, learner) for item in content]
-    return items if kind == "list" else tuple(items)
+    items = [read_tree(item, arrays, learner) for item in entries]
+    match kind:
+        case "list":
+            return items
+        case "tuple":
+            return tuple(items)
+    raise PacketError(
+        f"a tree has the kind {shown(kind)}; allowed are array, model, dict, list and tuple"
+    )
 
 
-def _number(tree: Json) -> int:
-    assert isinstance(tree, int)
-    return tree
+def _array_at(place: Json, arrays: Sequence[AnyArray]) -> AnyArray:
+    index = count_of(place, "the number of an array")
+    if index >= len(arrays):
+        raise PacketError(f"the number of an array is {index}, and there are {len(arrays)} arrays")
+    return arrays[index]
 
 
 def _read_model(tree: dict[str, Json], arrays: Sequence[AnyArray], learner: Learner) -> Ref:
-    model = learner.received(np.array(arrays[_number(tree["model"])], dtype=np.float32))
-    report = tree.get("loss")
-    if isinstance(report, list):
-        model.loss = read_report(report)
+    weights = np.array(_array_at(tree["model"], arrays), dtype=np.float32)
+    if weights.ndim != 1:
+        raise PacketError(f"a model has the shape {weights.shape}; allowed is one dimension")
+    model = learner.received(weights)
+    if "loss" in tree:
+        model.loss = read_report(tree["loss"])
     state = read_tree(tree.get("state"), arrays, learner)
     if isinstance(state, Mapping):
         model.state = state
     return model
 
 
-def read_report(report: Sequence[Json]) -> Loss:
-    """Return the reports of a training from their tree: the loss, and numbers by name."""
-    value, numbers = report
-    assert isinstance(value, float | int)
-    assert isinstance(numbers, dict)
-    named = {name: number for name, number in numbers.items() if isinstance(number, int | float)}
-    return Loss(float(value), named)
+def read_report(report: Json) -> Loss:
+    """Return the reports of a training from their tree: the loss, and numbers by name.
+
+    Raises:
+        PacketError: the tree has another form.
+    """
+    value, entries = pair_of(report, "a report")
+    numbers: dict[str, float] = {}
+    for name, number in table_of(entries, "the numbers of a report").items():
+        numbers[name] = number_of(number, f"the report {shown(name)}")
+    return Loss(number_of(value, "the loss of a report"), numbers)
 
 
 def value_of(learner: Learner, model: Ref) -> AnyArray:

@@ -38,8 +38,15 @@ _PATIENCE_S = 900.0
 _NODES = 6
 _CLIENTS = {"clients_per_round": 4, "local_epochs": 2}
 _MODEL = {"kind": "mlp", "hidden": [32]}
+_DEADLINE_S = 4.0  # on Flower's engine
+_SPEEDS = (400.0, 340.0, 290.0, 250.0, 215.0, 40.0)  # samples/s on Flower's engine
+_SLOWER = {"--engine": 1.0, "--loopback": 16.0}
+"""How many times longer trainings and deadlines are than on Flower's engine.
+
+SuperNodes on this machine add seconds to a message while other work keeps the machine busy.
+"""
 _STRATEGIES: dict[str, dict[str, object]] = {
-    "fedavg-deadline": {"strategy": {"kind": "fedavg", "deadline": "4 s", **_CLIENTS}},
+    "fedavg-deadline": {"strategy": {"kind": "fedavg", "deadline": _DEADLINE_S, **_CLIENTS}},
     "fedprox": {"strategy": {"kind": "fedprox", "mu": 0.1, **_CLIENTS}},
     "scaffold": {"strategy": {"kind": "scaffold", **_CLIENTS}},
     "fedbuff": {
@@ -49,7 +56,7 @@ _STRATEGIES: dict[str, dict[str, object]] = {
         "strategy": {
             "kind": "cata-fed",
             "clusters": 1,
-            "deadline": "4 s",
+            "deadline": _DEADLINE_S,
             "smallest_part": 10,
             **_CLIENTS,
         },
@@ -142,18 +149,29 @@ def deploy(app: Path, nodes: int, config: list[str], folder: Path) -> int:
         return popen(command, env=env).wait(_PATIENCE_S)
 
 
-def scenario(name: str) -> Scenario:
-    """Return the scenario of a strategy of the table: six devices, of which one is slow."""
-    speeds = ["400 samples/s", "340 samples/s", "290 samples/s", "250 samples/s", "215 samples/s"]
+def scenario(name: str, slower: float) -> Scenario:
+    """Return the scenario of a strategy of the table: six devices, of which one is slow.
+
+    Args:
+        name: name of the strategy in the table.
+        slower: factor of the times of trainings, and of deadlines.
+    """
     sections: dict[str, object] = {
         "name": name,
         "data": {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 1.0}},
         "model": _MODEL,
-        "population": {"devices": _NODES, "speed": [*speeds, "40 samples/s"]},
+        "population": {
+            "devices": _NODES,
+            "speed": [f"{speed / slower} samples/s" for speed in _SPEEDS],
+        },
         "network": {"kind": "star", "device": {"down": "2 Mbit/s", "up": "1 Mbit/s"}},
         "stop": {"rounds": 3},
         **_STRATEGIES[name],
     }
+    strategy = sections["strategy"]
+    if isinstance(strategy, dict) and "deadline" in strategy:
+        deadline_s = strategy["deadline"] * slower
+        sections["strategy"] = {**strategy, "deadline": f"{deadline_s} s"}
     return Scenario(**sections)
 
 
@@ -236,7 +254,7 @@ def run_all(way: str, folder: Path, names: list[str]) -> None:
     with ExitStack() as stack:
         run = stack.enter_context(engine(folder / "engine")) if way == "--engine" else None
         for name in names:
-            world = scenario(name)
+            world = scenario(name, _SLOWER[way])
             place = (folder / name).resolve()
             simulate(world, place / SIMULATED)
             if run is None:

@@ -218,14 +218,14 @@ def _outcome(task: TaskTimes | None) -> str:
 
 
 def _lengths(task: TaskTimes) -> dict[str, float]:
-    """Return the length of each kind of step of a task (s), if all of its steps were done.
+    """Return the length of each kind of step of a task (s), if the task was done.
 
     A start-up counts as part of the download, as the start of a real ClientApp does.
     """
     lengths: dict[str, float] = defaultdict(float)
+    if task.outcome != "done":
+        return {}
     for span in task.spans:
-        if span.outcome != "done":
-            return {}
         name = "download" if span.step == "start-up" else span.step
         lengths[name] += span.seconds
     return dict(lengths)

@@ -1,0 +1,124 @@
+"""Answers of nodes, which are checked before the server half sees them."""
+
+from typing import NamedTuple
+
+from flwr.app import RecordDict
+
+from fedsim.common.errors import shown
+from fedsim.deployed.packing import FORGOT, ContentPacker, ModelPlace, Packet
+from fedsim.deployed.reading import (
+    PacketError,
+    count_of,
+    entry_of,
+    finite_of,
+    list_of,
+    text_of,
+)
+from fedsim.deployed.records import from_records
+from fedsim.deployed.run import ServerRun
+from fedsim.deployed.step_log import read_step
+from fedsim.federation.client import Client
+from fedsim.federation.contents import Contents, received
+from fedsim.learning.refs import Ref
+from fedsim.world.task import Task
+
+_OUTCOMES = ("done", "late")
+_PLAIN = (bool, int, float, str)  # values that are no arrays of a strategy's own
+_USUAL = ("update", "samples", "epochs")  # contents of the default ``Client.reply``
+
+
+class Answer(NamedTuple):
+    """Answer of a node whose head has been checked.
+
+    Attributes:
+        packet: the answer.
+        is_late: whether the device has ended its task as too slow.
+        has_forgotten: whether the node has lost the state that its device had.
+    """
+
+    packet: Packet
+    is_late: bool
+    has_forgotten: bool
+
+
+def read_answer(records: RecordDict, task: Task) -> Answer:
+    """Return the answer in a message's content.
+
+    Args:
+        records: the content.
+        task: the task that is answered.
+
+    Raises:
+        PacketError: the content is broken, or is no answer to the task.
+    """
+    packet = from_records(records)
+    head = packet.head
+    number = count_of(entry_of(head, "task"), "task")
+    if number != task.id:
+        raise PacketError(f"it is an answer to task {number}, and not to task {task.id}")
+    outcome = text_of(entry_of(head, "outcome"), "outcome")
+    if outcome not in _OUTCOMES:
+        raise PacketError(f"outcome is {shown(outcome)}; allowed are {', '.join(_OUTCOMES)}")
+    finite_of(entry_of(head, "took_s"), "took_s")
+    for step in list_of(entry_of(head, "steps"), "steps"):
+        read_step(step)
+    return Answer(packet, outcome == "late", FORGOT in head)
+
+
+class AnswerReader:
+    """Reader of the contents of answers.
+
+    Args:
+        run: the server half's run.
+    """
+
+    def __init__(self, run: ServerRun) -> None:
+        self._run = run
+        scenario = run.scenario
+        self._packer = ContentPacker(scenario.messages.up, run.learner, scenario.strategy.added_up)
+
+    def contents(self, task: Task, packet: Packet) -> Contents:
+        """Return the contents of an answer, with decoded models.
+
+        Args:
+            task: the task that is answered.
+            packet: the answer.
+
+        Raises:
+            PacketError: a content is broken, or lacks.
+        """
+
+        def model_at(place: ModelPlace) -> Ref:
+            return _model_at(task, place)
+
+        contents = self._packer.unpack(packet, model_at)
+        self._check(task, contents)
+        return contents
+
+    def _check(self, task: Task, contents: Contents) -> None:
+        """Raise ``PacketError`` if a content of the default reply lacks or has another type."""
+        client = self._run.client_halves.of(task.device)
+        if type(client).reply is Client.reply:
+            missing = [name for name in _USUAL if name not in contents]
+            if missing:
+                raise PacketError(f"it has no content {' and no '.join(map(repr, missing))}")
+        if "update" in contents and not isinstance(contents["update"], Ref):
+            raise PacketError("its content 'update' is no model")
+        samples = received(contents).get("samples", 0)
+        if isinstance(samples, _PLAIN) and finite_of(samples, "samples") < 0:
+            raise PacketError(f"samples is {samples}; allowed are numbers from 0")
+
+
+def _model_at(task: Task, place: ModelPlace) -> Ref:
+    """Return the model at a place of a task's request.
+
+    Raises:
+        PacketError: there is no model.
+    """
+    name, index = place
+    content = task.context.instruction.contents.get(name)
+    if isinstance(content, list | tuple) and index is not None and index < len(content):
+        content = content[index]
+    if not isinstance(content, Ref):
+        raise PacketError(f"its base is the model {shown(place)}, which no request had")
+    return content

@@ -1,0 +1,135 @@
+"""Values of packets that come from other machines, where they may have any form."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from fedsim.common.errors import FedsimError, SimulationError, shown
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+"""A value that JSON has."""
+Value = TypeVar("Value")
+
+
+class PacketError(SimulationError):
+    """A packet that cannot be read, as its sender is broken or is of no fedsim app.
+
+    It ends nothing but its message.
+    """
+
+
+def read_safely(what: str, read: Callable[[], Value]) -> Value:
+    """Return the result of a function that reads a packet.
+
+    Args:
+        what: names the packet in messages.
+        read: the function. It may call code of a codec, which fails in its own ways.
+
+    Raises:
+        PacketError: the packet cannot be read.
+    """
+    try:
+        return read()
+    except FedsimError as error:
+        raise PacketError(f"{what} cannot be read: {error}") from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {shown(str(error))}"
+        raise PacketError(f"{what} cannot be read: {reason}") from error
+
+
+def entry_of(table: Mapping[str, Json], name: str) -> Json:
+    """Return an entry of a table.
+
+    Raises:
+        PacketError: the table has no such entry.
+    """
+    if name not in table:
+        raise PacketError(f"{shown(name)} is missing; there are {shown(', '.join(table))}")
+    return table[name]
+
+
+def number_of(value: Json, name: str) -> float:
+    """Return a value that is a number, which may be infinite or NaN.
+
+    Args:
+        value: the value.
+        name: names the value in messages.
+
+    Raises:
+        PacketError: the value is no number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong(value, name, "a number")
+    return float(value)
+
+
+def finite_of(value: Json, name: str) -> float:
+    """Return a value that is a finite number; the arguments are those of ``number_of``.
+
+    Raises:
+        PacketError: the value is no finite number.
+    """
+    number = number_of(value, name)
+    if not math.isfinite(number):
+        raise _wrong(value, name, "a finite number")
+    return number
+
+
+def count_of(value: Json, name: str) -> int:
+    """Return a value that is a whole number, 0 or more; the arguments are those of ``number_of``.
+
+    Raises:
+        PacketError: the value is no such number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _wrong(value, name, "a whole number, 0 or more")
+    return value
+
+
+def text_of(value: Json, name: str) -> str:
+    """Return a value that is a text; the arguments are those of ``number_of``.
+
+    Raises:
+        PacketError: the value is no text.
+    """
+    if not isinstance(value, str):
+        raise _wrong(value, name, "a text")
+    return value
+
+
+def list_of(value: Json, name: str) -> list[Json]:
+    """Return a value that is a list; the arguments are those of ``number_of``.
+
+    Raises:
+        PacketError: the value is no list.
+    """
+    if not isinstance(value, list):
+        raise _wrong(value, name, "a list")
+    return value
+
+
+def pair_of(value: Json, name: str) -> tuple[Json, Json]:
+    """Return both items of a list of two; the arguments are those of ``number_of``.
+
+    Raises:
+        PacketError: the value is no list of two items.
+    """
+    items = list_of(value, name)
+    if len(items) != 2:
+        raise _wrong(value, name, "a list of two items")
+    return items[0], items[1]
+
+
+def table_of(value: Json, name: str) -> dict[str, Json]:
+    """Return a value that is a table; the arguments are those of ``number_of``.
+
+    Raises:
+        PacketError: the value is no table.
+    """
+    if not isinstance(value, dict):
+        raise _wrong(value, name, "a table")
+    return value
+
+
+def _wrong(value: Json, name: str, allowed: str) -> PacketError:
+    return PacketError(f"{name} is {shown(value)}; allowed is {allowed}")
