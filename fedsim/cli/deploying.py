@@ -38,7 +38,8 @@ def flower_export_command(
         scenario = str(path)
     loaded = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped)
     files = export(loaded, app)
-    say(*(f"written {path}" for path in files), "run it:", f"  flwr run {app}")
+    nodes = f"--federation-config num-supernodes={loaded.population.devices}"
+    say(*(f"written {path}" for path in files), "run it:", f"  flwr run {app} --stream {nodes}")
 
 
 DEPLOYING = (flower_group, rehearse_command)

@@ -5,13 +5,15 @@ from typing import NamedTuple
 from flwr.app import RecordDict
 
 from fedsim.common.errors import shown
-from fedsim.deployed.packing import FORGOT, ContentPacker, ModelPlace, Packet
+from fedsim.deployed.packing import FORGOT, SHIFT, ContentPacker, ModelPlace, Packet
 from fedsim.deployed.reading import (
     PacketError,
     count_of,
     entry_of,
     finite_of,
     list_of,
+    number_of,
+    table_of,
     text_of,
 )
 from fedsim.deployed.records import from_records
@@ -34,11 +36,13 @@ class Answer(NamedTuple):
         packet: the answer.
         is_late: whether the device has ended its task as too slow.
         has_forgotten: whether the node has lost the state that its device had.
+        shift: the client half's message about changed data; empty if there is none.
     """
 
     packet: Packet
     is_late: bool
     has_forgotten: bool
+    shift: dict[str, float]
 
 
 def read_answer(records: RecordDict, task: Task) -> Answer:
@@ -62,7 +66,10 @@ def read_answer(records: RecordDict, task: Task) -> Answer:
     finite_of(entry_of(head, "took_s"), "took_s")
     for step in list_of(entry_of(head, "steps"), "steps"):
         read_step(step)
-    return Answer(packet, outcome == "late", FORGOT in head)
+    shift: dict[str, float] = {}
+    for name, value in table_of(head.get(SHIFT, {}), SHIFT).items():
+        shift[name] = number_of(value, f"{SHIFT}.{name}")
+    return Answer(packet, outcome == "late", FORGOT in head, shift)
 
 
 class AnswerReader:

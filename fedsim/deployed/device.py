@@ -11,7 +11,8 @@ import numpy as np
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import NO_LIMIT, Limit, Training
-from fedsim.deployed.packing import FORGOT, ContentPacker, ModelPlace, Packet, models_in
+from fedsim.deployed.labels import USED, LabelHistory
+from fedsim.deployed.packing import FORGOT, SHIFT, ContentPacker, ModelPlace, Packet, models_in
 from fedsim.deployed.reading import (
     Json,
     count_of,
@@ -67,11 +68,20 @@ class DeviceHalf:
             0 if it works as fast as it can.
         sleeps_links: whether a device with a pace takes the scenario's times for downloads and
             uploads too, and not only for its computations.
+
+    Raises:
+        SimulationError: the scenario has no such device.
     """
 
     def __init__(
         self, scenario: Scenario, device: int, pace: float, *, sleeps_links: bool = True
     ) -> None:
+        devices = scenario.population.devices
+        if device >= devices:
+            raise SimulationError(
+                f"partition-id = {device}; allowed are 0 to {devices - 1} (population.devices of "
+                "the app's scenario.toml)"
+            )
         self.device = device
         self._pace = pace
         self._sleeps_links = sleeps_links and pace > 0.0
@@ -100,6 +110,9 @@ class DeviceHalf:
         self._keeps_rest = scenario.messages.up.keeps_rest or scenario.training.state == "kept"
         self._down = ContentPacker(scenario.messages.down, self._learner)
         self._up = ContentPacker(scenario.messages.up, self._learner, scenario.strategy.added_up)
+        self._labels = LabelHistory(self._devices.label_counts(device, None))
+        self._devices.label_counts = self._labels.of_version
+        self._devices.used_versions[device] = USED
         self._devices.model_s = self._model_s
         self._devices.clock = lambda: self._now
         self._now = 0.0  # the scenario's time (s)
@@ -133,6 +146,7 @@ class DeviceHalf:
         first = (self.device + 1) * _SERIALS_A_DEVICE + count * _SERIALS_A_TASK
         self._learner.restore(first)
         forgot = self._recall(memory, head)
+        shift = self._shift()
         self._check_base(request)
         asked_at = finite_of(entry_of(head, "asked_at"), "asked_at")
         contents = self._down.unpack(request, _no_base)
@@ -160,6 +174,8 @@ class DeviceHalf:
         }
         if forgot:
             answer.head[FORGOT] = True
+        if shift is not None:
+            answer.head[SHIFT] = shift
         if self._sleeps_links and uploaded:
             up_s = self._network.nominal_s(self.device, "up", uploaded)
             self._sleep_until(self._now + up_s, clock)
@@ -376,9 +392,11 @@ class DeviceHalf:
         self._speed = values.get("speed")
         last = values.get("last")
         arrived = head.get("arrived")
+        number, when = (-1, 0.0) if arrived is None else pair_of(arrived, "arrived")
+        has_arrived = arrived is not None and number == values.get("count")
+        self._labels.restore(memory.head.get("labels"), has_arrived=has_arrived)
         if arrived is None:
             return False
-        number, when = pair_of(arrived, "arrived")
         count = count_of(number, "the count of a task")
         if values.get("count", -1) < count:
             return self._keeps_state
@@ -391,6 +409,16 @@ class DeviceHalf:
         client = self._side.halves.of(self.device)
         client.sent(self._devices.of(self.device), instruction, last["reply"])
         return False
+
+    def _shift(self) -> dict[str, Json] | None:
+        """Return the client half's message about changed data; None if it has none."""
+        if not self._labels.has_changed:
+            return None
+        client = self._side.halves.of(self.device)
+        contents = client.on_shift(self._devices.of(self.device))
+        if contents is None:
+            return None
+        return {name: float(value) for name, value in received(contents).items()}
 
     @property
     def _keeps_state(self) -> bool:
@@ -426,7 +454,7 @@ class DeviceHalf:
                 "last": last,
             }
         )
-        memory.head = {"memory": tree}
+        memory.head = {"memory": tree, "labels": self._labels.tree()}
         memory.arrays = writer.arrays
 
     def _check_base(self, request: Packet) -> None:

@@ -36,20 +36,22 @@ _README = """# {name}
 A Flower app that `fedsim flower export` has written (fedsim {version}). The server half and the client
 half of the strategy `{kind}` are fedsim's own; they run in real time, over Flower's messages.
 
-    flwr run . --federation-config 'num-supernodes={devices}'   # on Flower's simulation engine
-    flwr run . DEPLOYMENT                             # on the SuperLink that your configuration calls so
+    flwr run . --stream --federation-config num-supernodes={devices}   # on Flower's simulation engine
+    flwr run . DEPLOYMENT --stream                   # on the SuperLink that your configuration calls so
 
-Each SuperNode needs fedsim, Flower, the data (`data.root` of `{package}/scenario.toml` on its own disk) and
-the number of its device, from 0 to {last}:
+All machines need fedsim and Flower of the same versions; the app lists no dependencies, as Flower would
+install them anew for each run. Each SuperNode needs the data (`data.root` of `{package}/scenario.toml` on
+its own disk) and the number of its device, from 0 to {last}:
 
-    flower-supernode --insecure --superlink HOST:9092 --node-config 'partition-id=0'
+    flower-superlink --insecure --disable-runtime-dependency-installation
+    flower-supernode --insecure --superlink HOST:8000 --node-config partition-id=0
 
 The run begins when {devices} nodes have answered (`min-nodes`), and ends as `[stop]` of the scenario says.
 It leaves a run folder in `out`, on the server's machine: `fedsim report`, `compare` and `why` read it.
 
 | key of the run configuration | meaning |
 |---|---|
-| `out` | folder of the results, on the machine of the ServerApp |
+| `out` | folder of the results, on the machine of the ServerApp; it has no run yet |
 | `min-nodes` | count of nodes for which the run waits; 0 for all devices of the scenario |
 | `patience` | how long it waits for them (s) |
 | `pace` | 0: nodes work as fast as they can. Above 0: each takes the times of the scenario, this many real seconds a second |
@@ -67,7 +69,9 @@ It leaves a run folder in `out`, on the server's machine: `fedsim report`, `comp
 - With `pace = 0` a device measures its speed by two epochs before its first training with a time limit.
 - Every node reads the data of the scenario and takes its own part, by its number. The server tests models on all
   test samples, which no server of real users has: leave the data out there by `evaluation.every`.
-- A node's data that change are not noticed: no test for shifts takes place, and no migration after one.
+- A node whose label counts have changed since its last answer says so with its next one, if the strategy tests
+  for shifts. A ClientApp in a process that stays (the simulation engine, or fedsim's executor) reads its data once.
+- A node that is started anew has lost the state of its device, and goes on without it; the log names it.
 - Codecs that round at random draw other numbers than in the simulation; the bytes are the same.
 {unused}"""
 _UNUSED = "- The scenario's {names} do not apply: real nodes are what they are.\n"
@@ -143,7 +147,8 @@ def _project(scenario: Scenario, own_config: Mapping[str, object]) -> dict[str, 
             "version": "1.0.0",
             "description": f"{scenario.strategy.kind} by fedsim",
             "license": "Apache-2.0",
-            "dependencies": ["flwr>=1.41", f"fedsim-des=={__version__}"],
+            # Flower would install them anew for each run, torch among them
+            "dependencies": [],
         },
         "tool": {
             "hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},

@@ -207,6 +207,9 @@ class Nodes:
             )
             self._clock.emit("node-forgot", **task.fields)
         remote.receive(task.id, contents or None, "late" if answer.is_late else None)
+        if answer.shift and not answer.is_late:
+            on_shift = self._run.strategy.on_shift
+            self._clock.post(partial(on_shift, task.device, answer.shift))
 
     def _reject(self, task: Task, error: PacketError) -> None:
         """End a task as lost, whose answer cannot be read."""

@@ -31,6 +31,8 @@ ModelPlace = tuple[str, int | None]
 """Name of a content, and index in its list; None for a content that is one model."""
 FORGOT = "forgot"
 """Entry of an answer's head: the node has lost the state that its device had."""
+SHIFT = "shift"
+"""Entry of an answer's head: the client half's message about changed data, numbers by name."""
 
 
 @dataclass(slots=True)

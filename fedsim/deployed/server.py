@@ -13,7 +13,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.clock.simulation import Record
-from fedsim.common.errors import SimulationError, shown
+from fedsim.common.errors import RunFolderError, SimulationError, shown
 from fedsim.deployed.client import SLEPT, pace_of
 from fedsim.deployed.clock import WallClock
 from fedsim.deployed.measured import Ended, with_steps, write_run_folder
@@ -114,8 +114,14 @@ class Deployment:
             patience_s: real time for which the run waits for nodes (s).
 
         Raises:
+            RunFolderError: ``out`` has a run already.
             SimulationError: too few nodes have connected.
         """
+        if any((out / name).exists() for name in (files.SUMMARY, EVENTS)):
+            raise RunFolderError(
+                f"out = {str(out)!r} of the run configuration has a run already; give another "
+                "folder: flwr run APP --run-config 'out=\"FOLDER\"'"
+            )
         run = self.run
         clock = self._clock
         least = least_nodes or run.scenario.population.devices

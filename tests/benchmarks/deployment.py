@@ -56,7 +56,7 @@ _STRATEGIES: dict[str, dict[str, object]] = {
         "strategy": {
             "kind": "cata-fed",
             "clusters": 1,
-            "deadline": _DEADLINE_S,
+            "deadline": 3.65,  # far from a whole number of epochs of any device
             "smallest_part": 10,
             **_CLIENTS,
         },

@@ -279,7 +279,7 @@ def test_a_node_that_is_started_anew_takes_over_from_the_first(
 def test_a_node_with_a_wrong_number_is_named_when_others_are_missing(tmp_path: Path) -> None:
     deployment, grid = deployment_of(tmp_path, FEDAVG, 1)
     grid.partitions = {1: 0, 2: 1, 3: 1, 4: 2, 5: NODES}
-    for device in range(NODES + 1):  # loaded now, so that all nodes answer at once
+    for device in range(NODES):  # loaded now, so that all nodes answer at once
         client_half(tmp_path / "app/fedsim_app/scenario.toml", device, 0.0, "all")
     with pytest.raises(SimulationError, match=r"3 of 4 nodes") as caught:
         deployment.execute(tmp_path / "out", 0, 1.0)

@@ -1,0 +1,74 @@
+"""Label counts of a device's data, by which the device notices that its data have changed."""
+
+import numpy as np
+
+from fedsim.common.arrays import Ints
+from fedsim.deployed.reading import Json, count_of, entry_of, list_of, table_of
+
+USED = 1
+"""Version of the data of the device's last task, for ``LabelHistory.of_version``."""
+
+
+class LabelHistory:
+    """Label counts of a device: int64 [C] each.
+
+    Args:
+        present: counts of the device's data as this process has read them.
+
+    Attributes:
+        first: counts in the device's first task.
+        used: counts in its last task.
+        reported: counts in its last task whose answer has arrived; the strategy knows of them.
+    """
+
+    def __init__(self, present: Ints) -> None:
+        self._present = present
+        self.first = present
+        self.used = present
+        self.reported = present
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the present counts differ from the counts of which the strategy knows."""
+        return not np.array_equal(self._present, self.reported)
+
+    def of_version(self, device: int, version: int | None) -> Ints:
+        """Return the counts of a version of the data.
+
+        Args:
+            device: number of the device, which this history is of.
+            version: None for the present data, ``USED``, or 0 for the data of the first task.
+        """
+        if version is None:
+            return self._present
+        return self.used if version == USED else self.first
+
+    def restore(self, value: Json, *, has_arrived: bool) -> None:
+        """Restore the history before a task from its tree.
+
+        Args:
+            value: ``tree`` after the last task; None before the first task.
+            has_arrived: whether the answer of the last task has arrived.
+        """
+        if value is None:
+            self.first = self._present
+            self.used = self._present
+            self.reported = self._present
+            return
+        tree = table_of(value, "labels")
+        self.first = _counts_of(tree, "first")
+        self.used = _counts_of(tree, "used")
+        self.reported = self.used if has_arrived else _counts_of(tree, "reported")
+
+    def tree(self) -> dict[str, Json]:
+        """Return the history after a task with the present data as JSON."""
+        return {
+            "first": self.first.tolist(),
+            "used": self._present.tolist(),
+            "reported": self.reported.tolist(),
+        }
+
+
+def _counts_of(tree: dict[str, Json], name: str) -> Ints:
+    items = list_of(entry_of(tree, name), name)
+    return np.array([count_of(item, name) for item in items], dtype=np.int64)
