@@ -1,5 +1,6 @@
 """Calls of a device's ClientApp for a message, in the simulation's or a worker's process."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -57,7 +58,7 @@ class AppReply:
     state: RecordDict
     """``context.state`` of the device after the reply."""
     examples: float | None
-    """the reply's metric ``num-examples``; None if the reply has none."""
+    """the reply's metric ``num-examples``; None if the reply has no finite number from 0."""
     counted: float | None
     """count of FLOPs or samples, as ``AppJob.counts`` requests; None if nothing is counted."""
     slept_s: float
@@ -133,11 +134,11 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
 
 
 def _examples_of(reply: Message) -> float | None:
-    """Return the reply's metric ``num-examples``; None if it is absent or negative."""
+    """Return the reply's metric ``num-examples``; None if it is no finite number from 0."""
     if reply.has_error():
         return None
     examples = figure(reply.content, "num-examples", "num_examples")
-    if examples is not None and examples < 0:
+    if examples is None or not 0.0 <= examples < math.inf:
         return None
     return examples
 

@@ -5,6 +5,7 @@ own modules and generators.
 import inspect
 import json
 import logging
+import math
 import random
 import re
 import subprocess
@@ -28,7 +29,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import fedsim
 from fedsim.clock.executors import Threads
 from fedsim.flower.app import read_app
-from fedsim.flower.client_side import bytes_of, bytes_of_content
+from fedsim.flower.client_side import _examples_of, bytes_of, bytes_of_content
 from fedsim.flower.replaced import AppHalf
 from fedsim.testing import FIGURES, assert_sound
 from tests.calls import done
@@ -304,3 +305,12 @@ def test_bytes_are_those_that_flower_writes(content: dict[str, Any]) -> None:
         Message(Error(5, "gone"), reply_to=message),
     ):
         assert bytes_of(reply) == written(reply)
+
+
+@pytest.mark.parametrize(
+    ("examples", "expected"), [(12, 12.0), (0, 0.0), (-1, None), (math.nan, None), (math.inf, None)]
+)
+def test_only_finite_counts_of_examples_weigh(examples: float, expected: float | None) -> None:
+    records = RecordDict({"metrics": MetricRecord({"num-examples": examples})})
+    message = Message(records, dst_node_id=1, message_type="train")
+    assert _examples_of(message) == expected

@@ -12,7 +12,7 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedsim.clock.simulation import Record
-from fedsim.common.errors import SimulationError
+from fedsim.common.errors import RunFolderError, SimulationError
 from fedsim.deployed import nodes as deployed_nodes
 from fedsim.deployed.client import client_app, client_half
 from fedsim.deployed.export import export
@@ -288,6 +288,33 @@ def test_a_node_with_a_wrong_number_is_named_when_others_are_missing(tmp_path: P
 
 
 # Errors of the run itself.
+
+
+class LackingGrid(ThreadGrid):
+    """The first device's answers lack the content that SCAFFOLD adds to the default ones."""
+
+    def _answer(self, message: Message, device: int) -> Message:
+        reply = super()._answer(message, device)
+        if device == 0 and message.metadata.message_type == "train":
+            contents = head_of(reply.content)["contents"]
+            assert isinstance(contents, dict)
+            kept = {name: contents[name] for name in ("update", "samples", "epochs")}
+            with_head(contents=kept)(reply.content)
+        return reply
+
+
+def test_a_content_of_a_strategy_s_own_that_lacks_is_named(tmp_path: Path) -> None:
+    every = SCAFFOLD | {"clients_per_round": NODES}
+    deployment, _ = deployment_of(tmp_path, every, 2, LackingGrid)
+    with pytest.raises(SimulationError, match=r"answer of device 0 .*the strategy reads 'control"):
+        deployment.execute(tmp_path / "out", 0, 60.0)
+
+
+def test_a_folder_with_a_run_is_not_written_over(tmp_path: Path) -> None:
+    deployment, _ = deployment_of(tmp_path, FEDAVG, 1)
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="has a run already"):
+        deployment.execute(tmp_path, 0, 60.0)
 
 
 class EndingGrid(ThreadGrid):

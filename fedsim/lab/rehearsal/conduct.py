@@ -93,7 +93,11 @@ def rehearse(
     export(scenario, out / "app", config)
     _Rehearsal(scenario, out.resolve(), plan, tell).run()
     if not (measured / SUMMARY).is_file():
-        raise SimulationError(f"the app has failed; its logs are in {str(out / 'logs')!r}")
+        raise SimulationError(
+            "the app has ended without results: it has failed, or Flower has ended it, as it does "
+            "on a machine too busy for a process's heartbeats; the logs are in "
+            f"{str(out / 'logs')!r}"
+        )
     counters = out / "steps" / WIRE
     if counters.is_file():
         counters.rename(out / WIRE)
