@@ -147,7 +147,7 @@ class Deployment:
         clock.listen(_log_round, kinds=("round",))
         clock.post(run.dispatch.start)
         files.make(out)
-        with (out / EVENTS).open("w") as file:
+        with (out / EVENTS).open("w", buffering=1) as file:  # whole lines, also if it is killed
 
             def write(record: Record) -> None:
                 file.write(_line(record))
