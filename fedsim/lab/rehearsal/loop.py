@@ -109,7 +109,8 @@ def _wire_of(out: Path) -> WireCounters | None:
 def _calibrate(out: Path) -> Iterator[str]:
     """Fit a world to the rehearsal, and simulate the scenario in it.
 
-    The scenario keeps its data and its strategy. A device without a fit keeps its values.
+    The scenario keeps its data and its strategy. A device without a fit keeps its values; if
+    trainings were real, it has the median speed of the others.
     """
     defaults = LogDefaults()
     calibrate(out / MEASURED, out / _FIT, defaults, by_client=True)
@@ -120,6 +121,10 @@ def _calibrate(out: Path) -> Iterator[str]:
     places = {int(name): place for place, name in enumerate(clients["client"])}
     tables = scenario.model_dump(mode="python", exclude_none=True)
     speeds = [f"{row['speed']:.9g} samples/s" for row in rows]
+    if not RunFolder(out / MEASURED).summary["measured"]["pace"]:
+        # all devices have trained on this machine, whatever speed the scenario gives them
+        usual = float(clients["speed"].median())
+        speeds = [f"{usual:.9g} samples/s"] * len(rows)
     rates = {name: [_rate(row[f"link_{name}"]) for row in rows] for name in _QUANTITIES}
     latencies = [f"{row['latency']:.9g} s" for row in rows]
     for device, place in places.items():
@@ -141,7 +146,7 @@ def _calibrate(out: Path) -> Iterator[str]:
         raise DataError(f"the fitted world cannot be simulated: {error}") from None
     unfitted = len(rows) - len(places)
     if unfitted:
-        yield f"{unfitted} devices have too few tasks for a fit, and keep their values"
+        yield f"devices with too few tasks for a fit, which keep their links: {unfitted}"
 
 
 def _rate(rate: float) -> str:

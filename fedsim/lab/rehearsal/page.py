@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from fedsim.analysis.report.axis import Axis
 from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.style import AWAY, OUTCOMES, STEPS
 from fedsim.common.units import show_bytes, show_seconds
@@ -232,12 +233,11 @@ def _timeline(differences: Differences) -> Markup:
 
 
 def _axis(end: float, scale: float, height: float) -> Iterator[Markup]:
-    for tick in range(_TICKS + 1):
-        time = end * tick / _TICKS
+    for time in Axis(0.0, end, is_log=False).ticks(_TICKS):
         x = f"{_LEFT + time * scale:.1f}"
         yield el("line", x1=x, x2=x, y1=_TOP - 6, y2=height, stroke="#eee")
-        anchor = "end" if tick == _TICKS else None
-        yield el("text", f"{time:.0f} s", x=x, y=12, text_anchor=anchor)
+        anchor = "end" if time * scale > _WIDTH - _LEFT - 30.0 else None
+        yield el("text", f"{time:g} s", x=x, y=12, text_anchor=anchor)
 
 
 def _lane(run: RunTimes, device: int, top: float, scale: float) -> Iterator[Markup]:
