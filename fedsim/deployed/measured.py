@@ -56,7 +56,8 @@ def with_steps(
         records: the records of the server half, by time.
         logged: task ID -> steps that its device has logged, for tasks without an answer.
         wire: counters of the links, which tell the bytes of messages that were cut; None if there
-            are none, and then a message that was cut has delivered no bytes.
+            are none, and then a message that was cut has delivered no bytes, but for the request of
+            a device that is late and of which no step is known.
     """
     tasks = _tasks_of(records, logged)
     times = [record.time for record in records]
@@ -129,11 +130,11 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
             payloads = task.payloads.get(direction, [])
             size = sum(size for _, size in payloads)
             delivered = size
-            if is_cut:
+            if is_cut and wire is not None:
+                delivered = min(size, wire.moved(task.device, direction, begun, now))
+            elif is_cut and (task.steps or outcome == "lost"):
+                # a device whose steps are unknown has received its request, unless it was lost
                 delivered = 0.0
-                if wire is not None:
-                    moved = wire.moved(task.device, direction, begun, now)
-                    delivered = min(size, moved)
             facts = {"bytes": size, "delivered": delivered, "payloads": payloads}
         if step.name == "train":
             facts.setdefault("epoch_ends", [])
@@ -144,14 +145,8 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
 
 
 def _steps_until(task: _MeasuredTask, last: float, outcome: str) -> list[LoggedStep]:
-    """Return the steps that a task had begun before its end (s), at least its download.
-
-    A device whose steps are unknown has received its request, unless it was lost.
-    """
-    steps = task.steps
-    if not steps:
-        end = math.inf if outcome == "lost" else last
-        steps = [LoggedStep("download", task.start, end)]
+    """Return the steps that a task had begun before its end (s), at least its download."""
+    steps = task.steps or [LoggedStep("download", task.start, math.inf)]
     if outcome == "done":
         if task.payloads.get("up"):
             steps = [*steps, LoggedStep("upload", steps[-1].end, last)]

@@ -218,6 +218,8 @@ def test_a_late_answer_of_a_former_round_is_noted_and_ignored(tmp_path: Path) ->
     assert [len(names) for names in tasks] == [3] * 4
     bytes_down = RunFolder(tmp_path / "out").summary["bytes"]["down"]
     assert bytes_down == 4 * NODES * 2600  # late nodes have received their requests
+    findings = audit_run(tmp_path / "out").findings
+    assert {name: problems for name, problems in findings.items() if problems} == {}
 
 
 # Nodes without their state.
