@@ -20,7 +20,7 @@ from fedsim.deployed.measured import Ended, with_steps, write_run_folder
 from fedsim.deployed.nodes import Nodes
 from fedsim.deployed.run import ServerRun
 from fedsim.deployed.step_log import log_folder, logged_steps, note_begin
-from fedsim.deployed.waits import shorten_waits
+from fedsim.deployed.waits import longest_wait_s, shorten_waits
 from fedsim.deployed.wire import FILE as WIRE
 from fedsim.deployed.wire import WireCounters
 from fedsim.records import folder as files
@@ -93,6 +93,7 @@ class Deployment:
             "flwr": package_version,
             "pace": pace,
             "slept": slept if pace else "nothing",
+            "longest_wait_s": longest_wait_s(),
         }
         self._scenario = scenario
         self.records: list[Record] = []

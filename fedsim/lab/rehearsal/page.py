@@ -56,6 +56,12 @@ def write_page(
     title = f"Rehearsal of {run.summary['name']}"
     mark = run.summary["measured"]
     slept = "training slept for the scenario's time" if mark["pace"] else "training was real"
+    waits = ""
+    if "longest_wait_s" in mark:  # older folders do not say it
+        longest_s = mark["longest_wait_s"]
+        waits = "; Flower's own waits"
+        if longest_s is not None:
+            waits = f"; Flower's waits were shortened to {show_seconds(longest_s)}"
     parts = [
         el(
             "header",
@@ -82,7 +88,7 @@ def write_page(
             el(
                 "p",
                 f"Written by fedsim {__version__}. Measured with Flower {mark['flwr']} on "
-                f"{mark.get('nodes', '?')} SuperNodes of one machine; {slept}. Times are real "
+                f"{mark.get('nodes', '?')} SuperNodes of one machine; {slept}{waits}. Times are real "
                 "seconds of the rehearsal, and simulated seconds of the simulation.",
             ),
         ),
