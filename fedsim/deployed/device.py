@@ -392,12 +392,13 @@ class DeviceHalf:
         self._speed = values.get("speed")
         last = values.get("last")
         arrived = head.get("arrived")
-        number, when = (-1, 0.0) if arrived is None else pair_of(arrived, "arrived")
-        has_arrived = arrived is not None and number == values.get("count")
-        self._labels.restore(memory.head.get("labels"), has_arrived=has_arrived)
+        labels = memory.head.get("labels")
         if arrived is None:
+            self._labels.restore(labels, has_arrived=False)
             return False
+        number, when = pair_of(arrived, "arrived")
         count = count_of(number, "the count of a task")
+        self._labels.restore(labels, has_arrived=count == values.get("count"))
         if values.get("count", -1) < count:
             return self._keeps_state
         if last is None or count != last["count"]:

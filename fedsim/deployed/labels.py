@@ -41,7 +41,9 @@ class LabelHistory:
         """
         if version is None:
             return self._present
-        return self.used if version == USED else self.first
+        if version == USED:
+            return self.used
+        return self.first
 
     def restore(self, value: Json, *, has_arrived: bool) -> None:
         """Restore the history before a task from its tree.
@@ -58,7 +60,9 @@ class LabelHistory:
         tree = table_of(value, "labels")
         self.first = _counts_of(tree, "first")
         self.used = _counts_of(tree, "used")
-        self.reported = self.used if has_arrived else _counts_of(tree, "reported")
+        self.reported = _counts_of(tree, "reported")
+        if has_arrived:
+            self.reported = self.used
 
     def tree(self) -> dict[str, Json]:
         """Return the history after a task with the present data as JSON."""

@@ -132,10 +132,12 @@ class Nodes:
             PacketError: the answer is broken, or there is no such device.
         """
         head = from_records(reply.content).head
-        for name, here in (("fedsim", __version__), ("flwr", flower_version)):
-            there = head.get(name)
-            if there != here:
-                _log.warning("node %d has %s %s, and the server %s", node, name, there, here)
+        for package, version in (("fedsim", __version__), ("flwr", flower_version)):
+            node_version = head.get(package)
+            if node_version != version:
+                _log.warning(
+                    "node %d has %s %s, and the server %s", node, package, node_version, version
+                )
         number = entry_of(head, "device")
         device = count_of(number, "partition-id")
         if device >= self._devices:
