@@ -92,7 +92,7 @@ class AnswerReader:
             packet: the answer.
 
         Raises:
-            PacketError: a content is broken, or lacks.
+            PacketError: a content is missing or broken.
         """
 
         def model_at(place: ModelPlace) -> Ref:
@@ -103,7 +103,7 @@ class AnswerReader:
         return contents
 
     def _check(self, task: Task, contents: Contents) -> None:
-        """Raise ``PacketError`` if a content of the default reply lacks or has another type."""
+        """Raise ``PacketError`` if a content of the default reply is missing or has another type."""
         client = self._run.client_halves.of(task.device)
         if type(client).reply is Client.reply:
             missing = [name for name in _USUAL if name not in contents]

@@ -188,9 +188,9 @@ class ContentPacker:
         contents: dict[str, object] = {}
         forms = table_of(entry_of(packet.head, "contents"), "contents")
         for name, form in forms.items():
-            what = f"the content {shown(name)}"
-            read = partial(self._unpack, packet, name, table_of(form, what), model_at)
-            contents[name] = read_safely(what, read)
+            label = f"the content {shown(name)}"
+            read = partial(self._unpack, packet, name, table_of(form, label), model_at)
+            contents[name] = read_safely(label, read)
         return contents
 
     def _unpack(

@@ -18,11 +18,11 @@ class PacketError(SimulationError):
     """
 
 
-def read_safely(what: str, read: Callable[[], Value]) -> Value:
+def read_safely(name: str, read: Callable[[], Value]) -> Value:
     """Return the result of a function that reads a packet.
 
     Args:
-        what: names the packet in messages.
+        name: names the packet in messages.
         read: the function. It may call code of a codec, which fails in its own ways.
 
     Raises:
@@ -31,10 +31,10 @@ def read_safely(what: str, read: Callable[[], Value]) -> Value:
     try:
         return read()
     except FedsimError as error:
-        raise PacketError(f"{what} cannot be read: {error}") from error
+        raise PacketError(f"{name} cannot be read: {error}") from error
     except Exception as error:
         reason = f"{type(error).__name__}: {shown(str(error))}"
-        raise PacketError(f"{what} cannot be read: {reason}") from error
+        raise PacketError(f"{name} cannot be read: {reason}") from error
 
 
 def entry_of(table: Mapping[str, Json], name: str) -> Json:

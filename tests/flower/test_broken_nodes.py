@@ -305,7 +305,7 @@ class LackingGrid(ThreadGrid):
         return reply
 
 
-def test_a_content_of_a_strategy_s_own_that_lacks_is_named(tmp_path: Path) -> None:
+def test_a_content_of_a_strategy_s_own_that_is_missing_is_named(tmp_path: Path) -> None:
     every = SCAFFOLD | {"clients_per_round": NODES}
     deployment, _ = deployment_of(tmp_path, every, 2, LackingGrid)
     with pytest.raises(SimulationError, match=r"answer of device 0 .*the strategy reads 'control"):
