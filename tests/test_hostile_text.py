@@ -277,7 +277,7 @@ OPENERS = {
 NOT_BY_A_PATH = {
     "packaged.read_text(encoding='utf-8')": "a file of the package",
     "np.loadtxt(lines, delimiter=',', dtype=np.uint8)": "lines of a file that is open",
-    "(out / EVENTS).open('w')": "writes",
+    "(out / EVENTS).open('w', buffering=1)": "writes",
     "beside.open('wb')": "writes",
     "beside.open('w', encoding='utf-8')": "writes",
     "os.open(os.devnull, os.O_WRONLY)": "writes",

@@ -29,8 +29,8 @@ _PLAIN = (bool, int, float, str)  # values that are no arrays of a strategy's ow
 _USUAL = ("update", "samples", "epochs")  # contents of the default ``Client.reply``
 
 
-class Answer(NamedTuple):
-    """Answer of a node whose head has been checked.
+class CheckedAnswer(NamedTuple):
+    """CheckedAnswer of a node whose head has been checked.
 
     Attributes:
         packet: the answer.
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
     shift: dict[str, float]
 
 
-def read_answer(records: RecordDict, task: Task) -> Answer:
+def read_answer(records: RecordDict, task: Task) -> CheckedAnswer:
     """Return the answer in a message's content.
 
     Args:
@@ -69,7 +69,7 @@ def read_answer(records: RecordDict, task: Task) -> Answer:
     shift: dict[str, float] = {}
     for name, value in table_of(head.get(SHIFT, {}), SHIFT).items():
         shift[name] = number_of(value, f"{SHIFT}.{name}")
-    return Answer(packet, outcome == "late", FORGOT in head, shift)
+    return CheckedAnswer(packet, outcome == "late", FORGOT in head, shift)
 
 
 class AnswerReader:

@@ -156,7 +156,7 @@ def _steps_until(task: _MeasuredTask, last: float, outcome: str) -> list[LoggedS
     return [step for step in steps if step is steps[0] or step.start < last]
 
 
-class Ended(NamedTuple):
+class DeploymentEnd(NamedTuple):
     """End of a deployment.
 
     Attributes:
@@ -175,7 +175,7 @@ def write_run_folder(
     scenario: Scenario,
     run: ServerRun,
     records: Sequence[Record],
-    ended: Ended,
+    ended: DeploymentEnd,
     models: "Models",
     best: "Models",
     mark: Mapping[str, object],

@@ -10,7 +10,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsim.common.errors import shown
-from fedsim.deployed.answers import Answer, AnswerReader, read_answer
+from fedsim.deployed.answers import AnswerReader, CheckedAnswer, read_answer
 from fedsim.deployed.clock import WallClock
 from fedsim.deployed.packing import ContentPacker, Packet
 from fedsim.deployed.reading import PacketError, count_of, entry_of
@@ -191,7 +191,7 @@ class Nodes:
             return
         self._at_wall(partial(self._arrive, task, wall, answer))
 
-    def _arrive(self, task: Task, wall: float, answer: Answer) -> None:
+    def _arrive(self, task: Task, wall: float, answer: CheckedAnswer) -> None:
         remote = self._run.remote
         try:
             contents = self._answers.contents(task, answer.packet)

@@ -8,7 +8,7 @@ from fedsim.common.errors import FedsimError, SimulationError, shown
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A value that JSON has."""
-Value = TypeVar("Value")
+ReadValue = TypeVar("ReadValue")
 
 
 class PacketError(SimulationError):
@@ -18,7 +18,7 @@ class PacketError(SimulationError):
     """
 
 
-def read_safely(name: str, read: Callable[[], Value]) -> Value:
+def read_safely(name: str, read: Callable[[], ReadValue]) -> ReadValue:
     """Return the result of a function that reads a packet.
 
     Args:
@@ -64,7 +64,11 @@ def number_of(value: Json, name: str) -> float:
 
 
 def finite_of(value: Json, name: str) -> float:
-    """Return a value that is a finite number; the arguments are those of ``number_of``.
+    """Return a value that is a finite number.
+
+    Args:
+        value: the value.
+        name: names the value in messages.
 
     Raises:
         PacketError: the value is no finite number.
@@ -76,7 +80,11 @@ def finite_of(value: Json, name: str) -> float:
 
 
 def count_of(value: Json, name: str) -> int:
-    """Return a value that is a whole number, 0 or more; the arguments are those of ``number_of``.
+    """Return a value that is a whole number, 0 or more.
+
+    Args:
+        value: the value.
+        name: names the value in messages.
 
     Raises:
         PacketError: the value is no such number.
@@ -87,7 +95,11 @@ def count_of(value: Json, name: str) -> int:
 
 
 def text_of(value: Json, name: str) -> str:
-    """Return a value that is a text; the arguments are those of ``number_of``.
+    """Return a value that is a text.
+
+    Args:
+        value: the value.
+        name: names the value in messages.
 
     Raises:
         PacketError: the value is no text.
@@ -98,7 +110,11 @@ def text_of(value: Json, name: str) -> str:
 
 
 def list_of(value: Json, name: str) -> list[Json]:
-    """Return a value that is a list; the arguments are those of ``number_of``.
+    """Return a value that is a list.
+
+    Args:
+        value: the value.
+        name: names the value in messages.
 
     Raises:
         PacketError: the value is no list.
@@ -109,7 +125,11 @@ def list_of(value: Json, name: str) -> list[Json]:
 
 
 def pair_of(value: Json, name: str) -> tuple[Json, Json]:
-    """Return both items of a list of two; the arguments are those of ``number_of``.
+    """Return both items of a list of two.
+
+    Args:
+        value: the value.
+        name: names the value in messages.
 
     Raises:
         PacketError: the value is no list of two items.
@@ -121,7 +141,11 @@ def pair_of(value: Json, name: str) -> tuple[Json, Json]:
 
 
 def table_of(value: Json, name: str) -> dict[str, Json]:
-    """Return a value that is a table; the arguments are those of ``number_of``.
+    """Return a value that is a table.
+
+    Args:
+        value: the value.
+        name: names the value in messages.
 
     Raises:
         PacketError: the value is no table.

@@ -16,7 +16,7 @@ from fedsim.clock.simulation import Record
 from fedsim.common.errors import RunFolderError, SimulationError, shown
 from fedsim.deployed.client import SLEPT, pace_of
 from fedsim.deployed.clock import WallClock
-from fedsim.deployed.measured import Ended, with_steps, write_run_folder
+from fedsim.deployed.measured import DeploymentEnd, with_steps, write_run_folder
 from fedsim.deployed.nodes import Nodes
 from fedsim.deployed.run import ServerRun
 from fedsim.deployed.step_log import log_folder, logged_steps, note_begin
@@ -190,7 +190,7 @@ class Deployment:
             self._scenario,
             self.run,
             records,
-            Ended(status, stopped, wall_s),
+            DeploymentEnd(status, stopped, wall_s),
             models,
             best,
             self._mark,

@@ -110,7 +110,7 @@ def _calibrate(out: Path) -> Iterator[str]:
     """Fit a world to the rehearsal, and simulate the scenario in it.
 
     The scenario keeps its data and its strategy. A device without a fit keeps its values; if
-    trainings were real, it has the median speed of the others.
+    trainings were real, it has the median speed of the devices with a fit.
     """
     defaults = LogDefaults()
     calibrate(out / MEASURED, out / _FIT, defaults, by_client=True)
