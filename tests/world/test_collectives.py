@@ -72,16 +72,32 @@ def test_programs_add_up_every_contribution_once(kind: str, nodes: int) -> None:
     assert all(set(range(nodes)) <= one for one in known)
 
 
-def test_the_slowest_link_sets_the_pace_and_pieces_share_it() -> None:
-    """One link of half the rate doubles a ring; several connections of a pair do not make a link
-    faster.
-    """
+def test_the_slowest_link_sets_the_pace() -> None:
+    """One link of half the rate doubles a ring."""
     rates = {"kind": "list", "values": ["10 MB/s"] * 3 + ["5 MB/s"]}
     here = fedsim.build_world({"devices": 4}, {"kind": "star", "device": {"up": rates}})
     group = AllReduce(here, range(4), SIZE)
     here.env.run(until=here.env.all_of([group.join(rank) for rank in range(4)]))
     assert here.now == pytest.approx(2 * 3 / 4 * 2 * ONE, rel=1e-6)
-    assert time_s("ring", 4, 8, 4) == pytest.approx(2 * 3 / 4 * ONE + DELAY, rel=1e-3)
+
+
+@pytest.mark.parametrize("connections", [1, 4, 8, 12])
+def test_pieces_hide_delays_with_any_number_of_connections(connections: int) -> None:
+    """Eight pieces wait for one delay; connections divide each message, and make no link faster."""
+    assert time_s("ring", 4, 8, connections) == pytest.approx(2 * 3 / 4 * ONE + DELAY, rel=1e-6)
+
+
+def test_connections_are_shares_of_a_link_that_others_use() -> None:
+    """Two nodes with three connections each have six of seven shares of the server's link."""
+    here = fedsim.build_world({"devices": 3}, {"kind": "star", "server": {"up": f"{RATE} B/s"}})
+
+    def other() -> Generator[Any, Any, None]:
+        yield here.send(2, "server", 10 * SIZE)
+
+    here.env.process(other())
+    group = AllReduce(here, range(2), SIZE, "server", connections=3)
+    here.env.run(until=here.env.all_of([group.join(rank) for rank in range(2)]))
+    assert here.now == pytest.approx(2 * ONE * 7 / 6, rel=1e-6)
 
 
 def test_nodes_wait_for_the_last_one_and_go_on_with_the_next() -> None:

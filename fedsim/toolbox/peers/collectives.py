@@ -135,10 +135,10 @@ class AllReduce:
         nodes: endpoints, by rank.
         size: bytes of the vector that each node holds (``"100 MB"``).
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
-        pieces: parts of the vector, each a separate all-reduce. One part's delay passes while the
-            next part is sent, if ``connections`` is less than ``pieces``.
-        connections: messages of a pair under way at a time in each direction; further messages
-            queue in order.
+        pieces: parts of the vector, each a separate all-reduce. A pair of nodes sends its messages
+            one after the other, so that one part's delay passes while the next part is sent.
+        connections: parallel transfers into which each message is divided. They take as many
+            shares of a link that other transfers use too.
 
     Example:
         >>> import fedsim
@@ -209,9 +209,7 @@ class AllReduce:
         yield self._world.env.all_of(sent)
 
     def _send(self, piece: int, source: int, destination: int) -> ProcessGenerator:
-        """Send a message as soon as the pair of nodes has a free connection.
-
-        If the message is lost, the remaining bytes are sent when both nodes are available again.
+        """Send a message as soon as the pair of nodes has sent its earlier messages.
 
         Args:
             piece: index of the piece of the vector.
@@ -219,25 +217,38 @@ class AllReduce:
             destination: rank of the receiver.
         """
         world = self._world
-        ends = (self._nodes[source], self._nodes[destination])
-        remaining = self._bytes
-        pair = self._pairs.setdefault(
-            (source, destination), simpy.Resource(world.env, self._connections)
-        )
         queued = world.now
+        pair = self._pairs.setdefault((source, destination), simpy.Resource(world.env))
         with pair.request() as turn:
             yield turn
             waited = world.now - queued
-            while True:
-                message = yield world.send(*ends, remaining, "all-reduce", waited)
-                if message.outcome == "done":
-                    break
-                remaining = message.left
-                waited = 0.0
-                for end in ends:
-                    if end != "server":
-                        yield world.until_available(end)
+            ends = (self._nodes[source], self._nodes[destination])
+            transfers = [
+                world.env.process(self._transfer(ends, waited)) for _ in range(self._connections)
+            ]
+            yield world.env.all_of(transfers)
         self._store(piece, source, destination).put(None)
+
+    def _transfer(self, ends: tuple[int | str, int | str], waited: float) -> ProcessGenerator:
+        """Send the share of a message that one connection carries.
+
+        If it is lost, the remaining bytes are sent when both nodes are available again.
+
+        Args:
+            ends: sender and receiver.
+            waited: time that the message has waited for its turn (s).
+        """
+        world = self._world
+        remaining = self._bytes / self._connections
+        while True:
+            message = yield world.send(*ends, remaining, "all-reduce", waited)
+            if message.outcome == "done":
+                return
+            remaining = message.left
+            waited = 0.0
+            for end in ends:
+                if end != "server":
+                    yield world.until_available(end)
 
     def _store(self, piece: int, source: int, destination: int) -> simpy.Store:
         return self._arrived.setdefault((piece, source, destination), simpy.Store(self._world.env))
