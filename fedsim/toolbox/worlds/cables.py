@@ -1,0 +1,66 @@
+"""Distances between places of the earth, along the routes of submarine cables."""
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+_EARTH_KM = 6371.0
+
+
+class Place(NamedTuple):
+    """A city, and the part of the world from which cables lead to it."""
+
+    city: str
+    part: str
+    latitude: float
+    """degrees, north is positive."""
+    longitude: float
+    """degrees, east is positive."""
+
+
+def great_circle_km(source: Place, target: Place) -> float:
+    """Return the great-circle distance between two places (km), by the haversine formula."""
+    source_lat = math.radians(source.latitude)
+    target_lat = math.radians(target.latitude)
+    across = math.sin(math.radians(target.longitude - source.longitude) / 2) ** 2
+    cosines = math.cos(source_lat) * math.cos(target_lat)
+    haversine = math.sin((target_lat - source_lat) / 2) ** 2 + cosines * across
+    return 2 * _EARTH_KM * math.asin(math.sqrt(haversine))
+
+
+class Cables:
+    """Shortest routes along great circles between parts of the world that cables connect.
+
+    Args:
+        hubs: places at which a route may turn, such as a strait.
+        parts: pairs of parts of the world between which a route is a great circle; within a part
+            it is always one.
+    """
+
+    def __init__(self, hubs: Iterable[Place], parts: Iterable[tuple[str, str]]) -> None:
+        self._hubs = tuple(hubs)
+        self._pairs = {frozenset(pair) for pair in parts}
+
+    def way_km(self, source: Place, target: Place) -> float:
+        """Return the length of the shortest route (km); infinite if cables do not connect both."""
+        stops = (source, target, *self._hubs)
+        reached: dict[int, float] = {}
+        queue = [(0.0, 0)]
+        while queue:
+            length, index = heapq.heappop(queue)
+            if index in reached:
+                continue
+            reached[index] = length
+            for other, stop in enumerate(stops):
+                if other not in reached and self._are_connected(stops[index], stop):
+                    heapq.heappush(queue, (length + great_circle_km(stops[index], stop), other))
+        return reached.get(1, math.inf)
+
+    def _are_connected(self, source: Place, target: Place) -> bool:
+        return source.part == target.part or frozenset({source.part, target.part}) in self._pairs
+
+
+def read_places(table: Mapping[str, tuple[str, str, float, float]]) -> dict[str, Place]:
+    """Return the places of a table: name -> city, part of the world, latitude, longitude."""
+    return {name: Place(*row) for name, row in table.items()}
