@@ -48,14 +48,19 @@ class Peer(Device):
         """Whether the device can be reached now; its half acts only while it can be reached."""
         return self._dispatch.tasks.reachable_until(self.number) > self.now
 
-    def train(self, model: Ref, number: int) -> None:
+    def train(self, model: Ref, number: int, steps: int | None = None) -> None:
         """Train from a model, as a task that moves no bytes; ``on_trained`` follows.
 
         Args:
             model: the model from which the training starts.
             number: the round.
+            steps: count of SGD steps, which the client half reads as ``instruction["steps"]``; None
+                for the client half's own count.
         """
-        self._server.ask(self.number, {"model": Header(model)}, round=number)
+        contents: dict[str, object] = {"model": Header(model)}
+        if steps is not None:
+            contents["steps"] = Header(steps)
+        self._server.ask(self.number, contents, round=number)
 
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
         """Send contents, encoded by ``messages.up``, to several devices at once.

@@ -38,9 +38,10 @@ class DiLoCoParams(PeerParams):
     """number of parts of equal size into which the model is cut. Each synchronisation averages one
     part, in turn.
     """
-    overlap: bool = False
-    """whether devices train during an all-reduce, whose result is used at the next
-    synchronisation.
+    overlap: bool | Annotated[int, Field(ge=1, le=1_000_000)] = False
+    """whether devices train during an all-reduce. ``true``: its result is used at the next
+    synchronisation. A number of SGD steps, at most ``local_steps``: its result is used after so
+    many steps; a device waits for a result that is not there by then.
     """
     mixing: Annotated[float, Field(ge=0.0, lt=1.0), OnlyWith("overlap")] = 0.5
     """share of a device's further trained fragment in its mix with the result."""
@@ -51,7 +52,24 @@ class DiLoCoParams(PeerParams):
             return super().not_by_device
         return dict.fromkeys(("epochs", "steps"), "'local_steps' says how long devices train")
 
+    @property
+    def early_steps(self) -> int | None:
+        """Count of SGD steps after which an all-reduce's result is used.
+
+        None: it is used at the end of the all-reduce, or at the next synchronisation.
+        """
+        if isinstance(self.overlap, bool) or self.overlap == self.local_steps:
+            return None
+        return self.overlap
+
     def check(self, devices: int) -> None:
+        early = self.early_steps
+        if early is not None and (self.local_steps is None or early > self.local_steps):
+            steps = "missing" if self.local_steps is None else self.local_steps
+            raise ScenarioError(
+                f"strategy.overlap is {early} SGD steps, and strategy.local_steps is {steps}; "
+                "allowed are at most 'local_steps' steps, or true"
+            )
         if devices < 2:
             raise ScenarioError(
                 f"population.devices is {devices}; {self.kind!r} averages over 2 or more"
@@ -73,10 +91,13 @@ class DiLoCoParams(PeerParams):
 
 
 class _DiLoCoClient(PeerClient):
-    """Client that trains for ``local_steps`` SGD steps, or for ``local_epochs`` if that is None."""
+    """Client that trains for the SGD steps of the instruction, or for ``local_steps``.
+
+    If there are neither, it trains for ``local_epochs``.
+    """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        steps = self.params.local_steps  # type: ignore[attr-defined]
+        steps = instruction.contents.get("steps", self.params.local_steps)  # type: ignore[attr-defined]
         if steps:
             return Training(instruction["model"], steps=steps)
         return super().training(device, instruction)
@@ -89,8 +110,9 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
     in its sum, so that all devices add them up in the same order.
 
     Device state: ``outer``, the model after the last outer step; ``velocity``, the outer momentum;
-    ``trained``, whether a training has ended and the next all-reduce is due; ``fresh``, whether the
-    last result must still be mixed into the model; ``reducing``, the index of the open all-reduce,
+    ``trained``, whether a training has ended and the device waits for an all-reduce; ``early``,
+    whether that training has only the steps before a result is used (``overlap``); ``fresh``,
+    whether the last result must still be mixed into the model; ``reducing``, the index of the open all-reduce,
     or None; ``step``, the index of the next step of its program; ``known``, device ID ->
     contribution; ``bytes``, the size of the vector; ``inbox``, index of an all-reduce -> sender ID
     -> contributions.
@@ -117,9 +139,10 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             "outer": state["model"],
             "velocity": device.zero(),
             "trained": False,
+            "early": False,
             "fresh": False,
         }
-        self._train(device)
+        self._train(device, None)
 
     def on_return(self, device: Peer) -> None:
         raise SimulationError(
@@ -131,10 +154,20 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
     def on_lost(self, device: Peer, other: int) -> None:
         self.on_return(device)
 
-    def _train(self, device: Peer) -> None:
+    def _train(self, device: Peer, steps: int | None) -> None:
+        """Start a training in the device's round, if it is planned.
+
+        Args:
+            device: the device.
+            steps: count of SGD steps; None for ``local_steps`` or ``local_epochs``.
+        """
         planned = self.setting.planned_rounds
-        if planned is None or device.state["round"] < planned:
+        if planned is not None and device.state["round"] >= planned:
+            return
+        if steps is None:
             self.train(device, device.state["model"])
+        else:
+            device.train(device.state["model"], device.state["round"], steps)
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
         state = device.state
@@ -142,7 +175,21 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         if update is not None:
             state["model"] = device.mix([(update, 1.0)], otherwise=state["model"])
         if state["reducing"] is None:
+            self._go_on(device)
+
+    def _go_on(self, device: Peer) -> None:
+        """Do what follows a training, when no all-reduce is under way."""
+        state = device.state
+        if not state["early"]:
             self._synchronise(device)
+            return
+        state["trained"] = False
+        state["early"] = False
+        self._mix_fragment(device, state["round"] - 1, self.params.mixing)
+        local_steps = self.params.local_steps
+        early_steps = self.params.early_steps
+        assert local_steps is not None and early_steps is not None
+        self._train(device, local_steps - early_steps)
 
     def _synchronise(self, device: Peer) -> None:
         state = device.state
@@ -158,7 +205,8 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         state |= {"reducing": number, "step": 0, "known": {device.number: encoded}, "bytes": size}
         self._reduce(device)
         if self._trains_during(number):
-            self._next(device)
+            state["early"] = self.params.early_steps is not None
+            self._next(device, self.params.early_steps)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
         senders = device.state["inbox"].setdefault(contents["number"], {})
@@ -217,13 +265,13 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         state["fresh"] = True
         if not self._trains_during(number):
             self._mix_fragment(device, number, 0.0)
-            self._next(device)
+            self._next(device, None)
         elif state["trained"]:
-            self._synchronise(device)
+            self._go_on(device)
 
-    def _next(self, device: Peer) -> None:
+    def _next(self, device: Peer, steps: int | None) -> None:
         device.state["round"] += 1
-        self._train(device)
+        self._train(device, steps)
 
     def _trains_during(self, number: int) -> bool:
         """Return whether devices train during all-reduce ``number`` (index).

@@ -171,6 +171,17 @@ class TestAllReduce(StrategyContract):
     test_an_hour_with_nobody = test_everybody_leaves = None  # type: ignore[assignment]
 
 
+class TestAllReduceInSteps(TestAllReduce):
+    """Results are used after one of three steps."""
+
+    strategy: ClassVar[dict[str, Any]] = {
+        "kind": "diloco",
+        "local_steps": 3,
+        "fragments": 2,
+        "overlap": 1,
+    }
+
+
 @pytest.mark.parametrize(
     ("strategy", "server"),
     [
@@ -224,6 +235,48 @@ def test_fragments_stream_while_devices_train() -> None:
     assert first["simulated_s"] - second["simulated_s"] == pytest.approx(5 * one, rel=1e-3)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_result_is_used_after_some_steps(steps: int) -> None:
+    """An all-reduce lasts two and a half steps, of which ``steps`` are hidden; all three hide it
+    as ``true`` does.
+    """
+    training = {"batch_size": 10}
+    everything = {"network": SLOW, "training": training}
+    diloco = {"kind": "diloco", "local_steps": 3}
+    _, idle = done(diloco, 4, population={"devices": 4, "speed": "inf samples/s"}, **everything)
+    reduce_s = idle["simulated_s"] / 4
+    step_s = reduce_s / 2.5
+    everything["population"] = {"devices": 4, "speed": f"{10 / step_s!r} samples/s"}
+    _, blocking = done(diloco, 4, **everything)
+    job, early = done(diloco | {"overlap": steps}, 4, **everything)
+    hidden = blocking["simulated_s"] - early["simulated_s"]
+    assert hidden == pytest.approx(3 * min(reduce_s, steps * step_s), rel=1e-6)
+    if steps == 3:
+        late, _ = done(diloco | {"overlap": True}, 4, **everything)
+        np.testing.assert_array_equal(models(job), models(late))
+
+
+def test_a_result_that_is_used_after_some_steps_is_the_plain_loop() -> None:
+    """Three steps; an outer step, while one further step is made from the own model; half of each;
+    the other two steps, and the last outer step. Each training has batches of its own.
+    """
+    job, _ = done(
+        {"kind": "diloco", "local_steps": 3, "overlap": 1, "mixing": 0.5},
+        2,
+        network=SLOW,
+        training={"batch_size": 10, "lr": 0.1},
+    )
+    start = np.tile(values(job, [job.run.learner.initial()]), (4, 1))
+    own = trained(job, start, 0, steps=3)
+    velocity = (own - start).mean(axis=0)
+    outer = start + 0.7 * (1 + 0.9) * velocity
+    own = trained(job, own, 1, steps=1)
+    own = trained(job, (own + outer) / 2, 2, steps=2)
+    change = (own - outer).mean(axis=0)
+    velocity = 0.9 * velocity + change
+    np.testing.assert_allclose(models(job), outer + 0.7 * (change + 0.9 * velocity), atol=1e-6)
+
+
 def test_a_fragment_alone_changes_and_is_mixed_in_late() -> None:
     job, _ = done({"kind": "diloco", "fragments": 2}, 1)
     found, first = models(job), values(job, [job.run.learner.initial()])[0]
@@ -256,6 +309,8 @@ def test_low_bits_shrink_messages_and_reach_all_alike() -> None:
         ({}, {"devices": 1}, "averages over 2 or more"),
         ({"mixing": 0.2}, {}, r"'mixing' is 0\.2, which counts only where 'overlap'"),
         ({"local_steps": 3, "local_epochs": 2}, {}, r"local_steps and strategy\.local_epochs"),
+        ({"overlap": 1}, {}, r"overlap is 1 SGD steps, and strategy\.local_steps is missing"),
+        ({"local_steps": 3, "overlap": 4}, {}, r"overlap is 4 SGD steps.*local_steps is 3"),
         (
             {},
             {"world": {"processes": [f"{__name__}:switch_off"]}},
