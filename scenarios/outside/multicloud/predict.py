@@ -2,7 +2,7 @@
 scenarios/outside/multicloud/predict.py``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,10 @@ SAMPLES = 32_768
 PARAMETERS = {"CV": 197.8e6, "NLP": 560.1e6}
 PIECES = 16
 FASTER = {"T4": 1.0, "A10": 600 / 320, "RTX8000": 672 / 320, "8xV100": 8 * 900 / 320}
+
+GPUS = {"8xV100": 8}  # of a machine that has several
+MEMORY_GB = {"T4": 16, "A10": 24, "RTX8000": 48, "8xV100": 32}  # of a GPU, by datasheets
+COSTS = ("host", "memory")
 
 Peers = list[tuple[str, str]]
 """The machine and the site of each peer."""
@@ -55,17 +59,35 @@ def exchange_s(peers: Peers, parameters: float) -> float:
 
 @dataclass(frozen=True)
 class Rule:
-    """Samples/s of a peer by model, and the four constants of averaging (s; s a peer; s a
-    million parameters, twice).
+    """Samples/s of a peer with a T4 by model, and the four constants of averaging (s; s a peer; s
+    a million parameters, twice).
+
+    ``single`` has the samples/s of a T4 that averages with nobody; ``cost`` says what becomes of
+    the difference on other machines: None scales it, ``host`` keeps its seconds a sample and GPU,
+    ``memory`` drops it on GPUs with more memory.
     """
 
     speed: dict[str, float]
     averaging: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    single: dict[str, float] | None = None
+    cost: str | None = None
+
+    def speed_of(self, machine: str, model: str) -> float:
+        """Samples/s of a peer's computing."""
+        if self.cost is None or self.single is None:
+            return self.speed[model] * FASTER[machine]
+        alone = self.single[model]
+        if self.cost == "memory":
+            has_more = MEMORY_GB[machine] > MEMORY_GB["T4"]
+            return FASTER[machine] * (alone if has_more else self.speed[model])
+        gpus = GPUS.get(machine, 1)
+        host_s = 1 / self.speed[model] - 1 / alone
+        return gpus / (gpus / (alone * FASTER[machine]) + host_s)
 
     def predict(
         self, name: str, model: str, peers: Peers, row: dict[str, str] | None
     ) -> list[Prediction]:
-        computing = SAMPLES / (self.speed[model] * sum(FASTER[machine] for machine, _ in peers))
+        computing = SAMPLES / sum(self.speed_of(machine, model) for machine, _ in peers)
         averaging = 0.0
         if len(peers) > 1:
             fixed, each, converting, sending = self.averaging
@@ -119,6 +141,13 @@ def main() -> None:
     rule = fitted(rows)
     print(rule)
     predictions = [each for cell in cells for each in rule.predict(*cell, measured.get(cell[:2]))]
+    for cost in COSTS:
+        other = replace(rule, single=single, cost=cost)
+        for name, model, peers in cells:
+            if all(machine == "T4" for machine, _ in peers):
+                continue
+            for each in other.predict(name, model, peers, None):
+                predictions.append(each._replace(what=f"{each.what}, cost of the {cost}"))
     show("after", predictions)
     write(HERE / "predicted.csv", predictions)
     order = sorted((row for row in predictions if row.what == "sps"), key=lambda row: row.predicted)
