@@ -15,7 +15,7 @@ from fedsim.common.spec import Spec, summary, told_of
 from fedsim.lab.study.spec import REFERENCES, StudySpec
 from fedsim.running.scenario import Scenario
 from fedsim.running.shipped import shipped_titles
-from fedsim.toolbox.worlds.regions import cloud_facts
+from fedsim.toolbox.worlds.cloud_facts import cloud_facts
 from fedsim.world.device_kinds import LINKS, Figure, figures
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
 from fedsim.world.energy.spec import TITLES, preset_figures

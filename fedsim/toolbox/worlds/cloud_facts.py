@@ -1,0 +1,335 @@
+"""Connections between regions of clouds: measured ones, and rules for all others.
+
+``cloud_regions.toml`` has measured connections with source, licence and date. ``CloudFacts`` fits
+two rules to the measured connections, to estimate the connections between all other pairs of
+regions. The rate (bytes/s) is the TCP window of the receiver's cloud divided by the round trip. The
+round trip (s) is linear in the length of the way along submarine cables.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedsim.common.arrays import Floats
+from fedsim.common.files import read_toml
+from fedsim.toolbox.worlds.cables import Cables, great_circle_km, read_places
+from fedsim.world.device_kinds import Figure
+
+_TABLE = Path(__file__).with_name("cloud_regions.toml")
+_LINUX_WINDOW = 3 * 2**20
+"""Window of Linux's default receive buffer of 6 MiB, of which half is window (bytes): tcp_rmem and
+tcp_adv_win_scale in the kernel's ip-sysctl.rst.
+"""
+_MEASURED_S = 10.0  # length of a measurement; rates are means, slow start included
+_LEAST_SHARE = 0.1  # least share of the measured time that slow start leaves
+_NEARLY = 0.1  # relative tolerance beyond the values that a rule was fitted to
+
+
+class Connection(NamedTuple):
+    """TCP connection from one region to another: its round trip time and its rate."""
+
+    round_trip: float
+    """round trip (s)."""
+    rate: float
+    """rate (bytes/s)."""
+    measured: bool = True
+    """whether the rate was measured; False if a rule estimates it."""
+
+
+class Window(NamedTuple):
+    """Fitted rule for the rate of a TCP connection into a cloud: window / round trip."""
+
+    bytes: float
+    """size of the window (bytes)."""
+    slow_start: float
+    """transmission time lost to slow start (s), for each second of round trip."""
+    fit: "Fit"
+    """errors and domain of the rule."""
+
+    def rate(self, round_trip: float) -> float:
+        """Return the mean rate over the first ten seconds (bytes/s), for a round trip (s)."""
+        share = 1.0 - self.slow_start * round_trip / _MEASURED_S
+        return self.bytes * max(share, _LEAST_SHARE) / round_trip
+
+
+class RoundTripRule(NamedTuple):
+    """Fitted rule for a round trip (s): a constant, and a part proportional to the distance."""
+
+    fixed: float
+    """constant part (s)."""
+    per_km: float
+    """seconds per kilometre of the route."""
+    fit: "Fit"
+    """errors and domain of the rule."""
+    parts: frozenset[frozenset[str]]
+    """pairs of continents, such as {europe, east-asia}, that have measured connections."""
+
+
+class Fit(NamedTuple):
+    """Relative errors of a fitted rule on measured pairs of regions, and the rule's domain.
+
+    The domain is the range of the rule's variable (round trip, or distance) over the pairs.
+    """
+
+    rows: int
+    """count of measured pairs."""
+    mean: float
+    """mean relative error."""
+    largest: float
+    """largest relative error."""
+    least: float
+    """least value of the rule's variable over the pairs."""
+    most: float
+    """greatest value of the rule's variable over the pairs."""
+
+    @classmethod
+    def of(cls, predicted: Floats, measured: Floats, reach: Floats) -> "Fit":
+        """Compute the errors of a rule.
+
+        Args:
+            predicted: the rule's value for each measured pair, float64 [pairs].
+            measured: the measured values, float64 [pairs].
+            reach: the rule's variable for each measured pair, float64 [pairs].
+        """
+        errors = np.abs(predicted / measured - 1.0)
+        numbers = errors.mean(), errors.max(), reach.min(), reach.max()
+        return cls(len(errors), *(number.item() for number in numbers))
+
+    def holds(self, value: float) -> bool:
+        """Return whether a value of the rule's variable is in the rule's domain, within 10 %."""
+        return self.least * (1 - _NEARLY) <= value <= self.most * (1 + _NEARLY)
+
+    @property
+    def error(self) -> str:
+        """Text on the mean and the largest error (%), for messages."""
+        if self.rows == 1:
+            return f"{100 * self.mean:.0f} % off on the one pair that was measured"
+        return (
+            f"{100 * self.mean:.0f} % off on the mean of its {self.rows} pairs, "
+            f"{100 * self.largest:.0f} % at most"
+        )
+
+
+class CloudFacts:
+    """Measured connections between regions, and rules for connections without a measurement.
+
+    Attributes:
+        sites: region -> its city, with the part of the world.
+        source: source with licence, and date of the measurements.
+        measured: (sender's region, receiver's region) -> connection.
+        windows: cloud -> rule for the rate of a connection into the cloud, fitted by least squares
+            of relative errors. That of Azure is not fitted: Linux's default receive buffer, and
+            what slow start takes into GCP, whose window has this size.
+        ways: whether both regions are of AWS -> rule for the round trip, fitted by least squares of
+            relative errors. Distances are those of ``way_km``.
+    """
+
+    def __init__(self) -> None:
+        table = read_toml(_TABLE)
+        self.source = f"{table['source']}, {table['licence']}", table["date"]
+        self.sites = read_places(table["sites"])
+        self._cables = Cables(read_places(table["hubs"]).values(), table["cables"])
+        self.measured: dict[tuple[str, str], Connection] = {}
+        for source, target, ms, mbit in table["measured"]:
+            self.measured[source, target] = Connection(ms / 1e3, mbit * 1e6 / 8)
+        self._into_azure: list[Connection] = []
+        for _, _, ms, mbit in table["azure"]:
+            self._into_azure.append(Connection(ms / 1e3, mbit * 1e6 / 8))
+        self.fit()
+
+    def fit(self) -> None:
+        """Fit all rules to ``measured``, and store them in ``windows`` and ``ways``."""
+        clouds = sorted({cloud_of(name) for name in self.sites})
+        self.windows = {cloud: self._fit_window(cloud) for cloud in clouds if cloud != "azure"}
+        self.windows["azure"] = self._default_window(self.windows["gcp"])
+        self.ways = {within: self._fit_round_trip(within) for within in (False, True)}
+
+    def _fit_window(self, cloud: str) -> Window:
+        connections = []
+        for (_, target), connection in self.measured.items():
+            if cloud_of(target) == cloud:
+                connections.append(connection)
+        round_trips = np.array([connection.round_trip for connection in connections])
+        under_way = round_trips * np.array([connection.rate for connection in connections])
+        columns = np.stack([np.ones(len(connections)), -round_trips / _MEASURED_S], axis=1)
+        constants = _least_squares(columns, under_way)
+        fit = Fit.of(columns @ constants, under_way, round_trips)
+        size, loss = constants.tolist()
+        return Window(size, loss / size, fit)
+
+    def _default_window(self, fitted: Window) -> Window:
+        """Return the rule for Azure, with its errors on the connections that were measured.
+
+        Args:
+            fitted: the rule for a cloud whose machines have the same buffer.
+        """
+        rule = fitted._replace(bytes=_LINUX_WINDOW)
+        round_trips = np.array([connection.round_trip for connection in self._into_azure])
+        rates = np.array([connection.rate for connection in self._into_azure])
+        predicted = np.array([rule.rate(round_trip) for round_trip in round_trips])
+        return rule._replace(fit=Fit.of(predicted, rates, round_trips))
+
+    def _fit_round_trip(self, within: bool) -> RoundTripRule:
+        pairs = [pair for pair in self.measured if _within_aws(*pair) == within]
+        round_trips = np.array([self.measured[pair].round_trip for pair in pairs])
+        lengths = np.array([self.way_km(*pair) for pair in pairs])
+        columns = np.stack([np.ones(len(pairs)), lengths], axis=1)
+        constants = _least_squares(columns, round_trips)
+        fit = Fit.of(columns @ constants, round_trips, lengths)
+        fixed, per_km = constants.tolist()
+        return RoundTripRule(fixed, per_km, fit, frozenset(self._parts(*pair) for pair in pairs))
+
+    def _parts(self, source: str, target: str) -> frozenset[str]:
+        """Return the set of the two regions' continents, such as {europe, east-asia}."""
+        return frozenset({self.sites[source].part, self.sites[target].part})
+
+    def figures_of(self, name: str) -> dict[str, Figure]:
+        """Describe the connections from a region to each other region, with their sources.
+
+        Args:
+            name: the region, such as ``aws:eu-west-1``.
+
+        Returns:
+            Other region -> text with round trip and rate, source and date; measured connections
+            come first.
+        """
+        publication, date = self.source
+        estimate = 'estimate: by the rules of network.kind "regions"'
+        connections = {}
+        for target in self.sites:
+            if target != name:
+                connections[target] = self.connection(name, target)
+        figures = {}
+        for target, connection in sorted(
+            connections.items(), key=lambda item: not item[1].measured
+        ):
+            rate = connection.rate * 8 / 1e6
+            text = f"{1e3 * connection.round_trip:.1f} ms, {rate:.1f} Mbit/s"
+            source = publication if connection.measured else estimate
+            figures[target] = Figure(text, source, date)
+        return figures
+
+    def way_km(self, source: str, target: str) -> float:
+        """Return the length of the route between two regions along submarine cables (km)."""
+        return self._cables.way_km(self.sites[source], self.sites[target])
+
+    def great_circle_km(self, source: str, target: str) -> float:
+        """Return the great-circle distance between two regions (km)."""
+        return great_circle_km(self.sites[source], self.sites[target])
+
+    def connection(self, source: str, target: str) -> Connection:
+        """Return the connection from one region to another, as measured or by the rules.
+
+        If only the opposite direction was measured, its round trip is used. Its rate is used too
+        within a cloud; between two clouds the rate follows the window of the receiver's cloud.
+
+        Args:
+            source: the region of the sender.
+            target: the region of the receiver.
+        """
+        if (source, target) in self.measured:
+            return self.measured[source, target]
+        reverse = self.measured.get((target, source))
+        if reverse is None:
+            return self.ruled(source, target)
+        if cloud_of(source) == cloud_of(target):
+            return reverse
+        rate = self.windows[cloud_of(target)].rate(reverse.round_trip)
+        return Connection(reverse.round_trip, rate, measured=False)
+
+    def ruled(self, source: str, target: str) -> Connection:
+        """Estimate the connection from one region to another by the rules, without measurements."""
+        rule = self.ways[_within_aws(source, target)]
+        round_trip = rule.fixed + rule.per_km * self.way_km(source, target)
+        rate = self.windows[cloud_of(target)].rate(round_trip)
+        return Connection(round_trip, rate, measured=False)
+
+    def rules_for(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
+        """Describe the formulas that estimate connections between regions without a measurement.
+
+        Args:
+            pairs: (sender's region, receiver's region).
+
+        Returns:
+            One sentence (str) for each formula that the pairs need: the round-trip times for which
+            the formula was fitted to measurements, and its error there.
+        """
+        ruled = [pair for pair in pairs if not self.connection(*pair).measured]
+        lines = []
+        for cloud in sorted({cloud_of(target) for _, target in ruled}):
+            fit = self.windows[cloud].fit
+            reach = f"{1e3 * fit.least:.0f} to {1e3 * fit.most:.0f} ms"
+            if fit.rows == 1:
+                reach = f"{1e3 * fit.least:.0f} ms"
+            lines.append(
+                f"rates into {cloud} follow a rule for round trips of {reach}: {fit.error}"
+            )
+        unmeasured = [pair for pair in ruled if pair[::-1] not in self.measured]
+        for within in sorted({_within_aws(*pair) for pair in unmeasured}):
+            fit = self.ways[within].fit
+            where = "within aws" if within else "to, from and within other clouds"
+            reach = f"{fit.least:,.0f} to {fit.most:,.0f} km"
+            lines.append(f"round trips {where} follow a rule for {reach}: {fit.error}")
+        return lines
+
+    def outside_of_rules(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
+        """List the connections that a formula estimates outside the range of its fit.
+
+        Args:
+            pairs: (sender's region, receiver's region).
+
+        Returns:
+            One text for each such pair, with the reasons.
+        """
+        lines = []
+        for source, target in pairs:
+            connection = self.connection(source, target)
+            if connection.measured:
+                continue
+            reasons = []
+            if not self.windows[cloud_of(target)].fit.holds(connection.round_trip):
+                reasons.append(f"its round trip is {1e3 * connection.round_trip:.0f} ms")
+            if (target, source) not in self.measured:
+                rule = self.ways[_within_aws(source, target)]
+                length = self.way_km(source, target)
+                parts = self._parts(source, target)
+                if not rule.fit.holds(length):
+                    reasons.append(f"its way is {length:,.0f} km")
+                if parts not in rule.parts:
+                    reasons.append(f"no pair of {' and '.join(sorted(parts))} was measured")
+            if reasons:
+                lines.append(f"{source} to {target}: {', '.join(reasons)}")
+        return lines
+
+
+def _least_squares(columns: Floats, values: Floats) -> Floats:
+    """Fit ``columns @ constants`` to ``values`` by least squares of relative errors.
+
+    Args:
+        columns: float64 [rows, constants].
+        values: float64 [rows].
+
+    Returns:
+        The constants, float64 [constants].
+    """
+    targets = np.ones(len(values))
+    constants, *_ = np.linalg.lstsq(columns / values[:, None], targets, rcond=None)
+    return np.asarray(constants)
+
+
+def cloud_of(region: str) -> str:
+    """Return the cloud of a region: ``gcp`` for ``gcp:us-central1``."""
+    return region.partition(":")[0]
+
+
+def _within_aws(source: str, target: str) -> bool:
+    return cloud_of(source) == cloud_of(target) == "aws"
+
+
+@cache
+def cloud_facts() -> CloudFacts:
+    """Return the facts in ``cloud_regions.toml``, which is read once per process."""
+    return CloudFacts()
