@@ -16,6 +16,9 @@ HERE = Path(__file__).resolve().parent
 
 NODES, BYTES, MBIT = 4, 4 * 30_846_720, 1e6 / 8
 RING_BYTES = 2 * (NODES - 1) / NODES * BYTES
+TREE_BYTES = 2 * BYTES  # sent by the two inner nodes of a double binary tree of four nodes
+BACKWARD = 2 / 3  # share of a step's computing, during which buckets are ready to be sent
+DDP_COMPUTING = 0.02068
 WAIT_OF_ONE = 1.029  # expected wait of one of four for the last, in standard deviations
 VERIFIED = 0.9927
 Row = dict[str, str]
@@ -32,7 +35,7 @@ class Rule:
     free: float = 10_000 * MBIT
     start: float = 0.0
     besides: float = 0.0
-    ddp_hidden: float = 0.0
+    free_tree: float = 10_000 * MBIT
 
     def computing(self, period: int) -> float:
         return self.step + self.after_wait / period
@@ -87,13 +90,10 @@ def synchronisation_s(rule: Rule, row: Row, seed: int) -> tuple[float, int]:
 def predict(rule: Rule, row: Row) -> list[Prediction]:
     """Synchronisation, step and utilisation of a cell."""
     if row["algorithm"] == "ddp":
-        sync = (
-            RING_BYTES / rule.rate(row)
-            + rule.fixed
-            + WAIT_OF_ONE * rule.deviation
-            - rule.ddp_hidden
-        )
-        computing, step = 0.02068, 0.02068 + sync + 0.005
+        rate = rule.free_tree if row["bw"] == "unshaped" else rule.rate(row)
+        computing = DDP_COMPUTING
+        sync = TREE_BYTES / rate - BACKWARD * computing
+        step = computing + sync + 0.005
     else:
         seeds = [synchronisation_s(rule, row, seed) for seed in (1, 2, 3)]
         sync, count = fmean(each for each, _ in seeds), seeds[0][1]
@@ -135,7 +135,8 @@ def fitted(rows: list[Row]) -> Rule:
     ]  # fmt: skip
     rule = Rule(step, after_wait, deviation, fixed, free, start, median(rest) / 1e3)
     ddp = next(row for row in rows if row["algorithm"] == "ddp")
-    return replace(rule, ddp_hidden=sync[1, "unshaped"] - float(ddp["sync_mean_ms"]) / 1e3)
+    exchange_s = float(ddp["sync_mean_ms"]) / 1e3 + BACKWARD * DDP_COMPUTING
+    return replace(rule, free_tree=TREE_BYTES / exchange_s)
 
 
 def main() -> None:
