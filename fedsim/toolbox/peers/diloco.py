@@ -188,7 +188,8 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self._mix_fragment(device, state["round"] - 1, self.params.mixing)
         local_steps = self.params.local_steps
         early_steps = self.params.early_steps
-        assert local_steps is not None and early_steps is not None
+        assert local_steps is not None
+        assert early_steps is not None
         self._train(device, local_steps - early_steps)
 
     def _synchronise(self, device: Peer) -> None:
@@ -278,7 +279,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
 
         They do so with ``overlap``, except during the last all-reduce.
         """
-        return self.params.overlap and number + 1 != self.setting.planned_rounds
+        return bool(self.params.overlap) and number + 1 != self.setting.planned_rounds
 
     def _mix_fragment(self, device: Peer, number: int, mixing: float) -> None:
         """Mix a synchronised fragment into the device's model.
