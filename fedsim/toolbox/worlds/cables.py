@@ -8,7 +8,7 @@ from typing import NamedTuple
 _EARTH_KM = 6371.0
 
 
-class Place(NamedTuple):
+class Site(NamedTuple):
     """A city, and the part of the world from which cables lead to it."""
 
     city: str
@@ -19,7 +19,7 @@ class Place(NamedTuple):
     """degrees, east is positive."""
 
 
-def great_circle_km(source: Place, target: Place) -> float:
+def great_circle_km(source: Site, target: Site) -> float:
     """Return the great-circle distance between two places (km), by the haversine formula."""
     source_lat = math.radians(source.latitude)
     target_lat = math.radians(target.latitude)
@@ -38,11 +38,11 @@ class Cables:
             it is always one.
     """
 
-    def __init__(self, hubs: Iterable[Place], parts: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, hubs: Iterable[Site], parts: Iterable[tuple[str, str]]) -> None:
         self._hubs = tuple(hubs)
         self._pairs = {frozenset(pair) for pair in parts}
 
-    def way_km(self, source: Place, target: Place) -> float:
+    def way_km(self, source: Site, target: Site) -> float:
         """Return the length of the shortest route (km); infinite if cables do not connect both."""
         stops = (source, target, *self._hubs)
         reached: dict[int, float] = {}
@@ -57,10 +57,10 @@ class Cables:
                     heapq.heappush(queue, (length + great_circle_km(stops[index], stop), other))
         return reached.get(1, math.inf)
 
-    def _are_connected(self, source: Place, target: Place) -> bool:
+    def _are_connected(self, source: Site, target: Site) -> bool:
         return source.part == target.part or frozenset({source.part, target.part}) in self._pairs
 
 
-def read_places(table: Mapping[str, tuple[str, str, float, float]]) -> dict[str, Place]:
+def read_sites(table: Mapping[str, tuple[str, str, float, float]]) -> dict[str, Site]:
     """Return the places of a table: name -> city, part of the world, latitude, longitude."""
-    return {name: Place(*row) for name, row in table.items()}
+    return {name: Site(*row) for name, row in table.items()}
