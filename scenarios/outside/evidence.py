@@ -1,21 +1,25 @@
 """All predictions of other people's measurements on one page: ``docs/validation.md``, its tables
 and its picture.
 
-    python scenarios/outside/evidence.py
+    python scenarios/outside/evidence.py            # the page
+    python scenarios/outside/evidence.py --predict  # all predictions anew, and then the page
 
-Reads ``predicted.csv`` of every study beside this file, which the studies' own programs write, and
+Reads ``predicted.csv`` of every study beside this file, which the studies' own programs write;
 ``kept_apart.csv``: what came of the predictions when somebody who had the measurements that are
-not in this repository compared them.
+not in this repository compared them; and ``rules.csv``: rules that were written since.
 """
 
 import csv
 import re
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import click
 from matplotlib.figure import Figure
 from scipy.stats import kendalltau
 
@@ -27,6 +31,9 @@ DOCS = HERE.parents[1] / "docs"
 BEGIN, END = "<!-- evidence: made by scenarios/outside/evidence.py -->", "<!-- end of evidence -->"
 BEGIN_APART = "<!-- kept apart: made by scenarios/outside/evidence.py -->"
 END_APART = "<!-- end of kept apart -->"
+BEGIN_RULES = "<!-- rules: made by scenarios/outside/evidence.py -->"
+END_RULES = "<!-- end of rules -->"
+FROM_SAVED = {"pis": ["--carry"]}  # a program that needs further packages to count models anew
 FEWEST = 5  # measured rows of a quantity for whose order Kendall's tau is given
 MARKERS = "osD^vP*XhpdH"
 
@@ -38,21 +45,45 @@ class Row(NamedTuple):
     of: Prediction
 
 
-def apart_table() -> list[str]:
-    """A line for each comparison with measurements that were kept apart, misses first."""
-    lines = [
-        "| study | measured, and kept apart | fitted on | predicted against measured | wanted | met |",
-        "|---|---|---|---|---|---|",
-    ]
-    with (HERE / "kept_apart.csv").open(newline="", encoding="utf-8") as file:
+APART_COLUMNS = {
+    "measurement": "measured, and kept apart",
+    "rule of": "rule of",
+    "fitted on": "fitted on",
+    "result": "predicted against measured",
+    "wanted": "wanted",
+    "met": "met",
+}
+RULE_COLUMNS = {
+    "written": "rule of",
+    "rule": "rule, and its mechanism",
+    "fitted": "on rows given to the fit",
+    "held out": "on given rows held out",
+    "open": "what it leaves open",
+}
+
+
+def table_of(name: str, columns: Mapping[str, str]) -> list[str]:
+    """A line for each row of a table of this folder, as Markdown.
+
+    Args:
+        name: the file, with a column ``study``.
+        columns: the file's other columns -> their heads.
+    """
+    lines = [f"| study | {' | '.join(columns.values())} |", "|---" * (1 + len(columns)) + "|"]
+    with (HERE / name).open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             link = f"[{row['study']}](/generated/results/outside-{row['study']}.md)"
-            cells = [
-                link,
-                *(row[name] for name in ("measurement", "fitted on", "result", "wanted")),
-            ]
-            lines.append(f"| {' | '.join([*cells, row['met']])} |")
+            cells = [link, *(row[column] for column in columns)]
+            lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def predict() -> None:
+    """Run the programs of all studies, which write their predictions."""
+    for program in sorted(HERE.glob("*/predict.py")):
+        options = FROM_SAVED.get(program.parent.name, [])
+        print(program.parent.name)
+        subprocess.run([sys.executable, str(program), *options], check=True)
 
 
 def rank_agreement(rows: Sequence[Row]) -> str:
@@ -144,8 +175,12 @@ def _replaced(text: str, begin: str, lines: Sequence[str], end: str) -> str:
     return re.sub(pattern, lambda _: made, text, flags=re.DOTALL)
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@click.option("--predict", "predicts", is_flag=True)
+def main(predicts: bool) -> None:
     """Write the tables into the page, and the picture."""
+    if predicts:
+        predict()
     rows = [
         Row(path.parent.name, of)
         for path in sorted(HERE.glob("*/predicted.csv"))
@@ -158,7 +193,9 @@ def main() -> None:
     )
     page = DOCS / "validation.md"
     text = page.read_text(encoding="utf-8")
-    text = _replaced(text, BEGIN_APART, apart_table(), END_APART)
+    apart = table_of("kept_apart.csv", APART_COLUMNS)
+    text = _replaced(text, BEGIN_APART, apart, END_APART)
+    text = _replaced(text, BEGIN_RULES, table_of("rules.csv", RULE_COLUMNS), END_RULES)
     text = _replaced(text, BEGIN, table(rows), END)
     page.write_text(text, encoding="utf-8")
     known = sum(row.of.error is not None for row in rows)

@@ -32,8 +32,7 @@ class FedSaSyncParams(StrategyParams):
         replies: M, how many end a round.
         slow: so many nodes, the first ones, sleep before they train.
         rounds: how many; the last one waits for all nodes.
-        cold: the first message of an actor, before its own work.
-        load: the first training of an actor, after its sleep.
+        cold: the first message of an actor, besides its own work.
         fixed: each message, after a sleep.
         sample: a sample of a training.
         test: a sample of a test, as a share of that.
@@ -50,7 +49,6 @@ class FedSaSyncParams(StrategyParams):
     slow: int = 0
     rounds: int
     cold: float
-    load: float
     fixed: float
     sample: float
     test: float
@@ -71,8 +69,6 @@ class FedSaSyncClient(Client[FedSaSyncParams]):
         steps: list[Any] = [Work(seconds=params.cold)] if instruction.round == 0 else []
         if node < params.slow:
             steps.append(Pause("sleep", params.sleeps))
-        if instruction.round == 0:
-            steps.append(Work(seconds=params.load))
         return [*steps, Work(seconds=params.fixed + params.sample * 0.8 * device.samples)]
 
     def reply(

@@ -12,10 +12,10 @@ from statistics import fmean
 from typing import Any
 
 import fedsim
-from fedsim.running.scenarios.outside.rows import Prediction, given, is_held_out, show, write
+from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 
 HERE = Path(__file__).resolve().parent
-SEEDS = (1, 2, 3, 4, 5)
+SEEDS = (1, 2, 3)
 PROCESSES = 4
 NODES = 20
 ROUNDS = {"mnist": 25, "cifar10": 50}
@@ -38,8 +38,8 @@ def cell_of(row: dict[str, str]) -> Cell:
 
 
 def is_test(cell: Cell) -> bool:
-    """Whether a cell is left out of the fit; those without slow clients never are."""
-    return cell[1] != SLOW[0] and is_held_out(" ".join(cell))
+    """Whether a cell was given after the rule had been written."""
+    return cell[0] == "cifar10_iid" and cell[1] != SLOW[0]
 
 
 def scenario(
@@ -49,7 +49,6 @@ def scenario(
     data = setting.partition("_")[0]
     times = {key: fitted[key] for key in ("cold", "fixed", "test", "server")} | {
         "sample": fitted["sample"][data],
-        "load": fitted["load"][data],
     }
     replies = NODES if variant == "FedAvg" else int(variant[1:])
     counts = {"replies": replies, "slow": round(float(slow) * NODES), "rounds": ROUNDS[data]}
@@ -116,9 +115,9 @@ def main(only: str = "") -> None:
                 f"({found / mean - 1:+.1%})"
             )
     show("FedSaSync, messages/s", predictions)
-    for held_out, cells in misses.items():
-        count = sum(row.measured is not None and row.given != held_out for row in predictions)
-        which = "held out" if held_out else "given to the fit"
+    for is_later, cells in misses.items():
+        count = sum(row.measured is not None and row.given != is_later for row in predictions)
+        which = "given since" if is_later else "given before"
         print(f"  outside of mean +- 2 sd and of 5 %, {which}: {len(cells)} of {count}")
         print("", *cells, sep="\n    ")
     if not only:
