@@ -15,7 +15,7 @@ from fedsim.common.streams import Streams
 from fedsim.lab.catalogue import about
 from fedsim.lab.terminal import summary_lines
 from fedsim.testing import assert_sound, quiet_world, run
-from fedsim.toolbox.worlds.cables import Cables, Site
+from fedsim.toolbox.worlds.cables import Cables, City
 from fedsim.toolbox.worlds.cloud_facts import cloud_facts
 from fedsim.world.population import PopulationSpec
 from tests.calls import done
@@ -69,7 +69,7 @@ def test_ways_follow_cables() -> None:
     assert to_mumbai == pytest.approx(
         facts.great_circle_km(*stops[:2]) + facts.great_circle_km(*stops[1:]), rel=1e-3
     )
-    moon = Site("Tycho", "moon", 0.0, 0.0)
+    moon = City("Tycho", "moon", 0.0, 0.0)
     assert Cables([], []).way_km(moon, facts.sites["aws:eu-west-1"]) == math.inf
 
 

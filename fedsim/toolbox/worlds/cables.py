@@ -1,4 +1,4 @@
-"""Distances between places of the earth, along the routes of submarine cables."""
+"""Distances between cities along the routes of submarine cables."""
 
 import heapq
 import math
@@ -8,10 +8,10 @@ from typing import NamedTuple
 _EARTH_KM = 6371.0
 
 
-class Site(NamedTuple):
-    """A city, and the part of the world from which cables lead to it."""
+class City(NamedTuple):
+    """City with the part of the world from which cables lead to it."""
 
-    city: str
+    name: str
     part: str
     latitude: float
     """degrees, north is positive."""
@@ -19,8 +19,8 @@ class Site(NamedTuple):
     """degrees, east is positive."""
 
 
-def great_circle_km(source: Site, target: Site) -> float:
-    """Return the great-circle distance between two places (km), by the haversine formula."""
+def great_circle_km(source: City, target: City) -> float:
+    """Return the great-circle distance between two cities (km), by the haversine formula."""
     source_lat = math.radians(source.latitude)
     target_lat = math.radians(target.latitude)
     across = math.sin(math.radians(target.longitude - source.longitude) / 2) ** 2
@@ -33,16 +33,16 @@ class Cables:
     """Shortest routes along great circles between parts of the world that cables connect.
 
     Args:
-        hubs: places at which a route may turn, such as a strait.
+        hubs: cities at which a route may turn, such as one at a strait.
         parts: pairs of parts of the world between which a route is a great circle; within a part
             it is always one.
     """
 
-    def __init__(self, hubs: Iterable[Site], parts: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, hubs: Iterable[City], parts: Iterable[tuple[str, str]]) -> None:
         self._hubs = tuple(hubs)
         self._pairs = {frozenset(pair) for pair in parts}
 
-    def way_km(self, source: Site, target: Site) -> float:
+    def way_km(self, source: City, target: City) -> float:
         """Return the length of the shortest route (km); infinite if cables do not connect both."""
         stops = (source, target, *self._hubs)
         reached: dict[int, float] = {}
@@ -57,10 +57,10 @@ class Cables:
                     heapq.heappush(queue, (length + great_circle_km(stops[index], stop), other))
         return reached.get(1, math.inf)
 
-    def _are_connected(self, source: Site, target: Site) -> bool:
+    def _are_connected(self, source: City, target: City) -> bool:
         return source.part == target.part or frozenset({source.part, target.part}) in self._pairs
 
 
-def read_sites(table: Mapping[str, tuple[str, str, float, float]]) -> dict[str, Site]:
-    """Return the places of a table: name -> city, part of the world, latitude, longitude."""
-    return {name: Site(*row) for name, row in table.items()}
+def read_cities(table: Mapping[str, tuple[str, str, float, float]]) -> dict[str, City]:
+    """Return the cities of a table: key -> city, part of the world, latitude, longitude."""
+    return {name: City(*row) for name, row in table.items()}

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsim.common.arrays import Floats
 from fedsim.common.files import read_toml
-from fedsim.toolbox.worlds.cables import Cables, great_circle_km, read_sites
+from fedsim.toolbox.worlds.cables import Cables, great_circle_km, read_cities
 from fedsim.world.device_kinds import Figure
 
 _TABLE = Path(__file__).with_name("cloud_regions.toml")
@@ -117,7 +117,7 @@ class CloudFacts:
     """Measured connections between regions, and rules for connections without a measurement.
 
     Attributes:
-        sites: region -> its city, with the part of the world.
+        sites: region -> its city.
         source: source with licence, and date of the measurements.
         measured: (sender's region, receiver's region) -> connection.
         windows: cloud -> rule for the rate of a connection into the cloud, fitted by least squares
@@ -130,8 +130,8 @@ class CloudFacts:
     def __init__(self) -> None:
         table = read_toml(_TABLE)
         self.source = f"{table['source']}, {table['licence']}", table["date"]
-        self.sites = read_sites(table["sites"])
-        self._cables = Cables(read_sites(table["hubs"]).values(), table["cables"])
+        self.sites = read_cities(table["sites"])
+        self._cables = Cables(read_cities(table["hubs"]).values(), table["cables"])
         self.measured: dict[tuple[str, str], Connection] = {}
         for source, target, ms, mbit in table["measured"]:
             self.measured[source, target] = Connection(ms / 1e3, mbit * 1e6 / 8)
