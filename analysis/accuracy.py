@@ -90,7 +90,7 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     figure = Figure(figsize=(style.WIDTH_IN, 5.2 if len(names) == 1 else 3.6 * len(names)))
     grid = figure.subplots(len(names), 3, sharex="col", sharey="row", squeeze=False)
     curves = curves_of(series, names[0])
-    axes = axes_of(curves)
+    axes = axes_of(curves, runs)
     for name, row in zip(names, grid, strict=True):
         for panel, axis in zip(row, axes, strict=True):
             _plot(panel, series, curves_of(series, name), axis)
@@ -142,7 +142,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
     curves = curves_of(series, name)
     figure = Figure(figsize=(style.WIDTH_IN, 5.2))
     panels = figure.subplots(1, 3, sharey=True)
-    for panel, axis in zip(panels, axes_of(curves)[::-1], strict=True):
+    for panel, axis in zip(panels, axes_of(curves, all_runs)[::-1], strict=True):
         for seeds in curves[_TOGETHER:]:
             line_band = band(seeds, axis.column)
             x = line_band["at"] / axis.unit
@@ -223,8 +223,13 @@ def _draw_epsilon(
     return [Line2D([], [], label="epsilon, the privacy spent (right axis)", **_EPSILON)]
 
 
-def axes_of(curves: Sequence[Sequence[pd.DataFrame]]) -> list[CurveAxis]:
-    """Return the axes of curves (rounds, time and bytes), with units that suit the values."""
+def axes_of(curves: Sequence[Sequence[pd.DataFrame]], runs: Sequence[RunFolder]) -> list[CurveAxis]:
+    """Return the axes of curves (rounds, time and bytes), with units that suit the values.
+
+    Args:
+        curves: curves of each series, as in ``curves_of``.
+        runs: runs of the curves.
+    """
     every: list[pd.DataFrame] = []
     for line_curves in curves:
         every += line_curves
@@ -233,7 +238,7 @@ def axes_of(curves: Sequence[Sequence[pd.DataFrame]]) -> list[CurveAxis]:
     size = style.unit_for(most["bytes"], style.BYTES)
     return [
         CurveAxis("rounds", 1.0, "rounds aggregated"),
-        CurveAxis("time", time.size, f"simulated time ({time.name})"),
+        CurveAxis("time", time.size, style.time_label(runs, time.name)),
         CurveAxis("bytes", size.size, f"moved ({size.name})"),
     ]
 

@@ -171,7 +171,7 @@ def draw_batteries(run: RunFolder) -> Figure:
         panel.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=10)
     if flat_times:
         handles.append(Line2D([], [], label="flat", **_FLAT))
-    panels[-1].set_xlabel(f"simulated time ({unit.name})")
+    panels[-1].set_xlabel(style.time_label([run], unit.name))
     panels[-1].set_xlim(0, max(run.summary["simulated_s"], 1e-9) / unit.size)
     words = "how full batteries were (%), each on its own range"
     return style.finished(figure, [run], handles, words)

@@ -17,6 +17,7 @@ from fedsim.analysis.series import Series, each_alone
 from fedsim.common.arrays import Ints
 from fedsim.lab.reading.fairness import jain_over_time, selectable, selections
 from fedsim.records.folder import DEVICES
+from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
 
 Clock = Literal["round", "time"]
@@ -41,10 +42,15 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         series: one series per run, for names and looks; by default folders give the names.
 
     Raises:
-        NothingToDrawError: no round had a selection, or devices without rows are unknown.
+        NothingToDrawError: no round had a selection, a run has no server, or devices without rows
+            are unknown.
     """
     if series is None:
         series = each_alone(runs)
+    if any(has_no_server(run.summary["bytes"]) for run in runs):
+        raise style.NothingToDrawError(
+            "devices that exchange messages without a server are selected by nobody"
+        )
     if not all(run.has_all_devices for run in runs):
         raise style.NothingToDrawError(
             "only asked devices have rows, so the waiting times of all are unknown"
@@ -185,7 +191,9 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
         panel.set(title=f"waiting time: {title}", ylim=(0, panel.get_ylim()[1]))
         panel.plot([0, end / unit.size], [0, end / unit.size], scaley=False, zorder=1, **_AGE)
     waiting_panels[0].set_ylabel(f"since the last selection ({unit.name})")
-    label = "rounds aggregated" if by_round else f"simulated time ({unit.name})"
+    label = "rounds aggregated"
+    if not by_round:
+        label = style.time_label([line.runs[0] for line in series], unit.name)
     for panel in panels:
         panel.set_xlim(0, end / unit.size)
         panel.set_xlabel(label)

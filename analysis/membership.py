@@ -91,7 +91,7 @@ def draw_membership(run: RunFolder) -> Figure:
         handles += _draw_agreement(panels["agreement"], agreement, unit.size)
     ends = history.rounds["end"].to_numpy() / unit.size
     number_rounds(rows, np.arange(1, len(ends) + 1), ends, "rounds that have ended", tick=3)
-    list(panels.values())[-1].set_xlabel(f"simulated time ({unit.name})")
+    list(panels.values())[-1].set_xlabel(style.time_label([run], unit.name))
     return style.finished(figure, [run], handles, _describe(history, len(devices), len(order)))
 
 

@@ -150,7 +150,11 @@ def worst_rounds(history: History, trained: list[int], count: int) -> dict[int, 
         finished or trained,
         key=lambda number: (-failed.get(number, 0), -durations.get(number, 0.0)),
     )
-    reasons = dict.fromkeys(ranked[:count], "many failures" if count > 1 else "most failures")
+    reasons = {}
+    for number in ranked[:count]:
+        reasons[number] = "a long round"
+        if failed.get(number):
+            reasons[number] = "many failures" if count > 1 else "most failures"
     median = ranked[len(ranked) // 2]
-    reasons.setdefault(median, "median failures")
+    reasons.setdefault(median, "the median round" if failed.empty else "median failures")
     return dict(sorted(reasons.items()))

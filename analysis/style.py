@@ -340,6 +340,18 @@ def step_colours(kinds: Iterable[str]) -> dict[str, str]:
     return colours
 
 
+def time_label(runs: Iterable[RunFolder], unit: str) -> str:
+    """Return the label of an axis of time: simulated, measured, or both.
+
+    Args:
+        runs: runs of the picture.
+        unit: name of the unit.
+    """
+    clocks = {run.clock for run in runs}
+    clock = clocks.pop() if len(clocks) == 1 else "time"
+    return f"{clock} ({unit})"
+
+
 def group_colour(group: int) -> str:
     """Return the colour of a group of devices, the same in all pictures.
 

@@ -87,7 +87,7 @@ def draw_timeline(
     draw_work(work, view)
     handles += draw_load(load, view)
     handles += _draw_lines((lanes, work, load), view)
-    load.set_xlabel(f"simulated time ({view.unit.name})")
+    load.set_xlabel(style.time_label([run], view.unit.name))
     _number_rounds(lanes, view)
     return style.finished(figure, [run], handles, _describe(view))
 
@@ -105,7 +105,7 @@ def _number_rounds(lanes: Axes, view: View) -> None:
 
 def _describe(view: View) -> str:
     """Return a text on the shown span of time and the count of devices that worked in it."""
-    text = f"{show_seconds(view.span)} of simulated time"
+    text = f"{show_seconds(view.span)} of {view.history.run.clock}"
     if view.start:
         text += f" from {show_seconds(view.start)} on"
     text += ": "

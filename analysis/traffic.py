@@ -31,7 +31,7 @@ from fedsim.common.units import show_bytes
 from fedsim.lab.reading.history import History
 from fedsim.lab.reading.record_data import parse_data
 from fedsim.records.folder import TRANSFERS
-from fedsim.records.ledger import NOT_IN_PAPER, split_by_purpose
+from fedsim.records.ledger import NOT_IN_PAPER, PROCESS, split_by_purpose
 from fedsim.records.reading import RunFolder
 
 _HUES = {
@@ -43,7 +43,7 @@ _HUES = {
 _DIRECTIONS = {
     "down": "↓ down",
     "up": "↑ up",
-    "peer": "⇄ peer",
+    "peer": "⇄ peers",
     "server": "↔ within the server",
 }
 _WASTED: style.Look = {
@@ -80,8 +80,9 @@ def draw_traffic(run: RunFolder) -> Figure:
     handles: list[Artist] = [
         Patch(facecolor=colour, label=_label(kind)) for kind, colour in colours.items()
     ]
-    handles.append(Patch(label="wasted: its task was late, lost, cut off or idle", **_WASTED))
-    _plot_over_time(over_time, parts, colours)
+    if parts["wasted"].any():
+        handles.append(Patch(label="wasted: its task was late, lost, cut off or idle", **_WASTED))
+    _plot_over_time(over_time, parts, colours, run)
     _plot_totals(totals, parts, colours)
     return style.finished(figure, [run], handles)
 
@@ -147,10 +148,14 @@ def _colours(parts: pd.DataFrame) -> dict[_Kind, str]:
 
 def _label(kind: _Kind) -> str:
     direction, purpose = kind
+    if kind == ("peer", PROCESS):
+        return "messages of processes"
     return f"{_DIRECTIONS[direction]}: {style.short(purpose, 24)}"
 
 
-def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:
+def _plot_over_time(
+    panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str], run: RunFolder
+) -> None:
     """Draw stacked areas of bytes over time: the useful bytes of each kind, then wasted bytes."""
     end = float(parts["end"].max())
     time = style.unit_for(end, style.TIMES)
@@ -171,7 +176,7 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str])
         base = top
     panel.plot(moments / time.size, base, color=style.BLACK, linewidth=1.2)
     panel.set(
-        xlabel=f"simulated time ({time.name})",
+        xlabel=style.time_label([run], time.name),
         ylabel=f"moved so far ({size.name})",
         title="over time",
     )

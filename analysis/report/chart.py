@@ -60,7 +60,7 @@ def chart(series: Sequence[Series]) -> list[Markup]:
         curves = curves_of(series, name)
     except style.NothingToDrawError:
         return []
-    rounds, time, size = axes_of(curves)
+    rounds, time, size = axes_of(curves, runs)
     axes = (time, size, rounds)
     columns: dict[str, AnyArray] = {}
     for place, axis in enumerate(axes):

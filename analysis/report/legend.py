@@ -72,10 +72,10 @@ def _step_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 
 
 def _message_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    """Return the legend of messages between devices, which are thin lines at the foot of a lane."""
+    """Return the legend of messages outside of tasks, which are thin lines at the foot of a lane."""
     if not _has(timelines, "message_lane"):
         return []
-    ways = ("upload", "sent to a device"), ("download", "received from a device")
+    ways = ("upload", "message sent"), ("download", "message received")
     return [
         (_icon(el("rect", x="0", y="8", width="20", height="4", fill=style.STEPS[step])), text)
         for step, text in ways

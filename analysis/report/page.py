@@ -91,10 +91,11 @@ def build(subject: Subject, *, live: bool = False, progress: Markup | None = Non
     parts += _parts_of_several(subject) if several else _parts_of_one(subject.detailed[0])
     if live:
         subject = replace(subject, title=f"Live: {subject.title}")
-    text = (
-        f"Written by fedsim {__version__} from run folders alone. Times are simulated unless said "
-        "otherwise."
-    )
+    clocks = {entry.run.clock for entry in subject.detailed}
+    times = "Times are simulated unless said otherwise."
+    if clocks == {"measured time"}:
+        times = "Times are those of a real run."
+    text = f"Written by fedsim {__version__} from run folders alone. {times}"
     footer = el("footer", el("p", text))
     return _frame(subject.title, join(_header(subject, several), el("main", *parts), footer))
 

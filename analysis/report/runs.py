@@ -13,9 +13,11 @@ from fedsim.analysis.report.legend import key, step_colours
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
 from fedsim.analysis.report.timeline import TimelineData, read_timeline, stage
 from fedsim.common.units import show_bytes, show_joules, show_seconds
-from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
+from fedsim.lab.compare.critical_path import CriticalPaths
+from fedsim.lab.compare.critical_words import path_table, round_in_words, run_in_words
 from fedsim.lab.compare.measures import Values, measure
-from fedsim.records.ledger import total
+from fedsim.records.folder import MEASURED
+from fedsim.records.ledger import show_peer, total
 from fedsim.records.reading import RunFolder
 from fedsim.world.meters.energy import PHASES
 
@@ -47,8 +49,10 @@ def headline_figures(run: RunFolder) -> Markup:
             figures.append(
                 (f"final {name}", f"{metric['final']:.4g}", f"best {metric['best']:.4g}")
             )
-    real_time = f"computed in {show_seconds(summary['wall_s'])}"
-    figures.append(("simulated time", show_seconds(summary["simulated_s"]), real_time))
+    remark = f"computed in {show_seconds(summary['wall_s'])}"
+    if MEASURED in summary:
+        remark = "of a real run"
+    figures.append((run.clock, show_seconds(summary["simulated_s"]), remark))
     figures += _byte_figures(run)
     computed = measured["compute"]
     if computed:
@@ -78,12 +82,11 @@ def _ending(run: RunFolder) -> str:
 def _byte_figures(run: RunFolder) -> list[tuple[str, str, str]]:
     sizes = run.summary["bytes"]
     size = total(sizes)
-    directions = f"{show_bytes(sizes['down'])} down, {show_bytes(sizes['up'])} up"
-    if "peer" in sizes:
-        directions += f", {show_bytes(sizes['peer'])} between devices"
+    directions = [f"{show_bytes(sizes['down'])} down", f"{show_bytes(sizes['up'])} up"]
+    directions += show_peer(sizes)
     share = f"{sizes['wasted'] / size:.1%} of what moved" if size else "nothing moved"
     return [
-        ("moved", show_bytes(size), directions),
+        ("moved", show_bytes(size), ", ".join(directions)),
         ("wasted", show_bytes(sizes["wasted"]), share),
     ]
 
@@ -124,9 +127,9 @@ def timelines(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
     colours = step_colours(data)
     if len(entries) > 1:
         box = el("input", type="checkbox", name="together", checked=True)
-        label = el("label", box, " all timelines show the same span of simulated time")
+        label = el("label", box, " all timelines show the same span of time")
         yield el("p", label)
-    text = "The timeline needs JavaScript; python -m analysis RUN draws one as a picture."
+    text = "The timeline needs JavaScript; python -m fedsim.analysis RUN draws one as a picture."
     yield el("noscript", el("p", text))
     for place, (entry, timeline) in enumerate(zip(entries, data, strict=True)):
         head = el("h3", entry.name) if len(entries) > 1 else None
@@ -217,7 +220,7 @@ def details(place: int, entry: DetailedRun, several: bool) -> Iterator[Markup]:
     if place < MOST_DRAWN:
         part = waiting(run)
         if part is not None:
-            yield fold("Where the simulated time went", part, level=level)
+            yield fold("Where the time went", part, level=level)
         yield from draw_run(entry, several)
     else:
         text = "It has no pictures here: fedsim report, called with its folder, draws them."

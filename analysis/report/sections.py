@@ -59,7 +59,8 @@ def _scenario_in_short(scenario: Tables) -> str:
     values = {}
     for name, value in flat(scenario).items():
         is_important = name.endswith(".kind") or name.startswith(_IMPORTANT_KEYS)
-        if is_important and value != "constant":
+        is_usual = value == "constant" or (name == "stop.min_delta" and not value)
+        if is_important and not is_usual:
             values[name.removesuffix(".kind")] = value
     processes = scenario.get("world", {}).get("processes", ())
     if processes:

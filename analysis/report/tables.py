@@ -144,7 +144,10 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
         return None
     endings = [name for name in _ENDINGS if rows[name].any()]
     columns: list[_TableColumn] = [("speed (samples/s)", "speed", "{:.3g}".format)]
-    for name in ("samples", "tasks", *endings):
+    counts = ["tasks", *endings]
+    if rows["samples"].any():  # 0 where an app has data of its own
+        counts.insert(0, "samples")
+    for name in counts:
         columns.append((_ENDINGS.get(name, name), name, "{:,.0f}".format))
     columns += [
         ("worked", "worked_s", show_seconds),
@@ -343,7 +346,7 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
         return None
     rows = []
     for key in keys[:_MOST_DIFFERENCES]:
-        values = [plain(scenario.get(key, NOTHING), 60) for scenario in scenarios]
+        values = [_say_value(scenario.get(key, NOTHING)) for scenario in scenarios]
         rows.append([key, *values])
     table = grid(["key", *names], rows, [True] * (len(names) + 1))
     rest = None
@@ -352,6 +355,13 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
     head = f"What their scenarios say differently: {style.counted(len(keys), 'key')}"
     is_open = len(keys) <= _FEW_DIFFERENCES
     return el("details", el("summary", head), table, rest, open=is_open)
+
+
+def _say_value(value: object) -> str:
+    """Return a short text of a scenario's value, with booleans as TOML has them."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return plain(value, 60)
 
 
 def _differing_keys(scenarios: Sequence[Mapping[str, object]]) -> list[str]:

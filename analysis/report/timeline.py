@@ -24,6 +24,7 @@ from fedsim.lab.reading.attempts import PRE_TRAINING, Attempts
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History
 from fedsim.lab.trackers.link_load import link_load, peer_load, thinned
 from fedsim.records.folder import AVAILABILITY
+from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
 
 OUTCOMES = tuple(style.OUTCOMES)
@@ -60,6 +61,7 @@ class TimelineHeader(TypedDict):
         capacity: capacity of the server's link, ``down`` and ``up`` (bytes/s); None if unlimited.
         evaluated: whether any round has an accuracy.
         without_server: whether devices exchange messages, and none with the server.
+        clock: name of the run's time.
     """
 
     tick: float
@@ -71,6 +73,7 @@ class TimelineHeader(TypedDict):
     capacity: dict[str, float | None]
     evaluated: bool
     without_server: bool
+    clock: str
 
 
 class TimelineData(NamedTuple):
@@ -110,15 +113,10 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "knows_away": run.has(AVAILABILITY),
         "capacity": capacity(run),
         "evaluated": bool(np.isfinite(arrays["round_accuracy"]).any()),
-        "without_server": _is_without_server(run),
+        "without_server": has_no_server(run.summary["bytes"]),
+        "clock": run.clock,
     }
     return TimelineData(header, arrays, columns.kinds)
-
-
-def _is_without_server(run: RunFolder) -> bool:
-    """Whether devices exchange messages, and none with the server."""
-    sizes = run.summary["bytes"]
-    return bool(sizes.get("peer")) and not sizes["down"] + sizes["up"]
 
 
 class _ColumnsOfLanes:
@@ -295,9 +293,12 @@ class _ColumnsOfLanes:
         }
 
     def _messages(self) -> Columns:
-        """Return the messages between devices, each in the lanes of its sender and its receiver."""
+        """Return the messages outside of tasks, each in the lanes of its sender and its receiver.
+
+        Messages of which nothing was sent, as to a device that is away, are left out.
+        """
         rows = []
-        messages = self.activities.messages
+        messages = [entry for entry in self.activities.messages if entry.data["delivered"] > 0]
         some = style.evenly(len(messages), min(len(messages), _MOST_MESSAGES))
         for message in [messages[index] for index in some.tolist()]:
             for name, is_sent in ((message.source, True), (message.destination, False)):

@@ -163,8 +163,8 @@ def why_command(run: Path, number: int | None) -> VerbOutcome:
     """Explain how long the rounds of RUN took: the critical path of one, or of all where the
     simulated time went.
     """
-    from fedsim.lab.compare.critical_path import (
-        CriticalPaths,
+    from fedsim.lab.compare.critical_path import CriticalPaths
+    from fedsim.lab.compare.critical_words import (
         path_table,
         round_in_words,
         run_in_words,
@@ -213,7 +213,8 @@ def whatif_command(
     Beside the folders a page has both timelines, on one axis of time.
     """
     from fedsim.analysis.report import write_report
-    from fedsim.lab.compare.critical_path import CriticalPaths, totals_table
+    from fedsim.lab.compare.critical_path import CriticalPaths
+    from fedsim.lab.compare.critical_words import totals_table
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.show import print_short, print_to
     from fedsim.lab.compare.table import Comparison

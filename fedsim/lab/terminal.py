@@ -19,7 +19,7 @@ from rich.segment import Segment
 from fedsim.clock.simulation import Record
 from fedsim.common.harmless import clean
 from fedsim.common.units import show_bytes, show_seconds
-from fedsim.records.ledger import total
+from fedsim.records.ledger import show_peer, total
 from fedsim.records.notebook import strategy_of
 
 if TYPE_CHECKING:
@@ -186,10 +186,10 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     for name, metric in summary.get("metrics", {}).items():
         if metric["final"] is not None:
             lines.append(f"{name} {metric['final']:.4g} at the end, {metric['best']:.4g} at best")
-    between = f", {show_bytes(traffic['peer'])} between devices" if "peer" in traffic else ""
+    directions = [f"{show_bytes(traffic['down'])} down", f"{show_bytes(traffic['up'])} up"]
+    directions += show_peer(traffic)
     lines.append(
-        f"moved {show_bytes(total(traffic))} ({show_bytes(traffic['down'])} down, "
-        f"{show_bytes(traffic['up'])} up{between}), "
+        f"moved {show_bytes(total(traffic))} ({', '.join(directions)}), "
         f"of which {show_bytes(traffic['wasted'])} wasted"
     )
     lines += summary.get("notes", [])

@@ -8,8 +8,11 @@ and other control traffic.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
+from fedsim.common.units import show_bytes
 from fedsim.world.meters.base import Payloads
 
+PROCESS = "process"
+"""Purpose of the messages of the world's processes, unless they name another."""
 LedgerPreset = Literal["strict", "paper"]
 
 NOT_IN_PAPER = (
@@ -58,6 +61,37 @@ def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
 def total(moved: Mapping[str, Any]) -> float:
     """Return the sum of down, up and peer bytes of a summary's entry ``bytes``."""
     return float(moved["down"] + moved["up"] + moved.get("peer", 0.0))
+
+
+def show_peer(moved: Mapping[str, Any]) -> list[str]:
+    """Say how many bytes moved outside of tasks, and of what.
+
+    Args:
+        moved: a summary's entry ``bytes``.
+
+    Returns:
+        Words such as ``1.05 MB between devices`` and ``2 MB of processes``; none without such
+        messages.
+    """
+    if "peer" not in moved:
+        return []
+    of_processes = moved["by_purpose"].get(PROCESS, 0.0)
+    between = moved["peer"] - of_processes
+    words = []
+    if between > 0 or not of_processes:
+        words.append(f"{show_bytes(between)} between devices")
+    if of_processes:
+        words.append(f"{show_bytes(of_processes)} of processes")
+    return words
+
+
+def has_no_server(moved: Mapping[str, Any]) -> bool:
+    """Whether devices exchange messages, and none with the server.
+
+    Args:
+        moved: a summary's entry ``bytes``.
+    """
+    return bool(moved.get("peer")) and not moved["down"] + moved["up"]
 
 
 def total_of_round(row: Mapping[str, Any]) -> float:

@@ -188,6 +188,11 @@ class RunFolder:
             return read_toml(self.path / files.SCENARIO)
 
     @property
+    def clock(self) -> str:
+        """Name of the run's time: ``simulated time``, or ``measured time`` of a deployment."""
+        return "measured time" if files.MEASURED in self.summary else "simulated time"
+
+    @property
     def has_all_devices(self) -> bool:
         """Whether ``devices.parquet`` has a row for each device.
 

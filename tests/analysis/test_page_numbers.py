@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import fedsim
-from fedsim.analysis.fairness import selections_of_devices
+from fedsim.analysis.fairness import draw_fairness, selections_of_devices
 from fedsim.analysis.report.axis import Axis
 from fedsim.analysis.report.front import draw_front
 from fedsim.analysis.report.gather import gather
@@ -18,12 +19,15 @@ from fedsim.analysis.report.runs import headline_figures
 from fedsim.analysis.report.sections import answer
 from fedsim.analysis.report.tables import read_devices
 from fedsim.analysis.report.timeline import read_timeline
+from fedsim.analysis.style import NothingToDrawError
+from fedsim.analysis.timeline import draw_timeline
 from fedsim.cli import main
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.explore import CostPoint, ParetoFront
 from fedsim.lab.compare.measures import TIME, TRAFFIC, measure
 from fedsim.lab.compare.ranking import RankedLine, Ranking
 from fedsim.lab.reading.fairness import jain_index, jain_over_time
+from fedsim.plugin import World
 from fedsim.records.ledger import total
 from fedsim.records.reading import RunFolder
 from tests.lab.conftest import finish, write
@@ -87,6 +91,55 @@ def test_lanes_and_curves_of_peers_show_their_messages(family: str, tmp_path: Pa
     times = columns["peer_time"].astype(float) * data.header["tick"]
     moved = float((np.diff(times) * columns["peer_value"][:-1]).sum())
     assert moved == pytest.approx(between["wire_bytes"].sum(), rel=1e-3)
+
+
+def test_messages_to_devices_that_are_away_are_not_drawn(tmp_path: Path) -> None:
+    away = {"kind": "renewal", "mean_on": "4 s", "mean_off": "4 s"}
+    scenario = fedsim.Scenario(
+        learning="off",
+        population={"devices": 6, "speed": "20 samples/s", "availability": away},
+        network=STAR,
+        strategy={"kind": "gossip", "deadline": "10 s"},
+        stop={"rounds": 5},
+    )
+    fedsim.run(scenario, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    moved = run.table("transfers.parquet").to_pandas()["delivered"] > 0
+    assert not moved.all()
+    columns = read_timeline(run, most_lanes=100, most_steps=10_000).columns
+    assert len(columns["message_lane"]) == 2 * moved.sum()
+    with pytest.raises(NothingToDrawError, match="without a server"):
+        draw_fairness([run])
+
+
+def backup(world: World) -> Iterator[object]:
+    """A device saves its data on the server once."""
+    yield world.send("device 1", "server", "2 kB")
+
+
+def test_bytes_of_processes_are_not_said_to_be_between_devices(tmp_path: Path) -> None:
+    scenario = fedsim.Scenario(
+        learning="off",
+        population={"devices": 6, "speed": "20 samples/s"},
+        world={"processes": [{"kind": f"{__name__}:backup"}]},
+        stop={"rounds": 3},
+        **FAMILIES["server"],
+    )
+    fedsim.run(scenario, tmp_path / "run")
+    text = text_of(headline_figures(RunFolder(tmp_path / "run")))
+    assert f"{show_bytes(2000.0)} of processes" in text
+    assert "between devices" not in text
+
+
+def test_a_run_that_was_measured_is_not_said_to_be_simulated(tmp_path: Path) -> None:
+    run = played("server", tmp_path / "run")
+    assert "simulated time" in text_of(headline_figures(run))
+    run.summary["measured"] = {"flwr": "1.41.0"}
+    assert "measured time" in text_of(headline_figures(run))
+    assert "simulated" not in text_of(headline_figures(run))
+    assert read_timeline(run, 100, 1000).header["clock"] == "measured time"
+    labels = {panel.get_xlabel() for panel in draw_timeline(run).axes}
+    assert "measured time (s)" in labels
 
 
 def test_the_table_of_devices_counts_messages_at_both_ends(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ class Drawing {
     const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
     for (const place of places) pen.fillText(place.toFixed(digits), timeline.x((place * unit) / timeline.header.tick), y + 6);
     pen.fillStyle = SOFT;
-    pen.fillText(`simulated time (${name})`, timeline.gutter + timeline.width / 2, y + 20);
+    pen.fillText(`${timeline.header.clock} (${name})`, timeline.gutter + timeline.width / 2, y + 20);
   }
 
   drawSelected(pen) {

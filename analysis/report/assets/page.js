@@ -59,7 +59,7 @@ async function make(root, palette) {
   }
 }
 
-/** Several timelines show the same span of simulated time, if that is wanted; shorter runs then leave the rest empty. */
+/** Several timelines show the same span of time, if that is wanted; shorter runs then leave the rest empty. */
 function tieTogether(timelines) {
   const box = document.querySelector("[name=together]");
   if (!box || !timelines.length) return;

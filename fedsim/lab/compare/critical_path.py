@@ -8,17 +8,15 @@ have no gaps, and their times sum to the round's time exactly.
 
 import math
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import median
 from typing import Any
 
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import parse_json
-from fedsim.common.units import TICK_S, show_seconds
-from fedsim.lab.compare.columns import Cell, ComparedTable
+from fedsim.common.units import TICK_S
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_rows
@@ -36,13 +34,12 @@ _CATEGORIES = {
     "queue": "queue at the server",
     "edge-transfer": "links of edge servers",
     "message": "messages between devices",
-    WAIT: "no device at work",
+    WAIT: "waits between tasks",
 }
 SHARED = "links that are shared, such as the server's"
-_QUEUE = _CATEGORIES["queue"]
+QUEUE = _CATEGORIES["queue"]
+AT_HOST = "queue for a worker of the host"
 AFTER = "after the last round"
-_BAR = 40  # length of the longest bar (characters)
-_MOST_DEVICES = 5
 
 
 @dataclass(frozen=True)
@@ -57,6 +54,7 @@ class PathStep:
         outcome: ``done``, or the reason why the step was cut short.
         shared: time of a transfer (s) that exceeds its time on the device's own link without other
             traffic.
+        at_host: whether the step is a wait for a worker of the device's host.
         label: the edge server or the endpoints of a step without a device.
         data: JSON of the record at the end of the step.
     """
@@ -68,12 +66,18 @@ class PathStep:
     task: int | None = None
     outcome: str = "done"
     shared: float = 0.0
+    at_host: bool = False
     label: str = ""
     data: str | None = field(default=None, repr=False)
 
     @property
     def seconds(self) -> float:
         return self.end - self.start
+
+    @property
+    def category(self) -> str:
+        """Category of the step, by which times are summed."""
+        return AT_HOST if self.at_host else _CATEGORIES.get(self.step, "computing")
 
 
 @dataclass
@@ -143,14 +147,16 @@ class RoundPath:
         """Seconds by category of steps, most first; they sum to the length of the round."""
         times = []
         for step in self.steps:
-            category = _CATEGORIES.get(step.step, "computing")
-            times.append((category, step.seconds - step.shared))
+            times.append((step.category, step.seconds - step.shared))
         times += [(SHARED, step.shared) for step in self.steps]
         return _sum(times)
 
 
 class CriticalPaths:
     """Critical paths of all rounds of a run, which ended at simulated time ``end`` (s).
+
+    Attributes:
+        clock: name of the run's time, as ``RunFolder.clock``.
 
     Args:
         run: the folder of the run.
@@ -161,12 +167,14 @@ class CriticalPaths:
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
+        self.clock = run.clock
         self.end: float = 0.0
         self._ends: defaultdict[float, list[_WaitedFor]] = defaultdict(list)
         self._of_round: defaultdict[int, list[_WaitedFor]] = defaultdict(list)
         # finished rounds: index, end (s), and IDs of the tasks that the round used
         self._finished: list[tuple[int, float, set[int]]] = []
         self._begun: dict[int, RecordData] = {}
+        has_hosts = bool(run.scenario.get("population", {}).get("host"))
         tasks: dict[int, _WaitedFor] = {}
         used: set[int] = set()
         events = run.events_of(_KINDS, _COLUMNS)
@@ -178,7 +186,10 @@ class CriticalPaths:
                     if number is not None:
                         self._of_round[number].append(tasks[task])
                 case "step-start":
-                    tasks[task].steps.append(PathStep(step, time, math.inf, device, task))
+                    steps = tasks[task].steps
+                    # a task waits for its host before all else, and for the server's slots later
+                    at_host = has_hosts and step == "queue" and not steps
+                    steps.append(PathStep(step, time, math.inf, device, task, at_host=at_host))
                 case "step-end":
                     steps = tasks[task].steps
                     steps[-1] = replace(steps[-1], end=time, outcome=outcome, data=data)
@@ -337,147 +348,3 @@ def _sum(times: Iterable[tuple[Any, float]]) -> dict[Any, float]:
         totals[key] += seconds
     order = sorted(totals.items(), key=lambda item: -item[1])
     return {key: seconds for key, seconds in order if seconds}
-
-
-def run_in_words(paths: CriticalPaths) -> list[str]:
-    """Return sentences on what ended the rounds of a run: deadlines, and the slowest devices."""
-    rounds = paths.rounds
-    if not rounds:
-        return ["The run has no rounds, so nothing was waited for."]
-    longest = max(rounds, key=lambda path: path.seconds)
-    words = [
-        f"{len(rounds)} rounds in {show_seconds(rounds[-1].end)}: "
-        f"{show_seconds(median(path.seconds for path in rounds))} in the "
-        f"median, {show_seconds(longest.seconds)} the longest (round {longest.number})."
-    ]
-    selecting = [path for path in rounds if path.selected]
-    if selecting:
-        seconds = sum(path.seconds for path in selecting)
-        half = sum(path.half - path.start for path in selecting) / (seconds or 1.0)
-        words.append(
-            f"Half of a round's clients were done after {half:.0%} of it; the slowest alone "
-            "held the rounds up for "
-            f"{show_seconds(sum(path.sooner for path in rounds))} in all."
-        )
-    by_deadline = sum(path.deadline for path in rounds)
-    if by_deadline:
-        words.append(f"The deadline ended {by_deadline} of {len(rounds)} rounds.")
-    counts = Counter(path.device for path in rounds if path.device is not None)
-    devices = []
-    for device, count in counts.most_common(_MOST_DEVICES):
-        devices.append(f"device {device} ({count} round{'s' if count > 1 else ''})")
-    return [*words, f"Waited for most often: {', '.join(devices)}."]
-
-
-def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
-    """Return sentences on why a round took its time, and on changes that would shorten it.
-
-    Args:
-        paths: the critical paths of the run.
-        number: index of the round.
-    """
-    path = paths.round(number)
-    usual = median(path.seconds for path in paths.rounds)
-    words = [
-        f"Round {number} took {show_seconds(path.seconds)}{_compare_length(path.seconds, usual)}: "
-        f"from {show_seconds(path.start)} to {show_seconds(path.end)} of simulated time."
-    ]
-    late = len(path.late)
-    if path.deadline:
-        plural = "s" if late > 1 else ""
-        devices = f"device{plural} {', '.join(map(str, path.late[:_MOST_DEVICES]))}"
-        if late > _MOST_DEVICES:
-            devices += " and others"
-        words.append(
-            f"Its deadline ended it: {late} of {path.selected} clients were late ({devices})."
-        )
-    elif late:
-        words.append(f"Enough others had answered: {late} of {path.selected} clients were cut off.")
-    if path.steps:
-        words += _longest_in_words(path)
-    shared = path.totals.get(SHARED, 0.0) + path.totals.get(_QUEUE, 0.0)
-    if shared > 0:
-        words.append(
-            f"Shared links and queues held it up for {show_seconds(shared)}: the most that a "
-            "faster server saves."
-        )
-    return words
-
-
-def _compare_length(seconds: float, usual: float) -> str:
-    if not usual:
-        return ""
-    ratio = f"{seconds / usual:.2g}"
-    return ", as long as the median" if ratio == "1" else f", {ratio} times the median"
-
-
-def _longest_in_words(path: RoundPath) -> list[str]:
-    """Return sentences on a round's longest step, and the time that a faster client would save."""
-    step = max(path.steps, key=lambda step: step.seconds)
-    cause = step.label or "the server, or its timers; no device was at work"
-    if step.device is not None:
-        cause = f"device {step.device} ({step.step})"
-    words = [
-        f"It waited longest for {cause}: {show_seconds(step.seconds)}, "
-        f"{step.seconds / path.seconds:.0%}."
-    ]
-    if path.sooner > 0:
-        clients = "the late clients" if path.deadline else f"device {path.device}"
-        words.append(f"Without {clients} it would have ended {show_seconds(path.sooner)} sooner.")
-    is_idle = step.step in (WAIT, "queue")
-    if path.sooner > 0 and not is_idle and step.outcome == "done":
-        gain = min(step.seconds / 2, path.sooner)
-        limit = "; then another client is the last" if gain == path.sooner else ""
-        words.append(f"With twice the rate there, {show_seconds(gain)} sooner{limit}.")
-    return words
-
-
-def path_table(path: RoundPath) -> ComparedTable:
-    """Return a table of the steps of a round's path; their times sum to the length of the round."""
-    rows: list[dict[str, Cell]] = []
-    for step in path.steps:
-        name = step.step
-        if step.outcome != "done":
-            name += f" ({step.outcome})"
-        device = None if step.device is None else f"device {step.device}"
-        rows.append(
-            {
-                "step": name,
-                "of": step.label or device,
-                "after": show_seconds(step.start - path.start),
-                "took": show_seconds(step.seconds),
-                "share": f"{step.seconds / path.seconds:.1%}",
-                "of it shared links": show_seconds(step.shared) if step.shared else None,
-            }
-        )
-    return ComparedTable.of(["step", "of", "after", "took", "share", "of it shared links"], rows)
-
-
-def totals_table(runs: Mapping[str, CriticalPaths]) -> ComparedTable:
-    """Return a table of simulated time by category of the critical paths, with bars of text.
-
-    Args:
-        runs: the critical paths of runs, by the runs' names.
-    """
-    most = 0.0
-    categories: dict[str, None] = {}
-    for paths in runs.values():
-        most = max([most, *paths.totals.values()])
-        categories.update(dict.fromkeys(paths.totals))
-    rows: list[dict[str, Cell]] = []
-    for category in categories:
-        for run, paths in runs.items():
-            seconds = paths.totals.get(category, 0.0)
-            rows.append(
-                {
-                    "critical path": category,
-                    "run": run,
-                    "took": show_seconds(seconds),
-                    "share": f"{seconds / paths.end:.1%}" if paths.end else None,
-                    "": "#" * round(_BAR * seconds / most),
-                }
-            )
-    heads = ["critical path", "took", "share", ""]
-    if len(runs) > 1:
-        heads.insert(1, "run")
-    return ComparedTable.of(heads, rows)

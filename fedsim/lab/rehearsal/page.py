@@ -27,11 +27,14 @@ _LEFT = 90.0  # px; room for names
 _LANE = 9.0
 _GAP = 12.0
 _TOP = 24.0
-_TICKS = 8
+_TICKS = 10  # most ticks of the axis
+_NARROW = 0.03  # share of the axis at its end in which a tick's text would not fit beyond
+_FINE = ("done", "stopped")  # outcomes without a mark
 _SHEET = """
-svg text { font: 11px sans-serif; fill: #444; }
-table { border-collapse: collapse; margin: 0.5em 0 1.5em; }
-td, th { padding: 0.2em 0.9em 0.2em 0; text-align: right; }
+.tasks { display: block; width: 100%; min-width: 760px; height: auto; filter: var(--dark); }
+.tasks text { font: 11px sans-serif; fill: #444; }
+table { margin: 0.5em 0 1.5em; }
+td, th { padding: 0.2em 0.9em 0.2em 0; white-space: nowrap; }
 td:first-child, th:first-child { text-align: left; }
 main, header, footer { max-width: 1200px; margin: 1em auto; padding: 0 1em; }
 """
@@ -72,8 +75,8 @@ def write_page(
         el(
             "main",
             el("h2", "Tasks on one time axis"),
-            _legend(),
-            _timeline(before),
+            _legend(before),
+            el("div", _timeline(before), class_="wide", tabindex="0"),
             el("h2", "Rounds"),
             _rounds(before, after),
             el("h2", "Phases"),
@@ -133,7 +136,8 @@ def _sentence(before: Differences, after: Differences | None) -> Iterator[str]:
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
     head = el("tr", *[el("th", title) for title in titles])
     body = [el("tr", *[el("td", cell) for cell in row]) for row in rows]
-    return el("table", el("thead", head), el("tbody", *body))
+    table = el("table", el("thead", head), el("tbody", *body))
+    return el("div", table, class_="wide", tabindex="0")
 
 
 def _rounds(before: Differences, after: Differences | None) -> Markup:
@@ -207,16 +211,31 @@ def _late(before: Differences) -> Markup:
 # The time axis.
 
 
-def _legend() -> Markup:
-    marks: list[str] = []
-    for name in ("start-up", "download", "train", "upload"):
-        square = el("rect", width=10, height=10, fill=STEPS[name])
-        marks.append(el("svg", square, width=12, height=10))
-        marks.append(f" {name}, ")
+def _legend(differences: Differences) -> Markup:
+    """Return the names of the steps and outcomes that occur, with their colours."""
+    steps = set()
+    outcomes = set()
+    for run in (differences.simulated, differences.measured):
+        for task in run.tasks.values():
+            steps.update(span.step for span in task.spans)
+            outcomes.add(task.outcome)
+    entries = []
+    for name, colour in STEPS.items():
+        if name in steps:
+            entries.append(_entry(colour, name))
+    for name, colour in OUTCOMES.items():
+        if name in outcomes and name not in _FINE:
+            entries.append(_entry(colour, f"the task ends: {name}"))
     words = (
-        "upper bar simulated, lower bar rehearsed. Lines are ends of rounds, dashed if simulated."
+        "The upper bar of a device is simulated, the lower bar rehearsed. Lines are ends of "
+        "rounds, dashed if simulated."
     )
-    return el("p", *marks, words)
+    return join(el("p", words), el("ul", *entries, class_="key"))
+
+
+def _entry(colour: str, name: str) -> Markup:
+    square = el("rect", width=20, height=13, fill=colour)
+    return el("li", el("svg", square, viewBox="0 0 20 13", aria_hidden="true"), name)
 
 
 def _timeline(differences: Differences) -> Markup:
@@ -235,14 +254,15 @@ def _timeline(differences: Differences) -> Markup:
             parts += _lane(run, device, top + offset, scale)
     for run, is_dashed in ((simulated, True), (measured, False)):
         parts += _round_ends(run, scale, height, is_dashed)
-    return el("svg", *parts, width=_WIDTH, height=height, role="img", aria_label="tasks")
+    box = f"0 0 {_WIDTH:g} {height:g}"
+    return el("svg", *parts, viewBox=box, class_="tasks", role="img", aria_label="tasks")
 
 
 def _axis(end: float, scale: float, height: float) -> Iterator[Markup]:
     for time in Axis(0.0, end, is_log=False).ticks(_TICKS):
         x = f"{_LEFT + time * scale:.1f}"
         yield el("line", x1=x, x2=x, y1=_TOP - 6, y2=height, stroke="#eee")
-        anchor = "end" if time * scale > _WIDTH - _LEFT - 30.0 else None
+        anchor = "middle" if end - time > _NARROW * end else "end"
         yield el("text", f"{time:g} s", x=x, y=12, text_anchor=anchor)
 
 
@@ -264,7 +284,7 @@ def _bars(number: int, task: TaskTimes, top: float, scale: float) -> Iterator[Ma
             height=_LANE,
             fill=STEPS.get(span.step, AWAY),
         )
-    if task.outcome not in ("done", "stopped"):
+    if task.outcome not in _FINE:
         x = f"{_LEFT + task.end * scale - 2:.1f}"
         fill = OUTCOMES.get(task.outcome, OUTCOMES["late"])
         mark = el("title", f"round {number}: {task.outcome}")

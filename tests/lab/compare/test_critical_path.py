@@ -10,10 +10,8 @@ import pytest
 
 import fedsim
 from fedsim.common.errors import RunFolderError
-from fedsim.lab.compare.critical_path import (
-    AFTER,
-    SHARED,
-    CriticalPaths,
+from fedsim.lab.compare.critical_path import AFTER, AT_HOST, QUEUE, SHARED, CriticalPaths
+from fedsim.lab.compare.critical_words import (
     path_table,
     round_in_words,
     run_in_words,
@@ -231,3 +229,31 @@ def test_what_if_twice_the_deadline(tmp_path: Path) -> None:
     assert "round 0" in done("why", tmp_path / "run.whatif")
     assert call("why", run, "--round", 4).exit_code == 2
     assert totals_table({}).columns[0].cells == ()
+
+
+def test_a_queue_is_where_the_task_waits(tmp_path: Path) -> None:
+    """A host with a worker for two devices, and a server with one slot for uploads."""
+    population = {
+        "devices": 2,
+        "samples": [20, 20],
+        "speed": "10 samples/s",
+        "host": {"number": 1, "cores": 1, "workers": 1},
+    }
+    found = paths(tmp_path / "host", [20, 20], population=population)
+    assert found.totals[AT_HOST] == pytest.approx(1.1 + 2.0 + 2.1)
+    assert QUEUE not in found.totals
+    words = " ".join(round_in_words(found, 0))
+    assert "workers of the hosts" in words
+    assert "faster server" not in words
+    slots = {"processes": [{"kind": "upload-slots", "slots": 1}]}
+    found = paths(tmp_path / "slots", [20, 20], world=slots)
+    assert found.totals[QUEUE] == pytest.approx(2.1)
+    assert AT_HOST not in found.totals
+    assert "a faster server saves" in " ".join(round_in_words(found, 0))
+
+
+def test_the_table_has_a_column_of_shared_links_only_with_such_times(tmp_path: Path) -> None:
+    shared = STAR | {"server": {"up": "500 B/s"}}
+    for name, network, columns in (("own", STAR, 5), ("shared", shared, 6)):
+        found = paths(tmp_path / name, [20, 20], network=network)
+        assert len(path_table(found.round(0)).columns) == columns

@@ -1,0 +1,175 @@
+"""Critical paths in sentences and tables: what rounds waited for, and what would shorten them."""
+
+from collections import Counter
+from collections.abc import Mapping
+from statistics import median
+
+from fedsim.common.units import show_seconds
+from fedsim.lab.compare.columns import Cell, ComparedTable
+from fedsim.lab.compare.critical_path import (
+    AT_HOST,
+    QUEUE,
+    SHARED,
+    WAIT,
+    CriticalPaths,
+    RoundPath,
+)
+
+_BAR = 40  # length of the longest bar (characters)
+_MOST_DEVICES = 5
+
+
+def run_in_words(paths: CriticalPaths) -> list[str]:
+    """Return sentences on what ended the rounds of a run: deadlines, and the slowest devices."""
+    rounds = paths.rounds
+    if not rounds:
+        return ["The run has no rounds, so nothing was waited for."]
+    longest = max(rounds, key=lambda path: path.seconds)
+    words = [
+        f"{len(rounds)} rounds in {show_seconds(rounds[-1].end)}: "
+        f"{show_seconds(median(path.seconds for path in rounds))} in the "
+        f"median, {show_seconds(longest.seconds)} the longest (round {longest.number})."
+    ]
+    selecting = [path for path in rounds if path.selected]
+    if selecting:
+        seconds = sum(path.seconds for path in selecting)
+        half = sum(path.half - path.start for path in selecting) / (seconds or 1.0)
+        words.append(
+            f"Half of a round's clients were done after {half:.0%} of it; the slowest alone "
+            "held the rounds up for "
+            f"{show_seconds(sum(path.sooner for path in rounds))} in all."
+        )
+    by_deadline = sum(path.deadline for path in rounds)
+    if by_deadline:
+        words.append(f"The deadline ended {by_deadline} of {len(rounds)} rounds.")
+    counts = Counter(path.device for path in rounds if path.device is not None)
+    devices = []
+    for device, count in counts.most_common(_MOST_DEVICES):
+        devices.append(f"device {device} ({count} round{'s' if count > 1 else ''})")
+    return [*words, f"Waited for most often: {', '.join(devices)}."]
+
+
+def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
+    """Return sentences on why a round took its time, and on changes that would shorten it.
+
+    Args:
+        paths: the critical paths of the run.
+        number: index of the round.
+    """
+    path = paths.round(number)
+    usual = median(path.seconds for path in paths.rounds)
+    words = [
+        f"Round {number} took {show_seconds(path.seconds)}{_compare_length(path.seconds, usual)}: "
+        f"from {show_seconds(path.start)} to {show_seconds(path.end)} of {paths.clock}."
+    ]
+    late = len(path.late)
+    if path.deadline:
+        plural = "s" if late > 1 else ""
+        devices = f"device{plural} {', '.join(map(str, path.late[:_MOST_DEVICES]))}"
+        if late > _MOST_DEVICES:
+            devices += " and others"
+        words.append(
+            f"Its deadline ended it: {late} of {path.selected} clients were late ({devices})."
+        )
+    elif late:
+        words.append(f"Enough others had answered: {late} of {path.selected} clients were cut off.")
+    if path.steps:
+        words += _longest_in_words(path)
+    shared = path.totals.get(SHARED, 0.0) + path.totals.get(QUEUE, 0.0)
+    if shared > 0:
+        words.append(
+            f"Shared links and queues held it up for {show_seconds(shared)}: the most that a "
+            "faster server saves."
+        )
+    waited = path.totals.get(AT_HOST, 0.0)
+    if waited > 0:
+        words.append(
+            f"Its tasks waited {show_seconds(waited)} for workers: the most that more workers of "
+            "the hosts save."
+        )
+    return words
+
+
+def _compare_length(seconds: float, usual: float) -> str:
+    if not usual:
+        return ""
+    ratio = f"{seconds / usual:.2g}"
+    return ", as long as the median" if ratio == "1" else f", {ratio} times the median"
+
+
+def _longest_in_words(path: RoundPath) -> list[str]:
+    """Return sentences on a round's longest step, and the time that a faster client would save."""
+    step = max(path.steps, key=lambda step: step.seconds)
+    cause = step.label or "the server, its timers, or devices to come"
+    if step.device is not None:
+        cause = f"device {step.device} ({step.step})"
+    words = [
+        f"It waited longest for {cause}: {show_seconds(step.seconds)}, "
+        f"{step.seconds / path.seconds:.0%}."
+    ]
+    if path.sooner > 0:
+        clients = "the late clients" if path.deadline else f"device {path.device}"
+        words.append(f"Without {clients} it would have ended {show_seconds(path.sooner)} sooner.")
+    is_idle = step.step in (WAIT, "queue")
+    if path.sooner > 0 and not is_idle and step.outcome == "done":
+        gain = min(step.seconds / 2, path.sooner)
+        limit = "; then another client is the last" if gain == path.sooner else ""
+        words.append(f"With twice the rate there, {show_seconds(gain)} sooner{limit}.")
+    return words
+
+
+def path_table(path: RoundPath) -> ComparedTable:
+    """Return a table of the steps of a round's path; their times sum to the length of the round.
+
+    It has a column of times on shared links if a step has such a time.
+    """
+    rows: list[dict[str, Cell]] = []
+    for step in path.steps:
+        name = step.step
+        if step.outcome != "done":
+            name += f" ({step.outcome})"
+        device = None if step.device is None else f"device {step.device}"
+        rows.append(
+            {
+                "step": name,
+                "of": step.label or device,
+                "after": show_seconds(step.start - path.start),
+                "took": show_seconds(step.seconds),
+                "share": f"{step.seconds / path.seconds:.1%}",
+                "of it shared links": show_seconds(step.shared) if step.shared else None,
+            }
+        )
+    heads = ["step", "of", "after", "took", "share"]
+    if any(step.shared for step in path.steps):
+        heads.append("of it shared links")
+    return ComparedTable.of(heads, rows)
+
+
+def totals_table(runs: Mapping[str, CriticalPaths]) -> ComparedTable:
+    """Return a table of time by category of the critical paths, with bars of text.
+
+    Args:
+        runs: the critical paths of runs, by the runs' names.
+    """
+    most = 0.0
+    categories: dict[str, None] = {}
+    for paths in runs.values():
+        most = max([most, *paths.totals.values()])
+        categories.update(dict.fromkeys(paths.totals))
+    rows: list[dict[str, Cell]] = []
+    for category in categories:
+        for run, paths in runs.items():
+            seconds = paths.totals.get(category, 0.0)
+            rows.append(
+                {
+                    "critical path": category,
+                    "run": run,
+                    "took": show_seconds(seconds),
+                    "share": f"{seconds / paths.end:.1%}" if paths.end else None,
+                    "": "#" * round(_BAR * seconds / most),
+                }
+            )
+    heads = ["critical path", "took", "share", ""]
+    if len(runs) > 1:
+        heads.insert(1, "run")
+    return ComparedTable.of(heads, rows)
