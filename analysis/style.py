@@ -44,14 +44,14 @@ VERMILLION = "#D55E00"
 PURPLE = "#CC79A7"
 GREY = "#767676"
 PALE = "#EFEFEF"
-AWAY = "#BFBFBF"
+AWAY = "#B3B3B3"
 HATCHED: Look = {
     "facecolor": PALE,
     "edgecolor": GREY,
     "hatch": "//////",
 }  # look of hatched entries in legends
 
-PRE_TRAINING = "#8C5A2B"
+PRE_TRAINING = "#443300"
 STEPS = {
     "download": SKY,
     "train": GREEN,
@@ -59,12 +59,11 @@ STEPS = {
     "upload": BLUE,
     "queue": ORANGE,
     "pre-training": PRE_TRAINING,
-    # colours of Paul Tol
-    "decode": "#88CCEE",
+    "decode": "#448888",
     "encode": "#332288",
     "compute": "#117733",
-    "start-up": "#DDCC77",
-    "sleep": "#8C8CB8",
+    "start-up": "#7777FF",
+    "sleep": "#665555",
 }
 # colours of kinds of steps that users add
 _ADDED_STEPS = ("#EE3377", "#999933", "#44BB99", "#AA3377", "#EE8866", "#6666CC")
@@ -87,8 +86,8 @@ SERIES = (
     *("#882255", "#332288", "#999933", "#661100", GREY, "#117733"),
 )
 FORMATS = ("png", "svg")  # of the pictures; figures for papers have more
-# Colours that no phase has. The first five are distinct for the colour-blind too (CIE76 distance
-# above 25).
+# Colours that no phase has. The first five are distinct for the colour-blind too
+# (``tests/analysis/test_colours.py`` measures these and all other colours that share a picture).
 GROUPS = (
     "#542788",
     "#B35806",
@@ -96,7 +95,7 @@ GROUPS = (
     "#994455",
     "#C2A5CF",
     "#661100",
-    "#EECC66",
+    "#DDBB77",
     "#AA4499",
     "#AA8866",
     "#7F3B08",

@@ -12,7 +12,6 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from scipy.spatial.distance import cdist, pdist
 
 from fedsim.analysis import style
 from fedsim.analysis.clusters import ReportedGrouping, draw_clusters, read_groupings
@@ -61,40 +60,6 @@ def test_a_picture_takes_the_place_of_a_link_and_a_place_that_cannot_be_written_
 def test_pixels_are_those_of_the_file(run: RunFolder, tmp_path: Path) -> None:
     (path,) = style.save(draw_fairness([run]), tmp_path / "picture", ["png"])
     assert np.array_equal(pixels(draw_fairness([run])), np.asarray(Image.open(path)))
-
-
-_DEUTERANOPIA = [
-    [0.367322, 0.860646, -0.227968],
-    [0.280085, 0.672501, 0.047413],
-    [-0.011820, 0.042940, 0.968881],
-]
-"""Of linear RGB; Machado, Oliveira and Fernandes (2009), severity 1."""
-
-
-def lab(colour: str, seen: np.ndarray) -> np.ndarray:
-    """CIELAB of a colour (D65) as an eye sees it whose linear RGB is ``seen`` times the usual."""
-    part = np.array(matplotlib.colors.to_rgb(colour))
-    linear = np.clip(
-        seen @ np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4), 0, 1
-    )
-    matrix = [
-        [0.4124564, 0.3575761, 0.1804375],
-        [0.2126729, 0.7151522, 0.0721750],
-        [0.0193339, 0.1191920, 0.9503041],
-    ]
-    xyz = np.array(matrix) @ linear / (0.95047, 1.0, 1.08883)
-    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-def test_five_groups_stay_apart_and_none_looks_like_a_phase() -> None:
-    for seen in (np.eye(3), np.array(_DEUTERANOPIA)):
-        assert pdist([lab(colour, seen) for colour in style.GROUPS[:5]]).min() > 25
-    groups, phases = (
-        [lab(colour, np.eye(3)) for colour in own]
-        for own in (style.GROUPS, [*style.STEPS.values()][:5])
-    )
-    assert cdist(groups, phases).min() > 20
 
 
 def test_selections_add_up(split: RunFolder) -> None:
