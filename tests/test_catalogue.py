@@ -16,11 +16,14 @@ from typing import Any, ClassVar
 import pytest
 
 import fedsim
+from fedsim.common.registry import specs_of
 from fedsim.common.spec import Spec, told_of
-from fedsim.lab.catalogue import about, catalogue, schema
+from fedsim.lab.catalogue import about, catalogue, keys_of, schema
 from fedsim.lab.study.plan import read_study
 from fedsim.learning.models import Perceptron
+from fedsim.running.scenario import Scenario
 from fedsim.running.shipped import copy, shipped
+from fedsim.strategies import STRATEGIES
 from fedsim.strategies.parts.selection import SELECTIONS
 from tests.calls import call
 
@@ -157,6 +160,29 @@ class TestSchema:
         assert keys["retry"]["default"] == "1 min"
         assert re.search(keys["retry"]["pattern"], "90 s")
         assert "null" not in json.dumps(schema("scenario")["$defs"]["PopulationSpec"])
+
+    def test_a_default_is_as_short_as_a_file_can_say_it(self) -> None:
+        long = []
+        for table in _tables_within(Scenario):
+            for key in keys_of(table):
+                default = tomllib.loads(f"it = {key.default or 0}")["it"]
+                if isinstance(default, dict) and "kind" in default:
+                    long.append(f"{table.__name__}.{key.name} = {key.default}")
+        assert not long
+        defaults = {key.name: key.default for key in keys_of(STRATEGIES.spec("fedavg"))}
+        assert defaults["selection"] == '"random"'
+
+
+def _tables_within(table: type[Spec]) -> set[type[Spec]]:
+    """A table, and all that stand in it."""
+    tables = {table}
+    waiting = [table]
+    while waiting:
+        for field in waiting.pop().model_fields.values():
+            new_tables = {*specs_of(field).values()} - tables
+            tables |= new_tables
+            waiting += new_tables
+    return tables
 
 
 LTE = [

@@ -270,10 +270,34 @@ def keys_of(spec: type[Spec]) -> list[Key]:
     required = schema.get("required", ())
     keys = []
     for name, described in schema["properties"].items():
-        default = as_toml(described["default"]) if "default" in described else ""
+        default = ""
+        if "default" in described:
+            default = as_toml(_shorten(described["default"], spec, name))
         allowed = _describe_values(described, schema.get("$defs", {}))
         keys.append(Key(name, default, name in required, allowed, described.get("description", "")))
     return keys
+
+
+def _shorten(default: object, spec: type[Spec], name: str) -> object:
+    """Return a default as short as a file can say it.
+
+    Keys with the defaults of the kind are left out, and a constant is its value.
+    """
+    field = spec.model_fields.get(name)
+    if not isinstance(default, Mapping) or field is None:
+        return default
+    kind = specs_of(field).get(default.get("kind", ""))
+    if kind is None:
+        return default
+    if default.get("kind") == "constant" and "value" in default:
+        return default["value"]
+    usual = {key.name: key.default for key in keys_of(kind)}
+    short = {}
+    for key, value in default.items():
+        shorter = _shorten(value, kind, key)
+        if key == "kind" or as_toml(shorter) != usual.get(key):
+            short[key] = shorter
+    return short
 
 
 def _resolve(schema: JsonSchemaValue, tables: JsonSchemaValue | None = None) -> JsonSchemaValue:
