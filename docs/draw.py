@@ -86,8 +86,8 @@ def draw_paper(folder: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        fedsim.run(fedsim.load("quickstart", SMALL), f"{folder}/quickstart")
-        save(fedsim.load_run(f"{folder}/quickstart").figure("timeline"), "timeline")
+        fedsim.run(fedsim.load("quickstart", SMALL), f"{folder}/one")
+        save(fedsim.load_run(f"{folder}/one").figure("timeline"), "timeline")
         command = ["study", "communication", "--out", f"{folder}/study"]
         for variant in VARIANTS:
             command += ["--only", variant]

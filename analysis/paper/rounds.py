@@ -27,12 +27,12 @@ from fedsim.analysis.series import Series
 from fedsim.analysis.stragglers import worst_rounds
 from fedsim.lab.reading.history import History
 
-_LANE_IN = 0.095
+_LANE_IN = 0.105  # room for a text of 7 points
 _FRAME_IN = 0.75
 _TITLE_IN = 0.32
 _MOST_LANES = 24
 _MOST_PANELS = 8
-_SIZES = LaneSizes(font=6, mark=2.4, line=1.0, gap=0.4)
+_SIZES = LaneSizes(font=7, mark=2.4, line=1.0, gap=0.4)
 _NUMBERS = (
     *("task", "round", "device", "group", "outcome", "prepares", "samples", "part", "splits"),
     *("begun", "done", "train_end", "epochs", "sends", "answered", "cut", "limit", "deadline"),
