@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from keys import PARTS, table
+from paper_links import paper_link
 from text import page, plain, prose, row_of, sentence, toctree
 
 from fedsim import plugin
@@ -40,6 +41,9 @@ def _strategy(kind: str, action: str, note: str) -> Iterator[str]:
     kinds = {strategy_class(name): name for name in STRATEGIES}
     yield f'```toml\n[strategy]\nkind = "{kind}"\n```'
     yield f"*{plain(sentence(action))}.*"
+    link = paper_link(kind)
+    if link:
+        yield link
     yield prose(strategy.__doc__ or "")
     yield note
     links = _links_to_bases(strategy, kinds)

@@ -98,6 +98,17 @@ def test_a_strategy_has_its_source_and_all_of_its_keys(kind: str, pages: dict[st
     )
 
 
+def test_a_strategy_has_an_example_and_the_link_to_its_paper(pages: dict[str, str]) -> None:
+    reasons = sys.modules["paper_links"].WITHOUT_LINK
+    lacks = set()
+    for kind in STRATEGIES:
+        about = pages[f"strategies/{kind}"].partition("\n## Keys")[0]
+        assert f'```toml\n[strategy]\nkind = "{kind}"' in about
+        if "](https://arxiv.org/abs/" not in about:
+            lacks.add(kind)
+    assert lacks == {*reasons}
+
+
 def test_kinds_verbs_columns_and_names_are_all_there(
     made: ModuleType, pages: dict[str, str]
 ) -> None:
