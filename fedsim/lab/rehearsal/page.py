@@ -213,7 +213,7 @@ def _late(before: Differences) -> Markup:
 
 def _legend(differences: Differences) -> Markup:
     """Return the names of the steps and outcomes that occur, with their colours."""
-    steps = set()
+    steps: set[str] = set()
     outcomes = set()
     for run in (differences.simulated, differences.measured):
         for task in run.tasks.values():
