@@ -80,6 +80,8 @@ def look(page: Page, path: Path, out: Path, width: int, theme: str, height: int 
         stem = f"{path.name.removesuffix('.html')}-{width}-{theme}-{fold}"
         _picture(page, out / f"{stem}.png", width, min(tall, height or _TALLEST))
         print(f"{stem}: {tall} px tall, {wide} px wide")
+        if wide > width:
+            print(f"  wide: the page is {wide - width} px wider than the window")
         for name, expression in (("overlap", OVERLAPPING), ("cut", CUT)):
             for words in page.ask(expression):
                 print(f"  {name}: {words}")
