@@ -57,7 +57,7 @@ class TestAbout:
         )
         assert '  retry = "1 min"  # a time in ns, us, ms, s, min, h, day, week' in said
         assert (
-            '  selection = { kind = "random", replacement = false }  # one of '
+            '  selection = "random"  # one of '
             f"{', '.join(SELECTIONS)}, or your own as 'package.module:Class'" in said
         )
 
