@@ -409,11 +409,15 @@ class Evaluator:
         """
         if not (self._learner.learns and models and self._is_due(number)):
             return {}
-        values = [value for value in await self._learner.values(models) if np.isfinite(value).all()]
-        if not values:
+        await self._learner.compute(models)
+        finite = [model for model in models if model.finite]
+        if not finite:
             return {}
-        mean: NDArray[np.float64] = np.asarray(np.mean(values, axis=0, dtype=np.float64))
-        squares = [np.square(value - mean).sum() for value in values]
+        mean = np.zeros(int(self._learner.parameters))
+        for model in finite:
+            mean += await self._learner.value(model)
+        mean /= len(finite)
+        squares = [np.square(await self._learner.value(model) - mean).sum() for model in finite]
         accuracy = await self.test(self._learner.given(mean), None)
         figures = {} if accuracy is None else {"mean_accuracy": accuracy}
         figures["consensus"] = float(np.sqrt(np.mean(squares)))

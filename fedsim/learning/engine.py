@@ -6,7 +6,7 @@ are never computed.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.streams import Streams
 from fedsim.common.training import Batching, Training
-from fedsim.learning.architecture import Architecture
+from fedsim.learning.architecture import Architecture, Shape
 from fedsim.learning.computing import ModelComputing, weights_of
 from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.evaluation import Evaluation
@@ -249,6 +249,9 @@ class Learning(Learner):
     def shift(self, device: int, version: int) -> None:
         self._tests.shift(device, version)
 
+    def hold_restored(self, refs: Iterable[Ref]) -> None:
+        self._computing.scratch.hold_restored(refs)
+
     # Computed values of models.
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
@@ -271,11 +274,15 @@ class Learning(Learner):
         parts = [as_real(tensor.detach()).to(torch.float32).reshape(-1) for tensor in tensors]
         return torch.cat(parts).cpu().numpy()
 
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return dict(self._solver.tensors)
+
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        shapes = self._solver.tensors
-        ends = np.cumsum([math.prod(shape) for _, shape in shapes])[:-1]
+        shapes = self.shapes
+        ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
         tensors = {}
-        for (name, shape), part in zip(shapes, np.split(weights, ends), strict=True):
+        for (name, shape), part in zip(shapes.items(), np.split(weights, ends), strict=True):
             tensors[name] = part.reshape(shape)
         return tensors
 

@@ -1,6 +1,6 @@
 """Interface of learners, which is also the learner of ``learning = "off"``, without weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -242,6 +242,13 @@ class Learner:
     def restore(self, state: int) -> None:
         self._serial = state
 
+    def hold_restored(self, refs: Iterable[Ref]) -> None:
+        """Read models of a checkpoint into memory, as many as the memory for models has room for.
+
+        Args:
+            refs: the models of the checkpoint.
+        """
+
     # Methods that compute weights, or depend on data.
 
     def shift(self, device: int, version: int) -> None:
@@ -265,6 +272,11 @@ class Learner:
     def frozen(self) -> NDArray[np.float32]:
         """Return the values of the model's frozen tensors, float32 [any length]."""
         return np.empty(0, dtype=np.float32)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Name: shape of each tensor of a model, in order; empty if learning is off."""
+        return {}
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """Split a flat model [d] into tensors by torch's names; empty if learning is off."""

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.arrays import AnyArray
+from fedsim.common.tensor_files import StoredTensor, array_of
 from fedsim.common.training import Training
-from fedsim.learning.scratch import Weights, Written
+from fedsim.learning.scratch import Weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,7 +207,7 @@ class Ref:
     serial: int
     recipe: Recipe | None
     device: int | None = None
-    held: Weights | Written | None = None
+    held: Weights | StoredTensor | None = None
     finite: bool = False
     loss: Loss | None = None
     losses: NDArray[np.float64] | None = None
@@ -228,8 +229,11 @@ class Ref:
 
         Weights on disk are read at each access.
         """
-        held = self.held
-        return held.read() if isinstance(held, Written) else held
+        if self.held is None:
+            return None
+        weights = array_of(self.held)
+        weights.setflags(write=False)
+        return weights
 
     @value.setter
     def value(self, weights: Weights | None) -> None:
@@ -280,7 +284,7 @@ class Ref:
         self.losses = losses
         self.choice = int(np.where(np.isfinite(losses), losses, np.inf).argmin())
         chosen = self.recipe.models[self.choice]
-        self.held = chosen.value
+        self.held = chosen.held
         self.finite = chosen.finite
         self.recipe = None
 

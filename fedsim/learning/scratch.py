@@ -7,12 +7,15 @@ deletes it at the end of the process, even after a crash.
 import os
 import tempfile
 import weakref
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedsim.common.tensor_files import StoredTensor, read_array
 
 Weights = NDArray[np.float32]
 
@@ -21,10 +24,13 @@ ROOM = 1 << 28
 ``training.memory`` does not say otherwise.
 """
 
-_SMALL = 1 << 16  # size up to which an array stays in memory in any case (bytes)
+SMALL = 1 << 16
+"""Size up to which a model stays in memory in any case (bytes)."""
+
+_FLOAT32 = np.dtype(np.float32)
 
 
-class Written:
+class Written(StoredTensor):
     """Reference to weights in the scratch file, which are float32 [d].
 
     The weights' bytes in the file become free when the reference is deleted.
@@ -35,22 +41,18 @@ class Written:
         length: count of weights, d.
     """
 
-    __slots__ = ("_length", "_place", "_scratch")
+    __slots__ = ("_place", "_scratch")
 
     def __init__(self, scratch: "Scratch", place: int, length: int) -> None:
+        super().__init__(_FLOAT32, (length,))
         self._scratch = scratch
         self._place = place
-        self._length = length
 
     def read(self) -> Weights:
-        """Read the weights from the file into a new read-only array, float32 [d]."""
-        return self._scratch.read(self._place, self._length)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return np.asarray, (self.read(),)
+        return self._scratch.read(self._place, self.shape[0])
 
     def __del__(self) -> None:
-        self._scratch.release(self._place, self._length)
+        self._scratch.release(self._place, self.shape[0])
 
 
 class Scratch:
@@ -88,7 +90,7 @@ class Scratch:
             OSError: the disk is full.
         """
         weights = ref.held
-        if not isinstance(weights, np.ndarray) or weights.nbytes <= _SMALL:
+        if not isinstance(weights, np.ndarray) or weights.nbytes <= SMALL:
             return
         key = id(ref)
         if key in self._in_memory:
@@ -97,6 +99,31 @@ class Scratch:
         self._in_memory[key] = weakref.ref(ref, partial(self._forget, key)), weights.nbytes
         while self._used > self._room:
             self._move_oldest()
+
+    def hold_restored(self, refs: "Iterable[Any]") -> None:
+        """Read models from the file of a checkpoint into memory, as many as it has room for.
+
+        The newest models are read. The others remain in the file.
+
+        Args:
+            refs: the models, each a ``Ref``.
+        """
+        stored = [ref for ref in refs if isinstance(ref.held, StoredTensor)]
+        room = self._room - self._used
+        chosen = []
+        for ref in sorted(stored, key=lambda ref: -ref.serial):
+            room -= ref.held.nbytes
+            if room < 0:
+                break
+            chosen.append(ref)
+        read: dict[StoredTensor, Weights] = {}
+        for ref in reversed(chosen):
+            tensor = ref.held
+            if tensor not in read:
+                read[tensor] = tensor.read()
+                read[tensor].setflags(write=False)
+            ref.held = read[tensor]
+            self.hold(ref)
 
     def _forget(self, key: int, _: object = None) -> None:
         """Count the memory of a model as free."""
@@ -141,7 +168,7 @@ class Scratch:
         return self._file[0]
 
     def read(self, place: int, length: int) -> Weights:
-        """Read weights from the file into a new read-only array, float32 [length].
+        """Read weights from the file into a new array, float32 [length].
 
         Args:
             place: offset of the first byte in the file.
@@ -150,16 +177,7 @@ class Scratch:
         Raises:
             OSError: the file is shorter than expected.
         """
-        weights = np.empty(length, dtype=np.float32)
-        content = weights.data.cast("B")
-        while content:
-            size = os.preadv(self._descriptor(), [content], place)
-            if not size:
-                raise OSError(f"the scratch file in {tempfile.gettempdir()!r} was cut off")
-            content = content[size:]
-            place += size
-        weights.setflags(write=False)
-        return weights
+        return read_array(self._descriptor(), place, (length,), _FLOAT32)
 
     def release(self, place: int, length: int) -> None:
         """Free the bytes of weights in the file, which is emptied if it has no more weights in use.

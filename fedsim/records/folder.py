@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import (
     WRITING,
@@ -24,6 +23,7 @@ from fedsim.common.files import (
     replacing,
     sync,
 )
+from fedsim.common.tensor_files import AnyTensor, write_tensors
 from fedsim.records import live
 from fedsim.records.lock import LOCK
 
@@ -312,21 +312,20 @@ def write_network(folder: Path, layout: Mapping[str, Any] | None) -> None:
 
 
 def write_models(
-    folder: Path, models: Mapping[str, Mapping[str, AnyArray]], place: str = MODELS
+    folder: Path, models: Mapping[str, Mapping[str, AnyTensor]], place: str = MODELS
 ) -> None:
     """Write models as ``models/NAME.safetensors``.
 
     Args:
         folder: the run folder.
-        models: tensors by name, for each file name without ending.
+        models: tensors by name, for each file name without ending. Stored tensors are read one at
+            a time.
         place: folder within the run folder; ``BEST`` is made only for models.
     """
-    from safetensors.numpy import save_file
-
     if place == BEST and not models:
         return
     (folder / place).mkdir(exist_ok=True)
     for name, tensors in models.items():
         with replacing(folder / place / f"{name}.safetensors") as beside:
-            save_file(dict(tensors), beside)
+            write_tensors(beside, tensors)
     sync(folder / place)

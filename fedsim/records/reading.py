@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from fedsim.common.errors import FedsimError, RunFolderError
 from fedsim.common.files import parse_json, read_text, read_toml, regular
+from fedsim.common.tensor_files import StoredTensor, open_tensors
 from fedsim.common.units import CLOCK_END_S
 from fedsim.records import folder as files
 from fedsim.records import schema
@@ -351,13 +352,21 @@ class RunFolder:
             place: folder of the files within the run folder: ``models``, the last models, or
                 ``best``, the models of the best test (``evaluation.keep_best``).
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        models: dict[str, dict[str, Any]] = {}
+        for name, tensors in self.stored_models(place).items():
+            models[name] = {tensor: values.read() for tensor, values in tensors.items()}
+        return models
 
+    def stored_models(self, place: str = files.MODELS) -> dict[str, dict[str, StoredTensor]]:
+        """Return the tensors of each model file like ``models``, without reading their elements.
+
+        Args:
+            place: folder of the files within the run folder.
+        """
         try:
             paths = sorted((self.path / place).glob("*.safetensors"))
-            return {path.stem: load_file(regular(path)) for path in paths}
-        except (OSError, SafetensorError) as error:
+            return {path.stem: open_tensors(path).tensors for path in paths}
+        except (OSError, ValueError) as error:
             raise RunFolderError(
                 f"a file in {place} of {str(self.path)!r} is damaged: {error}"
             ) from None

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedsim.common.errors import ScenarioError
+from fedsim.common.tensor_files import array_of, bytes_of
 from fedsim.world.meters import OF_SECTIONS
 from fedsim.world.meters.base import Column
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from fedsim.clock.simulation import Record
     from fedsim.common.arrays import AnyArray
+    from fedsim.common.tensor_files import AnyTensor
 
 EVENT_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
 _FIELDS_WITH_COLUMN = frozenset(EVENT_COLUMNS[1:])
@@ -282,20 +284,18 @@ def event_row(record: "Record") -> EventRow:
     )
 
 
-def models_digest(models: "Mapping[str, Mapping[str, AnyArray]]") -> str:
+def models_digest(models: "Mapping[str, Mapping[str, AnyTensor]]") -> str:
     """Return the sha256 of all tensors, in the order of file and tensor names.
 
     Each tensor contributes its names, shape, type (if it is not float32) and little-endian bytes.
 
     Args:
-        models: tensors by name, for each file name.
+        models: tensors by name, for each file name. Stored tensors are read one at a time.
     """
     digest = hashlib.sha256()
     for name in sorted(models):
         for tensor, values in sorted(models[name].items()):
             told = "" if values.dtype == np.float32 else f"/{values.dtype}"
             digest.update(f"{name}/{tensor}/{list(values.shape)}{told}\n".encode())
-            digest.update(
-                np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
-            )
+            digest.update(bytes_of(array_of(values)))
     return digest.hexdigest()

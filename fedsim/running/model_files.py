@@ -1,28 +1,79 @@
 """The models of a run as tensors, as its model files have them.
 
-The models of a family share one file, in which tensors are named ``index/tensor``.
+The models of a family share one file, in which tensors are named ``index/tensor``. The weights of a
+model are read when its tensors are written, so that one model is in memory at a time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import inf
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedsim.common.arrays import AnyArray
+from fedsim.common.tensor_files import AnyTensor, StoredTensor, array_of
 from fedsim.learning.refs import Ref
 
 if TYPE_CHECKING:
+    from fedsim.learning.learner import Learner
     from fedsim.running.assembly import Run
 
-Models = dict[str, dict[str, AnyArray]]
+Models = dict[str, dict[str, AnyTensor]]
 """Models by file name; each model is its tensors by name."""
 
 
+class _Reader:
+    """Reader of the tensors of computed models, which has the last model in memory.
+
+    Args:
+        learner: splits the weights of a model into tensors.
+    """
+
+    def __init__(self, learner: "Learner") -> None:
+        self._learner = learner
+        self._last: Ref | None = None
+        self._tensors: Mapping[str, AnyArray] = {}
+
+    def read(self, model: Ref, tensor: str) -> AnyArray:
+        """Return a tensor of a model."""
+        if model is not self._last:
+            self._tensors = {}  # frees the weights before the next ones are read
+            weights = model.value
+            assert weights is not None, f"{model} has no value"
+            self._tensors = self._learner.tensors(weights)
+            self._last = model
+        return self._tensors[tensor]
+
+
+class _ModelTensor(StoredTensor):
+    """Tensor of a computed model.
+
+    Args:
+        reader: reads the tensor.
+        model: the model.
+        tensor: name of the tensor.
+        shape: its shape.
+    """
+
+    __slots__ = ("_reader", "_tensor", "model")
+
+    def __init__(self, reader: _Reader, model: Ref, tensor: str, shape: tuple[int, ...]) -> None:
+        super().__init__(np.dtype(np.float32), shape)
+        self._reader = reader
+        self._tensor = tensor
+        self.model = model
+
+    def read(self) -> AnyArray:
+        return self._reader.read(self.model, self._tensor)
+
+
 async def last_models(run: "Run") -> Models:
-    """Return the strategy's current models.
+    """Compute the strategy's current models, and return them; their weights may be on disk.
 
     Args:
         run: the run.
     """
-    files = {name: dict(tensors) for name, tensors in run.strategy.tensors().items()}
+    files: Models = {name: dict(tensors) for name, tensors in run.strategy.tensors().items()}
     if run.learner.learns:
         models = {name: model for name, (model, _) in run.strategy.models().items()}
         await _add(files, run, models)
@@ -42,9 +93,28 @@ async def best_models(run: "Run") -> Models:
 
 async def _add(files: Models, run: "Run", models: Mapping[str, Ref]) -> None:
     learner = run.learner
+    reader = _Reader(learner)
     for name, model in models.items():
+        await learner.compute([model])
         family, _, member = name.partition("/")
-        tensors = learner.tensors(await learner.value(model))
         prefix = f"{member}/" if member else ""
-        for tensor, values in tensors.items():
-            files.setdefault(family, {})[f"{prefix}{tensor}"] = values
+        tensors = files.setdefault(family, {})
+        for tensor, shape in learner.shapes.items():
+            tensors[prefix + tensor] = _ModelTensor(reader, model, tensor, shape)
+
+
+def not_finite(models: Models) -> Iterator[str]:
+    """Yield the names of the files with weights that are not finite.
+
+    Args:
+        models: the models, of which those in memory are looked through.
+    """
+    for name, tensors in models.items():
+        if not all(map(_is_finite, tensors.values())):
+            yield name
+
+
+def _is_finite(tensor: AnyTensor) -> bool:
+    if isinstance(tensor, _ModelTensor):
+        return tensor.model.finite
+    return bool((abs(array_of(tensor)) < inf).all())

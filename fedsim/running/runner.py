@@ -9,13 +9,11 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsim.clock.executors import Executor
 from fedsim.clock.simulation import Simulation
-from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import CheckpointError, RunFolderError, home_of
 from fedsim.common.harmless import say
 from fedsim.records import folder as files
@@ -25,7 +23,7 @@ from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import AVAILABILITY, TRACED_LINKS, TRACES, models_digest
 from fedsim.running.checkpoint import snapshot, store
-from fedsim.running.model_files import Models, best_models, last_models
+from fedsim.running.model_files import Models, best_models, last_models, not_finite
 from fedsim.running.more import More, find_checkpoint, refuse_dependent
 from fedsim.running.signals import ANNOUNCEMENTS, end_at_once
 from fedsim.running.summary import summarise
@@ -215,10 +213,10 @@ class Job:
             if not reason:
                 reason = evaluator.why_no_accuracy(summary["rounds"], strategy.models())
             summary["no_accuracy"] = reason
-        not_finite = [name for name, model in tensors.items() if not _is_finite(model)]
         # caused by the strategy, as updates that are not finite never enter a model
-        if not_finite:
-            summary["not_finite"] = f"{', '.join(not_finite)}{home_of(type(strategy))}"
+        names = ", ".join(not_finite(tensors))
+        if names:
+            summary["not_finite"] = f"{names}{home_of(type(strategy))}"
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
             tuned = await evaluator.fine_tuned(strategy.models(), summary["rounds"], strategy.score)
             summary["accuracy"]["fine_tuned"] = tuned
@@ -273,11 +271,6 @@ class Job:
         if status == FAILED:
             return "an error ended it"
         return self.simulation.stopped or "nothing left to happen"
-
-
-def _is_finite(model: Mapping[str, AnyArray]) -> bool:
-    """Whether all weights of a model are finite."""
-    return all(bool((abs(values) < inf).all()) for values in model.values())
 
 
 def end_soon(job: Job, number: int) -> None:

@@ -8,9 +8,11 @@ import gc
 import os
 import pickle
 import random
+import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import pytest
 import fedsim
 from fedsim.clock.executors import Inline, Threads
 from fedsim.common.errors import told
+from fedsim.common.tensor_files import open_tensors, write_tensors
 from fedsim.common.training import Training
 from fedsim.learning import scratch as scratch_module
 from fedsim.learning.engine import Learning
@@ -27,7 +30,7 @@ from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Applied, Initial, Mixed, Ref, Trained, Waves
 from fedsim.learning.scratch import Scratch, Weights, Written
 from fedsim.learning.streaming import ResultOf, Stream, steps_of, twins_of
-from fedsim.running.checkpoint.codec import Encoder
+from fedsim.running.checkpoint.codec import Decoder, Encoder
 from fedsim.running.runner import Job
 from tests.learning.small import federation, learning, run
 
@@ -126,7 +129,7 @@ def _play(targets: list[Ref], calculator: Plain, room: float = 0, stay: bool = T
 
 @pytest.fixture(autouse=True)
 def _no_array_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch_module, "_SMALL", 0)
+    monkeypatch.setattr(scratch_module, "SMALL", 0)
 
 
 def test_the_steps_of_a_mean() -> None:
@@ -329,9 +332,43 @@ def test_a_model_on_disk_is_saved_and_sent_as_its_weights() -> None:
     encoder = Encoder({"Ref": Ref})
     tree = encoder.encode(ref)
     assert list(tree["objects"][0][1])[4] == "value"
-    assert [array.tolist() for array in encoder.arrays.values()] == [[0.0, 1.0, 2.0, 3.0]]
+    assert list(encoder.arrays.values()) == [ref.held]  # not read before it is written
+    (restored,) = _restored(encoder, tree)
+    assert restored.value is not None
+    assert restored.value.tolist() == [0.0, 1.0, 2.0, 3.0]
     copy = pickle.loads(pickle.dumps(ref))
     assert copy.held.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def _restored(encoder: Encoder, tree: dict[str, object]) -> list[Ref]:
+    """The models of a checkpoint, of which only the tree and the file are left."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_tensors(Path(folder, "arrays"), encoder.arrays)
+        decoder = Decoder(dict(open_tensors(Path(folder, "arrays")).tensors), {"Ref": Ref})
+        decoder.decode(tree)
+    return [ref for ref in decoder.objects if isinstance(ref, Ref)]
+
+
+def test_a_resume_reads_as_many_models_as_it_has_room_for() -> None:
+    refs = [Ref(f"model-{serial}", serial, None) for serial in range(5)]
+    for ref in refs:
+        ref.settle(np.full(D, ref.serial, dtype=np.float32))
+    same = Ref("choice-5", 5, None, held=refs[4].held, finite=True)
+    encoder = Encoder({"Ref": Ref})
+    restored = _restored(encoder, encoder.encode([*refs, same]))
+    size = D * 4
+    storage = Scratch(3 * size)
+    storage.hold_restored(restored)
+    held = [type(ref.held) is np.ndarray for ref in restored]
+    assert held == [False, False, False, True, True, True]  # the newest
+    assert restored[4].held is restored[5].held
+    assert [ref.value.tolist() for ref in restored if ref.value is not None] == [
+        [float(serial)] * D for serial in (0, 1, 2, 3, 4, 4)
+    ]
+    late = Ref("model-6", 6, None)
+    late.settle(np.zeros(D, dtype=np.float32))
+    storage.hold(late)  # a model more, so that the oldest of those in memory goes to the file
+    assert [type(ref.held) is np.ndarray for ref in restored] == [False] * 4 + [True] * 2
 
 
 # The engine, with every model too large for memory, against the same in waves.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.running.checkpoint.codec import Encoder, decode
+from fedsim.running.checkpoint.codec import Decoder, Encoder
 from fedsim.strategies.state import State, new_state, state_classes, state_of_slot
 
 
@@ -54,7 +54,7 @@ def test_it_is_restored_with_its_classes() -> None:
     state = Outer(round=2, pairs={1: (3, 0.5)})
     state["extra"] = {"a": state.part}
     encoder = Encoder(state_classes())
-    restored = decode(encoder.encode(state), encoder.arrays, state_classes())
+    restored = Decoder(encoder.arrays, state_classes()).decode(encoder.encode(state))
     assert type(restored) is Outer
     assert "model" not in restored
     assert (restored.round, restored.pairs, restored.part) == (2, {1: (3, 0.5)}, Inner())

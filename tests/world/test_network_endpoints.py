@@ -16,7 +16,7 @@ from fedsim.clock.environment import LAST
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 from fedsim.common.streams import Streams
-from fedsim.running.checkpoint.codec import Encoder, decode
+from fedsim.running.checkpoint.codec import Decoder, Encoder
 from fedsim.toolbox.worlds.graphs import EdgeServers, Graph, TreeSpec, between
 from fedsim.world.network import SERVER, Flow, Network, Star
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport
@@ -138,7 +138,7 @@ class Course:
             "alarms": self.simulation.alarms(),
         }
         written = json.loads(json.dumps(encoder.encode(state)))
-        state = decode(written, encoder.arrays, CLASSES, ("Flow.done",))
+        state = Decoder(encoder.arrays, CLASSES, ("Flow.done",)).decode(written)
         again = Course(self.world, self.simulation.now)
         again.network.restore(state["network"])
         again.flows = state["flows"]

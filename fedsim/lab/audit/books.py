@@ -99,7 +99,7 @@ def ended_so(evidence: Evidence) -> Iterator[str]:
 
 def models_intact(evidence: Evidence) -> Iterator[str]:
     """Yield a finding if the fingerprint of the models is not the summary's."""
-    if models_digest(evidence.run.models()) != evidence.run.summary["models_sha256"]:
+    if models_digest(evidence.models) != evidence.run.summary["models_sha256"]:
         yield "the models' fingerprint is not the summary's models_sha256"
 
 

@@ -10,9 +10,10 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from fedsim.common.arrays import AnyArray, Flags, Ints
+from fedsim.common.arrays import Flags, Ints
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import read_json
+from fedsim.common.tensor_files import StoredTensor
 from fedsim.common.units import Bytes
 from fedsim.lab.audit.data import (
     DEVICE_MESSAGES,
@@ -299,9 +300,9 @@ class Evidence:
         return self.frame(files.AVAILABILITY, AVAILABILITY.names)
 
     @cached_property
-    def models(self) -> dict[str, dict[str, AnyArray]]:
+    def models(self) -> dict[str, dict[str, StoredTensor]]:
         """Dict from name of a model file, without suffix, to the file's tensors by name."""
-        return self.run.models()
+        return self.run.stored_models()
 
     @cached_property
     def network(self) -> TomlTable | None:

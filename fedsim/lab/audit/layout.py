@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from fedsim.common.arrays import AnyArray
+from fedsim.common.tensor_files import StoredTensor
 from fedsim.common.units import Bytes
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import read
@@ -66,13 +66,13 @@ def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
     return None
 
 
-def members(tensors: Mapping[str, AnyArray], name: str) -> dict[str, Tensors]:
+def members(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors]:
     """Return the models in a model file, as a dict from member to the shapes of its tensors.
 
     A member is a group or device ID as text, or ``""`` if the file is a single model.
 
     Args:
-        tensors: dict from name of a tensor in the file to array.
+        tensors: dict from name of a tensor in the file to the tensor.
         name: name of the file, without suffix.
     """
     models: dict[str, Tensors] = {}

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from fedsim.common.arrays import AnyArray
 from fedsim.common.stop import StopSpec
+from fedsim.common.tensor_files import StoredTensor
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, at_places, report
 from fedsim.lab.audit.strategies import WITH_GLOBAL_MODEL, WITH_GROUP_MODELS, WITH_PERSONAL_MODELS
@@ -172,7 +172,7 @@ def _largest_cohort(strategy: TomlTable, devices: int) -> float:
 
 def models_as_said(evidence: Evidence) -> Iterator[str]:
     """Yield findings if model files are missing, or have other layers than the scenario's model."""
-    models = evidence.run.models()
+    models = evidence.models
     strategy = evidence.run.scenario["strategy"]["kind"]
     model = evidence.run.scenario.get("model", {"kind": "module"})
     due = _expected_files(evidence, models)
@@ -235,7 +235,7 @@ def _layer_widths(model: TomlTable) -> tuple[int, ...] | None:
 
 
 def _check_layers(
-    name: str, tensors: Mapping[str, AnyArray], kind: str, widths: tuple[int, ...]
+    name: str, tensors: Mapping[str, StoredTensor], kind: str, widths: tuple[int, ...]
 ) -> Iterator[str]:
     """Yield a finding for each model in a file whose layers have other counts of outputs.
 
@@ -254,7 +254,7 @@ def _check_layers(
             )
 
 
-def _layer_outputs(tensors: Mapping[str, AnyArray]) -> dict[str, tuple[int, ...]]:
+def _layer_outputs(tensors: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
     """Return the count of outputs of each layer of each model in a file.
 
     Returns:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from fedsim.common.arrays import AnyArray
+from fedsim.common.tensor_files import StoredTensor
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.records import folder as files
 
@@ -88,19 +88,21 @@ def _check_models(evidence: Evidence, best_round: int | None) -> Iterator[str]:
     run = evidence.run
     if run.summary["status"] == "failed":
         return
-    models = run.models(files.BEST)
+    models = run.stored_models(files.BEST)
     if (best_round is not None) != bool(models):
         yield f"there are {len(models)} files of best models, and the best round is {best_round}"
     if best_round is None or best_round != run.summary["rounds"] - 1:
         return
-    last = run.models()
+    last = evidence.models
     for name, tensors in models.items():
         if not _are_equal(tensors, last.get(name, {})):
             yield f"the best round is the last one, and {files.BEST}/{name} is another model"
 
 
-def _are_equal(tensors: dict[str, AnyArray], expected: dict[str, AnyArray]) -> bool:
+def _are_equal(tensors: dict[str, StoredTensor], expected: dict[str, StoredTensor]) -> bool:
     """Whether two models have the same tensors, to the bit."""
     if not tensors.keys() <= expected.keys():
         return False
-    return all(np.array_equal(values, expected[key]) for key, values in tensors.items())
+    return all(
+        np.array_equal(values.read(), expected[key].read()) for key, values in tensors.items()
+    )

@@ -2,7 +2,8 @@
 
 Values of known kinds pass: plain values, lists, tuples, dicts, arrays, and objects of the classes
 that the caller names, field by field. Two places that held one object hold one object again.
-Floats come back to the last bit.
+Floats come back to the last bit. Weights of models on disk are read when they are written, and after
+a resume when they are needed.
 """
 
 import math
@@ -13,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import CheckpointError
+from fedsim.common.tensor_files import AnyTensor, StoredTensor, array_of
+from fedsim.learning import scratch
+from fedsim.learning.refs import Ref
 
-Arrays = dict[str, AnyArray]
+Arrays = dict[str, AnyTensor]
 _ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~object")
 
@@ -29,7 +32,7 @@ class Encoder:
         left_out: fields that are not written, as ``Class.field``.
 
     Attributes:
-        arrays: the arrays of all encoded values, by name.
+        arrays: the arrays of all encoded values, by name; weights on disk are not read.
     """
 
     def __init__(self, classes: Mapping[str, type], left_out: tuple[str, ...] = ()) -> None:
@@ -61,7 +64,7 @@ class Encoder:
             content = {}
             for field in list_saved_fields(instance):
                 if f"{name}.{field}" not in self._left_out:
-                    content[field] = self._plain(getattr(instance, field))
+                    content[field] = self._plain(_field_of(instance, field))
             objects.append([name, content])
         return {"root": root, "objects": objects}
 
@@ -82,11 +85,11 @@ class Encoder:
             if all(isinstance(key, str) and not key.startswith("~") for key in value):
                 return {key: self._plain(item) for key, item in value.items()}
             return {"~dict": [[self._plain(key), self._plain(item)] for key, item in value.items()]}
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray | StoredTensor):
             if id(value) not in self._array_names:
                 name = f"{len(self.arrays):06d}"
                 self._array_names[id(value)] = name
-                self.arrays[name] = np.ascontiguousarray(value)
+                self.arrays[name] = value
                 self._alive.append(value)
             return {"~array": self._array_names[id(value)]}
         if type(value) in self._names:
@@ -100,80 +103,115 @@ class Encoder:
         )
 
 
-def decode(
-    tables: Any,
-    arrays: Mapping[str, AnyArray],
-    classes: Mapping[str, type[Any]],
-    left_out: tuple[str, ...] = (),
-) -> Any:
-    """Decode a value that an ``Encoder`` has encoded.
+def _field_of(instance: object, field: str) -> object:
+    """Return the value of a saved field; for weights on disk, the reference to them."""
+    if isinstance(instance, Ref) and field == "value":
+        return instance.held
+    return getattr(instance, field)
+
+
+class Decoder:
+    """Decoder of values that an ``Encoder`` has encoded.
 
     Args:
-        tables: the result of ``Encoder.encode``.
-        arrays: the arrays by name.
+        arrays: the arrays by name. Stored arrays are read, except large weights of models.
         classes: the classes of objects that may be read, by name.
         left_out: fields that are not written, as ``Class.field``.
 
-    Returns:
-        The value.
-
-    Raises:
-        CheckpointError: the tables name an unknown class, field or array, or are malformed.
+    Attributes:
+        objects: the decoded objects.
     """
-    try:
-        shells = [object.__new__(classes[name]) for name, _ in tables["objects"]]
-        for shell, (name, content) in zip(shells, tables["objects"], strict=True):
-            expected = {
-                field for field in list_saved_fields(shell) if f"{name}.{field}" not in left_out
-            }
-            if expected and set(content) != expected:
-                raise CheckpointError(
-                    f"a {name} has the fields {sorted(content)}; expected are {sorted(expected)}"
-                )
-            for field, value in content.items():
-                if f"{name}.{field}" in left_out or field.startswith("__"):
-                    raise CheckpointError(
-                        f"a {name} has the field {field!r}, which is never written"
-                    )
-                object.__setattr__(shell, field, _value(value, arrays, shells, classes))
-        return _value(tables["root"], arrays, shells, classes)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"the state is malformed: {type(error).__name__}: {error}") from None
 
+    def __init__(
+        self,
+        arrays: Mapping[str, AnyTensor],
+        classes: Mapping[str, type[Any]],
+        left_out: tuple[str, ...] = (),
+    ) -> None:
+        self._arrays = arrays
+        self._classes = classes
+        self._left_out = left_out
+        self._read: Arrays = {}  # so that two places with one array have one array again
+        self.objects: list[object] = []
 
-def _value(
-    value: Any,
-    arrays: Mapping[str, AnyArray],
-    shells: list[object],
-    classes: Mapping[str, type[Any]],
-) -> Any:
-    """Decode one JSON value; ``shells`` are the decoded objects by index."""
+    def decode(self, tables: Any) -> Any:
+        """Decode a value, with all objects that can be reached from it.
 
-    def back(item: Any) -> Any:
-        return _value(item, arrays, shells, classes)
+        Args:
+            tables: the result of ``Encoder.encode``.
 
-    if isinstance(value, list):
-        return list(map(back, value))
-    if not isinstance(value, dict):
-        return value
-    tag = next(iter(value), "")
-    if len(value) != 1 or tag not in _TAGS:
-        return {key: back(item) for key, item in value.items()}
-    content = value[tag]
-    match tag:
-        case "~tuple":
-            return tuple(map(back, content))
-        case "~named":
-            return classes[content[0]]._make(map(back, content[1:]))
-        case "~dict":
-            return {back(key): back(item) for key, item in content}
-        case "~float":
-            return _ODD_FLOATS[content]
-        case "~array":
-            return arrays[content]
-    if not isinstance(content, int) or not 0 <= content < len(shells):
-        raise CheckpointError(f"the state names object {content!r} of {len(shells)}")
-    return shells[content]
+        Returns:
+            The value.
+
+        Raises:
+            CheckpointError: the tables name an unknown class, field or array, or are malformed.
+        """
+        try:
+            self.objects = [object.__new__(self._classes[name]) for name, _ in tables["objects"]]
+            for shell, (name, content) in zip(self.objects, tables["objects"], strict=True):
+                self._fill(shell, name, content)
+            return self._value(tables["root"])
+        except (
+            *(KeyError, TypeError, ValueError, IndexError, AttributeError),
+            RecursionError,
+        ) as error:
+            raise CheckpointError(
+                f"the state is malformed: {type(error).__name__}: {error}"
+            ) from None
+
+    def _fill(self, shell: object, name: str, content: Mapping[str, Any]) -> None:
+        """Set the fields of an object of the class ``name``."""
+        expected = {
+            field for field in list_saved_fields(shell) if f"{name}.{field}" not in self._left_out
+        }
+        if expected and set(content) != expected:
+            raise CheckpointError(
+                f"a {name} has the fields {sorted(content)}; expected are {sorted(expected)}"
+            )
+        for field, value in content.items():
+            if f"{name}.{field}" in self._left_out or field.startswith("__"):
+                raise CheckpointError(f"a {name} has the field {field!r}, which is never written")
+            if isinstance(shell, Ref) and field == "value" and value is not None:
+                shell.held = self._weights(value["~array"])
+            else:
+                object.__setattr__(shell, field, self._value(value))
+
+    def _weights(self, name: str) -> AnyTensor:
+        """Return the weights of a model, which remain in the file if they are large."""
+        tensor = self._arrays[name]
+        if isinstance(tensor, StoredTensor) and tensor.nbytes > scratch.SMALL:
+            return tensor
+        return self._array(name)
+
+    def _array(self, name: str) -> AnyTensor:
+        if name not in self._read:
+            self._read[name] = array_of(self._arrays[name])
+        return self._read[name]
+
+    def _value(self, value: Any) -> Any:
+        """Decode a JSON value."""
+        if isinstance(value, list):
+            return list(map(self._value, value))
+        if not isinstance(value, dict):
+            return value
+        tag = next(iter(value), "")
+        if len(value) != 1 or tag not in _TAGS:
+            return {key: self._value(item) for key, item in value.items()}
+        content = value[tag]
+        match tag:
+            case "~tuple":
+                return tuple(map(self._value, content))
+            case "~named":
+                return self._classes[content[0]]._make(map(self._value, content[1:]))
+            case "~dict":
+                return {self._value(key): self._value(item) for key, item in content}
+            case "~float":
+                return _ODD_FLOATS[content]
+            case "~array":
+                return self._array(content)
+        if not isinstance(content, int) or not 0 <= content < len(self.objects):
+            raise CheckpointError(f"the state names object {content!r} of {len(self.objects)}")
+        return self.objects[content]
 
 
 def list_saved_fields(value: object) -> list[str]:

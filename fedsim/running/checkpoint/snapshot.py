@@ -25,7 +25,7 @@ from fedsim.federation.envelopes import TaskContext
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.running.checkpoint import CheckpointSpec, store
-from fedsim.running.checkpoint.codec import Encoder, decode
+from fedsim.running.checkpoint.codec import Decoder, Encoder
 from fedsim.strategies.state import state_classes
 from fedsim.world.batteries import Load
 from fedsim.world.messages import Message
@@ -282,10 +282,12 @@ def resume(place: Path, run: "Run", recorder: "Recorder", origins: Origins) -> N
         CheckpointError: the checkpoint cannot be read, or is not of this run.
     """
     checkpoint = store.read(place)
-    state = decode(checkpoint.tree, checkpoint.arrays, _saved_classes(), _unsaved_fields())
+    decoder = Decoder(checkpoint.arrays, _saved_classes(), _unsaved_fields())
+    state = decoder.decode(checkpoint.tree)
     try:
         origins.refuse_changes(state["origins"])
         _restore(run, recorder, state)
+        run.learner.hold_restored([ref for ref in decoder.objects if isinstance(ref, Ref)])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
         raise CheckpointError(
             f"the state is not of this run: {type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fedsim.common.errors import CheckpointError
 from fedsim.common.files import WRITING, make_folder, read_bytes, read_json, sync
+from fedsim.common.tensor_files import open_tensors, write_tensors
 from fedsim.running.checkpoint.codec import Arrays
 
 FOLDER = "checkpoint"
@@ -30,7 +31,7 @@ class Checkpoint(NamedTuple):
     tree: Any
     """state of the run as JSON-compatible tables."""
     arrays: Arrays
-    """arrays by the names to which the tables refer."""
+    """arrays by the names to which the tables refer; weights of models may be on disk."""
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -43,26 +44,21 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     Returns:
         The checkpoint's folder.
     """
-    from safetensors.numpy import save
-
     events, tree, arrays = checkpoint
     place = folder / FOLDER / f"{events:012d}"
     # exists after a signal or a resume: the same count of events means the same state
     if place.exists():
         return place
     beside = place.with_name(place.name + WRITING)
-    content = {
-        _STATE: json.dumps(tree, separators=(",", ":"), allow_nan=False).encode(),
-        _ARRAYS: save(arrays),
-    }
-    fingerprints = {name: hashlib.sha256(part).hexdigest() for name, part in content.items()}
-    manifest = {"format": _FORMAT, "events": events, **fingerprints}
-    content[_MANIFEST] = (json.dumps(manifest, indent=2) + "\n").encode()
+    state = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+    manifest = {"format": _FORMAT, "events": events, _STATE: hashlib.sha256(state).hexdigest()}
     make_folder(place.parent)
     try:
         beside.mkdir()
-        for name, part in content.items():
-            (beside / name).write_bytes(part)
+        (beside / _STATE).write_bytes(state)
+        manifest[_ARRAYS] = write_tensors(beside / _ARRAYS, arrays)
+        (beside / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        for name in (_STATE, _ARRAYS, _MANIFEST):
             sync(beside / name)
         sync(beside)
         beside.replace(place)
@@ -108,12 +104,11 @@ def read(place: Path) -> Checkpoint:
         place: the checkpoint's folder.
 
     Returns:
-        The content.
+        The content, whose arrays are read when they are needed, even if the checkpoint is removed.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or of another format.
     """
-    from safetensors.numpy import load
 
     def damaged(problem: str) -> CheckpointError:
         return CheckpointError(
@@ -129,14 +124,15 @@ def read(place: Path) -> Checkpoint:
                 f"fedsim reads {_FORMAT}: resume with the fedsim that wrote it, or run the "
                 "scenario again, with another --out"
             )
-        content = {name: read_bytes(place / name) for name in (_STATE, _ARRAYS)}
-        for name, part in content.items():
-            if hashlib.sha256(part).hexdigest() != manifest[name]:
+        state = read_bytes(place / _STATE)
+        arrays = open_tensors(place / _ARRAYS, hashed=True)
+        fingerprints = {_STATE: hashlib.sha256(state).hexdigest(), _ARRAYS: arrays.sha256}
+        for name, fingerprint in fingerprints.items():
+            if fingerprint != manifest[name]:
                 raise damaged(f"{name} is not what was written")
         if manifest["events"] != int(place.name):
             raise damaged(f"it was taken after {manifest['events']} events, which is not its name")
-        tree = json.loads(content[_STATE])
-        return Checkpoint(manifest["events"], tree, load(content[_ARRAYS]))
+        return Checkpoint(manifest["events"], json.loads(state), dict(arrays.tensors))
     except CheckpointError:
         raise
     except Exception as error:  # readers raise many kinds for damaged files

@@ -1,0 +1,267 @@
+"""Files of tensors in the format of safetensors, which are written and read tensor by tensor.
+
+The files have the bytes that ``safetensors.numpy.save_file`` writes. It takes all tensors of a file
+at once; these functions have one tensor in memory, whatever the size of the file.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedsim.common.arrays import AnyArray
+from fedsim.common.files import open_file
+
+# types of tensors in the order in which a file has them, by numpy's names
+_CODES = {
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+    "complex64": "C64",
+    "float32": "F32",
+    "uint32": "U32",
+    "int32": "I32",
+    "float16": "F16",
+    "uint16": "U16",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+_DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
+_RANKS = {name: rank for rank, name in enumerate(_CODES)}
+_ALIGNMENT = 8  # length of the header is a multiple of it (bytes)
+_LONGEST_HEADER = 100_000_000  # limit of the format (bytes)
+
+
+class StoredTensor:
+    """Tensor that is read from where it is stored each time that it is needed.
+
+    Args:
+        dtype: type of the elements.
+        shape: the shape.
+    """
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> None:
+        self.dtype = dtype
+        self.shape = shape
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements (bytes)."""
+        return int(self.dtype.itemsize) * math.prod(self.shape)
+
+    def read(self) -> AnyArray:
+        """Read the tensor into a new array."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return np.asarray, (self.read(),)
+
+
+AnyTensor = AnyArray | StoredTensor
+
+
+def array_of(tensor: AnyTensor) -> AnyArray:
+    """Return a tensor as an array, which is read if it is stored."""
+    return tensor.read() if isinstance(tensor, StoredTensor) else tensor
+
+
+def bytes_of(array: AnyArray) -> memoryview:
+    """Return the elements of an array in C order, as little-endian bytes."""
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data
+
+
+def write_tensors(path: Path, tensors: Mapping[str, AnyTensor]) -> str:
+    """Write tensors to a new file, one after the other.
+
+    Args:
+        path: the file.
+        tensors: name: tensor. A stored tensor is read when it is written.
+
+    Returns:
+        SHA-256 of the file, as hexadecimal digits.
+
+    Raises:
+        ValueError: a tensor has a type, or the file has a count of tensors, that the format lacks.
+        OSError: the disk is full, for example.
+    """
+    order = sorted(tensors, key=lambda name: (_rank(name, tensors[name]), name))
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        head = _header(order, tensors)
+        file.write(head)
+        digest.update(head)
+        for name in order:
+            content = bytes_of(array_of(tensors[name]))
+            file.write(content)
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def _rank(name: str, tensor: AnyTensor) -> int:
+    try:
+        return _RANKS[tensor.dtype.name]
+    except KeyError:
+        raise ValueError(
+            f"the tensor {name!r} is of type {tensor.dtype.name}; allowed are {', '.join(_CODES)}"
+        ) from None
+
+
+def _header(order: list[str], tensors: Mapping[str, AnyTensor]) -> bytes:
+    """Return the first bytes of a file: length of the table of tensors, and the table."""
+    table = {}
+    end = 0
+    for name in order:
+        tensor = tensors[name]
+        begin = end
+        end += tensor.nbytes
+        table[name] = {
+            "dtype": _CODES[tensor.dtype.name],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > _LONGEST_HEADER:
+        raise ValueError(
+            f"a file of {len(order)} tensors has a table of {len(text)} bytes; the format allows "
+            f"{_LONGEST_HEADER}"
+        )
+    return len(text).to_bytes(8, "little") + text
+
+
+class _FileTensor(StoredTensor):
+    """Tensor in a file.
+
+    Args:
+        file: the file.
+        dtype: type of the elements.
+        shape: the shape.
+        place: offset of the first byte in the file.
+    """
+
+    __slots__ = ("_file", "_place")
+
+    def __init__(
+        self, file: "_OpenFile", dtype: "np.dtype[Any]", shape: tuple[int, ...], place: int
+    ) -> None:
+        super().__init__(dtype, shape)
+        self._file = file
+        self._place = place
+
+    def read(self) -> AnyArray:
+        return read_array(self._file.descriptor, self._place, self.shape, self.dtype)
+
+
+class _OpenFile:
+    """File that is closed when no tensor needs it any more.
+
+    Args:
+        path: path of the file.
+
+    Raises:
+        OSError: the file cannot be read, or is no regular file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_file(path)
+        self.descriptor = self._file.fileno()
+
+    def hash(self) -> str:
+        """Return the SHA-256 of the file, as hexadecimal digits."""
+        return hashlib.file_digest(self._file, "sha256").hexdigest()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+
+class TensorFile(NamedTuple):
+    """Tensors of a file. The file remains readable while one of them is in use, even if deleted."""
+
+    tensors: dict[str, StoredTensor]
+    """name: tensor."""
+    sha256: str | None
+    """SHA-256 of the file, as hexadecimal digits; None if it was not asked for."""
+
+
+def open_tensors(path: Path, *, hashed: bool = False) -> TensorFile:
+    """Open a file of tensors, whose elements are read later.
+
+    Args:
+        path: the file.
+        hashed: whether the file is read once to compute its SHA-256.
+
+    Raises:
+        OSError: the file cannot be read, or is no regular file.
+        ValueError: the file is not in the format, or has a type of tensors that numpy lacks.
+    """
+    file = _OpenFile(path)
+    sha256 = file.hash() if hashed else None
+    size = os.fstat(file.descriptor).st_size
+    length = int.from_bytes(os.pread(file.descriptor, 8, 0), "little")
+    if length > min(_LONGEST_HEADER, size - 8):
+        raise ValueError(f"its table of tensors is said to have {length} bytes")
+    table = json.loads(_read_bytes(file.descriptor, 8, length))
+    table.pop("__metadata__", None)
+    tensors: dict[str, StoredTensor] = {}
+    for name, dtype, shape, place in _entries(table, 8 + length, size):
+        tensors[name] = _FileTensor(file, dtype, shape, place)
+    return TensorFile(tensors, sha256)
+
+
+def _entries(
+    table: Any, start: int, size: int
+) -> "Iterator[tuple[str, np.dtype[Any], tuple[int, ...], int]]":
+    """Yield name, type, shape and offset of each tensor of a file of ``size`` bytes."""
+    try:
+        for name, entry in table.items():
+            dtype = _DTYPES[entry["dtype"]]
+            shape = tuple(map(int, entry["shape"]))
+            begin, end = map(int, entry["data_offsets"])
+            is_within = 0 <= begin <= end <= size - start
+            if min(shape, default=0) < 0 or not is_within:
+                raise ValueError(f"the tensor {name!r} lies outside of the file")
+            if end - begin != dtype.itemsize * math.prod(shape):
+                raise ValueError(f"the tensor {name!r} has another size than its shape")
+            yield name, dtype, shape, start + begin
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its table of tensors is malformed: {error!r}") from None
+
+
+def _read_bytes(descriptor: int, place: int, length: int) -> bytes:
+    return read_array(descriptor, place, (length,), np.dtype(np.uint8)).tobytes()
+
+
+def read_array(
+    descriptor: int, place: int, shape: tuple[int, ...], dtype: "np.dtype[Any]"
+) -> AnyArray:
+    """Read an array from an open file into a new array.
+
+    Args:
+        descriptor: file descriptor.
+        place: offset of the first byte.
+        shape: shape of the array.
+        dtype: type of its elements, which are little-endian in the file.
+
+    Raises:
+        OSError: the file ends before the array does.
+    """
+    array = np.empty(shape, dtype=dtype.newbyteorder("<"))
+    content = array.reshape(-1).view(np.uint8).data
+    while content:
+        size = os.preadv(descriptor, [content], place)
+        if not size:
+            raise OSError("the file ends before its last tensor does")
+        content = content[size:]
+        place += size
+    return array.astype(dtype, copy=False)
