@@ -171,8 +171,8 @@ _LAYERS = {
     "lab.audit": "common clock records world.meters",
     "lab.calibrate": "common clock records running world",
     "lab.rehearsal": "analysis clock common deployed lab.calibrate records running version world",
-    "lab.model_memory": "common learning running",
-    "lab.tally": "common lab.model_memory learning",
+    "lab.model_memory": "common lab.tally learning learning.data running running.checkpoint",
+    "lab.tally": "common learning",
     "lab.forecast": "common clock lab.model_memory lab.tally lab.terminal learning records running strategies",
     "lab.whole_forecast": "clock common lab.forecast lab.model_memory running",
     "lab.study": "analysis common clock lab.compare lab.forecast lab.loading lab.reading lab.terminal "

@@ -48,6 +48,21 @@ def run_result(folder: Path, resumption: str | None) -> RunResult:
     )
 
 
+class NeedResult(ResultEntries):
+    """Memory and disk that a part of a scenario needs at the peak."""
+
+    part: str
+    """The part, such as ``personal models``."""
+    key: str
+    """The key of the scenario on which it depends; "" if there is none."""
+    memory_bytes: float
+    """Memory (bytes)."""
+    disk_bytes: float
+    """Size in the run folder (bytes)."""
+    scratch_bytes: float
+    """Size in the folder for temporary files (bytes)."""
+
+
 class ForecastResult(ResultEntries):
     """Predicted cost of a run on this machine, from a trial of its beginning."""
 
@@ -70,7 +85,11 @@ class ForecastResult(ResultEntries):
     memory_bytes: int
     """Peak memory (bytes)."""
     disk_bytes: float
-    """Size of the run folder (bytes)."""
+    """Peak size of the run folder (bytes)."""
+    scratch_bytes: float
+    """Peak size of models in the folder for temporary files (bytes)."""
+    needs: list[NeedResult]
+    """Memory and disk by the part of the scenario that needs them."""
 
     @classmethod
     def of(cls, cost: CostHere) -> "ForecastResult":

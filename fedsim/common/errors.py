@@ -113,14 +113,14 @@ def told(error: Exception, folder: Path | None = None) -> str:
 
 def _full_disk(error: Exception, folder: Path | None) -> str:
     name = getattr(error, "filename", None)
-    if name is not None:
-        folder = Path(os.fsdecode(name)).parent
+    full = folder if name is None else Path(os.fsdecode(name)).parent  # may be that of TMPDIR
+    output = folder or full
     disk = "the disk"
     advice = "try again"
-    if folder is not None:
-        disk = f"the disk that holds {str(folder)!r}"
-        if on_command_line.get() and any(folder.glob("checkpoint/*/*")):
-            advice = "--resume goes on"
+    if full is not None:
+        disk = f"the disk that holds {str(full)!r}"
+    if output is not None and on_command_line.get() and any(output.glob("checkpoint/*/*")):
+        advice = "--resume goes on"
     return f"{disk} is full; make room there, and {advice}"
 
 

@@ -5,7 +5,9 @@ Limits of control groups are read in version 2 of their interface (Linux,
 (``man sbatch``, "OUTPUT ENVIRONMENT VARIABLES").
 """
 
+import ctypes
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 from fedsim.common.files import read_text
 
 _SYSTEM = Path("/")
+_STATM = Path("/proc/self/statm")
 _MEBIBYTE = 1 << 20  # unit of Slurm's variables
 
 
@@ -54,6 +57,28 @@ def usable_memory(system: Path = _SYSTEM) -> int:
     if job_memory is not None:
         amounts.append(job_memory)
     return min(amounts)
+
+
+def peak_memory() -> int:
+    """Return the peak memory (bytes) of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts kibibytes
+
+
+def resident_memory() -> int:
+    """Return the memory (bytes) that this process uses; its peak if the system does not tell.
+
+    Memory that the process has freed is given back to the system first, where this is possible.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+        if trim is not None:
+            trim(0)
+    try:
+        fields = read_text(_STATM, "ascii").split()
+    except OSError:
+        return peak_memory()
+    return int(fields[1]) * resource.getpagesize()
 
 
 def _machine_memory() -> int:

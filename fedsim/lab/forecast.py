@@ -6,6 +6,7 @@ without learning, then a part of its training.
 """
 
 import asyncio
+import gc
 import math
 import tempfile
 import time
@@ -18,6 +19,7 @@ import numpy as np
 from fedsim.clock.executors import Executor, Inline
 from fedsim.clock.simulation import Record, Simulation
 from fedsim.common.arrays import Floats
+from fedsim.common.machine import peak_memory, resident_memory
 from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.tally import Tally, UsedTraining
@@ -241,6 +243,8 @@ class Beginning:
         growing_bytes: size on disk (bytes) of files that grow with the run.
         fixed_bytes: size on disk (bytes) of files that do not grow with the run.
         stopped: the reason why the trial ended.
+        resident_bytes: memory of the process (bytes) after trainings and tests.
+        peak_bytes: peak memory of the process (bytes).
     """
 
     core: "Learning | None" = None
@@ -252,6 +256,8 @@ class Beginning:
     growing_bytes = 0
     fixed_bytes = 0
     stopped = ""
+    resident_bytes = 0
+    peak_bytes = 0
 
     def __init__(self, scenario: "Scenario", executor: Executor) -> None:
         start = time.perf_counter()
@@ -399,7 +405,7 @@ def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, floa
 
     Returns:
         Real times ``simulation_s``, ``training_s`` and ``testing_s`` (s), the numbers of
-        ``events``, ``trained_steps`` and ``tests``, and the size ``disk_bytes`` of the run folder.
+        ``events``, ``trained_steps`` and ``tests``, and the size ``records_bytes`` of the tables.
     """
     trial.go(patience_s)
     run = trial.run
@@ -407,10 +413,11 @@ def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, floa
     factor = 1 / trial.share if trial.share else 0.0
     step_s = 0.0
     test_s = 0.0
-    model_bytes = 0.0
     if trial.core is not None:
         step_s, test_s = asyncio.run(trial.costs(trial.core, patience_s))
-        model_bytes = len(run.strategy.models()) * run.learner.bytes
+    gc.collect()
+    trial.peak_bytes = peak_memory()
+    trial.resident_bytes = trial.peak_bytes if trial.core is None else resident_memory()
     tests = factor * trial.tally.tests
     steps = factor * sum(map(trial.steps_of, trial.tally.trainings))
     # the trial may end before the first test
@@ -423,5 +430,5 @@ def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, floa
         "events": trial.events * factor,
         "trained_steps": steps,
         "tests": tests,
-        "disk_bytes": trial.growing_bytes * factor + trial.fixed_bytes + model_bytes,
+        "records_bytes": trial.growing_bytes * factor + trial.fixed_bytes,
     }

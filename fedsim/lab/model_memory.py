@@ -1,53 +1,211 @@
-"""Memory and disk that the models of a round need, and the part of a scenario that needs most."""
+"""Peak memory and disk of a run, by the part of the scenario that needs them."""
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedsim.common.units import show_bytes
+from fedsim.lab.tally import Tally, Together
+from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.scratch import ROOM
 from fedsim.learning.streaming import WAITING
 from fedsim.running.assembly import Run
+from fedsim.running.checkpoint import CheckpointSpec
+from fedsim.running.checkpoint.snapshot import saved_models
+
+_LEAST_SHARE = 0.01  # parts of a sum that are listed
+_SUM = 4  # models of a sum: its start, its accumulator in float64, and its result
+_COLLECTED = 3  # models that a function of all updates needs for each: two copies, and their order
+_SAVES = 3  # checkpoints on disk while the next one is written
 
 
-class Together(NamedTuple):
-    """Greatest count of models that one call of a function takes, with the function's name."""
+@dataclass(frozen=True)
+class Need:
+    """Memory and disk that a part of a scenario needs at the peak.
 
-    models: int = 0
-    function: str = ""
+    Attributes:
+        part: the part, such as ``personal models``.
+        key: the key of the scenario on which it depends; "" if there is none.
+        memory_bytes: memory (bytes).
+        disk_bytes: size in the run folder (bytes).
+        scratch_bytes: size in the folder for temporary files (bytes).
+    """
+
+    part: str
+    key: str
+    memory_bytes: float = 0.0
+    disk_bytes: float = 0.0
+    scratch_bytes: float = 0.0
 
 
-def model_memory_lines(run: Run, together: Together, workers: int) -> list[str]:
-    """Return a text line on the memory and disk that the models of a round need.
+class ModelCounts(NamedTuple):
+    """Counts of models at the end of a run."""
+
+    named: int
+    """models that the strategy names, each of which is saved."""
+    alive: int
+    """different models that a checkpoint holds."""
+    made: int
+    """models that are made in a round: updates, sums and others."""
+
+
+def count_models(run: Run, tally: Tally, share: float, rounds: int) -> ModelCounts:
+    """Count the models of a run, from its beginning.
+
+    A checkpoint may have up to twice as many models, or half: those that a model which is not
+    computed yet is made of, instead of that one.
+
+    Args:
+        run: the run, after its beginning.
+        tally: learner of the run, which has counted trainings.
+        share: part of the run that was tried, 0..1.
+        rounds: count of rounds that were tried.
+    """
+    named = len(run.strategy.models())
+    alive = len(saved_models(run))
+    trainings = len(tally.trainings)
+    made = max(run.at_once, math.ceil(tally.snapshot() / max(1, rounds)))
+    devices = run.scenario.population.devices
+    trained = len({device for device, _ in tally.trainings})
+    if share < 1.0 and named > 1 and trained:
+        # more devices get a model of their own later, if trainings meet them at random
+        due = -devices * math.expm1(-trainings / share / devices)
+        growth = max(1.0, due / trained)
+        named = min(devices + 1, round(named * growth))
+        alive = round(alive * growth)
+    return ModelCounts(named, alive, made)
+
+
+def data_need(data: FederatedData | None) -> Need:
+    """Return what samples and the devices' indices need."""
+    size = 0
+    if data is not None:
+        arrays = [data.pool.x, data.pool.y, data.pool.targets]
+        for shard in data.shards:
+            arrays += [shard.train, shard.test]
+        size = sum(array.nbytes for array in arrays if array is not None)
+    return Need("data", "data.source", float(size))
+
+
+def model_needs(run: Run, counts: ModelCounts, together: Together, workers: int) -> list[Need]:
+    """Return what the models of a run need in memory, and in the folder for temporary files.
+
+    Args:
+        run: the run.
+        counts: counts of models at its end.
+        together: greatest count of models that one call of a function takes.
+        workers: count of workers.
+    """
+    size = run.learner.bytes
+    room = run.scenario.training.memory or ROOM
+    cohort = run.at_once
+    kept = counts.alive + counts.made + 1
+    in_memory = min(kept, int(room // size))
+    working = (_SUM + WAITING * workers) * size
+    reason = explain_need(run)
+    if size * cohort > room and (reason or together.models >= cohort):
+        working += _COLLECTED * max(cohort, together.models) * size
+    tested = 0.0
+    if counts.named > 1:
+        tested = min(counts.named * size, max(room, WAITING * workers * size))
+    is_personal = counts.named > 1
+    part = "personal models" if is_personal else "models that are in use"
+    return [
+        Need(
+            part,
+            "training.memory",
+            memory_bytes=in_memory * size,
+            scratch_bytes=(kept - in_memory) * size,
+        ),
+        Need("sums and results of a round", "strategy", working),
+        Need("tests of personal models", "evaluation", tested),
+        _state_need(run, counts),
+    ]
+
+
+def _state_need(run: Run, counts: ModelCounts) -> Need:
+    """Return what the states of the optimisers need."""
+    training = run.scenario.training
+    holders = 0
+    if training.state == "kept":
+        holders = run.scenario.population.devices
+    elif training.state == "sent":
+        holders = counts.alive + run.at_once
+    numbers = 0
+    if holders:
+        numbers = training.state_numbers({"": (int(run.learner.parameters),)})
+    return Need("states of optimisers", "training.state", 4.0 * numbers * holders)
+
+
+def saved_needs(run: Run, counts: ModelCounts, rounds: float) -> list[Need]:
+    """Return what the models of a run need in its folder.
+
+    Args:
+        run: the run.
+        counts: counts of models at its end.
+        rounds: count of rounds of the whole run.
+    """
+    size = run.learner.bytes
+    scenario = run.scenario
+    saves = min(_SAVES, _saves(scenario.checkpoint, rounds, scenario.stop.simulated_time))
+    models = counts.named * size
+    best = models if scenario.evaluation.keep_best else 0.0
+    return [
+        Need("checkpoints", "checkpoint", disk_bytes=saves * counts.alive * size),
+        Need("final models", "strategy", disk_bytes=models),
+        Need("best models", "evaluation.keep_best", disk_bytes=best),
+    ]
+
+
+def _saves(spec: CheckpointSpec, rounds: float, end_s: float | None) -> int:
+    """Return how often a run is saved."""
+    saves = int(spec.last)
+    if spec.rounds is not None:
+        saves += int(rounds // spec.rounds)
+    if spec.time is not None:
+        saves += _SAVES if end_s is None else int(end_s // spec.time)
+    return saves
+
+
+def need_lines(needs: Sequence[Need]) -> list[str]:
+    """Return text lines with the parts that need most memory and disk."""
+    lines = []
+    kinds: dict[str, Callable[[Need], float]] = {
+        "memory": lambda need: need.memory_bytes,
+        "the run folder": lambda need: need.disk_bytes,
+        "the folder for temporary files (TMPDIR)": lambda need: need.scratch_bytes,
+    }
+    for place, size_of in kinds.items():
+        total = sum(map(size_of, needs))
+        parts = []
+        for need in sorted(needs, key=lambda need: -size_of(need)):
+            if size_of(need) > _LEAST_SHARE * total:
+                key = f" ({need.key})" if need.key else ""
+                parts.append(f"{show_bytes(size_of(need))} {need.part}{key}")
+        if parts:
+            lines.append(f"of {place}: {', '.join(parts)}")
+    return lines
+
+
+def together_lines(run: Run, together: Together) -> list[str]:
+    """Return a text line on a part that takes all updates of a round at once; else no line.
 
     Args:
         run: the run.
         together: greatest count of models that one call of a function takes.
-        workers: count of workers.
-
-    Returns:
-        List with a single line; empty if all models of a round fit in memory.
     """
-    size = run.learner.bytes
     cohort = run.at_once
     room = run.scenario.training.memory or ROOM
-    if size * cohort <= room:
+    reason = explain_need(run)
+    if run.learner.bytes * cohort <= room or not (reason or together.models >= cohort):
         return []
-    # models in memory: start, sum (twice the size), its result, and results of the workers
-    models = 4 + WAITING * workers + int(room / size)
-    reason = "sums take a client's model at a time"
-    needed = _explain_need(run)
-    if needed or together.models >= cohort:
-        models = max(cohort, together.models) + 1
-        reason = needed or f"{together.function} takes {together.models} models together"
-    line = f"a round has {models} models in memory, {show_bytes(models * size)}: {reason}"
-    if not needed:
-        line += (
-            f"; a round that is tested has up to {show_bytes(size * cohort)} in a file for "
-            "temporary files (TMPDIR)"
-        )
-    return [line]
+    models = max(cohort, together.models)
+    why = reason or f"{together.function} takes {together.models} models together"
+    return [f"a round has {models} updates in memory at once: {why}"]
 
 
-def _explain_need(run: Run) -> str:
+def explain_need(run: Run) -> str:
     """Return the reason why the server needs all updates at once; empty if no part gives one."""
     params = run.scenario.strategy
     parts = (getattr(params, "aggregation", None), getattr(params, "selection", None), params)

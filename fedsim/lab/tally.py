@@ -1,15 +1,22 @@
 """Learner of a trial, which counts trainings and tests instead of computing."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
 from fedsim.common.training import Training
-from fedsim.lab.model_memory import Together
 from fedsim.learning import Learner
 from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
+
+
+class Together(NamedTuple):
+    """Greatest count of models that one call of a function takes, with the function's name."""
+
+    models: int = 0
+    function: str = ""
+
 
 UsedTraining = tuple[int, Training]
 """Device ID, and a training on that device whose result the run uses."""

@@ -1,8 +1,6 @@
 """The whole forecast of a scenario: its sizes, its times, and what it costs on this machine."""
 
 import math
-import resource
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +11,15 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.notes import collected_notes
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.forecast import PATIENCE_S, Beginning, data_lines, forecast, nominal_lines
-from fedsim.lab.model_memory import model_memory_lines
+from fedsim.lab.model_memory import (
+    Need,
+    count_models,
+    data_need,
+    model_needs,
+    need_lines,
+    saved_needs,
+    together_lines,
+)
 from fedsim.running.assembly import Run
 
 if TYPE_CHECKING:
@@ -34,7 +40,9 @@ class CostHere:
         trained_steps: count of SGD steps.
         tests: count of tests.
         memory_bytes: peak memory (bytes).
-        disk_bytes: size of the run folder (bytes).
+        disk_bytes: peak size of the run folder (bytes).
+        scratch_bytes: peak size of models in the folder for temporary files (bytes).
+        needs: memory and disk by the part of the scenario that needs them.
     """
 
     real_s: float
@@ -47,6 +55,8 @@ class CostHere:
     tests: float
     memory_bytes: int
     disk_bytes: float
+    scratch_bytes: float
+    needs: tuple[Need, ...]
 
 
 @dataclass(frozen=True)
@@ -104,8 +114,42 @@ def forecast_whole(
         lines.append("what a run takes here cannot be told: not one round ended within the trial")
         return WholeForecast(lines)
     real_s = trial.build_s + costs["simulation_s"] + costs["training_s"] + costs["testing_s"]
-    cost = CostHere(real_s=real_s, build_s=trial.build_s, memory_bytes=peak_memory(), **costs)
+    needs = _needs(trial, costs.pop("records_bytes"))
+    cost = CostHere(
+        real_s=real_s,
+        build_s=trial.build_s,
+        memory_bytes=int(sum(need.memory_bytes for need in needs)),
+        disk_bytes=sum(need.disk_bytes for need in needs),
+        scratch_bytes=sum(need.scratch_bytes for need in needs),
+        needs=tuple(needs),
+        **costs,
+    )
     return WholeForecast([*lines, *_cost_lines(trial, cost)], cost)
+
+
+def _needs(trial: Beginning, records_bytes: float) -> list[Need]:
+    """Return what each part of a scenario needs, from a trial that has ended.
+
+    Args:
+        trial: the trial.
+        records_bytes: size of the tables of the whole run (bytes).
+    """
+    data = data_need(trial.run.data)
+    program = max(0.0, trial.resident_bytes - data.memory_bytes)
+    needs = [
+        Need("program", "", program),
+        data,
+        Need("records", "stop", disk_bytes=records_bytes),
+    ]
+    if trial.core is None:
+        return needs
+    counts = count_models(trial.run, trial.tally, trial.share, trial.rounds)
+    needs += model_needs(trial.run, counts, trial.tally.together, trial.workers)
+    needs += saved_needs(trial.run, counts, trial.rounds / trial.share)
+    present = sum(need.memory_bytes for need in needs)
+    # activations and gradients, which the trial had too
+    training = Need("a training", "model", max(0.0, trial.peak_bytes - present))
+    return [*needs, training]
 
 
 _LONG_ROUND_TRIP_S = 0.02
@@ -153,21 +197,19 @@ def _cost_lines(trial: Beginning, cost: CostHere) -> list[str]:
     most = "at most " if scenario.stop.accuracy is not None else ""
     memory = show_bytes(cost.memory_bytes)
     disk = show_bytes(cost.disk_bytes)
+    scratch = ""
+    if cost.scratch_bytes:
+        scratch = f", and {show_bytes(cost.scratch_bytes)} for temporary files"
     lines = [
         f"here a run takes {most}about {show_seconds(cost.real_s)}: {', '.join(parts)}",
-        f"it needs about {memory} of memory and {disk} on disk",
+        f"it needs about {memory} of memory and {disk} on disk{scratch}",
     ]
+    lines += need_lines(cost.needs)
     if trial.core is not None:
-        lines += model_memory_lines(trial.run, trial.tally.together, trial.workers)
+        lines += together_lines(trial.run, trial.tally.together)
     if trial.futile is not None:
         lines.append(
             f"it makes not one round ({trial.futile}): devices, deadline and strategy do not "
             "go together"
         )
     return lines
-
-
-def peak_memory() -> int:
-    """Return the peak memory (bytes) of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts kibibytes

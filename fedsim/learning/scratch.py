@@ -63,10 +63,12 @@ class Scratch:
 
     Attributes:
         written_bytes: bytes written to the file so far.
+        peak_bytes: greatest size of the file so far (bytes).
     """
 
     def __init__(self, room: float) -> None:
         self.written_bytes = 0
+        self.peak_bytes = 0
         self._room = room
         self._used = 0
         # id(ref): the ref and its size (bytes), the first stored first
@@ -146,6 +148,7 @@ class Scratch:
         else:
             place = self._end
             self._end += weights.nbytes
+            self.peak_bytes = max(self.peak_bytes, self._end)
         self._live += 1
         written = Written(self, place, length)  # which gives the place back if writing fails
         content = np.ascontiguousarray(weights).data.cast("B")

@@ -14,11 +14,12 @@ from statistics import median
 
 from fedsim.clock.executors import Inline, start
 from fedsim.common.errors import DataError
+from fedsim.common.machine import peak_memory
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.forecast import load_learning
 from fedsim.lab.study.plan import PlannedRun
 from fedsim.lab.study.shards import StudyShard, deal, predicted_work
-from fedsim.lab.whole_forecast import CostHere, forecast_whole, peak_memory
+from fedsim.lab.whole_forecast import CostHere, forecast_whole
 
 _MOST_TRIED = 24  # greatest count of variants whose beginning is tried
 _TRIAL_S = 0.5  # real time (s) for each part of a trial

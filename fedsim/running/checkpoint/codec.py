@@ -33,16 +33,17 @@ class Encoder:
 
     Attributes:
         arrays: the arrays of all encoded values, by name; weights on disk are not read.
+        objects: the encoded objects and arrays, kept alive so that each ``id()`` stays unique.
     """
 
     def __init__(self, classes: Mapping[str, type], left_out: tuple[str, ...] = ()) -> None:
         self._names = {cls: name for name, cls in classes.items()}
         self._left_out = left_out
         self._numbers: dict[int, int] = {}  # id() of an object: its index in "objects"
-        self._alive: list[object] = []  # encoded objects, kept alive so that each id() stays unique
         self._array_names: dict[int, str] = {}
         self._waiting: deque[object] = deque()
         self.arrays: Arrays = {}
+        self.objects: list[object] = []
 
     def encode(self, value: object) -> dict[str, object]:
         """Encode a value, with all objects that can be reached from it.
@@ -90,12 +91,12 @@ class Encoder:
                 name = f"{len(self.arrays):06d}"
                 self._array_names[id(value)] = name
                 self.arrays[name] = value
-                self._alive.append(value)
+                self.objects.append(value)
             return {"~array": self._array_names[id(value)]}
         if type(value) in self._names:
             if id(value) not in self._numbers:
                 self._numbers[id(value)] = len(self._numbers)
-                self._alive.append(value)
+                self.objects.append(value)
                 self._waiting.append(value)
             return {"~object": self._numbers[id(value)]}
         raise CheckpointError(

@@ -248,6 +248,18 @@ def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Check
     return store.Checkpoint(recorder.chain.count, tree, encoder.arrays)
 
 
+def saved_models(run: "Run") -> list[Ref]:
+    """Return the different models that a checkpoint of a run would have.
+
+    Args:
+        run: the run, between two instants.
+    """
+    encoder = Encoder(_saved_classes(), _unsaved_fields())
+    state: list[object] = [part.snapshot() for part in _parts(run).values()]
+    encoder.encode([*state, run.strategy.state, run.evaluator.ending.progress])
+    return [value for value in encoder.objects if isinstance(value, Ref)]
+
+
 class _SavedPart(Protocol):
     """Part of a run that saves and restores its state."""
 

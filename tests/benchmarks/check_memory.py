@@ -1,0 +1,155 @@
+"""Memory and disk that ``fedsim check`` predicts, against those of whole runs.
+
+    python -m tests.benchmarks.check_memory                  # all scenarios
+    python -m tests.benchmarks.check_memory fedavg ditto     # these
+
+Each forecast and each run is a process of its own. A line has the predicted and the measured peak
+of the resident memory, of the run folder, and of models in the folder for temporary files, with the
+error of each prediction in percent of what was measured. Exit status 1 if a prediction of memory is
+off by more than a third, or one of disk by more than one and a half of what was measured.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from tests.benchmarks.script import parser
+
+Sections = dict[str, Any]
+MEMORY_ERROR = 1 / 3
+DISK_ERROR = 1.5
+_LEAST_BYTES = 1e6
+
+_FORECAST = """
+import json, sys
+import fedsim
+from fedsim.clock.executors import Inline
+from fedsim.lab.whole_forecast import forecast_whole
+whole = forecast_whole(fedsim.Scenario(**json.loads(sys.argv[1])), Inline())
+cost = whole.cost
+assert cost is not None, whole.lines
+print(json.dumps([cost.memory_bytes, cost.disk_bytes, cost.scratch_bytes]))
+"""
+
+_RUN = """
+import asyncio, json, sys, tempfile, threading, time
+from pathlib import Path
+import fedsim
+from fedsim.clock.executors import Inline
+from fedsim.common.machine import peak_memory
+from fedsim.running.runner import Job
+with tempfile.TemporaryDirectory() as name:
+    folder = Path(name, "run")
+    job = Job(fedsim.Scenario(**json.loads(sys.argv[1])), folder, Inline())
+    peak = 0
+    def size():
+        total = 0
+        for path in folder.rglob("*"):
+            try:
+                total += path.stat().st_size
+            except OSError:
+                pass
+        return total
+    def watch():
+        global peak
+        while True:
+            peak = max(peak, size())
+            time.sleep(0.1)
+    threading.Thread(target=watch, daemon=True).start()
+    asyncio.run(job.execute())
+    peak = max(peak, size())
+    computing = getattr(job.simulation.installed.learner, "_computing", None)
+    scratch = 0 if computing is None else computing.scratch.peak_bytes
+    print(json.dumps([peak_memory(), peak, scratch]))
+"""
+
+
+def _sections(devices: int, hidden: int, rounds: int, **strategy: Any) -> Sections:
+    """The scenario of a run with a perceptron of two hidden layers."""
+    source = {"kind": "synthetic", "features": 64, "classes": 10}
+    partition = {"kind": "synthetic", "log_mean": 1.2, "log_std": 0.1, "least": 3}
+    return {
+        "seed": 7,
+        "data": {"source": source, "partition": partition},
+        "model": {"kind": "mlp", "hidden": [hidden, hidden]},
+        "training": {"lr": 0.05, "batch_size": 100, "memory": "32 MB"},
+        "population": {"devices": devices, "speed": "100 samples/s"},
+        "strategy": {"kind": "fedavg", "clients_per_round": devices, **strategy},
+        "stop": {"rounds": rounds},
+    }
+
+
+def _with(sections: Sections, **more: Sections) -> Sections:
+    """The sections, with further keys."""
+    return {**sections, **{name: {**sections.get(name, {}), **keys} for name, keys in more.items()}}
+
+
+_ADAM = {"kind": "torch", "optimizer": "Adam", "lr": 0.001}
+SCENARIOS: dict[str, Sections] = {
+    "softmax": {**_sections(50, 8, 20), "model": "logistic"},
+    "off": {
+        "learning": "off",
+        "population": {
+            "devices": 20_000,
+            "speed": "100 samples/s",
+            "samples": {"low": 5, "high": 9},
+        },
+        "strategy": {"kind": "fedavg", "clients_per_round": 100},
+        "stop": {"rounds": 50},
+    },
+    "fedavg": _sections(40, 1000, 3),
+    "fedavg-waves": _with(_sections(40, 1000, 3), training={"memory": "1 GB"}),
+    "saved": _with(_sections(10, 1500, 4), checkpoint={"rounds": 1}),
+    "best": _with(_sections(10, 1500, 3), evaluation={"keep_best": True}),
+    "median": _sections(40, 1000, 2, aggregation="median"),
+    "scaffold": _sections(30, 1000, 2, kind="scaffold"),
+    "ditto": _with(_sections(60, 1000, 2, kind="ditto"), evaluation={"every": 2}),
+    "ditto-saved": _with(
+        _sections(40, 1000, 2, kind="ditto"), checkpoint={"rounds": 1}, evaluation={"every": 2}
+    ),
+    "fedper": _sections(40, 1000, 2, kind="fedper"),
+    "local": _sections(60, 1000, 1, kind="local"),
+    "kept-adam": _with(_sections(20, 700, 2), training={**_ADAM, "state": "kept"}),
+    "cnn": {
+        "seed": 7,
+        "data": {"source": "digits"},
+        "model": {"kind": "cnn5"},
+        "population": {"devices": 50, "speed": "100 samples/s"},
+        "strategy": {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 1},
+        "stop": {"rounds": 2},
+    },
+}
+
+
+def _measure(script: str, sections: Sections) -> list[float]:
+    """Peaks of memory, run folder and temporary files (bytes), as a process prints them."""
+    words = [sys.executable, "-c", script, json.dumps(sections)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True)
+    numbers: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return numbers
+
+
+def main() -> None:
+    """Measure, and print a line for each scenario."""
+    arguments = parser(__doc__)
+    arguments.add_argument("scenarios", nargs="*", choices=[[], *SCENARIOS])
+    names = arguments.parse_args().scenarios or SCENARIOS
+    fails = False
+    print(f"{'MB, predicted / measured':24}{'memory':>22}{'run folder':>24}{'TMPDIR':>24}")
+    for name in names:
+        predicted = _measure(_FORECAST, SCENARIOS[name])
+        measured = _measure(_RUN, SCENARIOS[name])
+        line = f"{name:24}"
+        limits = (MEMORY_ERROR, DISK_ERROR, DISK_ERROR)
+        for forecast, fact, limit in zip(predicted, measured, limits, strict=True):
+            error = forecast - fact
+            fails = fails or abs(error) > max(limit * fact, _LEAST_BYTES)
+            percent = 100 * error / fact if fact else 0.0
+            line += f"{forecast / 1e6:8.0f} /{fact / 1e6:6.0f} {percent:+5.0f} %"
+        print(line, flush=True)
+    sys.exit(fails)
+
+
+if __name__ == "__main__":
+    main()
