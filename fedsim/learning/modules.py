@@ -301,6 +301,17 @@ def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> fl
     return float(counter.get_total_flops()) / 2 * passes
 
 
+def outputs_in_bf16(module: nn.Module, x: Tensor) -> Tensor:
+    """Apply a module with float32 tensors to samples like ``outputs_of``, in mixed precision.
+
+    torch computes products in bfloat16 and sums, such as norms, in float32. The outputs are
+    float32.
+    """
+    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+        outputs = outputs_of(module, x)
+    return outputs.float()
+
+
 def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
     """Apply a module to samples [n, ...]; ``ScenarioError`` if the outputs are no tensor."""
     outputs = module(x)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fedsim.learning.solvers.context import LocalData, TrainingContext
 
 
+Precision = Literal["float32", "bf16"]
+
 LANES = 16
 """Models in a stack, unless ``training.lanes`` says otherwise."""
 
@@ -157,6 +159,11 @@ class Trainer(Spec):
         return 1
 
     @property
+    def in_bf16(self) -> bool:
+        """Whether products in training are computed in bfloat16."""
+        return False
+
+    @property
     def stack_obstacle(self) -> str:
         """Reason why devices cannot be trained at once by ``stack_steps``; "" if they can."""
         return f"training.kind {self.kind!r} has its own way of training"
@@ -264,6 +271,10 @@ class TrainingSpec(Trainer):
     """count of models in a stack of the ``cohort`` solver. Each of them needs memory for weights,
     gradients and activations, so that large models need fewer.
     """
+    precision: Precision = "float32"
+    """``bf16``: torch computes the products of forward and backward passes in bfloat16
+    (``torch.autocast``), by autograd; weights, steps and tests remain float32.
+    """
     state: None = None  # type: ignore[assignment]
     real_limit: None = None  # type: ignore[assignment]
 
@@ -277,6 +288,10 @@ class TrainingSpec(Trainer):
                 "on a cpu only"
             )
         return self
+
+    @property
+    def in_bf16(self) -> bool:
+        return self.precision == "bf16"
 
     @property
     def steps_along_gradient(self) -> bool:

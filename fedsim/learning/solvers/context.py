@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedsim.common.training import Contrast
 from fedsim.learning.draws import KeyedDraws
-from fedsim.learning.modules import as_real, as_tensor_like, real_shape
+from fedsim.learning.modules import as_real, as_tensor_like, outputs_of, real_shape
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
@@ -90,6 +90,8 @@ class TrainingContext:
             is ``kept`` or ``sent``; empty in the first training.
         start: name of a tensor of the module: its value in the received model.
         data: the samples and batches.
+        forward: a function of a module and a batch that returns the module's outputs, computed in
+            ``training.precision``.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class TrainingContext:
         losses: Callable[..., Tensor],
         data: LocalData,
         contrast: Callable[[Tensor], Tensor] | None,
+        forward: Callable[[nn.Module, Tensor], Tensor] = outputs_of,
     ) -> None:
         self.device, self.round, self.epochs = solve.task
         self.lr = descent.lr
@@ -108,6 +111,7 @@ class TrainingContext:
         for name, value in (solve.state or {}).items():
             self.state[name] = torch.tensor(value, device=data.x.device)
         self.data = data
+        self.forward = forward
         self._solve = solve
         self._descent = descent
         self._trained = trained
@@ -213,6 +217,7 @@ def contrastive_terms(
         previous: representations by the device's previous model, [b, r].
         temperature: temperature of the term.
     """
+    current = current.to(received.dtype)  # of bfloat16 in mixed precision
     to_received = functional.cosine_similarity(current, received)
     to_previous = functional.cosine_similarity(current, previous)
     return functional.softplus((to_previous - to_received) / temperature)

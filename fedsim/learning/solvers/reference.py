@@ -20,6 +20,7 @@ from fedsim.learning.modules import (
     as_tensor_like,
     copy_module,
     numbers,
+    outputs_in_bf16,
     outputs_of,
     real_shape,
     samples_dtype,
@@ -61,6 +62,7 @@ class Reference(Solver):
             checks on.
         keyed: ``training`` and ``testing`` -> whether torch's random draws are made a function of
             device and step; set by ``probe``.
+        forward: applies the module to a batch of a training, in the precision of the training.
         drawn: ``training`` and ``testing`` -> whether such draws have occurred.
     """
 
@@ -86,7 +88,28 @@ class Reference(Solver):
         self._has_loss = hasattr(self._template, "loss")
         self._losses = losses
         tensors = [(name, real_shape(tensor)) for name, tensor in numbers(self._template).items()]
+        self.forward: Callable[[nn.Module, Tensor], Tensor] = outputs_of
         super().__init__(device, tensors, kernels(module))
+
+    def use_bf16(self) -> None:
+        """Compute products in training in bfloat16 from now on.
+
+        Raises:
+            ScenarioError: the module has tensors of other types than float32.
+        """
+        for name, tensor in self._template.named_parameters():
+            if tensor.dtype != torch.float32:
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise ScenarioError(
+                    f"training.precision is 'bf16', but the tensor {name!r} of the model is "
+                    f"{kind}; allowed are models in float32, and training.precision = 'float32'"
+                )
+        self.forward = outputs_in_bf16
+
+    @property
+    def in_bf16(self) -> bool:
+        """Whether products in training are computed in bfloat16."""
+        return self.forward is outputs_in_bf16
 
     def losses(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
         if self._losses is not None:
@@ -215,7 +238,7 @@ class Reference(Solver):
             steps = self._steps(solve, descent, trained)
             parameters = [step.parameter for step in steps]
             for x, y in context.data:
-                loss = context.batch_loss(outputs_of(module, x), y)
+                loss = context.batch_loss(self.forward(module, x), y)
                 gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 with torch.no_grad():
                     if descent.clip is not None:
@@ -276,7 +299,10 @@ class Reference(Solver):
             x = self._on_device(solve.x)
             y = solve.y.to(self.device)
             data = LocalData(module, solve, x, y, self._laid_out, draws)
-            yield trained, TrainingContext(solve, descent, trained, losses, data, contrast)
+            yield (
+                trained,
+                TrainingContext(solve, descent, trained, losses, data, contrast, self.forward),
+            )
         self.drawn["training"] |= draws is not None and draws.drawn
 
     def _apply(self, copied_module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def pick(
     losses: Callable[..., torch.Tensor] | None = None,
     lanes: int = LANES,
 ) -> Solver:
-    """Return the fastest solver that can train a model.
+    """Return the fastest solver that can train a model, in the precision of the trainer.
 
     Args:
         model: layers as data, or a module.
@@ -32,6 +32,31 @@ def pick(
         trainer: the scenario's trainer; None for fedsim's SGD.
         losses: a function that computes the loss of each sample, [n]; None for cross-entropy.
         lanes: ``training.lanes``, the count of models in a stack.
+
+    Raises:
+        ScenarioError: the solver or the model does not take ``training.precision``.
+    """
+    solver = _pick(model, device, choice, trainer, losses, lanes)
+    if trainer is not None and trainer.in_bf16:
+        if not isinstance(solver, Reference):
+            raise ScenarioError(
+                "training.precision is 'bf16', but models of dense layers are trained in closed "
+                "form, in float32, on a CPU; allowed are training.solver = 'reference' and "
+                "'cohort', and training.precision = 'float32'"
+            )
+        solver.use_bf16()
+    return solver
+
+
+def _pick(
+    model: Architecture | nn.Module,
+    device: torch.device,
+    choice: str,
+    trainer: Trainer | None = None,
+    losses: Callable[..., torch.Tensor] | None = None,
+    lanes: int = LANES,
+) -> Solver:
+    """Return the fastest solver that can train a model, with the arguments of ``pick``.
 
     Returns:
         ``ByTrainer`` if the trainer is not fedsim's SGD, or ``CohortByTrainer``. Otherwise ``Cohort`` if it is chosen, or

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedsim.learning.modules import outputs_of
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.context import rules
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
@@ -107,6 +106,7 @@ class LaneLoss(nn.Module):
         super().__init__()
         self.module = copied_module.module
         self._losses = partial(solver.losses_of, copied_module)
+        self._forward = solver.forward
         self._options = options
         self.contrast: Callable[[Tensor], Tensor] | None = None
 
@@ -122,7 +122,7 @@ class LaneLoss(nn.Module):
             count: count of these samples.
             rows: indices among the samples of all lanes, [b].
         """
-        outputs = outputs_of(self.module, x)
+        outputs = self._forward(self.module, x)
         losses = self._losses(outputs, y, **self._options)
         losses = losses.reshape(len(losses), -1)
         total = (losses * mask[:, None]).sum()

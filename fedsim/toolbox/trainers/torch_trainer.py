@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.spec import Spec
-from fedsim.learning.spec import LANES, Trainer, TrainingSession
+from fedsim.learning.spec import LANES, Precision, Trainer, TrainingSession
 
 if TYPE_CHECKING:
     import torch
@@ -125,6 +125,10 @@ class TorchTrainer(Trainer):
     """
     lanes: int = Field(default=LANES, ge=1, le=4096)
     """count of models in a stack of the ``cohort`` solver."""
+    precision: Precision = "float32"
+    """``bf16``: torch computes the products of forward and backward passes in bfloat16
+    (``torch.autocast``); weights, optimiser and tests remain float32.
+    """
 
     applies_terms: ClassVar[bool] = True
 
@@ -206,6 +210,10 @@ class TorchTrainer(Trainer):
             if any(fnmatchcase(name, pattern) for pattern in group.match):
                 return position
         return -1
+
+    @property
+    def in_bf16(self) -> bool:
+        return self.precision == "bf16"
 
     @property
     def stack_lanes(self) -> int:
@@ -298,7 +306,7 @@ class TorchTrainer(Trainer):
             schedule = self.schedule.build(optimiser, length, context.round)
         options = self.loss_options
         for (x, y), (share, is_last), ends in zip(data, shares, data.ends, strict=True):
-            torch.autograd.backward(share * context.loss(model(x), y, **options))
+            torch.autograd.backward(share * context.loss(context.forward(model, x), y, **options))
             if not is_last:
                 continue
             if self.clip_norm is not None:
