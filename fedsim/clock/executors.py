@@ -198,7 +198,13 @@ class Threads(Executor):
             self._processes.close()
 
 
-def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Popen[Any]":
+def start(
+    module: str,
+    name: str,
+    *words: str,
+    variables: Mapping[str, str] | None = None,
+    **options: Any,
+) -> "subprocess.Popen[Any]":
     """Start a new Python process that calls a function of fedsim, in a new session.
 
     The process has this process's search path without the working directory, and its allowed code.
@@ -208,6 +214,7 @@ def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Po
         module: the function's module.
         name: name of the function.
         words: command line of the process.
+        variables: environment variables, in addition to those of this process.
         options: further arguments of ``subprocess.Popen``.
     """
     working_directory = Path.cwd().resolve()
@@ -216,7 +223,7 @@ def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Po
     absolute = [place for place in list(sys.path) if Path(place).is_absolute()]
     path = [place for place in absolute if Path(place).resolve() != working_directory]
     code = _CODE.format(path=[*path, fedsim_folder], places=places(), module=module, name=name)
-    environment = dict(os.environ)
+    environment = {**os.environ, **(variables or {})}
     environment.pop("PYTHONPATH", None)
     command = [sys.executable, "-P", "-c", code, *words]
     return subprocess.Popen(command, env=environment, start_new_session=True, **options)

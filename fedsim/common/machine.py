@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use: a container, a batch job, or the whole machine.
+"""Cores, memory and GPUs that this process may use: a container, a batch job, or the whole machine.
 
 Limits of control groups are read in version 2 of their interface (Linux,
 ``Documentation/admin-guide/cgroup-v2.rst``), limits of a job from the variables that Slurm sets
@@ -9,7 +9,8 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fedsim.common.files import read_text
@@ -57,6 +58,38 @@ def usable_memory(system: Path = _SYSTEM) -> int:
     if job_memory is not None:
         amounts.append(job_memory)
     return min(amounts)
+
+
+def usable_gpus(system: Path = _SYSTEM) -> list[str]:
+    """Return the names of the NVIDIA GPUs that this process may use, as CUDA takes them.
+
+    They are the entries of ``CUDA_VISIBLE_DEVICES``, or the numbers of the GPUs of which the
+    driver knows. A process that gets one of them as ``CUDA_VISIBLE_DEVICES`` sees only this GPU.
+
+    Args:
+        system: folder that has ``proc/driver/nvidia/gpus``.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        known = list((system / "proc/driver/nvidia/gpus").glob("*"))
+        return [str(number) for number in range(len(known))]
+    names = []
+    for name in visible.split(","):
+        if name.strip() in ("", "-1"):  # CUDA ignores what follows
+            break
+        names.append(name.strip())
+    return names
+
+
+def least_used(gpus: Sequence[str], used: Iterable[str]) -> str:
+    """Return the GPU that fewest processes use, the first of several.
+
+    Args:
+        gpus: names of the GPUs, at least one.
+        used: the GPU of each process.
+    """
+    counts = Counter(used)
+    return min(gpus, key=lambda gpu: counts[gpu])
 
 
 def peak_memory() -> int:

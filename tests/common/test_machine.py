@@ -1,4 +1,6 @@
-"""Cores and memory that a process may use: bound to cores, in a control group, in a Slurm job."""
+"""Cores, memory and GPUs that a process may use: bound to cores, in a control group, in a Slurm
+job.
+"""
 
 import os
 import sys
@@ -8,7 +10,7 @@ import pytest
 
 from fedsim.clock.executors import Threads, make_executor
 from fedsim.common import machine
-from fedsim.common.machine import usable_cores, usable_memory
+from fedsim.common.machine import least_used, usable_cores, usable_gpus, usable_memory
 
 GIB = 1 << 30
 
@@ -123,3 +125,39 @@ def test_a_system_without_such_files_has_memory_without_end(
     monkeypatch.setattr(os, "sysconf_names", {}, raising=False)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert usable_memory(tmp_path) == sys.maxsize
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        (None, ["0", "1", "2"]),
+        ("2,0", ["2", "0"]),
+        ("GPU-8f2e, MIG-71c4", ["GPU-8f2e", "MIG-71c4"]),
+        ("1,-1,2", ["1"]),
+        ("", []),
+    ],
+)
+def test_gpus_are_those_of_the_driver_or_of_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: list[str]
+) -> None:
+    for place in ("0000:01:00.0", "0000:02:00.0", "0000:41:00.0"):
+        (tmp_path / "proc/driver/nvidia/gpus" / place).mkdir(parents=True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert usable_gpus(tmp_path) == gpus
+
+
+def test_a_machine_without_a_driver_has_no_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert usable_gpus(tmp_path) == []
+
+
+def test_processes_are_spread_over_gpus() -> None:
+    used: list[str] = []
+    for _ in range(5):
+        used.append(least_used(["a", "b"], used))
+    assert used == ["a", "b", "a", "b", "a"]
+    assert least_used(["a", "b"], ["a", "a", "b"]) == "b"

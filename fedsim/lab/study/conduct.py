@@ -12,7 +12,7 @@ from fedsim.clock.executors import make_executor
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
 from fedsim.common.imports import from_file
-from fedsim.common.machine import usable_cores
+from fedsim.common.machine import usable_cores, usable_gpus
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import folder as files
 from fedsim.lab.study.costs import StudyForecast, forecast_study
@@ -370,10 +370,18 @@ class Conductor:
         lock: Sequence[int] = ()
         if self._holds_lock:
             lock = stack.enter_context(files.locked(self.out))
-        return stack.enter_context(closing(WorkerPool(self.workers, progress, lock)))
+        # a run that names a GPU by its number needs to see all of them
+        devices = set(self._torch_devices())
+        gpus = usable_gpus() if "cuda" in devices and devices <= {"cpu", "cuda"} else []
+        pool = WorkerPool(self.workers, progress, lock, gpus=gpus)
+        return stack.enter_context(closing(pool))
+
+    def _torch_devices(self) -> list[str]:
+        """Return the torch device of each run."""
+        return [run.scenario.training.device for run, _ in self.selected_runs]
 
     def _cluster(self) -> "Ray":
-        devices = [run.scenario.training.device for run, _ in self.selected_runs]
+        devices = self._torch_devices()
         device = next((device for device in devices if device != "cpu"), "cpu")
         executor = make_executor("ray", self._workers, self._address, device, self._resources)
         return cast("Ray", executor)

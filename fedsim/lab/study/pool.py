@@ -23,6 +23,7 @@ from rich.text import Text
 
 from fedsim.clock.executors import start
 from fedsim.common.harmless import clean
+from fedsim.common.machine import least_used
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.study_progress import ProgressFile
 from fedsim.lab.terminal import Console, bar
@@ -248,6 +249,8 @@ class WorkerPool:
         progress: display that is called with the workers' messages, from one thread at a time.
         keep: file descriptors that the workers inherit.
         most_bytes: memory (bytes). A worker that has used more is replaced.
+        gpus: names of GPUs, over which the workers are spread evenly; each sees only its own. Empty
+            if workers see all GPUs.
     """
 
     def __init__(
@@ -256,7 +259,10 @@ class WorkerPool:
         progress: StudyProgress,
         keep: Sequence[int] = (),
         most_bytes: int = 1 << 30,
+        gpus: Sequence[str] = (),
     ) -> None:
+        self._gpus = gpus
+        self._gpu_of: dict[_Process, str] = {}
         self._progress = progress
         self._keep = keep
         self._most_bytes = most_bytes
@@ -353,11 +359,22 @@ class WorkerPool:
             "text": True,
             "encoding": "utf-8",
         }
-        self._workers.append(start("fedsim.lab.study.worker", "main", **pipes, pass_fds=self._keep))
-        return self._workers[-1]
+        variables = {}
+        gpu = None
+        if self._gpus:
+            gpu = least_used(self._gpus, self._gpu_of.values())
+            variables["CUDA_VISIBLE_DEVICES"] = gpu
+        worker = start(
+            "fedsim.lab.study.worker", "main", variables=variables, **pipes, pass_fds=self._keep
+        )
+        if gpu is not None:
+            self._gpu_of[worker] = gpu
+        self._workers.append(worker)
+        return worker
 
     def _dismiss(self, worker: _Process) -> None:
         self._workers.remove(worker)
+        self._gpu_of.pop(worker, None)
         try:
             worker.communicate(timeout=_GRACE_S)
         except subprocess.TimeoutExpired:

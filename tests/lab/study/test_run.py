@@ -421,6 +421,21 @@ def test_a_worker_that_has_had_much_memory_is_replaced(
     assert len(processes) == hired
 
 
+def test_each_worker_sees_one_of_the_gpus() -> None:
+    """By the environment of the processes; no GPU is needed."""
+    seen = []
+    with (
+        closing(StudyProgress(Console(quiet=True))) as progress,
+        closing(pool.WorkerPool(3, progress, gpus=["GPU-a", "1"])) as workers,
+    ):
+        for _ in range(3):
+            worker = workers._hire()
+            variables = Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
+            seen += [text for text in variables if text.startswith(b"CUDA_VISIBLE_DEVICES=")]
+    names = [text.partition(b"=")[2].decode() for text in seen]
+    assert names == ["GPU-a", "1", "GPU-a"]
+
+
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.52' 'cloudpickle>=3'"
 )
