@@ -67,7 +67,7 @@ OF_PYTHON = {"__self__", "__qualname__", "sysconf_names", "lora", "rounds", "sta
 """Attributes of Python, and of built-in tables: no author's."""
 INSIDES = {
     # of a ref, which says that nobody else looks inside
-    *("Applied", "Best", "Initial", "Loss", "Mixed", "Trained", "Written"),
+    *("Applied", "Best", "Initial", "Loss", "Mixed", "Trained", "StoredTensor"),
     *("Dispatch", "Devices", "Environment", "Processes"),  # that the engine makes its objects with
     # of the engine, passed on unseen
     *("Alarm", "Join", "Population", "Capacity", "Rooflines", "Augmentation"),

@@ -22,7 +22,7 @@ Models = dict[str, dict[str, AnyTensor]]
 """Models by file name; each model is its tensors by name."""
 
 
-class _Reader:
+class _ModelReader:
     """Reader of the tensors of computed models, which has the last model in memory.
 
     Args:
@@ -57,7 +57,9 @@ class _ModelTensor(StoredTensor):
 
     __slots__ = ("_reader", "_tensor", "model")
 
-    def __init__(self, reader: _Reader, model: Ref, tensor: str, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, reader: _ModelReader, model: Ref, tensor: str, shape: tuple[int, ...]
+    ) -> None:
         super().__init__(np.dtype(np.float32), shape)
         self._reader = reader
         self._tensor = tensor
@@ -93,7 +95,7 @@ async def best_models(run: "Run") -> Models:
 
 async def _add(files: Models, run: "Run", models: Mapping[str, Ref]) -> None:
     learner = run.learner
-    reader = _Reader(learner)
+    reader = _ModelReader(learner)
     for name, model in models.items():
         await learner.compute([model])
         family, _, member = name.partition("/")
