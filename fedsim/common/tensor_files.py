@@ -81,7 +81,7 @@ def bytes_of(array: AnyArray) -> memoryview:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, AnyTensor]) -> str:
-    """Write tensors to a new file, one after the other.
+    """Write tensors to a file, one after the other.
 
     Args:
         path: the file.
@@ -96,7 +96,7 @@ def write_tensors(path: Path, tensors: Mapping[str, AnyTensor]) -> str:
     """
     order = sorted(tensors, key=lambda name: (_rank(name, tensors[name]), name))
     digest = hashlib.sha256()
-    with path.open("xb") as file:
+    with path.open("wb") as file:
         head = _header(order, tensors)
         file.write(head)
         digest.update(head)
