@@ -6,7 +6,8 @@
 Each forecast and each run is a process of its own. A line has the predicted and the measured peak
 of the resident memory, of the run folder, and of models in the folder for temporary files, with the
 error of each prediction in percent of what was measured. Exit status 1 if a prediction of memory is
-off by more than a third, or one of disk by more than one and a half of what was measured.
+off by more than a third, or one of disk by more than one and a half of what was measured, as that of
+FedPer's temporary files is.
 """
 
 import json
