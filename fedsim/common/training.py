@@ -40,6 +40,18 @@ def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
     return tuple(places)
 
 
+def union(first: Places, second: Places) -> Places:
+    """Return the ranges of a flat model that are in at least one of two lists of ranges."""
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted([*first, *second]):
+        if merged and begin <= merged[-1][1]:
+            last_begin, last_end = merged.pop()
+            merged.append((last_begin, max(last_end, end)))
+        else:
+            merged.append((begin, end))
+    return tuple(merged)
+
+
 def complement(places: Places, size: int) -> Places:
     """Return the ranges of a flat model that are not in ``places``.
 
@@ -197,6 +209,8 @@ class Training:
         last_gradient: whether the result is the gradient of the last step in place of the trained
             model.
         batch_size: count of samples in a batch; None for the size in ``[training]``.
+        layers: count of last layers (``architecture.layers_of``) that are trained, as the device
+            has no memory for more; None: all. The tensors of the others are in ``held``.
 
     Raises:
         SimulationError: ``epochs`` and ``steps`` do not go together.
@@ -224,6 +238,7 @@ class Training:
     cut: tuple[CutBy, float] | None = None
     last_gradient: bool = False
     batch_size: int | None = None
+    layers: int | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and (self.steps < 1 or self.epochs != 1):

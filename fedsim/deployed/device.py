@@ -105,6 +105,7 @@ class DeviceHalf:
             self._devices,
             scenario.training,
             run.local,
+            run.fewer_layers,
         )
         self._side.halves = run.client_halves
         self._keeps_rest = scenario.messages.up.keeps_rest or scenario.training.state == "kept"

@@ -56,6 +56,7 @@ class RunInfo:
             no kind.
         kind_of: function of a device that returns the name of its kind, which the device reports
             when it joins; the result is None if devices have no kind.
+        learns: whether models have weights; false for ``learning = "off"``.
     """
 
     devices: int
@@ -71,6 +72,7 @@ class RunInfo:
     adapter_scale: float = 1.0
     kinds: Sequence[str] = ()
     kind_of: Callable[[int], str | None] = lambda device: None
+    learns: bool = True
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from fedsim.federation.client import BEST, Client, LocalResult, PreviousResult
 from fedsim.federation.contents import received
 from fedsim.federation.devices import Devices
 from fedsim.federation.envelopes import Envelopes, TaskContext
+from fedsim.federation.fewer_layers import FewerLayers
 from fedsim.federation.local import ClientHalves, LocalTrainings
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
@@ -58,6 +59,8 @@ class ClientSide:
         devices: the devices as their client halves see them.
         trainer: ``[training]`` of the scenario.
         local: local trainings of the devices.
+        fewer_layers: limits trainings to the layers for which a device has memory; None: trainings
+            without enough memory fail.
         attack: changes the answers of malicious devices; None if no device is malicious.
         malicious: IDs of the malicious devices.
     """
@@ -72,6 +75,7 @@ class ClientSide:
         devices: Devices,
         trainer: Trainer,
         local: LocalTrainings,
+        fewer_layers: FewerLayers | None = None,
         attack: Any = None,
         malicious: Collection[int] = (),
     ) -> None:
@@ -81,6 +85,7 @@ class ClientSide:
         self.devices = devices
         self._trainer = trainer
         self._local = local
+        self._fewer_layers = fewer_layers
         self.attack = attack
         self.malicious = frozenset(malicious)
 
@@ -120,6 +125,9 @@ class ClientSide:
         if self._local.own is not None:
             adapt = partial(self._local.adapt_step, task.device, task.round or 0)
             steps = tuple(map(adapt, steps))
+        if self._fewer_layers is not None:
+            limit = partial(self._fewer_layers.limit_step, task.device)
+            steps = tuple(map(limit, steps))
         if self._trainer.stops_early and self._learner.learns:
             steps = tuple(self._train_ahead(task, step) for step in steps)
         if self.envelopes.takes_time_to_encode:

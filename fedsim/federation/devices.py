@@ -53,7 +53,7 @@ class Device:
         Infinite if the training does not fit into its memory.
         """
         population = self._devices.population
-        epoch = Training(None)
+        epoch = population.fit(self.number, Training(None), self.samples)
         if population.failing_s(self.number, epoch, self.samples) is not None:
             return math.inf
         return float(population.training_s(self.number, epoch, self.samples))
@@ -72,7 +72,7 @@ class Device:
             steps = population.own.steps.item(self.number)
         if not steps:
             return self.epoch_s * epochs
-        training = Training(None, steps=steps)
+        training = population.fit(self.number, Training(None, steps=steps), self.samples)
         if population.failing_s(self.number, training, self.samples) is not None:
             return math.inf
         return float(population.training_s(self.number, training, self.samples))

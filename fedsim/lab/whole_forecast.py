@@ -10,6 +10,7 @@ from fedsim.clock.executors import Executor
 from fedsim.clock.simulation import Simulation
 from fedsim.common.notes import collected_notes
 from fedsim.common.units import show_bytes, show_seconds
+from fedsim.lab.device_memory import device_memory_lines
 from fedsim.lab.forecast import PATIENCE_S, Beginning, data_lines, forecast, nominal_lines
 from fedsim.lab.model_memory import (
     Need,
@@ -106,6 +107,7 @@ def forecast_whole(
     with collected_notes() as notes:
         trial = Beginning(scenario, executor)
     lines = [*data_lines(trial.run), *notes, *trial.run.learner.notes, *nominal_lines(trial.run)]
+    lines += device_memory_lines(trial.run)
     lines += shared_link_lines(trial.run)
     if not patience_s:
         return WholeForecast(lines)

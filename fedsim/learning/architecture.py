@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import groupby
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -294,6 +295,32 @@ def _output(layer: Layer, shape: Shape) -> Shape:
             "larger images"
         )
     return output
+
+
+def layers_of(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Divide the tensors of a flat model into its layers, from the first to the last.
+
+    A layer has the consecutive tensors whose names are equal up to their first number, as in
+    ``blocks.3``, or that are of one module.
+
+    Args:
+        tensors: the tensors of a flat model, in order.
+
+    Example:
+        >>> names = ["embedding.weight", "blocks.0.a.weight", "blocks.0.b.weight", "blocks.1.a.bias"]
+        >>> layers = layers_of([Tensor(name, 1, "Linear") for name in names])
+        >>> [len(layer) for layer in layers]
+        [1, 2, 1]
+    """
+    return [list(group) for _, group in groupby(tensors, lambda tensor: _layer_name(tensor.name))]
+
+
+def _layer_name(name: str) -> str:
+    parts = name.split(".")
+    for position, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: position + 1])
+    return name.rpartition(".")[0]
 
 
 def matching_tensors(tensors: Sequence[Tensor], patterns: Patterns, key: str) -> set[str]:

@@ -29,6 +29,7 @@ from fedsim.learning.architecture import (
     Tensor,
     convolution,
     dense,
+    layers_of,
     matching_tensors,
 )
 from fedsim.learning.data.federated import TokenShape
@@ -115,6 +116,22 @@ class Model(Spec):
             f"{self.kind!r}, which has none; allowed are {allowed}"
         )
 
+    def with_last_layers(self, count: int, shape: Shape, classes: int) -> Self:
+        """Return the model of which only the last layers are trained, for its cost.
+
+        Args:
+            count: count of trained layers, see ``layers_of``.
+            shape: shape of a sample.
+            classes: count of classes.
+
+        Raises:
+            ScenarioError: the model has no layers that could be trained without the others.
+        """
+        raise ScenarioError(
+            f"population.short_of_memory is 'fewer-layers', and model.kind is {self.kind!r}, "
+            "which has no layers; allowed are 'fail' and 'refuse'"
+        )
+
 
 class PartedModel(Model):
     """A model with parts: trained or frozen, kept or sent."""
@@ -163,6 +180,12 @@ class PartedModel(Model):
         if by == "adapters":
             update["train"] = None
         return self.model_copy(update=update)
+
+    def with_last_layers(self, count: int, shape: Shape, classes: int) -> Self:
+        layers = layers_of(self.trained(shape, classes))[-count:]
+        return self.model_copy(
+            update={"train": [tensor.name for layer in layers for tensor in layer]}
+        )
 
     @abstractmethod
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:

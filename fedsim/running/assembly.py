@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import AnyArray
+from fedsim.common.model_cost import ModelCost
 from fedsim.common.streams import Streams
 from fedsim.common.training import CutBy
 from fedsim.federation.client import RunInfo
@@ -20,11 +21,12 @@ from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.ending import StopRules
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, WorldView
+from fedsim.federation.fewer_layers import FewerLayers
 from fedsim.federation.local import ClientHalves, LocalTrainings
 from fedsim.federation.server import Server
 from fedsim.federation.unseen import COLUMNS
 from fedsim.learning import Learner
-from fedsim.learning.architecture import LoRA
+from fedsim.learning.architecture import LoRA, layers_of
 from fedsim.records.schema import DEVICES, OWN_TRAINING, ROUNDS, with_columns
 from fedsim.running.drift import Drift
 from fedsim.running.learning import LearningBuilder
@@ -39,7 +41,7 @@ from fedsim.world.device_kinds import Capacity, estimates
 from fedsim.world.meters.base import Column, MeterContext
 from fedsim.world.network import Network
 from fedsim.world.network.traces import TraceColumns
-from fedsim.world.rooflines import Rooflines
+from fedsim.world.rooflines import Cut, Rooflines
 
 if TYPE_CHECKING:
     from fedsim.running.sections import Sections
@@ -205,6 +207,7 @@ class Run:
             devices,
             scenario.training,
             self.local,
+            self.fewer_layers,
             self._attack,
             self._malicious,
         )
@@ -218,6 +221,13 @@ class Run:
             envelopes,
             self._client_side,
         )
+
+    @property
+    def fewer_layers(self) -> FewerLayers | None:
+        """Limits of trainings to the layers that fit into memory; None if such trainings fail."""
+        if self.scenario.population.short_of_memory != "fewer-layers":
+            return None
+        return FewerLayers(self.population, self._tensors)
 
     def _build_tasks(self) -> None:
         dispatch = self.dispatch
@@ -278,13 +288,27 @@ class Run:
             return None
         model = self.scenario.model
         training = self.scenario.training
-        setting = (*self._shape_and_classes, training, self.scenario.objective)
+        objective = self.scenario.objective
+        usual = self.scenario.strategy.usual_training
+
+        def cost_of(cut: Cut, layers: int | None) -> ModelCost:
+            smaller = model if cut is None else model.cut(*cut)
+            if layers is not None:
+                smaller = smaller.with_last_layers(layers, *self._shape_and_classes)
+            return smaller.cost(*self._shape_and_classes, training, objective)
+
+        layers = 0
+        if self.scenario.population.short_of_memory == "fewer-layers":
+            model.with_last_layers(1, *self._shape_and_classes)  # refuses a model without layers
+            layers = len(layers_of(self._tensors()))
         return Rooflines(
             capacity.kinds,
             capacity.which,
-            model.cost(*setting),
+            cost_of(None, None),
             training.batching,
-            lambda by, size: model.cut(by, size).cost(*setting),
+            cost_of,
+            [usual(name) for name in capacity.names],
+            layers,
         )
 
     def _setting(self, capacity: Capacity) -> RunInfo:
@@ -306,6 +330,7 @@ class Run:
             adapter_scale=1.0 if lora is None else lora.alpha / lora.rank,
             kinds=capacity.names,
             kind_of=capacity.name,
+            learns=self.learner.learns,
         )
 
     def check_sizes(self, learner: Learner) -> None:

@@ -9,6 +9,7 @@ from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
+from fedsim.common.training import Training
 from fedsim.federation import Carried, Client, Contents, PeerMessage, RunInfo, Server, TaskEnd
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.architecture import Tensor
@@ -81,6 +82,14 @@ class StrategyParams(Spec):
     def not_by_device(self) -> Mapping[str, str]:
         """Keys of ``[population.local]`` that the strategy refuses: key -> reason."""
         return {}
+
+    def usual_training(self, kind: str) -> Training:
+        """Return the training by which the memory of a device is judged; by default a plain one.
+
+        Args:
+            kind: name of the device's kind.
+        """
+        return Training(None)
 
     @property
     def resizes(self) -> bool:

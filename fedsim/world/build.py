@@ -92,9 +92,21 @@ class WorldBuilder:
             self.population.own = self._spec.local.build(
                 self._streams, self._spec.devices, self._root, capacity, self._spec.kinds
             )
+        if self._spec.short_of_memory == "refuse" and rooflines is not None:
+            self._refuse_short(rooflines)
         paths = self._spec.paths(self._streams, self._root)
         self.availability = bounded(paths, self.population.arrival, self.population.departure)
         self.all_stay = self.availability is paths
+
+    def _refuse_short(self, rooflines: Rooflines) -> None:
+        """Let the devices with too little memory never arrive."""
+        population = self.population
+        sizes = None
+        if population.own is not None:
+            sizes = population.own.batch_size
+        is_short = rooflines.short(population.samples, sizes)
+        if is_short.any():
+            population.arrival = np.where(is_short, np.inf, population.arrival)
 
     def add_batteries(self, batteries: Batteries) -> Powered:
         """Cut the availability to the times at which batteries are not flat, and return it."""

@@ -13,7 +13,7 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.registry import Registry
 from fedsim.common.sizes import LongTailSizes, UniformSizes
-from fedsim.common.spec import Spec
+from fedsim.common.spec import OnlyWith, Spec
 from fedsim.common.streams import Streams
 from fedsim.common.training import Batching, CutBy, Training
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
@@ -155,6 +155,14 @@ class Population:
             training = self.own.with_batch(device, training)
         return self.rooflines.failing_s(device, training, samples)
 
+    def fit(self, device: int, training: Training, samples: int) -> Training:
+        """Limit a training to the layers for which a device has memory; see ``Rooflines.fit``."""
+        if self.rooflines is None:
+            return training
+        if self.own is not None:
+            training = self.own.with_batch(device, training)
+        return self.rooflines.fit(int(self.rooflines.which[device]), training, samples)
+
     def epochs_s(self, devices: slice = ALL, over: DeadlineBase = "all") -> Floats:
         """Return the epoch time (s) of each device in a slice, without jitter, float64 [devices].
 
@@ -236,6 +244,9 @@ class Stragglers(Spec):
         return slowness
 
 
+Shortage = Literal["fail", "refuse", "fewer-layers"]
+"""Treatment of a device with too little memory for the training."""
+
 SAMPLE_COUNTS = Registry.of(
     "sample count",
     UniformSizes,
@@ -274,6 +285,10 @@ class PopulationSpec(Spec):
     kinds: dict[str, OwnKind] = Field(default_factory=dict)
     """kinds of your own by name: all figures of ``DeviceKind``, or the kind that they are
     ``like`` and other figures.
+    """
+    short_of_memory: Annotated[Shortage, OnlyWith("device")] = "fail"
+    """devices with too little memory for the training. ``fail``: their tasks end for lack of memory;
+    ``refuse``: they are never admitted; ``fewer-layers``: they train the last layers that fit.
     """
     samples: SamplesByDevice | None = None
     """training samples without learning: ``{low, high}``, ``"long-tail"``, a list or a file's

@@ -5,9 +5,10 @@ Patterson, "Roofline", CACM 2009). CPUs make further passes over some data, GPUs
 an epoch have fixed costs, which are added.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from fedsim.common.training import Batching, CutBy, Training
 from fedsim.common.units import show_bytes
 from fedsim.world.columns import alike
 from fedsim.world.device_kinds import DeviceKind
+
+Cut = tuple[CutBy, float] | None
+"""Way of cutting a model and the size of the smaller model, ``Training.cut``; None: not cut."""
 
 _CHECKED_BATCHES = range(16, 65)
 _ARM_BATCH = 16
@@ -70,6 +74,22 @@ def operations_s(
     return float(seconds.sum())
 
 
+class Group(NamedTuple):
+    """Devices of a kind whose usual trainings need equal memory.
+
+    Attributes:
+        kind: index of the kind.
+        training: the usual training.
+        samples: count of samples on which one of the devices trains.
+        devices: IDs of the devices, int64.
+    """
+
+    kind: int
+    training: Training
+    samples: int
+    devices: Ints
+
+
 class Rooflines:
     """Training times and memory of devices of several kinds.
 
@@ -79,7 +99,12 @@ class Rooflines:
         cost: operations and memory of the trained model.
         batching: batches of an epoch of training.
         cost_of: function that returns the cost of a smaller model from the way of cutting it and
-            its size (``Training.cut``); None if no model is cut.
+            its size (``Training.cut``), or of the model with a count of trained layers
+            (``Training.layers``); None if no model is cut.
+        usual: the usual training of a device of each kind, from which ``check`` and ``short``
+            judge; None: a training of the whole model.
+        layers: count of layers of the model, if a device with too little memory trains only the
+            last ones for which it has the memory; 0: such a training fails.
     """
 
     def __init__(
@@ -88,20 +113,31 @@ class Rooflines:
         which: NDArray[np.integer],
         cost: ModelCost,
         batching: Batching,
-        cost_of: Callable[[CutBy, float], ModelCost] | None = None,
+        cost_of: Callable[[Cut, int | None], ModelCost] | None = None,
+        usual: Sequence[Training] | None = None,
+        layers: int = 0,
     ) -> None:
         self.kinds = kinds
         self.which = which
         self._cost = cost
         self._batching = batching
         self._cost_of = cost_of
+        self._usual = usual or [Training(None)] * len(kinds)
+        self.layers = layers
         self._batch_s = cache(self._compute_batch_s)
         self._smaller = cache(self._make_smaller)
 
-    def _make_smaller(self, by: CutBy, size: float) -> "Rooflines":
-        """Make the rooflines of a smaller model, for ``Training.cut``."""
+    def _make_smaller(self, cut: Cut, layers: int | None) -> "Rooflines":
+        """Make the rooflines of a smaller model, or of fewer trained layers."""
         assert self._cost_of is not None
-        return Rooflines(self.kinds, self.which, self._cost_of(by, size), self._batching)
+        return Rooflines(self.kinds, self.which, self._cost_of(cut, layers), self._batching)
+
+    def _resolve(self, training: Training) -> "tuple[Rooflines, Training]":
+        """Return the rooflines of a training's smaller model, and the training as one of it."""
+        if training.cut is None and training.layers is None:
+            return self, training
+        smaller = self._smaller(training.cut, training.layers)
+        return smaller, replace(training, cut=None, layers=None)
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Compute the time of an epoch of a training.
@@ -114,9 +150,9 @@ class Rooflines:
         Returns:
             The time (s).
         """
-        if training.cut is not None:
-            smaller = self._smaller(*training.cut)
-            return smaller.training_s(device, replace(training, cut=None), samples)
+        smaller, training = self._resolve(training)
+        if smaller is not self:
+            return smaller.training_s(device, training, samples)
         kind = int(self.which[device])
         if not samples:
             return self.kinds[kind].epoch
@@ -199,7 +235,9 @@ class Rooflines:
                 counts, places = np.unique(samples[is_of_kind], return_inverse=True)
                 times = []
                 for count in counts.tolist():
-                    times.append(figures.epoch + self._epoch_s(kind, count, batching, True))
+                    fitted = self.fit(kind, Training(None, batch_size=batching.size), count)
+                    fitting, _ = self._resolve(fitted)
+                    times.append(figures.epoch + fitting._epoch_s(kind, count, batching, True))
                 seconds[is_of_kind] = np.array(times, dtype=np.float64)[places]
         return seconds
 
@@ -222,6 +260,9 @@ class Rooflines:
         """
         if training is None:
             return self._cost.weights
+        smaller, training = self._resolve(training)
+        if smaller is not self:
+            return smaller.needed(training, samples)
         batch = self._largest_batch(training, samples)
         return (
             self._cost.memory
@@ -240,9 +281,10 @@ class Rooflines:
         Returns:
             The time (s); None if the computation fits into memory.
         """
-        if training is not None and training.cut is not None:
-            smaller = self._smaller(*training.cut)
-            return smaller.failing_s(device, replace(training, cut=None), samples)
+        if training is not None:
+            smaller, training = self._resolve(training)
+            if smaller is not self:
+                return smaller.failing_s(device, training, samples)
         kind = int(self.which[device])
         figures = self.kinds[kind]
         if self.needed(training, samples) <= figures.room:
@@ -253,15 +295,88 @@ class Rooflines:
         size = max(1, min(batch_size, samples))
         return figures.epoch + self._batch_s(kind, size, False)
 
+    def fit(self, kind: int, training: Training, samples: int) -> Training:
+        """Limit a training to the last layers for which a kind of device has the memory.
+
+        Args:
+            kind: index of the device's kind.
+            training: the training.
+            samples: count of samples on which the device trains.
+
+        Returns:
+            The training with ``layers``; unchanged if the device has memory for all layers, if it
+            has none even for one layer, or if trainings of fewer layers are not allowed.
+        """
+        room = self.kinds[kind].room
+        if self.layers < 2 or self.needed(training, samples) <= room:
+            return training
+        if self.needed(replace(training, layers=1), samples) > room:
+            return training
+        fitting = 1
+        least = self.layers  # does not fit
+        while least - fitting > 1:
+            count = (fitting + least) // 2
+            if self.needed(replace(training, layers=count), samples) <= room:
+                fitting = count
+            else:
+                least = count
+        return replace(training, layers=fitting)
+
+    def can_train(self, kind: int, training: Training, samples: int) -> bool:
+        """Return whether a device has the memory for a training, or for fewer layers of it.
+
+        Args:
+            kind: index of the device's kind.
+            training: the training.
+            samples: count of samples on which the device trains.
+        """
+        fitted = self.fit(kind, training, samples)
+        return self.needed(fitted, samples) <= self.kinds[kind].room
+
+    def short(self, samples: Ints, sizes: Ints | None = None) -> NDArray[np.bool_]:
+        """Return which devices have too little memory for their usual training; bool [devices].
+
+        Args:
+            samples: count of samples of each device, int64 [devices].
+            sizes: see ``epochs_s``.
+        """
+        is_short = np.zeros(len(samples), dtype=np.bool_)
+        for group in self.groups(samples, sizes):
+            if not self.can_train(group.kind, group.training, group.samples):
+                is_short[group.devices] = True
+        return is_short
+
+    def groups(self, samples: Ints, sizes: Ints | None = None) -> Iterator[Group]:
+        """Iterate over the groups of devices whose usual trainings need equal memory.
+
+        Args:
+            samples: count of samples of each device, int64 [devices].
+            sizes: see ``epochs_s``.
+        """
+        if sizes is None:
+            sizes = alike(0, len(samples))
+        for kind, usual in enumerate(self._usual):
+            for size in np.unique(sizes[self.which == kind]).tolist():
+                training = replace(usual, batch_size=size or None)
+                devices = np.flatnonzero((self.which == kind) & (sizes == size))
+                counts, places = np.unique(samples[devices], return_inverse=True)
+                batches = [self._largest_batch(training, count) for count in counts.tolist()]
+                largest = np.array(batches, dtype=np.int64)
+                for batch in np.unique(largest).tolist():
+                    members = devices[(largest == batch)[places]]
+                    yield Group(kind, training, int(samples[members[0]]), members)
+
     def check(self, samples: int) -> None:
         """Raise ``ScenarioError`` if no device has the memory to train on ``samples`` samples."""
-        needed = self.needed(Training(None), samples)
-        room = max(kind.room for kind in self.kinds)
-        if needed > room:
-            raise ScenarioError(
-                f"population.device: training the model takes {show_bytes(needed)}, and no device "
-                f"has room, at most {show_bytes(room)}"
-            )
+        used = [int(kind) for kind in np.unique(self.which)]
+        if any(self.can_train(kind, self._usual[kind], samples) for kind in used):
+            return
+        needed = min(self.needed(self._usual[kind], samples) for kind in used)
+        room = max(self.kinds[kind].room for kind in used)
+        raise ScenarioError(
+            f"population.device: training the model takes {show_bytes(needed)}, and no device "
+            f"has room, at most {show_bytes(room)}"
+        )
 
     def _largest_batch(self, training: Training, samples: int) -> int:
         batching = training.batching(self._batching)

@@ -84,6 +84,7 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "data shifted as the scenario says": population.shifts_as_said,
     "clients were asked for the scenario's epochs": trainings.epochs_as_said,
     "epochs agree with their ends": trainings.epochs_agree,
+    "fewer layers were trained only where the scenario allows it": trainings.layers_as_said,
     "training took as long as samples and speed say": trainings.durations_agree,
     "hosts shared their cores": hosts.hosts_shared,
     "tasks waited for workers only while all were taken": hosts.workers_as_said,

@@ -63,7 +63,8 @@ def _read_training(data: RecordData) -> tuple[object, ...]:
     epochs_due = number(data["asked"])
     part = data.get("part")
     part_samples = math.nan if part is None else number(part[2])
-    return epochs, epochs_due, part is not None, part_samples, _numbers(data["epoch_ends"])
+    layers = number(data.get("layers", math.nan))
+    return epochs, epochs_due, part is not None, part_samples, layers, _numbers(data["epoch_ends"])
 
 
 def _read_computation(data: RecordData) -> tuple[object, ...]:
@@ -148,6 +149,7 @@ _TRAINING = {
     "asked": float,
     "in_part": bool,
     "part_samples": float,
+    "layers": float,
     "ends": object,
 }
 _AGGREGATION = {

@@ -77,6 +77,11 @@ class Evidence:
         """Count of devices that may train, the first ones."""
         return int(self.run.scenario["population"]["devices"]) - self.tested_only
 
+    @property
+    def refuses_devices(self) -> bool:
+        """Whether devices with too little memory never arrive."""
+        return bool(self.run.scenario["population"].get("short_of_memory") == "refuse")
+
     def data_of(self, kind: str) -> pd.DataFrame:
         """Return the parsed ``data`` of all records of a kind, indexed by row of ``events``.
 

@@ -34,6 +34,9 @@ def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
             yield from _check_strangers(evidence)
             devices = devices[devices["device"] < evidence.trainable]
             times = times[devices.index]
+        if key == "arrivals" and evidence.refuses_devices:
+            devices = devices[times != math.inf]
+            times = times[devices.index]
         if key not in population:
             text = f"device {{device}} has an {kind} at {{{kind}!r}} s, and the scenario has none"
             yield from report(text, devices, times != never)
@@ -80,7 +83,9 @@ def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
     table = evidence.availability.iloc[:_MOST_ROWS]
     has_lifetimes = {"arrivals", "departures", "tested_only"} & population.keys()
     has_batteries = "battery" in scenario.get("energy", {})
-    if section["kind"] != "renewal" or has_lifetimes or has_batteries or table.empty:
+    if has_lifetimes or has_batteries or evidence.refuses_devices:
+        return
+    if section["kind"] != "renewal" or table.empty:
         return
     mean_off = read(Seconds, section["mean_off"])
     mean_on = read(Seconds, section["mean_on"])

@@ -83,6 +83,8 @@ def _is_population_idle(scenario: TomlTable) -> bool:
         return False
     if {"arrivals", "departures"} & population.keys():
         return False
+    if population.get("short_of_memory") == "refuse":
+        return False
     if population["availability"]["kind"] != "always":
         return False
     return "energy" not in scenario and not scenario.get("world", {}).get("processes")

@@ -64,6 +64,18 @@ def epochs_as_said(evidence: Evidence) -> Iterator[str]:
     yield from report(text, trainings, trainings["asked"] != trainings["due"])
 
 
+def layers_as_said(evidence: Evidence) -> Iterator[str]:
+    """Yield a finding for each training of some layers only, if the scenario has no such rule."""
+    trainings = evidence.trainings
+    layers = trainings["layers"]
+    is_possible = (layers >= 1) & (layers % 1 == 0)
+    rule = evidence.run.scenario["population"].get("short_of_memory")
+    if rule != "fewer-layers":
+        is_possible &= False
+    text = "task {task} trained its last {layers:g} layers, which the scenario does not allow"
+    yield from report(text, trainings, layers.notna() & ~is_possible)
+
+
 def durations_agree(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device whose last training had a wrong duration.
 

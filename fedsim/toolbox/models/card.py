@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.common.errors import ScenarioError
 from fedsim.common.model_cost import ModelCost, operation
 from fedsim.learning.architecture import Shape, Tensor, matching
 from fedsim.learning.models import PartedModel
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from fedsim.learning.objectives import Objective
     from fedsim.learning.spec import Trainer
 
-_NUMBER_BYTES = 2.0  # bytes of a frozen parameter, in memory and in messages
+_KEPT = 34.0  # bytes that a layer keeps of each token and unit of its width (Korthikanti et al. 2022)
+_KEPT_INPUT = 2.0  # of these for the layer's input, in 16 bits
+_LOGIT_BYTES = 8.0  # of an output of a token: its logit, and the logarithm of its probability
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -23,7 +26,8 @@ class ModelCard(PartedModel):
 
     A sample is a sequence of ``tokens``. A forward pass costs 2 FLOPs a number and token. The
     gradients of activations cost as much, and the gradients of the trained numbers as much for each
-    trained number. If all numbers are trained, a step costs three forward passes.
+    trained number. If all numbers are trained, a step costs three forward passes. If only adapters
+    of the last layers are trained, the gradients of activations end at the first of these layers.
     """
 
     learnable: ClassVar[bool] = False
@@ -41,12 +45,32 @@ class ModelCard(PartedModel):
     """
     tokens: int = Field(ge=1, le=10**9)
     """number of tokens of a sample."""
+    vocabulary: int = Field(default=0, ge=0, le=10**9)
+    """number of outputs of each token, which need 8 bytes each until the backward pass; 0: they are
+    not counted.
+    """
+    bits: float = Field(default=16.0, ge=1.0, le=32.0)
+    """bits of a number of the model that is not trained, or not with adapters, in memory and in
+    messages; 4.127 for QLoRA's 4 bits with twice quantised constants.
+    """
+    recompute: bool = False
+    """whether each layer keeps only its input, and the backward pass computes the layer again, for
+    which a step costs another forward pass.
+    """
 
     @model_validator(mode="after")
     def _adapters(self) -> Self:
         if self.lora is None and (self.train is not None or self.says_what_stays):
             raise ValueError("'train', 'keep' and 'send' name tensors of adapters; give 'lora' too")
         return self
+
+    def with_last_layers(self, count: int, shape: Shape, classes: int) -> Self:
+        if self.lora is None:
+            raise ScenarioError(
+                "population.short_of_memory is 'fewer-layers', and model.kind is 'card' without "
+                "adapters; allowed with model.lora"
+            )
+        return super().with_last_layers(count, shape, classes)
 
     def _adapters_of_layers(self) -> list[Tensor]:
         if self.lora is None:
@@ -76,7 +100,7 @@ class ModelCard(PartedModel):
         if self.lora is None:
             return 0.0
         frozen = self._adapter_numbers() - self.parameters(shape, classes)
-        return self.params * _NUMBER_BYTES + 4.0 * frozen
+        return self.params * self.bits / 8 + 4.0 * frozen
 
     def _adapter_numbers(self) -> int:
         return sum(tensor.size for tensor in self._adapters_of_layers())
@@ -88,9 +112,27 @@ class ModelCard(PartedModel):
         trained = token if self.lora is None else 2.0 * self.parameters((), 0)
         return self.tokens * (token + adapters), self.tokens * trained
 
+    def _layers_back(self) -> int:
+        """Return the count of layers through which the backward pass goes."""
+        first = 0
+        if self.lora is not None:
+            trained = self.trained((), 0)
+            first = min(int(tensor.name.split(".")[1]) for tensor in trained)
+        return self.layers - first
+
+    def _backward(self) -> float:
+        """Return one sample's FLOPs of the backward pass."""
+        forward, trained = self._passes()
+        return forward * self._passes_back() + trained
+
+    def _passes_back(self) -> float:
+        """Return the FLOPs of the backward pass through activations, in forward passes."""
+        passes = 2.0 if self.recompute else 1.0
+        return passes * (self._layers_back() / self.layers)
+
     def flops(self, shape: Shape, classes: int) -> float:
         forward, trained = self._passes()
-        return 2.0 * forward + trained
+        return forward * (1.0 + self._passes_back()) + trained
 
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
@@ -98,26 +140,35 @@ class ModelCard(PartedModel):
         """The cost of one step, in which each pass reads all weights once.
 
         A token keeps 34 bytes a layer and output of the first dense layer until its backward pass
-        (Korthikanti et al. 2022, in 16 bits, without the scores of attention).
+        (Korthikanti et al. 2022, in 16 bits, without the scores of attention). With ``recompute``
+        these are 2 bytes, and 34 of the layer that is computed again. Layers before the first
+        trained one keep nothing.
         """
-        forward, gradients = self._passes()
+        forward, _ = self._passes()
         frozen = self.base_bytes((), 0)
         trained = 4.0 * self.parameters((), 0)
-        weights = frozen or self.params * _NUMBER_BYTES
+        weights = frozen or self.params * self.bits / 8
         traffic = 3.0 * trained
         optimiser = 2.0 * trained
         if training.sgd.momentum > 0:
             traffic = 8.0 * trained
             optimiser = 3.0 * trained
-        _, outputs = next(iter(self.dense.values()))
         return ModelCost(
             forward=operation(0.0, forward, weights + trained),
-            backward=operation(0.0, forward + gradients, weights + 2 * trained),
+            backward=operation(0.0, self._backward(), weights + 2 * trained),
             update=operation(trained / 2, 0.0, traffic),
             weights=weights + trained,
             memory=frozen + optimiser,
-            memory_a_sample=self.tokens * 34.0 * self.layers * outputs,
+            memory_a_sample=self.tokens * self._token_bytes(),
         )
+
+    def _token_bytes(self) -> float:
+        """Return the memory that a token needs until its backward pass (bytes)."""
+        _, width = next(iter(self.dense.values()))
+        kept = _KEPT * self._layers_back()
+        if self.recompute:
+            kept = _KEPT_INPUT * self._layers_back() + _KEPT
+        return width * kept + _LOGIT_BYTES * self.vocabulary
 
 
 def _adapter(name: str, shape: Shape) -> Tensor:

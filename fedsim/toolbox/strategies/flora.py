@@ -21,7 +21,7 @@ from fedsim.toolbox.strategies.sizes import (
     CutParams,
     CutState,
     by_name,
-    leading,
+    places_within,
 )
 
 
@@ -54,7 +54,7 @@ class FLoRAParams(CutParams):
             )
         places: dict[float, Places] = {}
         for size in self.all_sizes:
-            places[size] = leading(setting.tensors(), setting.cut("rank", size), is_adapter)
+            places[size] = places_within(setting, setting.cut("rank", size), is_adapter)
         return places
 
 
@@ -152,7 +152,7 @@ class FLoRA(CutModels):
         self._starts: dict[float, Places] = {}
         for size in self._places:
             smaller = self.setting.cut("rank", size)
-            self._starts[size] = leading(self.setting.tensors(), smaller)
+            self._starts[size] = places_within(self.setting, smaller)
 
     def contents(self, device: int) -> Contents:
         state = self.state

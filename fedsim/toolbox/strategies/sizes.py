@@ -62,6 +62,12 @@ class CutParams(AggregatingParams):
             raise ValueError(f"'sizes' is {self.sizes}; allowed is more than 0")
         return self
 
+    def usual_training(self, kind: str) -> Training:
+        size = self.all_sizes[0]
+        if isinstance(self.sizes, dict):
+            size = self.sizes.get(kind, size)
+        return Training(None, cut=(self.by, size))
+
     @property
     def resizes(self) -> bool:
         return self.redraw
@@ -74,8 +80,30 @@ class CutParams(AggregatingParams):
 
     def places(self, setting: RunInfo) -> dict[float, Places]:
         """Return the ranges of a flat model that devices of each size send, size -> ranges."""
-        whole = setting.tensors()
-        return {size: leading(whole, setting.cut(self.by, size)) for size in self.all_sizes}
+        places = {}
+        for size in self.all_sizes:
+            places[size] = places_within(setting, setting.cut(self.by, size))
+        return places
+
+
+def places_within(
+    setting: RunInfo, part: Sequence[Tensor], mask: Sequence[bool] | None = None
+) -> Places:
+    """Return the ranges of a flat model that hold a smaller model.
+
+    Without learning only their count of values matters, and they are one range: a wide model would
+    have a range for each row of its matrices.
+
+    Args:
+        setting: facts of the run.
+        part: see ``leading``.
+        mask: see ``leading``.
+    """
+    if setting.learns:
+        return leading(setting.tensors(), part, mask)
+    counts = mask or [True] * len(part)
+    numbers = sum(tensor.size for tensor, counted in zip(part, counts, strict=True) if counted)
+    return places_of([(0, numbers)])
 
 
 def leading(

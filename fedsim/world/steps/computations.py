@@ -105,6 +105,8 @@ class Train(EpochStep):
         }
         facts |= usage
         part = self.training.part
+        if self.training.layers is not None:
+            facts["layers"] = self.training.layers
         if part is not None:
             facts["part"] = [part.number, 2**part.splits, part.samples]
         if is_slow and not limit.go_on:

@@ -1,0 +1,56 @@
+"""Trainings of devices whose memory suffices only for the last layers of the model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+from fedsim.common.training import Places, Training, union
+from fedsim.learning.architecture import Tensor, layers_of
+from fedsim.world.population import Population
+from fedsim.world.steps import Computation, Train
+
+
+class FewerLayers:
+    """Limits trainings to the last layers for which a device has the memory.
+
+    Args:
+        population: the devices.
+        tensors: function that returns the tensors of a flat model, in order.
+    """
+
+    def __init__(self, population: Population, tensors: Callable[[], Sequence[Tensor]]) -> None:
+        self._population = population
+        self._tensors = tensors
+        self._frozen = cache(self._find_frozen)
+
+    def limit_step(self, device: int, step: Computation) -> Computation:
+        """Return a step of a task; a training has only the layers for which there is memory.
+
+        Args:
+            device: ID of the device.
+            step: the step. A step that is no training is unchanged.
+        """
+        if not isinstance(step, Train):
+            return step
+        return replace(step, training=self.limit(device, step.training))
+
+    def limit(self, device: int, training: Training) -> Training:
+        """Return a training of the layers for which a device has memory; the others are held.
+
+        Args:
+            device: ID of the device.
+            training: the training; unchanged if all layers fit, or none.
+        """
+        samples = self._population.samples.item(device)
+        if training.part is not None:
+            samples = training.part.samples
+        fitted = self._population.fit(device, training, samples)
+        if fitted.layers is None:
+            return training
+        return replace(fitted, held=union(training.held, self._frozen(fitted.layers)))
+
+    def _find_frozen(self, layers: int) -> Places:
+        """Return the ranges of a flat model before its last ``layers`` layers."""
+        frozen = layers_of(self._tensors())[:-layers]
+        numbers = sum(tensor.size for layer in frozen for tensor in layer)
+        return ((0, numbers),) if numbers else ()
