@@ -512,6 +512,10 @@ MODELS = Registry(
             "a transformer with learned places, without dropout",
         ),
         **Registry.of("model", ModuleModel).known,
+        "language": (
+            f"{_MORE}.language:LanguageModel",
+            "a causal language model of transformers (GPT-2, Llama), with adapters of peft",
+        ),
         "card": (
             f"{_MORE}.card:ModelCard",
             'a transformer by its card, without weights; for learning = "off"',

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -362,11 +362,33 @@ def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int 
     Returns:
         The module.
     """
-    if lora is not None:
+    adapters = "*.lora_?"
+    if lora is not None and isinstance(module, Adaptable):
+        adapters = module.adapters
+        make_seeded(lambda: module.adapt(lora), seed)
+    elif lora is not None:
         make_seeded(lambda: _adapt(module, lora), seed)
     if train is not None or lora is not None:
-        _freeze(module, "*.lora_?" if train is None else train)
+        _freeze(module, adapters if train is None else train)
     return module
+
+
+class Adaptable(nn.Module):
+    """Module that adds low-rank adapters to its layers by a package of its own."""
+
+    adapters: ClassVar[str]
+    """Pattern of the names of the adapters' tensors."""
+
+    def adapt(self, lora: LoRA) -> "nn.Module":
+        """Add adapters in place, with values from torch's global generator; return the module.
+
+        Args:
+            lora: settings of the adapters.
+
+        Raises:
+            ScenarioError: no layer can have an adapter, or a pattern matches none.
+        """
+        raise NotImplementedError
 
 
 class LoRALinear(nn.Linear):
@@ -459,6 +481,7 @@ def load(module: nn.Module, path: str, root: Path | None) -> None:
         arrays = load_file(regular(place))
     tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     tensors.update(module.named_buffers(remove_duplicate=False))
+    arrays = {_name_within(tensors, name): array for name, array in arrays.items()}
     if not arrays:
         raise DataError(f"model.file: '{place}' has no tensors; the model has {', '.join(tensors)}")
     for name, array in arrays.items():
@@ -471,6 +494,13 @@ def load(module: nn.Module, path: str, root: Path | None) -> None:
             )
         _fill(tensors[name], array, f"model.file: '{place}' has {name!r}")
     note(_describe_load(place, list(arrays), list(tensors)))
+
+
+def _name_within(tensors: Mapping[str, Tensor], name: str) -> str:
+    """Return the name of a tensor of a file in a model to which peft has added adapters."""
+    layer, _, own_name = name.rpartition(".")
+    adapted = f"{layer}.base_layer.{own_name}"
+    return adapted if name not in tensors and adapted in tensors else name
 
 
 def _describe_load(place: Path, loaded: list[str], tensors: list[str]) -> str:

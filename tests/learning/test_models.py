@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 from safetensors.numpy import load_file
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,13 +19,17 @@ import fedsim
 from fedsim.common.errors import ScenarioError
 from fedsim.common.model_cost import ModelCost
 from fedsim.learning.architecture import LoRA
+from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.models import CNN5, Logistic, ModuleModel, Perceptron, SizeOnly
 from fedsim.learning.modules import fit, frozen_numbers, numbers
 from fedsim.learning.solvers.reference import module_of
-from fedsim.learning.spec import TRAINERS, TrainingSpec
+from fedsim.learning.spec import TRAINERS, TrainerSpec, TrainingSpec
 from fedsim.toolbox.models import profile as counted
 from fedsim.toolbox.models import published
+from fedsim.toolbox.models.card import ModelCard
 from fedsim.toolbox.models.profile import profile
+from fedsim.toolbox.models.tokens import Transformer
+from fedsim.toolbox.objectives import NextToken
 from tests.benchmarks.roofline import Recurrent
 from tests.learning.small import own
 from tests.strategies.runs import played, ran, weights
@@ -502,6 +507,49 @@ def test_bad_parts_are_refused(
 ) -> None:
     with pytest.raises(fedsim.FedsimError, match=says):
         fedsim.run(fedsim.Scenario(**world(DIGITS, 6, strategy, 1, model=model)), tmp_path / "run")
+
+
+def card(**keys: Any) -> ModelCard:
+    """A small card with adapters of rank 2 in each of four layers."""
+    sizes: dict[str, Any] = {"params": 1000, "layers": 4, "dense": {"q": [10, 10]}, "tokens": 3}
+    return ModelCard(**{**sizes, "lora": {"rank": 2}, **keys})
+
+
+def test_the_memory_of_a_card_by_hand() -> None:
+    """Adapters have 4 x 2 x 20 numbers; AdamW has two moments of each, and counts its steps."""
+    adapters = 160
+    plain = card().cost((), 0, TrainingSpec())
+    assert plain.memory == 2 * 1000 + (4 + 4) * adapters
+    assert plain.memory_a_sample == 3 * 34 * 4 * 10
+    adam = TypeAdapter(TrainerSpec).validate_python({"kind": "torch", "optimizer": "AdamW"})
+    assert card().cost((), 0, adam).memory == plain.memory + 4 * (2 * adapters + 8)
+    packed = card(bits=4.127, vocabulary=50, recompute=True)
+    cost = packed.cost((), 0, TrainingSpec())
+    assert cost.memory == 516 + 8 * adapters  # 515.875 bytes, rounded up
+    assert cost.memory_a_sample == 3 * (2 * 4 * 10 + 34 * 10 + 8 * 50)
+    forward = 3 * 2 * (1000 + adapters)
+    assert card().flops((), 0) == 2 * forward + 3 * 2 * adapters
+    assert packed.flops((), 0) == 3 * forward + 3 * 2 * adapters
+
+
+def test_the_last_layers_of_a_card_by_hand() -> None:
+    last = card().with_last_layers(1, (), 0)
+    forward = 3 * 2 * (1000 + 160)
+    assert last.flops((), 0) == forward * 1.25 + 3 * 2 * 40
+    cost = last.cost((), 0, TrainingSpec())
+    assert cost.memory_a_sample == 3 * 34 * 10
+    assert cost.memory == 2 * 1000 + 4 * 120 + 8 * 40
+    with pytest.raises(fedsim.ScenarioError, match="'card' without adapters"):
+        card(lora=None).with_last_layers(1, (), 0)
+
+
+def test_the_formula_of_a_card_beside_a_transformer_in_torch() -> None:
+    """In float32 the transformer keeps twice as many bytes, scores of attention included."""
+    shape = TokenShape.of((32,), 61, "next")
+    small = Transformer(hidden=64, layers=4, lora=LoRA(rank=2))
+    counted = small.cost(shape, 61, TrainingSpec(), NextToken()).memory_a_sample
+    outputs = 32 * 8 * 61
+    assert (counted - outputs) / (32 * 4 * 64) == pytest.approx(2 * 34.0, rel=0.15)
 
 
 def test_a_large_model_by_hand_to_the_byte(tmp_path: Path) -> None:

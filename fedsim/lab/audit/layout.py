@@ -25,7 +25,6 @@ _SAMPLES = {
 
 _DENSE: Mapping[str, tuple[int, ...]] = {"logistic": (), "femnist-mlp": (512,)}
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-_ADAPTERS = (".lora_A", ".lora_B")
 _FILES = ("global", "group", "device")
 
 
@@ -156,7 +155,13 @@ def _is_trained(name: str, model: TomlTable) -> bool:
     patterns = model.get("train")
     if patterns is not None:
         return _matches(name, patterns)
-    return model.get("lora") is None or name.endswith(_ADAPTERS)
+    return model.get("lora") is None or bool(_adapter_side(name))
+
+
+def _adapter_side(name: str) -> str:
+    """Return ``A`` or ``B`` for a tensor of an adapter, fedsim's own or peft's; else ""."""
+    _, mark, end = name.rpartition(".lora_")
+    return end.partition(".")[0] if mark else ""
 
 
 def _matches(name: str, patterns: str | Sequence[str]) -> bool:
@@ -234,7 +239,7 @@ def cut_numbers(tensors: Tensors, cut: str, size: float) -> int | None:
         The count; None if a model with adapters is reduced in width.
     """
     if cut == "width":
-        if any(name.endswith(_ADAPTERS) for name in tensors):
+        if any(_adapter_side(name) for name in tensors):
             return None
         return _narrow_numbers(tensors, size)
     return sum(math.prod(_cut_rank(name, shape, int(size))) for name, shape in tensors.items())
@@ -242,14 +247,15 @@ def cut_numbers(tensors: Tensors, cut: str, size: float) -> int | None:
 
 def adapter_numbers(tensors: Tensors, rank: float) -> int:
     """Count the parameters in a model's adapters if they had the given rank."""
-    adapters = {name: shape for name, shape in tensors.items() if name.endswith(_ADAPTERS)}
+    adapters = {name: shape for name, shape in tensors.items() if _adapter_side(name)}
     return sum(math.prod(_cut_rank(name, shape, int(rank))) for name, shape in adapters.items())
 
 
 def _cut_rank(name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    if name.endswith(".lora_A"):
+    side = _adapter_side(name)
+    if side == "A":
         return rank, shape[1]
-    if name.endswith(".lora_B"):
+    if side == "B":
         return shape[0], rank
     return shape
 
@@ -300,7 +306,8 @@ def _check_ranks(place: str, shapes: Tensors, rank: int | None) -> Iterator[str]
     The rank is the first dimension of ``lora_A``, and the second of ``lora_B``.
     """
     for tensor, shape in shapes.items():
-        if tensor.endswith(_ADAPTERS) and shape[tensor.endswith("B")] != rank:
+        side = _adapter_side(tensor)
+        if side and shape[side == "B"] != rank:
             yield (
                 f"{tensor} of model {place!r} has the shape {shape}, the scenario's rank is {rank}"
             )

@@ -62,6 +62,11 @@ class KeyedDropout(nn.Module):
         self.per_channel = per_channel
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
+    @property
+    def p(self) -> float:
+        """Probability of a zero, by the name that ``nn.Dropout`` gives it; modules may read it."""
+        return self.rate
+
     def forward(self, x: Tensor) -> Tensor:
         """Set elements of ``x`` to zero and scale up the remaining ones; identity in evaluation."""
         if not self.training or self.rate == 0.0:

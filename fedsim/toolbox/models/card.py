@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from fedsim.learning.objectives import Objective
     from fedsim.learning.spec import Trainer
 
-_KEPT = 34.0  # bytes that a layer keeps of each token and unit of its width (Korthikanti et al. 2022)
+_KEPT = (
+    34.0  # bytes that a layer keeps of each token and unit of its width (Korthikanti et al. 2022)
+)
 _KEPT_INPUT = 2.0  # of these for the layer's input, in 16 bits
 _LOGIT_BYTES = 8.0  # of an output of a token: its logit, and the logarithm of its probability
 
@@ -100,7 +102,7 @@ class ModelCard(PartedModel):
         if self.lora is None:
             return 0.0
         frozen = self._adapter_numbers() - self.parameters(shape, classes)
-        return self.params * self.bits / 8 + 4.0 * frozen
+        return math.ceil(self.params * self.bits / 8) + 4.0 * frozen
 
     def _adapter_numbers(self) -> int:
         return sum(tensor.size for tensor in self._adapters_of_layers())
@@ -147,9 +149,11 @@ class ModelCard(PartedModel):
         forward, _ = self._passes()
         frozen = self.base_bytes((), 0)
         trained = 4.0 * self.parameters((), 0)
-        weights = frozen or self.params * self.bits / 8
-        traffic = 3.0 * trained
-        optimiser = 2.0 * trained
+        weights = frozen or math.ceil(self.params * self.bits / 8)
+        shapes = {tensor.name: tensor.shape for tensor in self.trained(shape, classes)}
+        state = 4.0 * training.state_numbers(shapes)
+        traffic = 3.0 * trained + 2.0 * state
+        optimiser = 2.0 * trained + state
         if training.sgd.momentum > 0:
             traffic = 8.0 * trained
             optimiser = 3.0 * trained

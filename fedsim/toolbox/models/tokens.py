@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class _OfTokens(TorchModel):
+class TokenModel(TorchModel):
+    """A model of token sequences."""
+
     is_tried: ClassVar[bool] = False
 
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
@@ -38,7 +40,7 @@ class _OfTokens(TorchModel):
         """
 
 
-class CharLSTM(_OfTokens):
+class CharLSTM(TokenModel):
     """An LSTM over embedded tokens, with a dense layer at each token.
 
     By default the model has 23,397 parameters on 61 characters. With ``hidden = 256`` and ``layers
@@ -60,7 +62,7 @@ class CharLSTM(_OfTokens):
         return LSTMModule(shape, outputs, self.embedding, self.hidden, self.layers)
 
 
-class Transformer(_OfTokens):
+class Transformer(TokenModel):
     """A transformer with learned places, norms before blocks, and no dropout.
 
     Attention is causal for the prediction of next tokens (Radford et al. 2019).

@@ -45,7 +45,10 @@ class FLoRAParams(CutParams):
     def places(self, setting: RunInfo) -> dict[float, Places]:
         names = [tensor.name for tensor in setting.tensors()]
         is_adapter = [".lora_" in name for name in names]
-        weights = [name.replace(f".lora_{name[-1]}", ".weight") for name in names]
+        weights = []
+        for name in names:
+            layer, mark, _ = name.rpartition(".lora_")
+            weights.append(f"{layer}.weight" if mark else name)
         if not any(is_adapter) or not set(weights) <= set(names):
             raise ScenarioError(
                 "strategy.kind is 'flora', which merges adapters into the weights beside them, "

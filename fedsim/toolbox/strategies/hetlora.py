@@ -45,9 +45,9 @@ def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:
     weights = by_name(update.astype(np.float64), shapes)
     square = 0.0
     for name in weights:
-        layer = name.removesuffix(".lora_B")
-        if layer != name and f"{layer}.lora_A" in weights:
-            product = weights[name] @ weights[f"{layer}.lora_A"]
+        partner = name.replace(".lora_B", ".lora_A")
+        if partner != name and partner in weights:
+            product = weights[name] @ weights[partner]
             square += float(np.square(product).sum())
     return float(np.sqrt(square))
 

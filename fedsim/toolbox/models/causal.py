@@ -1,0 +1,107 @@
+"""Torch module of a causal language model: tokens [n, T] to outputs [n, T, vocabulary].
+
+Importing this module imports transformers; peft is imported when adapters are added.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.pytorch_utils import Conv1D
+
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.learning.architecture import LoRA, matching
+from fedsim.learning.data.federated import TokenShape
+from fedsim.learning.modules import Adaptable
+
+_LENGTHS = ("max_position_embeddings", "n_positions")  # names of a configuration's longest sequence
+_DROPOUTS = ("dropout", "pdrop")  # ends of names of a configuration's rates
+_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # none of the data's tokens is special
+
+
+class CausalModule(Adaptable):
+    """A causal language model of transformers with random weights.
+
+    Args:
+        shape: length T and vocabulary of the sequences.
+        outputs: count of outputs of each token.
+        family: type of the model in transformers.
+        config: keys of the type's configuration.
+
+    Raises:
+        ScenarioError: the type or a key is unknown, or they do not go together.
+    """
+
+    adapters: ClassVar[str] = "*.lora_?.default.weight"
+
+    def __init__(
+        self, shape: TokenShape, outputs: int, family: str, config: Mapping[str, Any]
+    ) -> None:
+        super().__init__()
+        settings = _configure(family, config, outputs, shape[0])
+        try:
+            self.model: nn.Module = AutoModelForCausalLM.from_config(settings)
+        except Exception as error:
+            raise _mistake(family, config, error) from error
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.model(input_ids=x, use_cache=False).logits
+        return outputs
+
+    def adapt(self, lora: LoRA) -> nn.Module:
+        from peft import LoraConfig, inject_adapter_in_model
+
+        layers = {}
+        for name, part in self.model.named_modules():
+            if isinstance(part, nn.Linear | Conv1D) and part is not _head(self.model):
+                layers[name] = part
+        adapted = matching(list(layers), lora.where, "model.lora.where", "layer")
+        settings = LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            target_modules=sorted(adapted),
+            fan_in_fan_out=all(isinstance(layers[name], Conv1D) for name in adapted),
+        )
+        inject_adapter_in_model(settings, self.model)
+        return self
+
+
+def _head(model: nn.Module) -> object:
+    """Return the layer of the outputs, whose weights are often those of the embedding."""
+    return getattr(model, "get_output_embeddings", lambda: None)()
+
+
+def _configure(
+    family: str, config: Mapping[str, Any], vocabulary: int, length: int
+) -> PreTrainedConfig:
+    if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        allowed = "a type of causal language model in transformers, such as gpt2 or llama"
+        hint = nearest(family, list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+        raise ScenarioError(f"model.family is {family!r}; allowed is {allowed}{hint}")
+    known = AutoConfig.for_model(family)
+    keys = known.to_dict()
+    for key in config:
+        if key not in keys:
+            raise ScenarioError(
+                f"model.config has {key!r}, which the configuration of {family!r} lacks"
+                f"{nearest(key, list(keys))}"
+            )
+    still = [key for key in keys if key.endswith(_DROPOUTS)]
+    values = {**dict.fromkeys(_SPECIAL), **dict.fromkeys(still, 0.0), **config}
+    values["vocab_size"] = vocabulary
+    for name in _LENGTHS:
+        if name in keys:
+            values[name] = length
+    try:
+        return AutoConfig.for_model(family, **values)
+    except Exception as error:
+        raise _mistake(family, config, error) from error
+
+
+def _mistake(family: str, config: Mapping[str, Any], error: Exception) -> ScenarioError:
+    return ScenarioError(
+        f"model.family {family!r} failed with model.config = {dict(config)}: "
+        f"{type(error).__name__}: {error}"
+    )

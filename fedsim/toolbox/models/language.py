@@ -1,0 +1,51 @@
+"""``model.kind = "language"``: a causal language model of transformers, with adapters of peft."""
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fedsim.common.errors import ScenarioError
+from fedsim.learning.data.federated import TokenShape
+from fedsim.toolbox.models.tokens import TokenModel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PACKAGES = ("transformers", "peft")
+INSTALL = "pip install 'fedsim-des[language]'"
+
+
+class LanguageModel(TokenModel):
+    """A causal language model of the package ``transformers``, for the objective ``next-token``.
+
+    Its weights are drawn at random from its configuration; nothing is downloaded. ``model.lora``
+    adds adapters of the package ``peft``, also to GPT-2's layers, which are no
+    ``torch.nn.Linear``. Needs both packages: ``pip install 'fedsim-des[language]'``.
+    """
+
+    is_tried: ClassVar[bool] = True
+    kind: Literal["language"] = "language"
+    family: str = "gpt2"
+    """type of the model in transformers, such as ``gpt2`` or ``llama``."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """keys of the type's configuration in transformers, such as ``n_layer`` and ``n_embd`` of
+    ``gpt2``. The vocabulary and the longest sequence are those of the data. Without a rate here
+    there is no dropout.
+    """
+
+    def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
+        missing = [name for name in PACKAGES if find_spec(name) is None]
+        if missing:
+            raise ScenarioError(
+                f"model.kind is 'language', which needs the package {missing[0]!r}; {INSTALL} "
+                "installs it, and model.kind = 'transformer' needs nothing"
+            )
+        from fedsim.toolbox.models.causal import CausalModule
+
+        if shape.answers != "next":
+            raise ScenarioError(
+                "model.kind is 'language', which predicts next tokens; allowed is objective.kind = "
+                "'next-token'"
+            )
+        return CausalModule(shape, outputs, self.family, self.config)
