@@ -210,7 +210,7 @@ class Training:
             model.
         batch_size: count of samples in a batch; None for the size in ``[training]``.
         layers: count of last layers (``architecture.layers_of``) that are trained, as the device
-            has no memory for more; None: all. The tensors of the others are in ``held``.
+            has no memory for more; None: all. The tensors of earlier layers are in ``held``.
 
     Raises:
         SimulationError: ``epochs`` and ``steps`` do not go together.

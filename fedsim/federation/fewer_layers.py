@@ -35,7 +35,7 @@ class FewerLayers:
         return replace(step, training=self.limit(device, step.training))
 
     def limit(self, device: int, training: Training) -> Training:
-        """Return a training of the layers for which a device has memory; the others are held.
+        """Return a training of the layers for which a device has memory; earlier layers are held.
 
         Args:
             device: ID of the device.

@@ -374,7 +374,7 @@ def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int 
 
 
 class Adaptable(nn.Module):
-    """Module that adds low-rank adapters to its layers by a package of its own."""
+    """Module that adds low-rank adapters to its layers by a further package."""
 
     adapters: ClassVar[str]
     """Pattern of the names of the adapters' tensors."""

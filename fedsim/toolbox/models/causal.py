@@ -4,7 +4,7 @@ Importing this module imports transformers; peft is imported when adapters are a
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
@@ -37,7 +37,7 @@ class CausalModule(Adaptable):
     adapters: ClassVar[str] = "*.lora_?.default.weight"
 
     def __init__(
-        self, shape: TokenShape, outputs: int, family: str, config: Mapping[str, Any]
+        self, shape: TokenShape, outputs: int, family: str, config: Mapping[str, object]
     ) -> None:
         super().__init__()
         settings = _configure(family, config, outputs, shape[0])
@@ -69,12 +69,12 @@ class CausalModule(Adaptable):
 
 
 def _head(model: nn.Module) -> object:
-    """Return the layer of the outputs, whose weights are often those of the embedding."""
+    """Return the layer of the outputs, whose weights are often the embedding."""
     return getattr(model, "get_output_embeddings", lambda: None)()
 
 
 def _configure(
-    family: str, config: Mapping[str, Any], vocabulary: int, length: int
+    family: str, config: Mapping[str, object], vocabulary: int, length: int
 ) -> PreTrainedConfig:
     if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         allowed = "a type of causal language model in transformers, such as gpt2 or llama"
@@ -100,7 +100,7 @@ def _configure(
         raise _mistake(family, config, error) from error
 
 
-def _mistake(family: str, config: Mapping[str, Any], error: Exception) -> ScenarioError:
+def _mistake(family: str, config: Mapping[str, object], error: Exception) -> ScenarioError:
     return ScenarioError(
         f"model.family {family!r} failed with model.config = {dict(config)}: "
         f"{type(error).__name__}: {error}"

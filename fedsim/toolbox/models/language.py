@@ -1,7 +1,7 @@
 """``model.kind = "language"``: a causal language model of transformers, with adapters of peft."""
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -28,9 +28,9 @@ class LanguageModel(TokenModel):
     kind: Literal["language"] = "language"
     family: str = "gpt2"
     """type of the model in transformers, such as ``gpt2`` or ``llama``."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: dict[str, object] = Field(default_factory=dict)
     """keys of the type's configuration in transformers, such as ``n_layer`` and ``n_embd`` of
-    ``gpt2``. The vocabulary and the longest sequence are those of the data. Without a rate here
+    ``gpt2``. The vocabulary and the longest sequence follow from the data. Without a rate here
     there is no dropout.
     """
 
