@@ -24,7 +24,7 @@ from fedsim.toolbox.models.language import LanguageModel
 Sections = dict[str, Any]
 HAS_PACKAGES = find_spec("transformers") is not None and find_spec("peft") is not None
 needs_packages = pytest.mark.skipif(
-    not HAS_PACKAGES, reason="needs pip install 'fedsim-des[language]'"
+    not HAS_PACKAGES, reason="needs pip install 'transformers>=5' 'peft>=0.18'"
 )
 SHAPE = TokenShape.of((16,), 61, "next")
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2}
@@ -216,7 +216,7 @@ def test_what_is_refused(change: Sections, message: str) -> None:
 
 @pytest.mark.skipif(HAS_PACKAGES, reason="transformers and peft are installed")
 def test_without_the_packages_it_says_what_to_install() -> None:
-    with pytest.raises(ScenarioError, match=r"pip install 'fedsim-des\[language\]' installs it"):
+    with pytest.raises(ScenarioError, match=r"pip install 'transformers>=5' 'peft>=0.18' installs"):
         Run(fedsim.Scenario(**world(MODELS["gpt2"])), Simulation())
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 PACKAGES = ("transformers", "peft")
-INSTALL = "pip install 'fedsim-des[language]'"
+INSTALL = "pip install 'transformers>=5' 'peft>=0.18'"
 
 
 class LanguageModel(TokenModel):
@@ -21,7 +21,7 @@ class LanguageModel(TokenModel):
 
     Its weights are drawn at random from its configuration; nothing is downloaded. ``model.lora``
     adds adapters of the package ``peft``, also to GPT-2's layers, which are no
-    ``torch.nn.Linear``. Needs both packages: ``pip install 'fedsim-des[language]'``.
+    ``torch.nn.Linear``. Needs both packages: ``pip install 'transformers>=5' 'peft>=0.18'``.
     """
 
     is_tried: ClassVar[bool] = True
