@@ -174,7 +174,8 @@ _LAYERS = {
     "lab.model_memory": "common lab.tally learning learning.data running running.checkpoint",
     "lab.tally": "common learning",
     "lab.forecast": "common clock lab.model_memory lab.tally lab.terminal learning records running strategies",
-    "lab.whole_forecast": "clock common lab.forecast lab.model_memory running",
+    "lab.device_memory": "common running world",
+    "lab.whole_forecast": "clock common lab.device_memory lab.forecast lab.model_memory running",
     "lab.study": "analysis common clock lab.compare lab.forecast lab.loading lab.reading lab.terminal "
     "lab.whole_forecast learning.data records running running.checkpoint strategies toolbox.ray world",
     "fedsim": "common clock lab.loading lab.study running version world",

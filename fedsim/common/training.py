@@ -209,8 +209,8 @@ class Training:
         last_gradient: whether the result is the gradient of the last step in place of the trained
             model.
         batch_size: count of samples in a batch; None for the size in ``[training]``.
-        layers: count of last layers (``architecture.layers_of``) that are trained, as the device
-            has no memory for more; None: all. The tensors of earlier layers are in ``held``.
+        layers: count of last layers that are trained, as the device has no memory for more; None:
+            all. The tensors of earlier layers are in ``held``.
 
     Raises:
         SimulationError: ``epochs`` and ``steps`` do not go together.

@@ -120,7 +120,7 @@ class Model(Spec):
         """Return the model of which only the last layers are trained, for its cost.
 
         Args:
-            count: count of trained layers, see ``layers_of``.
+            count: count of trained layers.
             shape: shape of a sample.
             classes: count of classes.
 

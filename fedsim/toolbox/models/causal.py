@@ -42,9 +42,16 @@ class CausalModule(Adaptable):
         super().__init__()
         settings = _configure(family, config, outputs, shape[0])
         try:
-            self.model: nn.Module = AutoModelForCausalLM.from_config(settings)
+            model = AutoModelForCausalLM.from_config(settings)
         except Exception as error:
             raise _mistake(family, config, error) from error
+        # the layer of the outputs, whose weights are often the embedding, gets no adapter
+        head = model.get_output_embeddings()
+        self._head_name = ""
+        for name, part in model.named_modules():
+            if part is head:
+                self._head_name = name
+        self.model: nn.Module = model
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.model(input_ids=x, use_cache=False).logits
@@ -55,7 +62,7 @@ class CausalModule(Adaptable):
 
         layers = {}
         for name, part in self.model.named_modules():
-            if isinstance(part, nn.Linear | Conv1D) and part is not _head(self.model):
+            if isinstance(part, nn.Linear | Conv1D) and name != self._head_name:
                 layers[name] = part
         adapted = matching(list(layers), lora.where, "model.lora.where", "layer")
         settings = LoraConfig(
@@ -66,11 +73,6 @@ class CausalModule(Adaptable):
         )
         inject_adapter_in_model(settings, self.model)
         return self
-
-
-def _head(model: nn.Module) -> object:
-    """Return the layer of the outputs, whose weights are often the embedding."""
-    return getattr(model, "get_output_embeddings", lambda: None)()
 
 
 def _configure(
