@@ -41,7 +41,7 @@ from fedsim.world.device_kinds import Capacity, estimates
 from fedsim.world.meters.base import Column, MeterContext
 from fedsim.world.network import Network
 from fedsim.world.network.traces import TraceColumns
-from fedsim.world.rooflines import Cut, Rooflines
+from fedsim.world.rooflines import ModelCut, Rooflines
 
 if TYPE_CHECKING:
     from fedsim.running.sections import Sections
@@ -291,7 +291,7 @@ class Run:
         objective = self.scenario.objective
         usual = self.scenario.strategy.usual_training
 
-        def cost_of(cut: Cut, layers: int | None) -> ModelCost:
+        def cost_of(cut: ModelCut, layers: int | None) -> ModelCost:
             smaller = model if cut is None else model.cut(*cut)
             if layers is not None:
                 smaller = smaller.with_last_layers(layers, *self._shape_and_classes)

@@ -21,7 +21,7 @@ from fedsim.common.units import show_bytes
 from fedsim.world.columns import alike
 from fedsim.world.device_kinds import DeviceKind
 
-Cut = tuple[CutBy, float] | None
+ModelCut = tuple[CutBy, float] | None
 """Way of cutting a model and the size of the smaller model, ``Training.cut``; None: not cut."""
 
 _CHECKED_BATCHES = range(16, 65)
@@ -74,7 +74,7 @@ def operations_s(
     return float(seconds.sum())
 
 
-class Group(NamedTuple):
+class AlikeDevices(NamedTuple):
     """Devices of a kind whose usual trainings need equal memory.
 
     Attributes:
@@ -113,7 +113,7 @@ class Rooflines:
         which: NDArray[np.integer],
         cost: ModelCost,
         batching: Batching,
-        cost_of: Callable[[Cut, int | None], ModelCost] | None = None,
+        cost_of: Callable[[ModelCut, int | None], ModelCost] | None = None,
         usual: Sequence[Training] | None = None,
         layers: int = 0,
     ) -> None:
@@ -127,7 +127,7 @@ class Rooflines:
         self._batch_s = cache(self._compute_batch_s)
         self._smaller = cache(self._make_smaller)
 
-    def _make_smaller(self, cut: Cut, layers: int | None) -> "Rooflines":
+    def _make_smaller(self, cut: ModelCut, layers: int | None) -> "Rooflines":
         """Make the rooflines of a smaller model, or of fewer trained layers."""
         assert self._cost_of is not None
         return Rooflines(self.kinds, self.which, self._cost_of(cut, layers), self._batching)
@@ -346,7 +346,7 @@ class Rooflines:
                 is_short[group.devices] = True
         return is_short
 
-    def groups(self, samples: Ints, sizes: Ints | None = None) -> Iterator[Group]:
+    def groups(self, samples: Ints, sizes: Ints | None = None) -> Iterator[AlikeDevices]:
         """Iterate over the groups of devices whose usual trainings need equal memory.
 
         Args:
@@ -364,7 +364,7 @@ class Rooflines:
                 largest = np.array(batches, dtype=np.int64)
                 for batch in np.unique(largest).tolist():
                     members = devices[(largest == batch)[places]]
-                    yield Group(kind, training, int(samples[members[0]]), members)
+                    yield AlikeDevices(kind, training, int(samples[members[0]]), members)
 
     def check(self, samples: int) -> None:
         """Raise ``ScenarioError`` if no device has the memory to train on ``samples`` samples."""
