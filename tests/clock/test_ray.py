@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import chdir
+from contextlib import chdir, closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +35,7 @@ from fedsim.toolbox.ray.executor import Ray
 from fedsim.toolbox.ray.parcels import Opener, Packer, Parcel
 from tests.calls import call
 from tests.children import GENEROUS_S
+from tests.clusters.two_nodes import two_nodes
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.52' 'cloudpickle>=3'"
@@ -313,16 +314,9 @@ def _fails_where_it_is(home: str) -> None:
 def test_two_nodes_of_which_one_is_lost_in_mid_run(
     small: Sections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    from ray.cluster_utils import Cluster
-
     small |= RUNS["local"] | {"strategy": RUNS["fedavg"]["strategy"], "stop": {"rounds": 4}}
     reference = fingerprints(small, Inline())
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
-    try:
-        cluster.add_node(num_cpus=1)
+    with two_nodes(monkeypatch, num_cpus=1) as cluster:
         executor = make_executor("ray", address=cluster.address)
         assert executor.workers == 2
         errors: set[str] = set()
@@ -339,8 +333,6 @@ def test_two_nodes_of_which_one_is_lost_in_mid_run(
         killing = Preceded(executor, _lose_node, tmp_path, cluster.head_node.node_id, 12)
         assert fingerprints(small, killing) == reference
         assert (tmp_path / "killed").exists()
-    finally:
-        cluster.shutdown()
 
 
 def _place_of_task() -> tuple[str, int, list[str], str]:
@@ -357,13 +349,7 @@ def test_each_task_gets_a_part_of_a_declared_gpu_and_sees_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The nodes have no GPU: what is tried is what Ray makes of the resources."""
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    from ray.cluster_utils import Cluster
-
-    node = {"num_cpus": 2, "num_gpus": 2}
-    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
-    try:
-        cluster.add_node(**node)
+    with two_nodes(monkeypatch, num_cpus=2, num_gpus=2) as cluster:
         with pytest.raises(
             ScenarioError, match="asks for 3 GPU a task, but the node with the most"
         ):
@@ -376,8 +362,6 @@ def test_each_task_gets_a_part_of_a_declared_gpu_and_sees_no_other(
         assert all([visible] == gpus for _, _, gpus, visible in places)
         assert {gpu for _, _, gpus, _ in places for gpu in gpus} <= {"0", "1"}
         assert len({gpus[0] for _, _, gpus, _ in places}) == 2
-    finally:
-        cluster.shutdown()
 
 
 class TestMistakes:
@@ -418,6 +402,17 @@ class TestMistakes:
         for address in ("127.0.0.1:1", "127.0.0.1:99999", "no-such-host.invalid:6379"):
             assert "where no Ray cluster answers" in answer(address)
         assert "no Ray cluster could be joined" in answer("auto")
+
+
+@needs_ray
+def test_a_process_whose_own_node_is_lost_is_told_so() -> None:
+    with closing(Ray(workers=1)) as executor:
+        os.kill(executor.submit(os.getppid).result(GENEROUS_S), signal.SIGKILL)
+        for begin in (executor.submit, executor.submit_once):
+            with pytest.raises(
+                fedsim.SimulationError, match="the Ray node of this process was lost"
+            ):
+                begin(_add, 1, 1).result(GENEROUS_S)
 
 
 @needs_ray

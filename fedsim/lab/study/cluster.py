@@ -22,7 +22,7 @@ from fedsim.lab.study.pool import Ended, News, RunOrder, StudyProgress
 from fedsim.lab.study.worker import describe_outcome, failure
 from fedsim.records.lock import FolderInUseError
 from fedsim.records.reading import RunFolder
-from fedsim.toolbox.ray.executor import MOST_TRIES, Ray, WorkerLostError
+from fedsim.toolbox.ray.executor import MOST_TRIES, HomeLostError, Ray, WorkerLostError
 
 _LISTEN_EVERY_S = 0.25
 _LOOK_EVERY = 4  # listenings between two tries to claim a run that another process carries out
@@ -155,7 +155,7 @@ class RayWorkers:
 
     def _listen(self) -> None:
         """Take the messages of all workers; a worker that was given up is not heard."""
-        for place, attempt, news in self._ray.get(self._board.collect.remote(self._interrupted)):
+        for place, attempt, news in self._collect():
             active = self._active.get(place)
             if active is None or active.attempt != attempt or active.problem:
                 continue
@@ -163,6 +163,15 @@ class RayWorkers:
                 self._take(place, active, news)
             except OSError as error:
                 active.problem = failure(error, active.order.folder)
+
+    def _collect(self) -> list[tuple[int, int, News]]:
+        collection = self._board.collect.remote(self._interrupted)
+        try:
+            messages: list[tuple[int, int, News]] = self._ray.get(collection)
+        except self._ray.exceptions.RayError as error:
+            # the board is on the node of this process
+            raise HomeLostError from error
+        return messages
 
     def _take(self, place: int, active: _Active, news: News) -> None:
         if news["event"] == "piece":

@@ -190,8 +190,11 @@ class Conductor:
     def _try_variants(self) -> None:
         """Build the first missing run of each variant, to reject invalid variants."""
         firsts: dict[str, PlannedRun] = {}
+        # a variant whose runs are done may get more seeds, which need its inputs
+        all_grow = self._inputs is not None and self.seeding is not None
         for run, state in self.selected_runs:
-            if state != "done" and TRIAL not in dict(run.variant.point):
+            is_missing = state != "done" or all_grow
+            if is_missing and TRIAL not in dict(run.variant.point):
                 firsts.setdefault(run.variant.label, run)
         for run in firsts.values():
             self._try_to_build(run)

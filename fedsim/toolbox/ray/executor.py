@@ -54,6 +54,16 @@ class WorkerLostError(SimulationError):
     """Error: the worker of a call was lost, with its node or alone, before the call ended."""
 
 
+class HomeLostError(SimulationError):
+    """Error: the node of this process was lost, by which the process has lost the cluster."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the Ray node of this process was lost, and with it the cluster; start Ray again, and "
+            "go on from what was saved"
+        )
+
+
 class Ray(Executor):
     """Executor that carries out each call as a Ray task, and repeats the calls of lost workers.
 
@@ -210,16 +220,43 @@ class Ray(Executor):
         self._open[future] = reference
 
         def settle(answer: "Future[Answer]") -> None:
-            if repeats and isinstance(
-                answer.exception(), self._ray.exceptions.LocalRayletDiedError
-            ):
-                # Ray 2.52 does not repeat these; its thread of callbacks must not begin tasks
-                thread = Thread(target=self._begin, args=(future, begin, repeats - 1), daemon=True)
-                thread.start()
+            if isinstance(answer.exception(), self._ray.exceptions.LocalRayletDiedError):
+                # Ray's thread of callbacks must neither wait nor begin tasks
+                again = partial(self._settle_lost, future, begin, repeats, answer)
+                Thread(target=again, daemon=True).start()
             else:
                 self._settle(future, answer)
 
         reference.future().add_done_callback(settle)
+
+    def _settle_lost(
+        self,
+        future: PendingValue,
+        begin: Callable[[], Stored],
+        repeats: int,
+        answer: "Future[Answer]",
+    ) -> None:
+        """Repeat a task that Ray did not place because a node was lost, as Ray 2.52 does not.
+
+        If this process's own node was lost, no repeat can succeed.
+        """
+        if not self.has_home:
+            failed: Future[Answer] = Future()
+            failed.set_exception(HomeLostError())
+            self._settle(future, failed)
+        elif repeats:
+            self._begin(future, begin, repeats - 1)
+        else:
+            self._settle(future, answer)
+
+    @property
+    def has_home(self) -> bool:
+        """Whether the node of this process is alive."""
+        try:
+            nodes = self._ray.nodes()
+        except Exception:  # Ray has another error for each way in which it can be lost or ended
+            return False
+        return any(node["NodeID"] == self._home and node["Alive"] for node in nodes)
 
     def _settle(self, future: PendingValue, answer: "Future[Answer]") -> None:
         """Copy the result or the error of a Ray task to the caller's future.
@@ -235,6 +272,9 @@ class Ray(Executor):
             content, buffers = answer.result()
             # copies the buffers, so that the store's memory is freed at once
             succeeded, outcome = Answer(content, [bytearray(part) for part in buffers]).outcome()
+        except HomeLostError as error:
+            succeeded = False
+            outcome = error
         except Exception as error:
             succeeded = False
             kind = WorkerLostError if isinstance(error, self._losses) else SimulationError
