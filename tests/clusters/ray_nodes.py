@@ -7,8 +7,10 @@ software is the same. A pair of virtual network devices connects the nodes and c
 ``python -m tests.clusters.ray_nodes loss`` runs a study over both nodes, kills all processes of the
 second node while it carries out runs, and compares the study's folder with the folder that one process
 writes. ``python -m tests.clusters.ray_nodes memory`` sends samples of 1 GB to both nodes with four
-workers each, and prints the memory and the network bytes of each node. ``gpus`` shows on which
-declared GPUs tasks are placed.
+workers each, and prints the memory and the network bytes of each node. Before it, the environment
+may set ``RAY_object_manager_pull_timeout_ms=10000``, Ray's default, with which an object that
+travels for more than 10 s is sent twice. ``gpus`` shows on which declared GPUs tasks are placed, and
+where tasks are repeated when the second node is killed.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.lab.study.test_run import content
+from tests.lab.study.test_ray import content
 
 WORK = Path("/var/tmp/fedsim-nodes")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -34,7 +36,11 @@ FEDSIM = [*PYTHON, "fedsim"]
 RAY = [str(Path(sys.executable).with_name("ray"))]
 REPOSITORY = Path(__file__).parents[2]
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex()}
+PULL_TIMEOUT = "RAY_object_manager_pull_timeout_ms"
+"""Environment variable of Ray: the time after which a node asks for an object again (ms)."""
 PATIENCE_S = 400.0
+TASK_S = 5.0  # duration of a task that is placed
+BEGUN = "begun"  # name of the file that appears when the second node is to be killed
 HOLD = f"""
 mount -t tmpfs tmpfs /tmp && mount -t tmpfs -o size=6g tmpfs /dev/shm &&
 mount -t tmpfs tmpfs {WORK} && exec sleep infinity
@@ -99,7 +105,8 @@ class Node:
     def start(self, *command: str, **options: object) -> "subprocess.Popen[str]":
         enter = ["nsenter", "-t", str(self.holder.pid), "-m", "-n"]
         inside = [*enter, "sh", "-c", f'cd {WORK} && exec "$0" "$@"']
-        environment = os.environ | TOKEN | {"PYTHONPATH": str(REPOSITORY), "RAY_DEDUP_LOGS": "0"}
+        environment = {PULL_TIMEOUT: "120000", **os.environ, **TOKEN}
+        environment |= {"PYTHONPATH": str(REPOSITORY), "RAY_DEDUP_LOGS": "0"}
         return subprocess.Popen([*inside, *command], env=environment, text=True, **options)  # type: ignore[call-overload,no-any-return]
 
     def call(self, *command: str) -> str:
@@ -283,27 +290,40 @@ def watched(first: Node, second: Node, verb: str, file: str, *more: str) -> None
 
 
 def gpus() -> None:
-    with two_nodes(4, "--num-gpus=2") as (first, _):
-        print(first.call(sys.executable, "-m", "tests.clusters.ray_nodes", "placed"))
+    with two_nodes(4, "--num-gpus=2") as (first, second):
+        process = first.start(sys.executable, "-m", "tests.clusters.ray_nodes", "placed")
+        begun = first.work / BEGUN
+        wait_until(lambda: begun.exists() or process.poll() is not None)
+        second.kill()
+        if process.wait(PATIENCE_S):
+            raise SystemExit("the tasks have failed")
 
 
 def placed() -> None:
-    """Print which tasks, of a quarter of a GPU each, ran on which GPU of which node."""
+    """Print which tasks, of a quarter of a GPU each, ran on which GPU of which node.
+
+    While the second set of tasks runs, the second node is killed.
+    """
     from fedsim.clock.executors import make_executor
 
     resources = '{"num_cpus": 0.5, "num_gpus": 0.25, "memory": "50 MB"}'
     executor = make_executor("ray", address=f"{ADDRESSES[0]}:{PORT}", resources=resources)
     print("places:", executor.workers)
-    calls = [executor.submit(_place_of_task) for _ in range(executor.workers)]
-    for place, count in sorted(Counter(call.result() for call in calls).items()):
-        print(place, count, "tasks")
+    for is_last in (False, True):
+        calls = [executor.submit(_place_of_task) for _ in range(executor.workers)]
+        if is_last:
+            time.sleep(TASK_S / 2)
+            print("killing node 2", flush=True)
+            Path(BEGUN).touch()
+        for place, count in sorted(Counter(call.result() for call in calls).items()):
+            print(place, count, "tasks", flush=True)
     executor.close()
 
 
 def _place_of_task() -> tuple[str, str, str]:
     import ray
 
-    time.sleep(5.0)
+    time.sleep(TASK_S)
     address = ray.util.get_node_ip_address()
     return address, str(ray.get_gpu_ids()), os.environ["CUDA_VISIBLE_DEVICES"]
 
