@@ -38,6 +38,13 @@ REPOSITORY = Path(__file__).parents[2]
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex()}
 PULL_TIMEOUT = "RAY_object_manager_pull_timeout_ms"
 """Environment variable of Ray: the time after which a node asks for an object again (ms)."""
+# Ray 2.60 ends a node whose agents take longer than 15 s to choose a port
+FIXED_PORTS = [
+    "--metrics-export-port=8090",
+    "--dashboard-agent-grpc-port=8091",
+    "--dashboard-agent-listen-port=8092",
+    "--runtime-env-agent-port=8093",
+]
 PATIENCE_S = 400.0
 TASK_S = 5.0  # duration of a task that is placed
 BEGUN = "begun"  # name of the file that appears when the second node is to be killed
@@ -180,6 +187,7 @@ def two_nodes(workers: int, *options: str) -> Iterator[tuple[Node, Node]]:
             f"--num-cpus={workers}",
             "--disable-usage-stats",
             "--object-store-memory=3000000000",
+            *FIXED_PORTS,
         ]
         head = ["--head", f"--port={PORT}", "--include-dashboard=false"]
         for node, words in ((first, head), (second, [f"--address={ADDRESSES[0]}:{PORT}"])):
