@@ -154,6 +154,14 @@ class Ray(Executor):
                 self._start_here(workers, options)
             else:
                 self._join(address, options)
+        self._print_events(False)
+
+    def _print_events(self, is_on: bool) -> None:
+        """Set whether Ray prints to stdout that a worker or a node was lost.
+
+        It would print between the lines of this program, and before the object of ``--json``.
+        """
+        self._ray._private.worker._worker_logs_enabled = is_on
 
     def _start_here(self, workers: int | None, options: Mapping[str, object]) -> None:
         require_token()
@@ -293,6 +301,7 @@ class Ray(Executor):
         self._packer = Packer(self._ray.put)
         if self._owns_cluster:
             self._ray.shutdown()
+            self._print_events(True)
         self._owns_cluster = False
 
 
