@@ -83,22 +83,6 @@ def test_a_study_on_a_cluster_that_loses_a_node(
     assert content(tmp_path / "out") == content(finish(study, tmp_path / "here"))
 
 
-def test_a_study_that_loses_its_own_node_ends_and_goes_on_when_called_again(
-    losing: dict[str, Any], tmp_path: Path
-) -> None:
-    """It fails with a message, unless Ray ends the process before, as Ray 2.60 does."""
-    losing["variants"]["loses"]["strategy.kind"] = "tests.lab.study.strategies:LosesNode"
-    (tmp_path / "losses" / "head").touch()
-    study = write(tmp_path / "s.toml", losing)
-    words = (study, "--out", tmp_path / "out", "--executor", "ray", "--workers", "1")
-    process = start(*map(str, words))
-    _, errors = children.ended(process)
-    assert process.returncode not in (0, None)
-    assert "Traceback" not in errors
-    done("study", *words)
-    assert content(tmp_path / "out") == content(finish(study, tmp_path / "here"))
-
-
 def test_until_sure_adds_the_seeds_of_local_workers_though_a_worker_is_lost(
     losing: dict[str, Any], tmp_path: Path
 ) -> None:
