@@ -33,11 +33,12 @@ from fedsim.running.mistakes import explained
 
 HERE = Path(__file__).resolve().parent
 SEEDS = range(1, 6)  # of the unequal shares that transfers get
-# of a protocol, what stands in its scenario; queues are those of the testbed's links
+# of a protocol, what stands in its scenario; queues are those of the testbed's links, and senders
+# pace: sockets of a machine whose default is BBR keep pacing when they are set to CUBIC
 PROTOCOLS: dict[str, str | dict[str, Any]] = {
     "fluid": "fluid",
     "tcp": "tcp",
-    "window": {"kind": "tcp", "model": "window", "queue": {"time": "60 ms"}},
+    "window": {"kind": "tcp", "model": "window", "queue": {"time": "60 ms"}, "pacing": True},
 }
 # of a protocol, and where in a world's row it is
 LOOKS: dict[str, tuple[dict[str, Any], float]] = {

@@ -29,6 +29,7 @@ from fedsim.running.checkpoint.codec import Decoder, Encoder
 from fedsim.strategies.state import state_classes
 from fedsim.world.batteries import Load
 from fedsim.world.messages import Message
+from fedsim.world.network.bbr import BbrSenders
 from fedsim.world.network.congestion import Senders
 from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.flow import Flow
@@ -48,7 +49,7 @@ _CLASSES = (
     *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
     *(Task, Payload, Training, Contrast, Limit, Part),
     *(Flow, Message, Load, Place, Tier),
-    *(SenderMemory, Deliveries, QueueingRules, RandomLosses, Senders, StepPlan),
+    *(BbrSenders, SenderMemory, Deliveries, QueueingRules, RandomLosses, Senders, StepPlan),
     Progress,
 )
 

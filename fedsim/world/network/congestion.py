@@ -1,9 +1,9 @@
-"""Congestion control of TCP senders, vectorised over flows: CUBIC and Reno.
+"""Congestion control of TCP senders, vectorised over flows: CUBIC and Reno; BBR has a module.
 
 Windows are in segments, so that the formulas are those of the standards.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
 
-Control = Literal["cubic", "reno"]
+Control = Literal["cubic", "reno", "bbr"]
 
 CUBIC_C = 0.4
 """Growth constant C of CUBIC (segments/s^3; RFC 9438, section 5.1)."""
@@ -22,7 +22,11 @@ RENO_BETA = 0.5
 LEAST_WINDOW = 2.0
 """Smallest window (segments; RFC 5681, section 3.1)."""
 
+_GROWTH_BEFORE_LOSS = 1.05  # least growth of CUBIC's window a round trip (Linux)
+_SLOW_PACING = 2.0  # windows a round trip in slow start (Linux)
+_PACING = 1.2  # windows a round trip after slow start (Linux)
 _HYSTART_LEAST_WINDOW = 16.0  # segments (Ha and Rhee, 2011)
+_HYSTART_SAMPLES = 8  # acknowledgements of a round trip (RFC 9406, section 4.3)
 _HYSTART_LEAST_S = 0.004  # bounds of the rise of the round trip (s; RFC 9406, section 4.3)
 _HYSTART_MOST_S = 0.016
 _HYSTART_SHARE = 1 / 8  # of the round trip
@@ -44,7 +48,37 @@ def cubic_window(elapsed_s: Floats, peak: Floats, after_loss: Floats) -> Floats:
 
 
 @dataclass(slots=True)
-class Senders:
+class FlowColumns:
+    """Base of dataclasses whose fields have a row for each flow."""
+
+    def columns(self) -> Iterator[tuple[str, Floats]]:
+        """Yield name and values of each column."""
+        for column in fields(self):
+            yield column.name, getattr(self, column.name)
+
+    def append(self, row: Mapping[str, float | Floats]) -> None:
+        """Append a flow, with a value for each column."""
+        for name, values in self.columns():
+            longer = np.empty((len(values) + 1, *values.shape[1:]))
+            longer[:-1] = values
+            longer[-1] = row[name]
+            setattr(self, name, longer)
+
+    def select(self, rows: Flags | Ints) -> None:
+        """Keep only some flows."""
+        for name, values in self.columns():
+            setattr(self, name, values[rows])
+
+    def row(self, row: int) -> dict[str, float | Floats]:
+        """Return a copy of the values of a flow, by column."""
+        copies: dict[str, float | Floats] = {}
+        for name, values in self.columns():
+            copies[name] = values.item(row) if values.ndim == 1 else values[row].copy()
+        return copies
+
+
+@dataclass(slots=True)
+class Senders(FlowColumns):
     """State of the senders of flows; float64 [flows] each.
 
     Attributes:
@@ -55,8 +89,8 @@ class Senders:
         epoch: begin of CUBIC's epoch (s); NaN if the next growth begins an epoch.
         epoch_window: window at the begin of the epoch (segments).
         friendly: window that Reno would have (segments).
-        round_end: delivered segments at which the present round trip ends.
-        least_wait: least time in queues in the present round trip (s).
+        round_begin, round_end: delivered segments at which the present round trip begins and ends.
+        least_wait: least time in queues in the present round trip, as acknowledged (s).
     """
 
     round_trip: Floats
@@ -66,6 +100,7 @@ class Senders:
     epoch: Floats
     epoch_window: Floats
     friendly: Floats
+    round_begin: Floats
     round_end: Floats
     least_wait: Floats
 
@@ -73,21 +108,6 @@ class Senders:
     def none(cls) -> "Senders":
         """Return the state without any flow."""
         return cls(*[np.empty(0) for _ in fields(cls)])
-
-    def columns(self) -> Iterator[tuple[str, Floats]]:
-        """Yield name and values of each column."""
-        for column in fields(self):
-            yield column.name, getattr(self, column.name)
-
-    def append(self, row: dict[str, float]) -> None:
-        """Append a flow, with a value for each column."""
-        for name, values in self.columns():
-            setattr(self, name, np.append(values, row[name]))
-
-    def select(self, rows: Flags | Ints) -> None:
-        """Keep only some flows."""
-        for name, values in self.columns():
-            setattr(self, name, values[rows])
 
 
 def first_state(
@@ -109,6 +129,7 @@ def first_state(
         "epoch": np.nan,
         "epoch_window": window,
         "friendly": window,
+        "round_begin": 0.0,
         "round_end": 0.0,
         "least_wait": np.inf,
     }
@@ -123,7 +144,7 @@ def grow(
 
     Args:
         senders: the flows.
-        control: ``cubic`` or ``reno``.
+        control: ``cubic`` or ``reno``; BBR grows otherwise.
         acked: acknowledged segments, [flows].
         limited: whether the window limits the flow, without which it does not grow, [flows].
         now: the time of the acknowledgements (s).
@@ -142,15 +163,15 @@ def grow(
             senders.epoch[starts] = now
             senders.epoch_window[starts] = window[starts]
             senders.friendly[starts] = window[starts]
-            senders.peak[starts] = np.maximum(senders.peak, window)[starts]
         with np.errstate(invalid="ignore"):
             elapsed = np.nan_to_num(now - senders.epoch)
-        curve = cubic_window(elapsed + delay, senders.peak, senders.epoch_window)
-        target = np.clip(curve, window, 1.5 * window)
+        origin = np.maximum(senders.peak, senders.epoch_window)
+        curve = cubic_window(elapsed + delay, origin, senders.epoch_window)
+        # Linux: a sender that has lost nothing yet does not know its share
+        least = np.where(senders.peak > 0, window, _GROWTH_BEFORE_LOSS * window)
+        target = np.clip(curve, least, 1.5 * window)
         cubic = (target - window) / window * acked
-        share = np.where(
-            senders.friendly < senders.peak, 3 * (1 - CUBIC_BETA) / (1 + CUBIC_BETA), 1.0
-        )
+        share = np.where(senders.friendly < origin, 3 * (1 - CUBIC_BETA) / (1 + CUBIC_BETA), 1.0)
         friendly = np.where(~slow & limited, share * acked / window, 0.0)
         senders.friendly += friendly
         beyond = np.maximum(cubic, senders.friendly - window)
@@ -177,14 +198,35 @@ def reduce(senders: Senders, control: Control, rows: Flags) -> None:
     senders.epoch[rows] = np.nan
 
 
-def leave_slow_start(senders: Senders, rows: Flags) -> None:
+def leave_slow_start(senders: Senders, segments: Floats) -> None:
     """End the slow start of flows whose round trip has risen (HyStart, Ha and Rhee, 2011).
+
+    A round trip counts from its eighth acknowledgement on.
 
     Args:
         senders: the flows.
-        rows: the flows whose round trip ends now, [flows].
+        segments: acknowledged segments, [flows].
     """
+    rows = segments - senders.round_begin >= _HYSTART_SAMPLES
     rise = np.clip(_HYSTART_SHARE * senders.round_trip, _HYSTART_LEAST_S, _HYSTART_MOST_S)
-    ends = rows & (senders.window < senders.threshold) & (senders.least_wait >= rise)
+    # Linux ends it so once a connection
+    ends = rows & np.isinf(senders.threshold) & (senders.least_wait >= rise)
     ends &= senders.window >= _HYSTART_LEAST_WINDOW
     senders.threshold[ends] = senders.window[ends]
+
+
+def pacing_rate(senders: Senders, growth: Floats, delay: Floats) -> Floats:
+    """Return the rates at which senders spread their windows (segments/s), float64 [flows].
+
+    Source: Linux, ``tcp_update_pacing_rate``: two windows a round trip as long as the window is
+    below half the slow start threshold, and 1.2 later.
+
+    Args:
+        senders: the flows.
+        growth: growth of windows in the present step (segments), [flows].
+        delay: time in queues (s), [flows].
+    """
+    is_slow = senders.window < senders.threshold / 2
+    windows = np.where(is_slow, _SLOW_PACING, _PACING)
+    rate: Floats = windows * (senders.window + growth / 2) / (senders.round_trip + delay)
+    return rate

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from fedsim.common.arrays import Flags, Floats
+from fedsim.common.arrays import Flags, Floats, Ints
 
 _FIRST_ROWS = 64
 
@@ -74,3 +74,19 @@ class Deliveries:
         share = np.clip((times - begin) / np.where(width > 0, width, 1.0), 0.0, 1.0)
         acked: Floats = low + (high - low) * share
         return acked
+
+    def rises(self, flows: Ints, above: Floats) -> Floats:
+        """Return the last known time at which each flow had not delivered more than ``above``.
+
+        Args:
+            flows: columns of the flows, [flows].
+            above: bytes, [flows].
+
+        Returns:
+            Times (s), [flows]; infinity for flows that never delivered more.
+        """
+        curves = self._curves[: self._rows, flows]
+        more = curves > above
+        after = more.argmax(axis=0)
+        times = self._times[np.maximum(after - 1, 0)]
+        return np.where(more.any(axis=0), times, math.inf)

@@ -1,4 +1,4 @@
-"""Random losses of packets on the devices' own links, in addition to what full queues drop."""
+"""Chance in the losses of packets: on the devices' own links, and in full queues."""
 
 import math
 
@@ -22,6 +22,7 @@ class RandomLosses:
         self._packet = packet
         self._key: list[int] = []  # seed of each flow's draws
         self._count: list[int] = []  # draws so far
+        self._drops: list[int] = []  # draws for queues so far
         self.first = np.empty(0)  # chance on the sender's own link, [flows]
         self.last = np.empty(0)  # chance on the receiver's own link, [flows]
         self.before = np.empty(0)  # expected losses until the next loss (bytes), [flows]
@@ -34,6 +35,7 @@ class RandomLosses:
         """
         self._key.append(key)
         self._count.append(0)
+        self._drops.append(0)
         self.first = np.append(self.first, 0.0)
         self.last = np.append(self.last, 0.0)
         self.before = np.append(self.before, self._draw(len(self._key) - 1))
@@ -43,6 +45,7 @@ class RandomLosses:
         rows = np.flatnonzero(flows).tolist()
         self._key = [self._key[row] for row in rows]
         self._count = [self._count[row] for row in rows]
+        self._drops = [self._drops[row] for row in rows]
         self.first = self.first[flows]
         self.last = self.last[flows]
         self.before = self.before[flows]
@@ -71,6 +74,12 @@ class RandomLosses:
                 lost[row] += self._packet
                 after[row] += self._draw(row)
         return np.minimum(lost, moved), after
+
+    def draw_drop(self, row: int) -> float:
+        """Draw what a flow is expected to lose in queues until its next loss there (bytes)."""
+        count = self._drops[row]
+        self._drops[row] += 1
+        return -math.log(Streams(self._key[row]).uniform("drop", count)) * self._packet
 
     def _draw(self, row: int) -> float:
         count = self._count[row]

@@ -205,7 +205,9 @@ class Tcp(Protocol):
     window, each link a queue that drops what it does not hold (docs/time.md).
     """
     control: Annotated[Control, _WINDOW] = "cubic"
-    """congestion control: ``cubic`` (RFC 9438) or ``reno`` (RFC 5681)."""
+    """congestion control: ``cubic`` (RFC 9438), ``reno`` (RFC 5681) or ``bbr`` (version 1;
+    draft-cardwell-iccrg-bbr-congestion-control-00).
+    """
     queue: Annotated[QueueLength, _WINDOW] = QueueLength.model_validate({"time": "100 ms"})
     """length of each link's queue; by default 100 ms at the link's rate, a round trip of the
     internet (Villamizar and Song, 1994).
@@ -214,6 +216,10 @@ class Tcp(Protocol):
     """lengths of single links' queues by name, such as ``server up`` or ``device 3 down``."""
     hystart: Annotated[bool, _WINDOW] = True
     """whether slow start ends when the round trip rises (HyStart)."""
+    pacing: Annotated[bool, _WINDOW] = False
+    """whether senders spread a window over its round trip: at two windows a round trip in slow
+    start, 1.2 later (Linux with the queue ``fq``, or where BBR is the default control).
+    """
     holds_back: Annotated[bool, _WINDOW] = True
     """whether a sender waits while the queue of its own first link is full (Linux's TCP small
     queues), instead of losing packets there.
@@ -235,6 +241,7 @@ class Tcp(Protocol):
             queue_bytes=self.queue.size,
             queues=lengths,
             hystart=self.hystart,
+            pacing=self.pacing,
             holds_back=self.holds_back,
         )
 

@@ -4,12 +4,13 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
-from fedsim.world.network.congestion import Senders, first_state
+from fedsim.world.network.bbr import FILTER_S, OTHER, BbrSenders, first_estimates
+from fedsim.world.network.congestion import Control, Senders, first_state
 from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.filling import Route
 from fedsim.world.network.losses import RandomLosses
@@ -41,17 +42,23 @@ class QueuedFlows:
         self._delivered = np.empty(0)
         self._dropped = np.empty(0)  # bytes dropped, of which the sender does not know
         self._lost = np.empty(0)  # bytes dropped, of which the sender knows
-        # bytes by which a flow lost less than its share of what arrived
+        # a flow's share of what full queues lost, less what it was expected to lose (bytes)
         self._credit = np.empty(0)
         # whether the first link holds the sender back, so that late acknowledgements do not matter
         self._held = np.empty(0, dtype=bool)
         self._mark = np.empty(0)  # delivered bytes at which it learns; infinity for no drop
         self._route = np.zeros((0, 1), dtype=np.int64)
         self._waiting = np.zeros((0, 1))  # bytes in the queue of each link of a route
+        # bytes in queues by the time at which they came, oldest first, [flows, hops, batches]
+        self._batches = np.zeros((0, 1, 1))
         self._arriving = np.zeros((0, 1))  # bytes between a link and the next
         self._senders = Senders.none()
+        self._bbr = BbrSenders.none()
+        # connection -> its estimates at the end of its last flow
+        self._estimates: dict[tuple[int, int], dict[str, float | Floats]] = {}
         self._losses = RandomLosses(rules.packet)
         self._history = Deliveries()
+        self._waits = Deliveries()  # time in queues of each flow's route (s)
         self._groups: list[tuple[Ints, Ints, Ints]] = []  # of each level: flows, positions, links
         self._never_full = np.empty(0, dtype=np.int64)
         self._lasts = np.empty(0, dtype=np.int64)
@@ -62,9 +69,10 @@ class QueuedFlows:
         size: float,
         route: Route,
         ends: tuple[int, int],
-        chance: float,
         loss_key: int,
         sender: dict[str, float],
+        now: float,
+        control: Control,
     ) -> None:
         """Add a flow with the state of its sender; the other arguments are those of ``begin``."""
         links = [self._link(name, capacity) for name, capacity in route] or [0]
@@ -77,16 +85,20 @@ class QueuedFlows:
         self._size = np.append(self._size, size)
         for name in ("_sent", "_delivered", "_dropped", "_lost"):
             setattr(self, name, np.append(getattr(self, name), 0.0))
-        self._credit = np.append(self._credit, chance * self._rules.packet)
         self._mark = np.append(self._mark, math.inf)
         self._held = np.append(self._held, False)
         self._lasts = np.append(self._lasts, len(links) - 1)
         self._route = np.vstack((self._route, np.array([padded], dtype=np.int64)))
         self._waiting = np.vstack((self._waiting, np.zeros(hops)))
+        self._batches = np.pad(self._batches, ((0, 1), (0, 0), (0, 0)))
         self._arriving = np.vstack((self._arriving, np.zeros(hops)))
         self._senders.append(sender)
         self._losses.append(loss_key)
+        first_loss = self._losses.draw_drop(len(self._id) - 1)
+        self._credit = np.append(self._credit, -first_loss)
+        self._bbr.append(self._estimates_of(ends, loss_key, sender, now, control))
         self._history.add_flow(0.0)
+        self._waits.add_flow(0.0)
         self._ends[flow_id] = ends
         self._group()
 
@@ -112,10 +124,11 @@ class QueuedFlows:
             pad = ((0, 0), (0, more))
             self._route = np.pad(self._route, pad)
             self._waiting = np.pad(self._waiting, pad)
+            self._batches = np.pad(self._batches, (*pad, (0, 0)))
             self._arriving = np.pad(self._arriving, pad)
 
     def _first_state(
-        self, ends: tuple[int, int], round_trip: float, now: float
+        self, ends: tuple[int, int], round_trip: float, now: float, control: Control
     ) -> dict[str, float]:
         """Return the state of a sender: new, or restarted after an idle time.
 
@@ -129,17 +142,53 @@ class QueuedFlows:
             return first_state(round_trip, first, math.inf, 0.0)
         window = before.window
         threshold = before.threshold
-        if now - before.until > round_trip + _RETRANSMISSION_S:
+        # BBR keeps its window over an idle time
+        is_idle = now - before.until > round_trip + _RETRANSMISSION_S
+        if is_idle and control != "bbr":
             window = min(window, first)
             threshold = max(threshold, 0.75 * before.window)
-        return first_state(round_trip, window, threshold, before.peak)
+        sender = first_state(round_trip, window, threshold, before.peak)
+        # Linux: CUBIC's epoch goes on as if there had been no idle time
+        sender["epoch"] = now - before.elapsed
+        sender["epoch_window"] = before.epoch_window
+        sender["friendly"] = before.friendly
+        return sender
+
+    def _estimates_of(
+        self,
+        ends: tuple[int, int],
+        key: int,
+        sender: dict[str, float],
+        now: float,
+        control: Control,
+    ) -> Mapping[str, float | Floats]:
+        """Return the estimates of a connection with BBR, which an idle time does not change."""
+        before = self._estimates.get(ends)
+        if before is None:
+            row = first_estimates(sender["round_trip"], sender["window"], now, key)
+            if control != "bbr":
+                row["state"] = OTHER
+            return row
+        idle_s = now - self._connections[ends].until
+        shifted = {name: before[name] + idle_s for name in ("round_since", "phase_since")}
+        estimates = {**before, **shifted}
+        if now > before["least_since"] + FILTER_S:
+            # an idle time has emptied the queues, and needs no small window
+            estimates["least_since"] = now
+        return estimates
 
     def _remember(self, row: int, until: float) -> None:
         senders = self._senders
-        self._connections[self._ends.pop(self._id.item(row))] = SenderMemory(
+        ends = self._ends.pop(self._id.item(row))
+        if self._bbr.is_used[row]:
+            self._estimates[ends] = self._bbr.row(row)
+        self._connections[ends] = SenderMemory(
             senders.window.item(row),
             senders.threshold.item(row),
             senders.peak.item(row),
+            senders.epoch_window.item(row),
+            senders.friendly.item(row),
+            until - senders.epoch.item(row),
             until,
         )
 
@@ -151,8 +200,10 @@ class QueuedFlows:
         for name in _COLUMNS:
             setattr(self, name, getattr(self, name)[stay])
         self._senders.select(stay)
+        self._bbr.select(stay)
         self._losses.select(stay)
         self._history.select(stay)
+        self._waits.select(stay)
         self._group()
 
     def _group(self) -> None:
@@ -213,5 +264,6 @@ _COLUMNS: Sequence[str] = (
     "_lasts",
     "_route",
     "_waiting",
+    "_batches",
     "_arriving",
 )

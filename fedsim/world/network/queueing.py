@@ -11,19 +11,25 @@ import numpy as np
 
 from fedsim.clock.simulation import on_grid_after
 from fedsim.common.arrays import Floats
-from fedsim.world.network.congestion import grow, leave_slow_start, reduce
+from fedsim.world.network.acknowledged import NO_BYTES, AcknowledgedFlows
+from fedsim.world.network.batches import (
+    mix_batches,
+    open_batch,
+    serve_in_order,
+    sum_by_link,
+)
+from fedsim.world.network.congestion import Control
 from fedsim.world.network.filling import Route, max_min
-from fedsim.world.network.queued import LEAST_STEP_S, UNLIMITED, QueuedFlows
+from fedsim.world.network.queued import LEAST_STEP_S, UNLIMITED
 from fedsim.world.network.queues import QueueingRules, StepPlan, choose_drops
 
 _MOST_STEP_S = 20e-3
 _STEP_SHARE = 1 / 4  # of a round trip on empty links
 _QUEUE_SHARE = 1 / 4  # of the time in queues
 _PATIENCE_STEPS = 4  # steps between two looks for a jump
-_NO_BYTES = 1e-6  # bytes that count as none
 
 
-class Queueing(QueuedFlows):
+class Queueing(AcknowledgedFlows):
     """Sharing rule of links with queues, on which flows have congestion windows.
 
     Args:
@@ -35,7 +41,6 @@ class Queueing(QueuedFlows):
         self.next_end = math.inf
         self.changed = False
         self.steps = 0
-        self._since = 0.0
         self._plan: StepPlan | None = None
         self._since_look = 0
 
@@ -49,8 +54,8 @@ class Queueing(QueuedFlows):
         route: Route,
         round_trip: float,
         ends: tuple[int, int],
-        chance: float = 0.5,
         loss_key: int = 0,
+        control: Control | None = None,
     ) -> None:
         """Add a flow, with the window that its connection has by now.
 
@@ -62,12 +67,13 @@ class Queueing(QueuedFlows):
                 bytes pass them.
             round_trip: round trip on empty links (s).
             ends: IDs of sender and receiver.
-            chance: number from 0 to 1 that decides which of equal flows loses a packet first.
-            loss_key: seed of its random losses, which ``set_loss`` begins.
+            loss_key: seed of its losses, in queues and by ``set_loss``.
+            control: its congestion control; None for that of the rules.
         """
         self._commit(now)
-        sender = self._first_state(ends, round_trip, now)
-        self._add(flow_id, size, route, ends, chance, loss_key, sender)
+        control = control or self._rules.control
+        sender = self._first_state(ends, round_trip, now, control)
+        self._add(flow_id, size, route, ends, loss_key, sender, now, control)
         self._replan()
 
     def enter(
@@ -181,39 +187,15 @@ class Queueing(QueuedFlows):
         self._credit += share * plan.credit
         self._losses.before += share * plan.before_loss
         new_drops = (plan.dropped > 0) & np.isinf(self._mark)
+        self._batches = mix_batches(self._batches, plan.batches, share)
         self._waiting += share * (plan.waiting - self._waiting)
         self._arriving += share * (plan.arriving - self._arriving)
         ahead = self._delivered + self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
         self._mark[new_drops] = ahead[new_drops]
         self._held = plan.held
         self._senders.window += share * plan.growth
-        memory = 2 * float(self._senders.round_trip.max()) + 1.0
-        self._history.add(now, self._delivered, memory)
+        self._history.add(now, self._delivered, self._memory_s())
         self._react(now)
-
-    def _react(self, now: float) -> None:
-        """Let senders learn of losses, and of the ends of their round trips."""
-        senders = self._senders
-        control = self._rules.control
-        acked = self._history.at(now - senders.round_trip)
-        under_way = self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
-        is_silent = (under_way <= _NO_BYTES) & (acked >= self._delivered - _NO_BYTES)
-        learns = (acked >= self._mark - _NO_BYTES) | (np.isfinite(self._mark) & is_silent)
-        if learns.any():
-            counts = learns & (self._dropped > _NO_BYTES)
-            if counts.any():
-                reduce(senders, control, counts)
-            self._lost[learns] += self._dropped[learns]
-            self._dropped[learns] = 0.0
-            self._mark[learns] = math.inf
-        segments = acked / self._rules.packet
-        turns = segments >= senders.round_end
-        if turns.any():
-            if self._rules.hystart:
-                leave_slow_start(senders, turns & (segments > 0))
-            in_network = self._sent - self._lost - self._dropped
-            senders.round_end[turns] = (in_network / self._rules.packet)[turns] + 1e-9
-            senders.least_wait[turns] = math.inf
 
     def _plan_step(self) -> None:
         self._plan = None
@@ -236,53 +218,50 @@ class Queueing(QueuedFlows):
     def _step(self) -> "StepPlan":
         senders = self._senders
         delays = self._delays()
-        senders.least_wait = np.minimum(senders.least_wait, delays)
         floor = np.maximum(_STEP_SHARE * senders.round_trip, _QUEUE_SHARE * delays)
         floor[self._held] = _MOST_STEP_S
         length_s = min(max(float(floor.min()), LEAST_STEP_S), _MOST_STEP_S)
-        length_s = on_grid_after(self._since + length_s) - self._since
-        end = self._since + length_s
         packet = self._rules.packet
         acked_before = self._history.at(self._since - senders.round_trip)
+        length_s = self._until_acks(length_s, acked_before)
+        length_s = on_grid_after(self._since + length_s) - self._since
+        end = self._since + length_s
         acked = self._history.at(end - senders.round_trip)
         in_flight = self._sent - self._lost - acked_before
         # in slow start a window grows up to twice the flight, else only if it is full
         slow = senders.window < senders.threshold
         full = np.where(slow, 0.5, 1.0) * senders.window * packet
         limited = (in_flight >= full - packet) & np.isinf(self._mark)
-        growth = grow(
-            senders,
-            self._rules.control,
-            (acked - acked_before) / packet,
-            limited,
-            end,
-            senders.round_trip + delays,
-        )
+        growth = self._grow((acked - acked_before) / packet, limited, end, delays)
         room = (senders.window + growth) * packet + acked + self._lost - self._sent
         # within a step that is longer than its round trip, a held sender sends several windows
         repeated = senders.window * packet * length_s / senders.round_trip
         repeats = self._held & (length_s > senders.round_trip)
         room = np.where(repeats, np.maximum(room, repeated), room)
+        paced = self._paced(growth, delays) * packet * length_s
+        room = np.minimum(room, paced)
         unsent = self._size + self._lost - self._sent
         wants = np.clip(room, 0.0, unsent)
-        return self._move(wants, length_s, growth)
+        return self._move(wants, length_s, growth, wants / paced)
 
-    def _move(self, wants: Floats, length_s: float, growth: Floats) -> "StepPlan":
+    def _move(self, wants: Floats, length_s: float, growth: Floats, busy: Floats) -> "StepPlan":
         """Plan the way of all bytes in a step.
 
         Args:
             wants: bytes that each sender wants to send, float64 [flows].
             length_s: length of the step (s).
             growth: growth of windows (segments), float64 [flows].
+            busy: part of the step in which each sender sends, 0 to 1, float64 [flows].
         """
         links = len(self._capacity)
         room = self._capacity * length_s
+        batches = open_batch(self._batches)
         waiting = self._waiting.copy()
         arriving = self._arriving.copy()
         dropped = np.zeros(len(self._id))
         credit = np.zeros(len(self._id))
         delivered = np.zeros(len(self._id))
-        busy = np.zeros(len(self._id))
+        busy = busy.copy()
         sent = wants
         if self._rules.holds_back:
             sent = self._hold_back(wants, length_s)
@@ -295,31 +274,38 @@ class Queueing(QueuedFlows):
             entering = sent - lost
         arriving[:, 0] += entering
         for flows, places, numbers in self._groups:
-            old = waiting[flows, places]
             new = arriving[flows, places]
-            queued = np.bincount(numbers, weights=old, minlength=links)
-            added = np.bincount(numbers, weights=new, minlength=links)
-            of_queue = np.minimum(room / np.where(queued > 0, queued, 1.0), 1.0)
-            rest = np.maximum(room - queued, 0.0)
-            of_new = np.minimum(rest / np.where(added > 0, added, 1.0), 1.0)
-            out = old * of_queue[numbers] + new * of_new[numbers]
-            refused = new * (1 - of_new)[numbers]
-            stays = np.maximum(queued + added - room, 0.0)
-            excess = np.maximum(stays - self._length, 0.0)
+            queue = batches[flows, places]
+            queue[:, -1] += new
+            totals = sum_by_link(queue, numbers, links)
+            out = queue * serve_in_order(totals, room)[numbers]
+            rest = queue - out
+            refused = np.minimum(rest[:, -1], new)
+            queued = totals.sum(axis=1)
+            excess = np.maximum(queued - room - self._length, 0.0)
             excess[self._never_full] = 0.0
             falls = np.zeros(len(flows))
             if excess.any():
-                falls, spared = choose_drops(
-                    excess, refused, self._credit[flows], numbers, self._rules.packet
+                falls, change = choose_drops(
+                    excess,
+                    refused,
+                    (self._credit + credit)[flows],
+                    numbers,
+                    flows,
+                    self._rules.packet,
+                    losses.draw_drop,
                 )
                 np.add.at(dropped, flows, falls)
-                np.add.at(credit, flows, spared)
-            waiting[flows, places] = np.maximum(old + new - out - falls, 0.0)
+                np.add.at(credit, flows, change)
+            rest[:, -1] = np.maximum(rest[:, -1] - falls, 0.0)
+            batches[flows, places] = rest
+            waiting[flows, places] = rest.sum(axis=1)
             arriving[flows, places] = 0.0
+            leaves = out.sum(axis=1)
             last = places == self._lasts[flows]
-            delivered[flows[last]] = out[last]
-            arriving[flows[~last], places[~last] + 1] += out[~last]
-            used = np.minimum((queued + added) / np.where(room > 0, room, 1.0), 1.0)
+            delivered[flows[last]] = leaves[last]
+            arriving[flows[~last], places[~last] + 1] += leaves[~last]
+            used = np.minimum(queued / np.where(room > 0, room, 1.0), 1.0)
             np.maximum.at(busy, flows, used[numbers])
         if losses.may_lose:
             lost, before_loss = losses.lose(losses.last, delivered, before_loss)
@@ -327,8 +313,8 @@ class Queueing(QueuedFlows):
             delivered -= lost
         missing = self._size - self._delivered
         ends = np.full(len(self._id), math.inf)
-        over = delivered >= missing - _NO_BYTES
-        reached = missing[over] / np.maximum(delivered[over], _NO_BYTES)
+        over = delivered >= missing - NO_BYTES
+        reached = missing[over] / np.maximum(delivered[over], NO_BYTES)
         ends[over] = self._since + length_s * busy[over] * np.clip(reached, 0.0, 1.0)
         stands = not (delivered.any() or sent.any() or arriving.any() or growth.any())
         if stands and self._is_stuck():
@@ -343,18 +329,13 @@ class Queueing(QueuedFlows):
             dropped,
             credit,
             before_loss - losses.before,
+            batches,
             waiting,
             arriving,
             growth,
             ends,
             held,
         )
-
-    def _is_stuck(self) -> bool:
-        """Return whether no byte can move before a link changes."""
-        acked = self._history.at(self._since - self._senders.round_trip)
-        waits = acked < self._delivered - _NO_BYTES
-        return not waits.any() and bool(np.isinf(self._mark).all())
 
     def _hold_back(self, wants: Floats, length_s: float) -> Floats:
         """Share the first link of each route among its senders, which queue no more than it sends.
@@ -384,6 +365,8 @@ class Queueing(QueuedFlows):
         """Plan one step until the next end, if no queue changes what flows deliver; else None."""
         senders = self._senders
         capacity = self._capacity
+        if self._bbr.is_used.any():
+            return None
         if np.isfinite(self._mark).any() or self._arriving.any() or self._losses.may_lose:
             return None
         if (senders.window < senders.threshold).any():
@@ -414,7 +397,7 @@ class Queueing(QueuedFlows):
         keeps = queue >= (1 / 0.5 - 1) * flight + packet
         if self._rules.control == "cubic":
             keeps = queue >= (1 / 0.7 - 1) * flight + packet
-        ready = (window >= flight + packet) & (other_queues <= _NO_BYTES)
+        ready = (window >= flight + packet) & (other_queues <= NO_BYTES)
         unsent = self._size + self._lost - self._sent
         has_queue = (waits > packet) & keeps & ~grows
         in_pipe = self._sent - self._lost - self._history.at(self._since - senders.round_trip)
@@ -429,9 +412,22 @@ class Queueing(QueuedFlows):
         sent = np.minimum(delivered, unsent)
         waiting = self._waiting.copy()
         waiting[flows, narrowest] = np.maximum(waits + sent - delivered, 0.0)
+        batches = np.zeros_like(open_batch(self._batches))
+        batches[:, :, -1] = waiting
         none = np.zeros(len(self._id))
         return StepPlan(
-            length_s, sent, delivered, none, none, none, waiting, self._arriving, none, ends, held
+            length_s,
+            sent,
+            delivered,
+            none,
+            none,
+            none,
+            batches,
+            waiting,
+            self._arriving,
+            none,
+            ends,
+            held,
         )
 
     # queries

@@ -1,6 +1,7 @@
 """Parts of ``Queueing``: its constants, its plan of a step, and who loses what a queue drops."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,8 @@ from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.world.network.congestion import Control
 
 _LEAST_QUEUE = 2  # packets that every queue holds
+_MOST_DRAWS = 32  # packets of a link and step that are dropped one by one
+_NO_BYTES = 1e-6  # bytes that count as none
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +19,17 @@ class SenderMemory:
     """State of a sender that lasts from one flow of a pair of endpoints to the next.
 
     Attributes:
-        window, threshold, peak: see ``Senders`` (segments).
+        window, threshold, peak, epoch_window, friendly: see ``Senders`` (segments).
+        elapsed: time of its flows since CUBIC's epoch began (s); NaN without an epoch.
         until: end of the last flow (s).
     """
 
     window: float
     threshold: float
     peak: float
+    epoch_window: float
+    friendly: float
+    elapsed: float
     until: float
 
 
@@ -38,6 +45,7 @@ class QueueingRules:
         queue_bytes: length of queues (bytes); None if ``queue_s`` has it.
         queues: link name -> (s, bytes), one of both None, for links with another length.
         hystart: whether slow start ends when the round trip rises.
+        pacing: whether senders spread a window over its round trip.
         holds_back: whether the first queue of a route holds senders back instead of dropping.
     """
 
@@ -48,6 +56,7 @@ class QueueingRules:
     queue_bytes: float | None
     queues: dict[str, tuple[float | None, float | None]]
     hystart: bool
+    pacing: bool
     holds_back: bool
 
     def length(self, link: str, capacity: float) -> float:
@@ -67,6 +76,7 @@ class StepPlan:
         sent, delivered, dropped: bytes of each flow.
         credit: change of ``Queueing._credit`` (bytes).
         before_loss: change of ``RandomLosses.before`` (bytes).
+        batches: state at its end (bytes), float64 [flows, hops, batches].
         waiting, arriving: state at its end (bytes), float64 [flows, hops].
         growth: growth of windows (segments).
         ends: end of each flow (s); infinity for flows that go on.
@@ -79,6 +89,7 @@ class StepPlan:
     dropped: Floats
     credit: Floats
     before_loss: Floats
+    batches: Floats
     waiting: Floats
     arriving: Floats
     growth: Floats
@@ -87,40 +98,54 @@ class StepPlan:
 
 
 def choose_drops(
-    excess: Floats, refused: Floats, spare: Floats, numbers: Ints, packet: float
+    excess: Floats,
+    refused: Floats,
+    spare: Floats,
+    numbers: Ints,
+    flows: Ints,
+    packet: float,
+    draw: Callable[[int], float],
 ) -> tuple[Floats, Floats]:
     """Choose the flows that lose what the queues of links do not hold.
 
-    Over time each flow loses its share of what arrives, but a packet at a time, as a real
-    queue drops: the flow that has lost least in proportion is the first to lose a packet.
+    Each flow loses its share of what arrives on the mean, a packet at a time. A flow's expected
+    losses between two lost packets are exponential, so that the next packet is any flow's by
+    chance.
 
     Args:
         excess: bytes that do not fit, float64 [links].
         refused: arriving bytes that are not served in this step, float64 [flows on links].
         spare: ``Queueing._credit`` of each flow (bytes), float64 [flows on links].
         numbers: link of each flow, int64 [flows on links].
+        flows: argument of ``draw`` for each flow, int64 [flows on links].
         packet: bytes of a packet.
+        draw: function that draws a flow's expected losses until its next loss (bytes).
 
     Returns:
-        Dropped bytes, in whole packets of each link, and by how much they are less than the
-        flow's share; float64 [flows on links] each.
+        Dropped bytes, in whole packets of each link, and the change of ``spare``;
+        float64 [flows on links] each.
     """
     falls = np.zeros(len(numbers))
-    spared = np.zeros(len(numbers))
+    change = np.zeros(len(numbers))
     for link in np.flatnonzero(excess > 0).tolist():
         rows = np.flatnonzero((numbers == link) & (refused > 0))
         offered = refused[rows]
         total = float(offered.sum())
         lost = min(math.ceil(excess.item(link) / packet) * packet, total)
-        spared[rows] = offered * (lost / total)
-        credit = spare[rows] + spared[rows]
-        order = np.argsort(-credit, kind="stable")
-        packets = np.minimum(offered, packet)[order]
-        before = np.cumsum(packets) - packets
-        first = np.clip(lost - before, 0.0, packets)
-        rest = lost - float(first.sum())
-        remaining = offered[order] - first
-        if rest > 0:
-            first += remaining * (rest / max(float(remaining.sum()), rest))
-        falls[rows[order]] = first
-    return falls, spared - falls
+        share = offered * (lost / total)
+        # of many packets each flow loses its share
+        common = max(lost - _MOST_DRAWS * packet, 0.0) / lost
+        fallen = share * common
+        credit = spare[rows] + share - fallen
+        left = lost - float(fallen.sum())
+        while left > _NO_BYTES:
+            first = int(np.where(fallen < offered - _NO_BYTES, credit, -math.inf).argmax())
+            fall = min(packet, offered.item(first) - fallen.item(first), left)
+            if fall <= 0:
+                break
+            fallen[first] += fall
+            credit[first] -= draw(flows.item(rows.item(first))) * (fall / packet)
+            left -= fall
+        falls[rows] = fallen
+        change[rows] = credit - spare[rows]
+    return falls, change

@@ -97,14 +97,12 @@ class RunningFlows(PresentRates):
         device = source if 0 <= source < self.devices else destination
         count = self._transfers.get(device, 0)
         self._transfers[device] = count + 1
-        chance = self._streams.uniform("world/first-drop", device, count)
+        loss_key = self._streams.word("world/packet-loss", device, count)
         # a queue's length follows from the built rate of a link with a trace, and not from its trace
         limited = [(name, self.limits.get(name, rate)) for name, rate in route]
+        queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, loss_key)
         if self.traces is None:
-            queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, chance)
             return
-        loss_key = self._streams.word("world/packet-loss", device, count)
-        queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, chance, loss_key)
         for name, rate in self._apply_limits(route):
             queues.set_rate(name, rate, now)
         queues.set_loss(flow.id, self.present_loss(source), self.present_loss(destination), now)

@@ -1,0 +1,137 @@
+"""Acknowledgements of flows on links with queues, and what senders learn from them."""
+
+import math
+
+import numpy as np
+
+from fedsim.common.arrays import Flags, Floats
+from fedsim.world.network.bbr import change_states, grow_by_bandwidth, note_round
+from fedsim.world.network.congestion import grow, leave_slow_start, pacing_rate, reduce
+from fedsim.world.network.queued import QueuedFlows
+from fedsim.world.network.queues import QueueingRules
+
+NO_BYTES = 1e-6  # bytes that count as none
+_LEAST_PART = 1 / 2  # of a step that ends when acknowledgements begin to come
+
+
+class AcknowledgedFlows(QueuedFlows):
+    """Base of ``Queueing``: flows whose senders know what has arrived a round trip ago.
+
+    Args:
+        rules: control, queues and packets.
+    """
+
+    def __init__(self, rules: QueueingRules) -> None:
+        super().__init__(rules)
+        self._since = 0.0
+
+    def _memory_s(self) -> float:
+        """Return the time for which acknowledgements need the past (s)."""
+        return 2 * float(self._senders.round_trip.max()) + 1.0
+
+    def _react(self, now: float) -> None:
+        """Let senders learn of losses, and of the ends of their round trips."""
+        senders = self._senders
+        control = self._rules.control
+        acked = self._history.at(now - senders.round_trip)
+        under_way = self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
+        is_silent = (under_way <= NO_BYTES) & (acked >= self._delivered - NO_BYTES)
+        learns = (acked >= self._mark - NO_BYTES) | (np.isfinite(self._mark) & is_silent)
+        if learns.any():
+            counts = learns & (self._dropped > NO_BYTES) & ~self._bbr.is_used
+            if counts.any():
+                reduce(senders, control, counts)
+            self._lost[learns] += self._dropped[learns]
+            self._dropped[learns] = 0.0
+            self._mark[learns] = math.inf
+        segments = acked / self._rules.packet
+        turns = segments >= senders.round_end
+        if self._bbr.is_used.any():
+            self._estimate(segments, turns, now)
+        if self._rules.hystart and np.isinf(senders.threshold).any():
+            senders.least_wait = np.minimum(senders.least_wait, self._acked_waits(now))
+            leave_slow_start(senders, segments)
+        if turns.any():
+            in_network = self._sent - self._lost - self._dropped
+            senders.round_begin[turns] = segments[turns]
+            senders.round_end[turns] = (in_network / self._rules.packet)[turns] + 1e-9
+            senders.least_wait[turns] = math.inf
+
+    def _acked_waits(self, now: float) -> Floats:
+        """Return the time in queues of what is acknowledged now (s), float64 [flows]."""
+        self._waits.add(now, self._delays(), self._memory_s())
+        return self._waits.at(now - self._senders.round_trip)
+
+    def _estimate(self, segments: Floats, turns: Flags, now: float) -> None:
+        """Update the estimates and states of flows with BBR.
+
+        Args:
+            segments: acknowledged segments, [flows].
+            turns: whether a round trip ends now, [flows].
+            now: the time (s).
+        """
+        senders = self._senders
+        bbr = self._bbr
+        rows = np.flatnonzero(turns & bbr.is_used & (segments > senders.round_begin))
+        limited = (self._size + self._lost - self._sent > NO_BYTES)[rows]
+        note_round(bbr, rows, (segments - senders.round_begin)[rows], limited, now)
+        round_trip = senders.round_trip + self._acked_waits(now)
+        in_flight = (self._sent - self._lost) / self._rules.packet - segments
+        change_states(senders, bbr, round_trip, in_flight, now)
+
+    def _grow(self, segments: Floats, limited: Flags, end: float, delays: Floats) -> Floats:
+        """Compute the growth of windows in a step (segments), float64 [flows].
+
+        Args:
+            segments: acknowledged segments, [flows].
+            limited: whether the window limits the flow, [flows].
+            end: end of the step (s).
+            delays: time in queues (s), [flows].
+        """
+        senders = self._senders
+        is_used = self._bbr.is_used
+        growth = np.zeros(len(is_used))
+        if is_used.any():
+            growth = grow_by_bandwidth(senders, self._bbr, segments)
+        if is_used.all():
+            return growth
+        round_trip = senders.round_trip + delays
+        by_losses = grow(senders, self._rules.control, segments, limited, end, round_trip)
+        return np.where(is_used, growth, by_losses)
+
+    def _paced(self, growth: Floats, delays: Floats) -> Floats:
+        """Return the rates at which senders spread their windows (segments/s), float64 [flows].
+
+        Args:
+            growth: growth of windows in the step (segments), [flows].
+            delays: time in queues (s), [flows].
+        """
+        rates = np.full(len(growth), math.inf)
+        if self._rules.pacing:
+            rates = pacing_rate(self._senders, growth, delays)
+        if not self._bbr.is_used.any():
+            return rates
+        by_bandwidth = self._bbr.pacing_gain() * self._bbr.bandwidth
+        return np.where(self._bbr.is_used, by_bandwidth, rates)
+
+    def _until_acks(self, length_s: float, acked: Floats) -> float:
+        """Shorten a step to the first acknowledgement that a sender with a full window waits for.
+
+        Otherwise the sender would answer it from the begin of the step on.
+        """
+        senders = self._senders
+        room = senders.window * self._rules.packet + acked + self._lost - self._sent
+        unsent = self._size + self._lost - self._sent
+        waits = np.flatnonzero((room < self._rules.packet) & (unsent > NO_BYTES))
+        if not len(waits):
+            return length_s
+        onsets = self._history.rises(waits, acked[waits] + NO_BYTES)
+        left = onsets + senders.round_trip[waits] - self._since
+        within = left[(left >= _LEAST_PART * length_s) & (left < length_s)]
+        return float(within.min(initial=length_s))
+
+    def _is_stuck(self) -> bool:
+        """Return whether no byte can move before a link changes."""
+        acked = self._history.at(self._since - self._senders.round_trip)
+        waits = acked < self._delivered - NO_BYTES
+        return not waits.any() and bool(np.isinf(self._mark).all())

@@ -1,0 +1,220 @@
+"""BBR, the congestion control by estimates of bandwidth and round trip, vectorised over flows.
+
+Source: draft-cardwell-iccrg-bbr-congestion-control-00 and Linux's ``tcp_bbr`` (version 1). The
+recovery of a round trip after a loss is left out: losses change nothing here.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.world.network.congestion import FlowColumns, Senders
+
+OTHER = -1  # flows with another congestion control
+STARTUP = 0
+DRAIN = 1
+PROBE_BANDWIDTH = 2
+PROBE_ROUND_TRIP = 3
+
+_HIGH_GAIN = 2 / math.log(2)
+_PHASES = np.array([1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+_WINDOW_GAIN = 2.0
+_FILTER_ROUNDS = 10  # round trips of the filter of bandwidth
+FILTER_S = 10.0  # time of the filter of round trips (s)
+_LEAST_PROBE_S = 0.2  # time with a small window (s)
+_LEAST_WINDOW = 4.0  # segments
+_FULL_GROWTH = 1.25  # growth of the bandwidth in a round trip of a pipe that is not full
+_FULL_ROUNDS = 3  # round trips without that growth until the pipe counts as full
+
+
+@dataclass(slots=True)
+class BbrSenders(FlowColumns):
+    """Estimates and states of flows with BBR; float64 [flows] unless said.
+
+    Attributes:
+        state: ``OTHER``, ``STARTUP``, ``DRAIN``, ``PROBE_BANDWIDTH`` or ``PROBE_ROUND_TRIP``.
+        rates: delivery rates of the last round trips (segments/s), float64 [flows, 10].
+        round: count of round trips.
+        round_since: begin of the present round trip (s).
+        least: least round trip in the filter (s).
+        least_since: time of this round trip (s).
+        full_rate: bandwidth after its last growth in ``STARTUP`` (segments/s).
+        full_rounds: round trips since that growth.
+        phase: index in the cycle of gains.
+        phase_since: begin of the phase (s).
+        probe_until: end of ``PROBE_ROUND_TRIP`` (s); infinity before the window is small.
+        former_window: window before ``PROBE_ROUND_TRIP`` (segments).
+    """
+
+    state: Floats
+    rates: Floats
+    round: Floats
+    round_since: Floats
+    least: Floats
+    least_since: Floats
+    full_rate: Floats
+    full_rounds: Floats
+    phase: Floats
+    phase_since: Floats
+    probe_until: Floats
+    former_window: Floats
+
+    @classmethod
+    def none(cls) -> "BbrSenders":
+        """Return the state without any flow."""
+        empty = {column.name: np.empty(0) for column in fields(cls)}
+        empty["rates"] = np.empty((0, _FILTER_ROUNDS))
+        return cls(**empty)
+
+    @property
+    def is_used(self) -> Flags:
+        """Whether flows have this congestion control, [flows]."""
+        used: Flags = self.state != OTHER
+        return used
+
+    @property
+    def bandwidth(self) -> Floats:
+        """Estimated bandwidth (segments/s), [flows]."""
+        best: Floats = self.rates.max(axis=1, initial=0.0)
+        return best
+
+    @property
+    def product(self) -> Floats:
+        """Estimated product of bandwidth and least round trip (segments), [flows]."""
+        return self.bandwidth * self.least
+
+    def pacing_gain(self) -> Floats:
+        """Return the pacing rate over the bandwidth, [flows]."""
+        gains = np.ones(len(self.state))
+        gains[self.state == STARTUP] = _HIGH_GAIN
+        gains[self.state == DRAIN] = 1 / _HIGH_GAIN
+        probes = self.state == PROBE_BANDWIDTH
+        gains[probes] = _PHASES[self.phase[probes].astype(np.int64)]
+        return gains
+
+
+def first_estimates(round_trip: float, window: float, now: float, key: int) -> dict[str, float]:
+    """Return the row of ``BbrSenders`` of a new connection.
+
+    Args:
+        round_trip: round trip on empty links (s).
+        window: first window (segments).
+        now: the time (s).
+        key: random bits, from which the first phase follows.
+    """
+    phase = key % (len(_PHASES) - 1)  # any but the one that drains
+    return {
+        "state": STARTUP,
+        "rates": window / round_trip,
+        "round": 0.0,
+        "round_since": now,
+        "least": round_trip,
+        "least_since": now,
+        "full_rate": 0.0,
+        "full_rounds": 0.0,
+        "phase": phase + (phase > 0),
+        "phase_since": now,
+        "probe_until": math.inf,
+        "former_window": window,
+    }
+
+
+def grow_by_bandwidth(senders: Senders, bbr: BbrSenders, acked: Floats) -> Floats:
+    """Compute the growth of windows towards their targets (segments), float64 [flows].
+
+    Args:
+        senders: the flows.
+        bbr: their estimates.
+        acked: acknowledged segments, [flows].
+    """
+    window = senders.window
+    is_first = bbr.state == STARTUP
+    gain = np.where(is_first | (bbr.state == DRAIN), _HIGH_GAIN, _WINDOW_GAIN)
+    target = np.maximum(gain * bbr.product, _LEAST_WINDOW)
+    probes = bbr.state == PROBE_ROUND_TRIP
+    target[probes] = _LEAST_WINDOW
+    change = np.minimum(acked, target - window)
+    # before the pipe is full a window never falls
+    return np.where(is_first, np.maximum(change, 0.0), change)
+
+
+def note_round(bbr: BbrSenders, rows: Ints, delivered: Floats, limited: Flags, now: float) -> None:
+    """Note the delivery rates of round trips that end now.
+
+    Args:
+        bbr: the estimates.
+        rows: flows whose round trip ends, [rows].
+        delivered: segments that were acknowledged in it, [rows].
+        limited: whether the network limits the flow, and not its size, [rows].
+        now: the time (s).
+    """
+    length_s = now - bbr.round_since[rows]
+    rate = delivered / np.maximum(length_s, 1e-9)
+    before = bbr.bandwidth[rows]
+    # a small window on purpose says nothing of the bandwidth
+    is_sample = limited & (bbr.state[rows] != PROBE_ROUND_TRIP)
+    counts = (is_sample | (rate >= before)) & (length_s > 0)
+    noted = rows[counts]
+    bbr.round[noted] += 1
+    places = bbr.round[noted].astype(np.int64) % _FILTER_ROUNDS
+    bbr.rates[noted, places] = rate[counts]
+    bbr.round_since[rows] = now
+    bandwidth = bbr.bandwidth
+    starts = rows[(bbr.state[rows] == STARTUP) & limited]
+    grew = bandwidth[starts] >= _FULL_GROWTH * bbr.full_rate[starts]
+    bbr.full_rate[starts[grew]] = bandwidth[starts[grew]]
+    bbr.full_rounds[starts[grew]] = 0.0
+    bbr.full_rounds[starts[~grew]] += 1
+    is_full = starts[bbr.full_rounds[starts] >= _FULL_ROUNDS]
+    bbr.state[is_full] = DRAIN
+
+
+def change_states(
+    senders: Senders, bbr: BbrSenders, round_trip: Floats, in_flight: Floats, now: float
+) -> None:
+    """Update the least round trips, and the states that depend on time and on what is in flight.
+
+    Args:
+        senders: the flows.
+        bbr: their estimates.
+        round_trip: round trip of what is acknowledged now (s), [flows].
+        in_flight: segments that are sent and not acknowledged, [flows].
+        now: the time (s).
+    """
+    is_old = now > bbr.least_since + FILTER_S
+    is_less = (round_trip <= bbr.least) | is_old
+    bbr.least = np.where(is_less, round_trip, bbr.least)
+    bbr.least_since[is_less] = now
+    enters = is_old & bbr.is_used & (bbr.state != PROBE_ROUND_TRIP)
+    bbr.former_window[enters] = senders.window[enters]
+    bbr.state[enters] = PROBE_ROUND_TRIP
+    bbr.probe_until[enters] = math.inf
+    probes = bbr.state == PROBE_ROUND_TRIP
+    is_small = probes & np.isinf(bbr.probe_until) & (in_flight <= _LEAST_WINDOW + 1)
+    bbr.probe_until[is_small] = now + np.maximum(_LEAST_PROBE_S, bbr.least)[is_small]
+    leaves = probes & (now >= bbr.probe_until)
+    senders.window[leaves] = np.maximum(bbr.former_window, senders.window)[leaves]
+    bbr.least_since[leaves] = now
+    is_full = bbr.full_rounds >= _FULL_ROUNDS
+    bbr.state[leaves] = np.where(is_full, PROBE_BANDWIDTH, STARTUP)[leaves]
+    bbr.phase_since[leaves] = now
+    product = bbr.product
+    drained = (bbr.state == DRAIN) & (in_flight <= product + 1)
+    bbr.state[drained] = PROBE_BANDWIDTH
+    bbr.phase_since[drained] = now
+    _change_phases(bbr, in_flight, product, now)
+
+
+def _change_phases(bbr: BbrSenders, in_flight: Floats, product: Floats, now: float) -> None:
+    gains = _PHASES[bbr.phase.astype(np.int64)]
+    is_over = now - bbr.phase_since > bbr.least
+    has_probed = is_over & (in_flight >= gains * product - 1)
+    # a pipe that cannot be filled does not hold up the cycle
+    has_probed |= now - bbr.phase_since > 2 * bbr.least
+    has_drained = is_over | (in_flight <= product)
+    ends = np.where(gains > 1, has_probed, np.where(gains < 1, has_drained, is_over))
+    ends = ends & (bbr.state == PROBE_BANDWIDTH)
+    bbr.phase[ends] = (bbr.phase[ends] + 1) % len(_PHASES)
+    bbr.phase_since[ends] = now
