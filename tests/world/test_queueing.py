@@ -186,6 +186,19 @@ def test_a_short_message_takes_what_linux_took_with_pacing_and_without(
         assert 1e3 * flow.ended == pytest.approx(expected, rel=0.02)
 
 
+def test_a_flow_that_ends_within_a_step_gets_there_by_its_rate_and_not_by_a_jump() -> None:
+    network = star([5e6], 0.05, np.inf)
+    env = network._simulation.env
+    (flow,) = start(network, 6e4)
+    env.run(until=0.1)
+    foreseen = 0.0
+    while flow.ended is None:
+        left_s = env.peek() - network._simulation.now
+        foreseen = network.sent(flow) * WIRE + network.rate(flow) * left_s
+        env.step()
+    assert foreseen == pytest.approx(6e4 * WIRE, rel=1e-3)
+
+
 def senders(**columns: float) -> Senders:
     flows = Senders.none()
     flows.append(first_state(0.1, 100.0, np.inf, 0.0) | columns)

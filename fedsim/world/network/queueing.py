@@ -26,6 +26,7 @@ from fedsim.world.network.queues import QueueingRules, StepPlan, choose_drops
 _MOST_STEP_S = 20e-3
 _STEP_SHARE = 1 / 4  # of a round trip on empty links
 _QUEUE_SHARE = 1 / 4  # of the time in queues
+_LEAST_BUSY = 1e-6  # part of a step that a moving flow takes at least
 _PATIENCE_STEPS = 4  # steps between two looks for a jump
 
 
@@ -255,7 +256,8 @@ class Queueing(AcknowledgedFlows):
         """
         links = len(self._capacity)
         room = self._capacity * length_s
-        batches = open_batch(self._batches)
+        opened = open_batch(self._batches)
+        batches = opened.copy()
         waiting = self._waiting.copy()
         arriving = self._arriving.copy()
         dropped = np.zeros(len(self._id))
@@ -316,6 +318,16 @@ class Queueing(AcknowledgedFlows):
         over = delivered >= missing - NO_BYTES
         reached = missing[over] / np.maximum(delivered[over], NO_BYTES)
         ends[over] = self._since + length_s * busy[over] * np.clip(reached, 0.0, 1.0)
+        if over.any():
+            # what ends within the step moves only in its first part
+            speed = np.ones(len(over))
+            speed[over] = 1 / np.maximum(busy[over], _LEAST_BUSY)
+            sent = sent * speed
+            delivered *= speed
+            dropped *= speed
+            waiting = self._waiting + (waiting - self._waiting) * speed[:, None]
+            arriving = self._arriving + (arriving - self._arriving) * speed[:, None]
+            batches = opened + (batches - opened) * speed[:, None, None]
         stands = not (delivered.any() or sent.any() or arriving.any() or growth.any())
         if stands and self._is_stuck():
             length_s = math.inf
