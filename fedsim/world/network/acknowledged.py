@@ -126,8 +126,8 @@ class AcknowledgedFlows(QueuedFlows):
         if not len(waits):
             return length_s
         onsets = self._history.rises(waits, acked[waits] + NO_BYTES)
-        left = onsets + senders.round_trip[waits] - self._since
-        within = left[(left >= _LEAST_PART * length_s) & (left < length_s)]
+        times_left = onsets + senders.round_trip[waits] - self._since
+        within = times_left[(times_left >= _LEAST_PART * length_s) & (times_left < length_s)]
         return float(within.min(initial=length_s))
 
     def _is_stuck(self) -> bool:

@@ -19,8 +19,8 @@ def open_batch(batches: Floats) -> Floats:
         batches: bytes, oldest first, float64 [flows, hops, batches].
     """
     flows, hops, count = batches.shape
-    used = np.flatnonzero(batches.any(axis=(0, 1)))
-    first = int(used[0]) if len(used) else count
+    filled = np.flatnonzero(batches.any(axis=(0, 1)))
+    first = int(filled[0]) if len(filled) else count
     kept = batches[:, :, first:]
     if kept.shape[2] >= _MOST_BATCHES:
         odd = kept.shape[2] % 2
@@ -70,6 +70,6 @@ def serve_in_order(totals: Floats, room: Floats) -> Floats:
         room: bytes that each link can send in the step, float64 [links].
     """
     older = np.cumsum(totals, axis=1) - totals
-    left = np.maximum(room[:, None] - older, 0.0)
-    part: Floats = np.minimum(left / np.where(totals > 0, totals, 1.0), 1.0)
+    served = np.maximum(room[:, None] - older, 0.0)
+    part: Floats = np.minimum(served / np.where(totals > 0, totals, 1.0), 1.0)
     return part

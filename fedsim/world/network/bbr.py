@@ -71,8 +71,8 @@ class BbrSenders(FlowColumns):
     @property
     def is_used(self) -> Flags:
         """Whether flows have this congestion control, [flows]."""
-        used: Flags = self.state != OTHER
-        return used
+        has_bbr: Flags = self.state != OTHER
+        return has_bbr
 
     @property
     def bandwidth(self) -> Floats:
@@ -152,10 +152,10 @@ def note_round(bbr: BbrSenders, rows: Ints, delivered: Floats, limited: Flags, n
     """
     length_s = now - bbr.round_since[rows]
     rate = delivered / np.maximum(length_s, 1e-9)
-    before = bbr.bandwidth[rows]
+    best = bbr.bandwidth[rows]
     # a small window on purpose says nothing of the bandwidth
     is_sample = limited & (bbr.state[rows] != PROBE_ROUND_TRIP)
-    counts = (is_sample | (rate >= before)) & (length_s > 0)
+    counts = (is_sample | (rate >= best)) & (length_s > 0)
     noted = rows[counts]
     bbr.round[noted] += 1
     places = bbr.round[noted].astype(np.int64) % _FILTER_ROUNDS

@@ -307,8 +307,8 @@ class Queueing(AcknowledgedFlows):
             last = places == self._lasts[flows]
             delivered[flows[last]] = leaves[last]
             arriving[flows[~last], places[~last] + 1] += leaves[~last]
-            used = np.minimum(queued / np.where(room > 0, room, 1.0), 1.0)
-            np.maximum.at(busy, flows, used[numbers])
+            part_used = np.minimum(queued / np.where(room > 0, room, 1.0), 1.0)
+            np.maximum.at(busy, flows, part_used[numbers])
         if losses.may_lose:
             lost, before_loss = losses.lose(losses.last, delivered, before_loss)
             dropped += lost
@@ -365,8 +365,8 @@ class Queueing(AcknowledgedFlows):
         if counts.max() == 1:
             sent[crowded] = np.minimum(wants, room[first])[crowded]
             return sent
-        used, numbers = np.unique(first[crowded], return_inverse=True)
-        capacity = np.append(room[used], UNLIMITED)
+        part_used, numbers = np.unique(first[crowded], return_inverse=True)
+        capacity = np.append(room[part_used], UNLIMITED)
         ones = np.ones(len(numbers))
         sent[crowded] = max_min(capacity, numbers.reshape(-1, 1), wants[crowded], ones)
         return sent

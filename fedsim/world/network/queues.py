@@ -137,15 +137,15 @@ def choose_drops(
         common = max(lost - _MOST_DRAWS * packet, 0.0) / lost
         fallen = share * common
         credit = spare[rows] + share - fallen
-        left = lost - float(fallen.sum())
-        while left > _NO_BYTES:
+        to_lose = lost - float(fallen.sum())
+        while to_lose > _NO_BYTES:
             first = int(np.where(fallen < offered - _NO_BYTES, credit, -math.inf).argmax())
-            fall = min(packet, offered.item(first) - fallen.item(first), left)
+            fall = min(packet, offered.item(first) - fallen.item(first), to_lose)
             if fall <= 0:
                 break
             fallen[first] += fall
             credit[first] -= draw(flows.item(rows.item(first))) * (fall / packet)
-            left -= fall
+            to_lose -= fall
         falls[rows] = fallen
         change[rows] = credit - spare[rows]
     return falls, change
