@@ -278,15 +278,15 @@ KEYS = {
 
 KINDS = {
     # models
-    "resnet": _MODULE,
-    "resnet18": f"{_SIZED}46.8 MB",
+    "resnet": f"'resnet18-gn', or {_MODULE}",
+    "resnet18": f"'resnet18-gn', or {_SIZED}46.8 MB",
     "resnet50": f"{_SIZED}102 MB",
     "mobilenet": _MODULE,
     "mobilenet_v2": f"{_SIZED}14 MB",
     "vgg": _MODULE,
     "vgg16": f"{_SIZED}553 MB",
     "vit": _MODULE,
-    "cnn": "'mnist-cnn', 'femnist-cnn', 'fashion-cnn' or 'cnn5'",
+    "cnn": "'mnist-cnn', 'femnist-cnn', 'emnist-cnn', 'leaf-cnn', 'fashion-cnn' or 'cnn5'",
     "lenet": "'mnist-cnn'",
     "lr": "'logistic'",
     "mclr": "'logistic'",

@@ -503,6 +503,18 @@ MODELS = Registry(
             "CATA-Fed's CNN: six convolutions, four dense layers",
         ),
         **Registry.of("model", CNN5).known,
+        "leaf-cnn": (
+            f"{_MORE}.published:LeafCNN",
+            "LEAF's CNN for FEMNIST: two convolutions, dense 2048",
+        ),
+        "emnist-cnn": (
+            f"{_MORE}.published:EmnistCNN",
+            "the CNN of Reddi et al. for EMNIST: two convolutions, dense 128, dropout",
+        ),
+        "resnet18-gn": (
+            f"{_MORE}.images:ResNet18",
+            "ResNet-18 for small images, with group norm",
+        ),
         "char-lstm": (
             f"{_MORE}.tokens:CharLSTM",
             "an LSTM over embedded tokens, with a dense layer at each",

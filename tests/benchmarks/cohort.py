@@ -30,6 +30,7 @@ from fedsim.learning.solvers.cohort import Cohort
 from fedsim.learning.solvers.reference import Reference, flat_weights
 from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES as REGISTERED
+from fedsim.toolbox.models.residual import resnet18
 from fedsim.toolbox.models.tokens import CharLSTM, Transformer
 from tests.benchmarks.hashes import OF_WORLDS, STRATEGIES, WORLDS
 from tests.benchmarks.script import parser
@@ -38,41 +39,6 @@ CPU = torch.device("cpu")
 _LANES = 4
 _SMALL_ROOM = 4.0 * 1000 * 3  # bytes of three models of the world ``star``
 _COMPARED = ("events_sha256", "models_sha256", "accuracy")
-
-
-class Residual(nn.Module):
-    """Basic block of ResNet-18 with group norm (He et al. 2016, Hsieh et al. 2020)."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-            nn.GroupNorm(2, outputs),
-            nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.GroupNorm(2, outputs),
-        )
-        self.short: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.short = nn.Sequential(convolution, nn.GroupNorm(2, outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.body(x) + self.short(x))
-
-
-def resnet18() -> nn.Module:
-    """ResNet-18 for images of 32 x 32, with group norm."""
-    blocks: list[nn.Module] = [
-        nn.Conv2d(3, 64, 3, 1, 1, bias=False),
-        nn.GroupNorm(2, 64),
-        nn.ReLU(),
-    ]
-    inputs = 64
-    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        blocks += [Residual(inputs, outputs, stride), Residual(outputs, outputs, 1)]
-        inputs = outputs
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
 class Inverted(nn.Module):
@@ -164,7 +130,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 200), nn.ReLU(), nn.Linear(200, 10)),
         (3, 32, 32),
     ),
-    "ResNet-18, group norm": (resnet18, (3, 32, 32)),
+    "ResNet-18, group norm": (lambda: resnet18(3, 10), (3, 32, 32)),
     "MobileNetV2, group norm": (mobilenet, (3, 32, 32)),
     "ViT, 4 layers": (SmallViT, (3, 32, 32)),
     "char-lstm": (lambda: CharLSTM().made(TOKENS, 61), TOKENS),

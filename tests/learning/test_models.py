@@ -27,8 +27,9 @@ from fedsim.learning.spec import TRAINERS, TrainerSpec, TrainingSpec
 from fedsim.toolbox.models import profile as counted
 from fedsim.toolbox.models import published
 from fedsim.toolbox.models.card import ModelCard
+from fedsim.toolbox.models.images import ResNet18
 from fedsim.toolbox.models.profile import profile
-from fedsim.toolbox.models.tokens import Transformer
+from fedsim.toolbox.models.tokens import CharLSTM, Transformer
 from fedsim.toolbox.objectives import NextToken
 from tests.benchmarks.roofline import Recurrent
 from tests.learning.small import own
@@ -50,6 +51,8 @@ PUBLISHED: list[tuple[Any, ...]] = [
     (published.CataCNN(), CIFAR, 3_043_882, 248),
     (published.CataCNN(), MNIST, 2_125_802, 186),
     (CNN5(), MNIST, 454_922),
+    (published.LeafCNN(), MNIST, 6_603_710 - 52 * 2049),
+    (published.EmnistCNN(), MNIST, 1_206_590 - 52 * 129),
 ]
 """Parameters, and the megaflops of a training step with one sample where a paper's times rest on
 them.
@@ -68,6 +71,29 @@ def test_published_counts_and_torch_agree_on_shapes_names_and_outputs(row: tuple
         nn.init.zeros_(parameter)
     assert module(torch.zeros(2, *shape)).shape == (2, 10)
     assert architecture.shapes[-1] == (10,)
+
+
+def test_models_with_which_papers_compare_have_the_published_counts() -> None:
+    """FEMNIST has 62 classes; Reddi et al. 2021 count 90 characters, and TensorFlow's LSTM has one
+    vector of biases a layer, torch's two.
+    """
+    assert published.LeafCNN().parameters(MNIST, 62) == 6_603_710
+    assert published.EmnistCNN().parameters(MNIST, 62) == 1_206_590
+    assert ResNet18().parameters(CIFAR, 10) == 11_173_962
+    assert ResNet18().parameters(CIFAR, 100) == 11_220_132
+    lstm = CharLSTM(hidden=256, layers=2)
+    assert lstm.parameters(TokenShape.of((80,), 90, "next"), 90) == 820_522 + 2_048
+
+
+def test_resnet_takes_images_and_groups_that_divide_its_channels() -> None:
+    shape = ResNet18(channels=4).plain_module((1, 20, 12), 7)(torch.zeros(2, 1, 20, 12)).shape
+    assert shape == (2, 7)
+    with pytest.raises(
+        ScenarioError, match=r"takes images of shape .*samples are of shape \(60,\)"
+    ):
+        ResNet18().parameters((60,), 10)
+    with pytest.raises(ValueError, match=r"'groups' is 3, which does not divide 'channels' = 64"):
+        ResNet18(groups=3)
 
 
 def test_a_module_counts_as_its_layers_do() -> None:

@@ -103,3 +103,32 @@ class CataCNN(Layered):
         Flatten(),
         *dense(1024, 512, 256),
     )
+
+
+class LeafCNN(Layered):
+    """LEAF's CNN for FEMNIST (Caldas et al. 2018), with 6,603,710 parameters on 62 classes.
+
+    5x5x32, pool, 5x5x64, pool, dense 2048.
+    """
+
+    kind: Literal["leaf-cnn"] = "leaf-cnn"
+    layers: ClassVar[tuple[Layer, ...]] = two_convolutions(32, 64, 5, 2048)
+
+
+class EmnistCNN(Layered):
+    """The CNN of Reddi et al. 2021 for EMNIST, with 1,206,590 parameters on 62 classes.
+
+    3x3x32 and 3x3x64 without padding, pool, dropout 0.25, dense 128, dropout 0.5. FLUTE and FedML
+    compare with this model, too.
+    """
+
+    kind: Literal["emnist-cnn"] = "emnist-cnn"
+    layers: ClassVar[tuple[Layer, ...]] = (
+        *convolution(32, 3, same=False),
+        *convolution(64, 3, same=False),
+        MaxPool2d(2),
+        Dropout(0.25),
+        Flatten(),
+        *dense(128),
+        Dropout(0.5),
+    )
