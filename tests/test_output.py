@@ -103,6 +103,15 @@ def test_verbs_of_one_run(
     assert "FAIL" in quiet.stderr
 
 
+def test_the_fetching_of_data(tmp_path: Path) -> None:
+    planned = printed("FetchResult", "data", "fetch", "cifar10", "--root", tmp_path, "--dry-run")
+    assert (planned["status"], planned["hosts"]) == ("dry-run", ["www.cs.toronto.edu"])
+    assert planned["files"][0]["written"][-1] == "test_batch.bin"
+    assert not [*tmp_path.iterdir()]
+    refused = printed("ErrorResult", "data", "fetch", "cifar", "--root", tmp_path, status=2)
+    assert refused["error"]["nearest"] == "cifar10"
+
+
 def test_verbs_of_studies(study: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("study", study, "--out", out, "--dry-run", "--shard", "1/2")

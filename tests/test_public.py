@@ -183,14 +183,15 @@ _LAYERS = {
     "lab.contract": "common clock fedsim lab.audited learning.data records running",
     "testing": "lab.contract",
     "lab.newcomer": "common world",
+    "lab.fetching": "common records version",
     "lab.bench": "common lab.compare lab.study records running version",
     "lab.catalogue": "common clock federation lab.study learning learning.data running strategies "
     "toolbox.clustering "
     "toolbox.worlds world world.energy world.meters",
     "cli": "analysis common clock deployed lab.audit lab.audited lab.bench lab.calibrate lab.catalogue "
-    "lab.compare lab.forecast lab.whole_forecast "
+    "lab.compare lab.fetching lab.forecast lab.whole_forecast "
     "lab.loading lab.newcomer lab.reading lab.rehearsal lab.study lab.terminal lab.trackers records running "
-    "toolbox.sources version",
+    "version",
     "__main__": "cli",
 }
 """The rooms that each room imports at most, lower ones first."""

@@ -14,15 +14,18 @@ from fedsim.cli.options import (
     FOLDER,
     SCENARIO,
     SEED,
+    is_attended,
     one_message,
     refuse_beside_json,
     tell_dropped,
 )
-from fedsim.cli.output import VerbOutcome, reported
+from fedsim.cli.output import VerbOutcome, is_quiet, prints_json, reported
 from fedsim.common.harmless import say
 
 if TYPE_CHECKING:
     from fedsim.cli.results import CheckResult, DescribeResult, ListResult
+    from fedsim.cli.results_of_fetching import FetchResult
+    from fedsim.lab.fetching.transfer import Progress
 
 
 @click.command("new", short_help="Ask five things and write a study.")
@@ -194,21 +197,67 @@ def data_group() -> None:
     """Data sets on disk."""
 
 
-@data_group.command("fetch")
+@data_group.command("fetch", short_help="Download a public data set.")
 @click.argument("name")
 @click.option(
     "--root",
     type=FOLDER,
     envvar="FEDSIM_DATA",
     required=True,
-    help="Where to put it; by default $FEDSIM_DATA.",
+    help="The folder of data sets; by default $FEDSIM_DATA.",
 )
-@one_message
-def data_fetch_command(name: str, root: Path) -> None:
-    """Download the data set NAME and write it in its published format."""
-    from fedsim.toolbox.sources.images import fetch
+@click.option(
+    "--from",
+    "mirror",
+    metavar="URL",
+    help="A mirror that has the files by their names, instead of the publisher; checksums hold.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be downloaded; ask no server.")
+@reported
+def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool) -> VerbOutcome:
+    """Download the public data set NAME from its publisher, check it and unpack it.
 
-    say(f"written to {fetch(name, root)}")
+    Licence, size and host are printed first. Called again, it goes on where it was left.
+    """
+    from fedsim.lab.fetching.catalogue import find_dataset
+    from fedsim.lab.fetching.fetch import fetch, plan_fetch
+
+    plan = plan_fetch(name, find_dataset(name), root, mirror)
+    if not is_quiet() and not prints_json():
+        say(*plan.lines())
+    if not dry_run:
+        fetch(plan, _progress())
+
+    def show() -> None:
+        if dry_run and plan.missing:
+            say("nothing was downloaded, for --dry-run")
+        elif plan.missing:
+            say(f"written to {plan.folder}")
+        else:
+            say(f"it is there: {plan.folder}")
+
+    def make() -> "FetchResult":
+        from fedsim.cli.results_of_fetching import fetch_result
+
+        return fetch_result(plan, dry_run=dry_run)
+
+    return VerbOutcome(make, show)
+
+
+def _progress() -> "Progress":
+    """Return a function that prints each further tenth of a file for a person at a terminal."""
+    tenths: dict[str, int] = {}
+    attended = is_attended()
+
+    def tell(name: str, size: int, whole: int | None) -> None:
+        if not attended or whole is None:
+            return
+        tenth = 10 * size // whole
+        if tenth > tenths.get(name, 0):
+            say(f"{name}: {10 * tenth} %", err=True)
+        tenths[name] = tenth
+
+    return tell
 
 
 BEGINNING = (

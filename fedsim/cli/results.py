@@ -18,6 +18,7 @@ from fedsim.cli.result_parts import (
     TableResult,
     VerbResult,
 )
+from fedsim.cli.results_of_fetching import FetchResult
 from fedsim.cli.results_of_figures import FiguresResult
 from fedsim.common.files import read_json, toml
 from fedsim.lab.catalogue import catalogue, figures_of, keys_of, specs_titled
@@ -449,6 +450,7 @@ RESULTS: tuple[type[VerbResult], ...] = (
     MergeResult,
     BenchResult,
     FiguresResult,
+    FetchResult,
     ErrorResult,
 )
 

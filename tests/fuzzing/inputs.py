@@ -23,12 +23,12 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from fedsim.testing import eventful_world
-from fedsim.toolbox.sources.images import write_idx
 from tests.fuzzing import values
 from tests.fuzzing.place import WITNESS, Place, in_a_child
 from tests.fuzzing.scenarios import look, sound
 from tests.fuzzing.values import as_json, as_toml, damage
 from tests.lab.conftest import finish
+from tests.learning.published_files import write_idx
 
 DEVICES = 24
 GRAPH = {

@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from sklearn.datasets import load_digits
-from sklearn.utils import Bunch
 
 import fedsim
-from fedsim.common.errors import DataError, FedsimError, ScenarioError
+from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.streams import Streams
 from fedsim.common.units import SamplesPerSecond
 from fedsim.learning.data.federated import Raw
@@ -28,12 +27,11 @@ from fedsim.toolbox.sources.images import (
     Emnist,
     Fashion,
     Mnist,
-    fetch,
     read_idx,
-    write_idx,
 )
 from fedsim.toolbox.sources.own import HuggingFace, Npz
 from fedsim.world.distributions import FromFile
+from tests.learning.published_files import write_batch, write_idx
 
 
 def refusal(source: Source, root: Path | None) -> str:
@@ -98,13 +96,15 @@ def test_missing_files_are_named_with_their_folder(source: Source, tmp_path: Pat
         assert f"put {lacking} (plain or .gz)" in refusal(source, tmp_path)
 
 
-def test_files_written_by_fetch_are_read_back_and_their_labels_and_counts_are_checked(
+def test_packed_files_are_read_back_and_their_labels_and_counts_are_checked(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "fashion-mnist"
     folder.mkdir()
     x = np.random.default_rng(0).integers(0, 256, (50, 1, 28, 28), dtype=np.uint8)
-    Fashion.write(folder, x, (np.arange(50) % 10).astype(np.uint8), train_size=40)
+    y = (np.arange(50) % 10).astype(np.uint8)
+    for name, array in zip(Fashion.files, (x[:40, 0], y[:40], x[40:, 0], y[40:]), strict=True):
+        write_idx(folder / f"{name}.gz", array)
     raw = Fashion().load(tmp_path)
     assert (np.array_equal(raw.x_train, x[:40]), np.array_equal(raw.x_test, x[40:])) == (True, True)
     assert raw.y_test.tolist() == [*range(10)]
@@ -136,7 +136,9 @@ def test_cifar_batches(tmp_path: Path) -> None:
     folder.mkdir()
     x = np.random.default_rng(0).integers(0, 256, (60, 3, 32, 32), dtype=np.uint8)
     y = (np.arange(60) % 10).astype(np.uint8)
-    Cifar10.write(folder, x, y, train_size=50)
+    for number, name in enumerate(Cifar10.files):
+        tens = slice(10 * number, 10 * number + 10)
+        write_batch(folder / name, x[tens], y[tens])
     raw = Cifar10().load(tmp_path)
     assert (np.array_equal(raw.x_train, x[:50]), np.array_equal(raw.y_test, y[50:])) == (True, True)
     batch = folder / "data_batch_3.bin"
@@ -479,35 +481,3 @@ def test_fedprox_mnist_is_standardised_over_all_samples(data_root: Path) -> None
     changing = data.pool.x[some].std(axis=0) > 5
     assert x[:, changing].mean(axis=0) == pytest.approx(0.0, abs=1e-4)
     assert x[:, changing].std(axis=0) == pytest.approx(1.0, abs=1e-3)
-
-
-def test_what_cannot_be_fetched_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        FedsimError, match=r"'mnits' is unknown; allowed are .*did you mean 'mnist'"
-    ):
-        fetch("mnits", tmp_path)
-    with pytest.raises(
-        FedsimError,
-        match=r"by hand: put emnist-byclass-train-images-idx3-ubyte, .* into '.*emnist'; .*nist",
-    ):
-        fetch("emnist", tmp_path)
-
-
-def test_a_table_of_openml_becomes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, labels = (
-        np.arange(3 * 784.0).reshape(3, 784) % 256,
-        np.array(["3", "9", "1"], dtype=object),
-    )
-    monkeypatch.setattr(
-        "sklearn.datasets.fetch_openml", lambda *_, **__: Bunch(data=table, target=labels)
-    )
-    monkeypatch.setattr(Mnist, "train_size", 2)
-    assert fetch("mnist", tmp_path) == tmp_path / "mnist"
-    raw = Mnist().load(tmp_path)
-    assert np.array_equal(raw.x_train.reshape(2, 784), table[:2])
-    assert (raw.y_train.tolist(), raw.y_test.tolist()) == ([3, 9], [1])
-    monkeypatch.setattr(
-        "sklearn.datasets.fetch_openml", lambda *_, **__: Bunch(data=table[:, 1:], target=labels)
-    )
-    with pytest.raises(DataError, match=r"a table of shape \(3, 783\), not rows of 784 bytes"):
-        fetch("mnist", tmp_path)

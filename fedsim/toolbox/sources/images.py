@@ -1,4 +1,4 @@
-"""Files of MNIST, Fashion-MNIST, EMNIST and CIFAR-10: reading, writing and downloading.
+"""Readers of the files of MNIST, Fashion-MNIST, EMNIST and CIFAR-10.
 
 An IDX file (http://yann.lecun.com/exdb/mnist/) has two zero bytes, the type (8: unsigned byte), the
 number of dimensions, each dimension as a big-endian uint32, and the values. A binary file of
@@ -8,7 +8,6 @@ CIFAR-10 has records of a label byte and 3,072 pixel bytes. Readers check every 
 import gzip
 import math
 import struct
-import warnings
 import zlib
 from io import BufferedIOBase
 from pathlib import Path
@@ -18,8 +17,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.common.errors import DataError, ScenarioError, nearest
-from fedsim.common.files import open_file, read_bytes, replacing, sought
+from fedsim.common.errors import DataError
+from fedsim.common.files import open_file, read_bytes, sought
 from fedsim.learning.data.federated import Raw, Samples
 from fedsim.learning.data.sources import Source, check_labels
 
@@ -27,7 +26,6 @@ ByteArray = NDArray[np.uint8]
 
 _UNSIGNED_BYTE = 8
 _RECORD = 1 + 3 * 32 * 32
-_EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 _EMNIST_CLASSES = 62
 _MOST_PIXELS = 10**9  # greatest count of values in a file; EMNIST's largest has 547,278,208
 # lower-case letters follow 10 digits and 26 capitals
@@ -86,22 +84,6 @@ def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
-def write_idx(path: Path, array: ByteArray) -> None:
-    """Write an array as an IDX file, packed by gzip if the name ends in ``.gz``.
-
-    Args:
-        path: the file.
-        array: the array, uint8 of any shape.
-    """
-    magic = bytes([0, 0, _UNSIGNED_BYTE, array.ndim])
-    shape = struct.pack(f">{array.ndim}I", *array.shape)
-    content = magic + shape + np.ascontiguousarray(array).tobytes()
-    if path.suffix == ".gz":
-        content = gzip.compress(content, mtime=0)
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
-
-
 class PublishedImages(Source):
     """Images in files of a published format."""
 
@@ -111,10 +93,6 @@ class PublishedImages(Source):
     """Names of the files."""
     packed: ClassVar[bool] = True
     """Whether the names of files may end in ``.gz``."""
-    openml: ClassVar[str] = ""
-    """Name of the data set, version 1, at OpenML; "" for one that is downloaded by hand."""
-    train_size: ClassVar[int] = 60_000
-    """Number of training images, which come before the test images at OpenML."""
 
     def _find_files(self, root: Path | None) -> list[Path]:
         """Return the paths of ``files`` in the first folder that has all of them.
@@ -152,20 +130,6 @@ class PublishedImages(Source):
         forms = " (plain or .gz)" if cls.packed else ""
         return f"put {', '.join(missing)}{forms} into '{folder}'"
 
-    @classmethod
-    def write(cls, folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
-        """Write images and labels as files of the format.
-
-        Args:
-            folder: the folder of the files.
-            x: the images, uint8 [n, channels, height, width], training images first.
-            y: the labels, uint8 [n].
-            train_size: count of training images.
-        """
-        parts = (x[:train_size, 0], y[:train_size], x[train_size:, 0], y[train_size:])
-        for name, array in zip(cls.files, parts, strict=True):
-            write_idx(folder / f"{name}.gz", array)
-
 
 class _MnistFiles(PublishedImages):
     """Base of data sets in four files with the names and shapes of MNIST's."""
@@ -188,7 +152,6 @@ class Mnist(_MnistFiles):
 
     kind: Literal["mnist"] = "mnist"
     folders = ("mnist",)
-    openml = "mnist_784"
 
 
 class Fashion(_MnistFiles):
@@ -199,7 +162,6 @@ class Fashion(_MnistFiles):
 
     kind: Literal["fashion"] = "fashion"
     folders = ("fashion-mnist",)
-    openml = "Fashion-MNIST"
 
 
 def _load_idx(name: str, files: list[Path], classes: int) -> Raw:
@@ -280,8 +242,6 @@ class Cifar10(PublishedImages):
     folders = ("cifar10", "cifar-10-batches-bin")
     files = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
     packed = False
-    openml = "CIFAR_10"
-    train_size = 50_000
 
     def load(self, root: Path | None) -> Raw:
         batches = [_read_batch(path) for path in self._find_files(root)]
@@ -289,16 +249,6 @@ class Cifar10(PublishedImages):
         y_train = np.concatenate([labels for _, labels in batches[:-1]])
         x_test, y_test = batches[-1]
         return Raw("cifar10", x_train, y_train, x_test, y_test, classes=10)
-
-    @classmethod
-    def write(cls, folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
-        ends = np.linspace(0, train_size, len(cls.files)).astype(int)[1:]
-        batches = zip(cls.files, np.split(x, ends), np.split(y, ends), strict=True)
-        for name, images, labels in batches:
-            pixels = images.reshape(len(images), -1)
-            records = np.concatenate([labels[:, None], pixels], axis=1)
-            with replacing(folder / name) as temporary:
-                temporary.write_bytes(records.tobytes())
 
 
 def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
@@ -313,60 +263,3 @@ def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
         )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD)
     return rows[:, 1:].reshape(-1, 3, 32, 32), check_labels(path, rows[:, 0], 10)
-
-
-def fetch(name: str, root: Path) -> Path:
-    """Download a data set from OpenML, and write it in its published format.
-
-    Args:
-        name: name of the data set.
-        root: the folder of data sets.
-
-    Returns:
-        The folder of the files, under ``root``.
-
-    Raises:
-        ScenarioError: the name is unknown.
-        DataError: the download fails; the message names the files that are missing instead.
-    """
-    from sklearn.datasets import fetch_openml
-
-    sources: dict[str, type[PublishedImages]] = {
-        "mnist": Mnist,
-        "fashion": Fashion,
-        "cifar10": Cifar10,
-        "emnist": Emnist,
-    }
-    if name not in sources:
-        raise ScenarioError(
-            f"data fetch: {name!r} is unknown; allowed are "
-            f"{', '.join(sources)}{nearest(name, sources)}"
-        )
-    source = sources[name]
-    folder = root / source.folders[0]
-    if not source.openml:
-        raise DataError(
-            f"{name} has to be downloaded by hand: {source.advice(folder)}; they are in "
-            f"gzip.zip at {_EMNIST_PAGE}"
-        )
-    try:
-        with warnings.catch_warnings(action="ignore"):  # omits a warning for each retry
-            bunch = fetch_openml(
-                source.openml, version=1, as_frame=False, parser="auto", cache=False
-            )
-    except Exception as error:  # a download may raise many kinds of errors
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(
-            f"{name} cannot be downloaded from OpenML ({reason}); instead, {source.advice(folder)}"
-        ) from None
-    shape, _ = source(kind=name).shape_and_classes(root)
-    if bunch.data.shape[1:] != (math.prod(shape),):
-        raise DataError(
-            f"{name}: OpenML sent a table of shape {bunch.data.shape}, not rows of "
-            f"{math.prod(shape)} bytes"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    images = bunch.data.reshape(-1, *shape).astype(np.uint8)  # OpenML sends floats
-    labels = bunch.target.astype(np.uint8)  # OpenML sends texts
-    source.write(folder, images, labels, source.train_size)
-    return folder

@@ -1,0 +1,84 @@
+"""Result of ``fedsim data fetch``: what ``--json`` prints."""
+
+from typing import Literal
+
+from fedsim.cli.result_parts import ResultEntries, VerbResult
+from fedsim.lab.fetching.fetch import FetchPlan
+
+
+class FetchedFileResult(ResultEntries):
+    """File of a data set at its publisher's address."""
+
+    name: str
+    urls: list[str]
+    """Addresses, which are tried in order."""
+    bytes: int | None
+    """Size of the download (bytes); null if it is not published."""
+    algorithm: Literal["sha256", "md5"]
+    """Algorithm of the checksum."""
+    checksum: str
+    """Checksum of the download, in hexadecimal digits."""
+    state: Literal["there", "part", "missing"]
+    """State before the command: complete, partly downloaded, or neither."""
+    written: list[str]
+    """Names of the files in the folder: the download itself, or what is unpacked from it."""
+
+
+class FetchResult(VerbResult):
+    """Result of ``fedsim data fetch``."""
+
+    verb: Literal["data fetch"] = "data fetch"
+    name: str
+    """Name of the data set."""
+    status: Literal["done", "there", "dry-run"]
+    """``there`` if nothing was missing."""
+    title: str
+    licence: str
+    page: str
+    """Page of the publisher."""
+    hosts: list[str]
+    """Hosts, in the order in which they are asked."""
+    folder: str
+    """Folder of the files."""
+    use: str
+    """How a scenario uses the data set."""
+    download_bytes: int
+    """Bytes that were missing before the command; at most, if a size is not published."""
+    disk_bytes: int
+    """Bytes of disk that the command needs while it works; at most."""
+    files: list[FetchedFileResult]
+
+
+def fetch_result(plan: FetchPlan, *, dry_run: bool) -> FetchResult:
+    """Return the result of a fetching from its plan."""
+    status: Literal["done", "there", "dry-run"] = "done"
+    if not plan.missing:
+        status = "there"
+    elif dry_run:
+        status = "dry-run"
+    files = []
+    for planned in plan.files:
+        files.append(
+            FetchedFileResult(
+                name=planned.file.name,
+                urls=planned.urls,
+                bytes=planned.file.bytes,
+                algorithm=planned.file.algorithm,
+                checksum=planned.file.checksum,
+                state=planned.state,
+                written=planned.file.outputs,
+            )
+        )
+    return FetchResult(
+        name=plan.name,
+        status=status,
+        title=plan.dataset.title,
+        licence=plan.dataset.licence,
+        page=plan.dataset.page,
+        hosts=plan.hosts,
+        folder=str(plan.folder),
+        use=plan.dataset.use,
+        download_bytes=plan.download_bytes,
+        disk_bytes=plan.disk_bytes,
+        files=files,
+    )

@@ -1,0 +1,1 @@
+"""Public data sets: a catalogue, downloads that resume, and archives that are not trusted."""

@@ -1,0 +1,122 @@
+"""Unpacking of named files from archives that may be hostile.
+
+The names of the written files are those of the catalogue, never those of the archive. Only regular
+files are read, and none beyond its expected size.
+"""
+
+import lzma
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from fedsim.common.errors import DataError, is_full
+from fedsim.common.files import open_file, regular, replacing
+from fedsim.common.units import show_bytes
+from fedsim.lab.fetching.catalogue import Member, RemoteFile
+
+_CHUNK = 1 << 20  # bytes unpacked at a time
+_MOST_MEMBERS = 10_000  # most entries of an archive that are looked at
+
+Progress = Callable[[str, int, int | None], None]
+
+
+def unpack(archive: Path, file: RemoteFile, folder: Path, progress: Progress) -> None:
+    """Unpack the members of a file into a folder, each in place of an earlier one.
+
+    Args:
+        archive: the downloaded file.
+        file: its description, with the members.
+        folder: an existing folder.
+        progress: is called while bytes are written.
+
+    Raises:
+        DataError: the archive is damaged or hostile, or lacks a member; or the disk is full.
+    """
+    for name, member in file.members.items():
+        with (
+            _explained(file.name, folder),
+            replacing(folder / name) as target,
+            _opened(archive, file, member) as source,
+            target.open("wb") as output,
+        ):
+            _copy(source, output, f"{file.name}: {name}", member, progress)
+
+
+@contextmanager
+def _explained(name: str, folder: Path) -> Iterator[None]:
+    """Context manager that converts the errors of archives to ``DataError``."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # archives raise many kinds of errors
+        if is_full(error):
+            raise DataError(
+                f"the disk that holds '{folder}' is full while {name} is unpacked; make room there, "
+                "and the same command goes on"
+            ) from None
+        raise DataError(f"{name} is a damaged archive: {error}") from None
+
+
+@contextmanager
+def _opened(archive: Path, file: RemoteFile, member: Member) -> Iterator[IO[bytes]]:
+    """Context manager that opens a member of an archive for reading."""
+    if file.form == "lzma":
+        with open_file(archive) as packed, lzma.LZMAFile(packed) as content:
+            yield content
+    elif file.form == "zip":
+        with (
+            zipfile.ZipFile(regular(archive)) as entries,
+            _in_zip(entries, file, member) as content,
+        ):
+            yield content
+    else:
+        with (
+            tarfile.open(regular(archive)) as entries_of_tar,
+            _in_tar(entries_of_tar, file, member) as content,
+        ):
+            yield content
+
+
+def _in_zip(entries: zipfile.ZipFile, file: RemoteFile, member: Member) -> IO[bytes]:
+    names = entries.namelist()
+    if names.count(member.source) != 1:
+        raise DataError(
+            f"{file.name} has {names.count(member.source)} entries {member.source!r}; 1 is expected"
+        )
+    return entries.open(member.source)
+
+
+def _in_tar(entries: tarfile.TarFile, file: RemoteFile, member: Member) -> IO[bytes]:
+    for number, entry in enumerate(entries):
+        if number >= _MOST_MEMBERS:
+            break
+        if entry.name != member.source:
+            continue
+        content = entries.extractfile(entry) if entry.isreg() else None
+        if content is None:
+            raise DataError(f"{file.name}: {member.source!r} is a link or no file; it is not read")
+        return content
+    raise DataError(f"{file.name} has no entry {member.source!r}")
+
+
+def _copy(
+    source: IO[bytes], output: IO[bytes], name: str, member: Member, progress: Progress
+) -> None:
+    size = 0
+    while True:
+        chunk = source.read(min(_CHUNK, member.limit + 1 - size))
+        if not chunk:
+            break
+        size += len(chunk)
+        if size > member.limit:
+            raise DataError(
+                f"{name} unpacks to more than {show_bytes(member.limit)}, the size expected"
+            )
+        output.write(chunk)
+        progress(name, size, member.bytes)
+    if member.bytes is not None and size != member.bytes:
+        raise DataError(f"{name} unpacks to {size} bytes; {member.bytes} are expected")

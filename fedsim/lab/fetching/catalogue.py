@@ -1,0 +1,138 @@
+"""Catalogue of public data sets: files, addresses, sizes, checksums and licences."""
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.files import read_toml
+from fedsim.common.spec import Spec
+
+_CATALOGUE = Path(__file__).with_suffix(".toml")
+
+FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Size = Annotated[int, Field(ge=1, le=10**13)]
+Checksum = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]+$")]
+
+
+class Member(Spec):
+    """File that is unpacked from an archive.
+
+    Attributes:
+        source: its name in the archive; "" in an archive of one file without a name.
+        bytes: its size (bytes); None if only ``most`` is known.
+        most: the largest size that is accepted (bytes).
+    """
+
+    source: str = ""
+    bytes: Size | None = None
+    most: Size | None = None
+
+    @property
+    def limit(self) -> int:
+        """The largest size that is accepted (bytes)."""
+        return self.bytes or self.most or 0
+
+    @model_validator(mode="after")
+    def _has_limit(self) -> Self:
+        if not self.limit:
+            raise ValueError("a member needs 'bytes' or 'most'")
+        return self
+
+
+class RemoteFile(Spec):
+    """File of a data set at its publisher's address.
+
+    Attributes:
+        name: name of the downloaded file.
+        urls: addresses, which are tried in order.
+        bytes, most: size (bytes), or the largest size that is accepted if it is not known.
+        sha256, md5: checksum of the downloaded file; one of the two.
+        form: how the file is unpacked; None: it is kept as it is.
+        members: files to unpack, by the name under which they are written.
+    """
+
+    name: FileName
+    urls: list[str] = Field(min_length=1)
+    bytes: Size | None = None
+    most: Size | None = None
+    sha256: Checksum | None = None
+    md5: Checksum | None = None
+    form: Literal["tar", "zip", "lzma"] | None = None
+    members: dict[FileName, Member] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if (self.sha256 is None) == (self.md5 is None):
+            raise ValueError(f"{self.name!r} needs a checksum, 'sha256' or 'md5'")
+        if not self.limit:
+            raise ValueError(f"{self.name!r} needs 'bytes' or 'most'")
+        if (self.form is None) != (not self.members):
+            raise ValueError(f"{self.name!r} needs 'form' and 'members' together")
+        return self
+
+    @property
+    def limit(self) -> int:
+        """The largest size of the download that is accepted (bytes)."""
+        return self.bytes or self.most or 0
+
+    @property
+    def algorithm(self) -> Literal["sha256", "md5"]:
+        """Name of the checksum's algorithm."""
+        return "md5" if self.sha256 is None else "sha256"
+
+    @property
+    def checksum(self) -> str:
+        """The checksum, in hexadecimal digits."""
+        return self.sha256 or self.md5 or ""
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the files that are written."""
+        return list(self.members) or [self.name]
+
+
+class RemoteDataset(Spec):
+    """Public data set.
+
+    Attributes:
+        title: what it is, and its authors.
+        folder: folder of its files, under the folder of data sets.
+        licence: its licence, in words.
+        page: page of its publisher.
+        use: how a scenario uses it.
+        files: its files; none if it is downloaded by hand.
+        by_hand: the files to put into the folder by hand; "" if they are downloaded.
+    """
+
+    title: str
+    folder: str
+    licence: str
+    page: str
+    use: str
+    files: list[RemoteFile] = Field(default_factory=list)
+    by_hand: str = ""
+
+
+@cache
+def read_catalogue() -> dict[str, RemoteDataset]:
+    """Return all data sets, by name."""
+    tables = read_toml(_CATALOGUE)
+    return {name: RemoteDataset(**table) for name, table in tables.items()}
+
+
+def find_dataset(name: str) -> RemoteDataset:
+    """Return the data set called ``name``.
+
+    Raises:
+        ScenarioError: there is none.
+    """
+    datasets = read_catalogue()
+    if name not in datasets:
+        raise ScenarioError(
+            f"data fetch: {name!r} is unknown; allowed are "
+            f"{', '.join(datasets)}{nearest(name, datasets)}"
+        )
+    return datasets[name]

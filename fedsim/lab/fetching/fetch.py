@@ -1,0 +1,257 @@
+"""The fetching of a public data set into a folder of data sets."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from fedsim.common.errors import DataError
+from fedsim.common.files import make_folder, read_json, replacing, sync
+from fedsim.common.units import show_bytes
+from fedsim.lab.fetching.archives import unpack
+from fedsim.lab.fetching.catalogue import RemoteDataset, RemoteFile
+from fedsim.lab.fetching.transfer import DownloadError, Progress, Transfer, check_address, digest
+from fedsim.records.lock import locked
+
+DOWNLOADS = "downloads"
+"""Folder under the folder of data sets that keeps incomplete downloads."""
+
+RECEIPT = "fetched.json"
+"""File in the folder of a data set: what was fetched from where."""
+
+FileState = Literal["there", "part", "missing"]
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """File of a data set, as it will be fetched.
+
+    Attributes:
+        file: the file.
+        urls: its addresses, which are tried in order.
+        state: ``there`` if its outputs are complete, ``part`` if some bytes were downloaded
+            before, else ``missing``.
+        present: bytes that were downloaded before.
+    """
+
+    file: RemoteFile
+    urls: list[str]
+    state: FileState
+    present: int
+
+
+@dataclass(frozen=True)
+class FetchPlan:
+    """Files of a data set, and where they come from and go to.
+
+    Attributes:
+        name: name of the data set.
+        dataset: the data set.
+        root: the folder of data sets.
+        files: all files.
+    """
+
+    name: str
+    dataset: RemoteDataset
+    root: Path
+    files: list[PlannedFile]
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the data set."""
+        return self.root / self.dataset.folder
+
+    @property
+    def missing(self) -> list[PlannedFile]:
+        """Files that are not complete."""
+        return [planned for planned in self.files if planned.state != "there"]
+
+    @property
+    def download_bytes(self) -> int:
+        """Bytes to download; at most, if the size of a file is not known."""
+        return sum(max(0, planned.file.limit - planned.present) for planned in self.missing)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes to write, with the downloads, which are removed in the end; at most."""
+        unpacked = [member for planned in self.missing for member in planned.file.members.values()]
+        return self.download_bytes + sum(member.limit for member in unpacked)
+
+    @property
+    def hosts(self) -> list[str]:
+        """Hosts from which files come, in the order in which they are tried."""
+        urls = [url for planned in self.files for url in planned.urls]
+        return list(dict.fromkeys(urlsplit(url).netloc for url in urls))
+
+    def lines(self) -> list[str]:
+        """Describe the plan: title, licence, page, size, hosts and folder."""
+        size = show_bytes(self.download_bytes)
+        disk = show_bytes(self.disk_bytes)
+        about = "" if all(planned.file.bytes for planned in self.missing) else "at most "
+        lines = [
+            f"{self.name}: {self.dataset.title}",
+            f"licence: {self.dataset.licence}",
+            f"page: {self.dataset.page}",
+            f"from: {', '.join(self.hosts)}",
+            f"to: {self.folder}",
+        ]
+        if self.missing:
+            lines.append(f"size: {about}{size} to download, up to {disk} of disk meanwhile")
+        lines.append(f"in a scenario: {self.dataset.use}")
+        return lines
+
+
+def plan_fetch(
+    name: str, dataset: RemoteDataset, root: Path, mirror: str | None = None
+) -> FetchPlan:
+    """Find what of a data set is missing; writes nothing, and asks no server.
+
+    Args:
+        name: name of the data set.
+        dataset: the data set.
+        root: the folder of data sets.
+        mirror: an address under which all files are found by their names; None: the publisher's.
+
+    Raises:
+        DataError: the data set is downloaded by hand, or a file of another content is in the way.
+        ScenarioError: the mirror's address is not allowed.
+    """
+    folder = root / dataset.folder
+    if dataset.by_hand:
+        raise DataError(
+            f"{name} has to be downloaded by hand ({dataset.licence}): put {dataset.by_hand} into "
+            f"'{folder}'; see {dataset.page}"
+        )
+    if mirror is not None:
+        check_address(mirror, "--from")
+    receipt = _read_receipt(folder)
+    files = []
+    for file in dataset.files:
+        urls = file.urls
+        if mirror is not None:
+            urls = [f"{mirror.rstrip('/')}/{file.name}"]
+        present = Transfer(file, urls, root / DOWNLOADS / name, _silent).present()
+        state: FileState = "part" if present else "missing"
+        if _is_there(folder, file, receipt):
+            state = "there"
+        files.append(PlannedFile(file, urls, state, present))
+    return FetchPlan(name, dataset, root, files)
+
+
+def fetch(plan: FetchPlan, progress: Progress) -> None:
+    """Download and unpack the missing files of a plan.
+
+    Args:
+        plan: the plan.
+        progress: is called while bytes come in or are written.
+
+    Raises:
+        DataError: an archive is damaged or hostile, or the disk has too little room.
+        DownloadError: a download fails; the message names the files to get by hand.
+        RunFolderError: another process fetches this data set.
+    """
+    if not plan.missing:
+        return
+    downloads = plan.root / DOWNLOADS / plan.name
+    make_folder(downloads)
+    make_folder(plan.folder)
+    free = shutil.disk_usage(downloads).free
+    if free < plan.disk_bytes:
+        raise DataError(
+            f"{plan.name} needs up to {show_bytes(plan.disk_bytes)} of disk, and the disk that "
+            f"holds '{plan.root}' has {show_bytes(free)}; make room there, or give another --root"
+        )
+    with locked(downloads):
+        for planned in plan.missing:
+            try:
+                archive = Transfer(planned.file, planned.urls, downloads, progress).run()
+            except DownloadError as error:
+                raise DownloadError(f"{error}. {_advice(plan)}") from None
+            _put(archive, planned.file, plan.folder, progress)
+            _write_receipt(plan.folder, planned)
+        shutil.rmtree(downloads)
+
+
+def _advice(plan: FetchPlan) -> str:
+    """Return a sentence that says which files to download by hand, and where to put them."""
+    sentences = []
+    for planned in plan.missing:
+        target = plan.root / DOWNLOADS / plan.name / f"{planned.file.name}.part"
+        sentences.append(f"download {planned.urls[0]} elsewhere and save it as '{target}'")
+    return f"By hand: {'; '.join(sentences)}; then the same command checks and unpacks it"
+
+
+def _put(archive: Path, file: RemoteFile, folder: Path, progress: Progress) -> None:
+    """Move a complete download to its place, or unpack it there."""
+    if file.form is None:
+        sync(archive)
+        archive.replace(folder / file.name)
+    else:
+        unpack(archive, file, folder, progress)
+        archive.unlink()
+    sync(folder)
+
+
+def _is_there(folder: Path, file: RemoteFile, receipt: dict[str, int]) -> bool:
+    """Whether all outputs of a file are in its folder.
+
+    Raises:
+        DataError: a file is in the way that was not fetched and differs from the published one.
+    """
+    there = []
+    for name in file.outputs:
+        path = folder / name
+        if not path.exists():
+            there.append(False)
+            continue
+        size = path.stat().st_size
+        if receipt.get(name) == size or _is_published(path, size, file, name):
+            there.append(True)
+            continue
+        if name in receipt:  # damaged since
+            there.append(False)
+            continue
+        raise DataError(
+            f"'{path}' is there, and is not the published file; move it away, or give another "
+            "--root"
+        )
+    return all(there)
+
+
+def _is_published(path: Path, size: int, file: RemoteFile, name: str) -> bool:
+    """Whether a file that was put there by hand is the published one, as far as that is known."""
+    if file.members:
+        return size == file.members[name].bytes
+    return size <= file.limit and digest(path, file) == file.checksum
+
+
+def _read_receipt(folder: Path) -> dict[str, int]:
+    """Return the sizes of the files that were fetched, by name (bytes); empty if unreadable."""
+    try:
+        table = read_json(folder / RECEIPT)
+        entries = table["files"].items()
+        return {str(name): int(entry["bytes"]) for name, entry in entries}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _write_receipt(folder: Path, planned: PlannedFile) -> None:
+    """Add the outputs of a file to the receipt in the data set's folder."""
+    try:
+        table = read_json(folder / RECEIPT)["files"]
+    except (OSError, ValueError, TypeError, KeyError):
+        table = {}
+    for name in planned.file.outputs:
+        table[name] = {
+            "bytes": (folder / name).stat().st_size,
+            "from": planned.urls,
+            planned.file.algorithm: planned.file.checksum,
+        }
+    with replacing(folder / RECEIPT) as target:
+        target.write_text(json.dumps({"files": table}, indent=1) + "\n", encoding="utf-8")
+
+
+def _silent(name: str, size: int, whole: int | None) -> None:
+    """Report no progress."""

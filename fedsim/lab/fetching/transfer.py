@@ -1,0 +1,232 @@
+"""Downloads over HTTP that resume where they ended, up to an expected size and checksum."""
+
+import hashlib
+import http.client
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
+
+from fedsim.common.errors import DataError, FedsimError, ScenarioError, is_full
+from fedsim.common.files import open_file
+from fedsim.common.units import show_bytes
+from fedsim.lab.fetching.catalogue import RemoteFile
+from fedsim.version import __version__
+
+_CHUNK = 1 << 18  # bytes read at a time
+_ATTEMPTS = 3  # connections to one address, each of which resumes where the one before ended
+_PATIENCE_S = 30.0  # longest real time without a byte (s)
+_SCHEMES = ("http", "https")
+_RANGE = re.compile(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15}|\*)")
+_SATISFIED = 416  # HTTP status: the range begins at or after the end
+
+Progress = Callable[[str, int, int | None], None]
+"""Receives the name of a file, the bytes that are there, and its size (None if unknown)."""
+
+
+class DownloadError(FedsimError):
+    """Error of a download, which can be repeated."""
+
+
+class _UnusableError(Exception):
+    """Failure of an address; the message has the reason."""
+
+
+def check_address(url: str, option: str = "url") -> None:
+    """Raise ``ScenarioError`` if an address is not of HTTP or HTTPS with a host."""
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        raise ScenarioError(f"{option} is {url!r}; allowed are addresses with http:// or https://")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to other web addresses, and from HTTPS to HTTPS alone."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        target = urlsplit(newurl).scheme
+        if target not in _SCHEMES or (req.type == "https" and target != "https"):
+            raise _UnusableError(f"it redirects to {newurl[:80]!r}, which is not followed")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Download of one file into a folder.
+
+    Attributes:
+        file: the file.
+        urls: its addresses, which are tried in order.
+        folder: an existing folder for the download, which keeps an incomplete one.
+        progress: is called while bytes come in.
+    """
+
+    file: RemoteFile
+    urls: list[str]
+    folder: Path
+    progress: Progress
+
+    @property
+    def _part(self) -> Path:
+        return self.folder / f"{self.file.name}.part"
+
+    def present(self) -> int:
+        """Return the size of the incomplete download (bytes); 0 if there is none."""
+        return self._part.stat().st_size if self._part.is_file() else 0
+
+    def run(self) -> Path:
+        """Download the file, and compare its checksum.
+
+        Returns:
+            The path of the complete download.
+
+        Raises:
+            DataError: the disk is full; the incomplete download is kept.
+            DownloadError: no address sends the file; an incomplete download is kept.
+        """
+        reasons = []
+        for url in self.urls:
+            check_address(url)
+            try:
+                self._fetch(url)
+            except _UnusableError as reason:
+                reasons.append(f"{url}: {reason}")
+            else:
+                return self._part
+        kept = ""
+        if self.present():
+            kept = (
+                f". {show_bytes(self.present())} are kept in '{self.folder}', and the same command "
+                "goes on from there"
+            )
+        raise DownloadError(f"{self.file.name} cannot be downloaded ({'; '.join(reasons)}){kept}")
+
+    def _fetch(self, url: str) -> None:
+        for _ in range(_ATTEMPTS):
+            before = self.present()
+            if not self._is_complete():
+                self._continue(url, before)
+            if self._is_complete():
+                difference = self._difference()
+                if not difference:
+                    return
+                self._part.unlink()
+                if not before:
+                    raise _UnusableError(difference)
+                continue  # the earlier part was of another file
+            if self.present() <= before:
+                break
+        raise _UnusableError(f"it ended after {show_bytes(self.present())}{self._of_size()}")
+
+    def _continue(self, url: str, before: int) -> None:
+        """Connect to an address; a connection that breaks is no failure if it brought bytes."""
+        try:
+            self._connect(url, before)
+        except _UnusableError:
+            if self.present() <= before:
+                raise
+
+    def _is_complete(self) -> bool:
+        """Whether all bytes are there; of a file of unknown size, whether the checksum fits."""
+        if self.file.bytes is not None:
+            return self.present() >= self.file.bytes
+        return self._part.is_file() and digest(self._part, self.file) == self.file.checksum
+
+    def _of_size(self) -> str:
+        return "" if self.file.bytes is None else f" of {show_bytes(self.file.bytes)}"
+
+    def _connect(self, url: str, start: int) -> None:
+        """Append what an address sends from byte ``start`` on to the incomplete download."""
+        headers = {"User-Agent": f"fedsim/{__version__}", "Accept-Encoding": "identity"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        opener = urllib.request.build_opener(_Redirects())
+        request = urllib.request.Request(url, headers=headers)  # check_address has seen its scheme
+        try:
+            with opener.open(request, timeout=_PATIENCE_S) as answer:
+                self._receive(answer, start)
+        except urllib.error.HTTPError as error:
+            if error.code == _SATISFIED:
+                self._part.unlink(missing_ok=True)
+            raise _UnusableError(f"HTTP status {error.code}, {error.reason}") from None
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
+            raise _UnusableError(str(getattr(error, "reason", error)) or "no answer") from None
+        except ConnectionError as error:
+            raise _UnusableError(error.strerror or str(error)) from None
+
+    def _receive(self, answer: http.client.HTTPResponse, start: int) -> None:
+        begin = _first_byte(answer)
+        if begin not in (0, start):
+            raise _UnusableError(f"it sends bytes from {begin} on, and {start} were asked for")
+        length = answer.headers.get("Content-Length", "")
+        if self.file.bytes is not None and length.isdecimal():
+            whole = begin + int(length)
+            if whole != self.file.bytes:
+                raise _UnusableError(f"it has {whole} bytes; {self.file.bytes} are expected")
+        with self._part.open("ab" if begin else "wb") as part:
+            self._copy(answer, part, begin)
+
+    def _copy(self, answer: http.client.HTTPResponse, part: IO[bytes], begin: int) -> None:
+        size = begin
+        while True:
+            try:
+                chunk = answer.read1(_CHUNK)  # what has come, so that a kill loses nothing
+            except http.client.IncompleteRead as error:
+                chunk = error.partial
+            if not chunk:
+                return
+            size += len(chunk)
+            if size > self.file.limit:
+                part.close()
+                self._part.unlink()
+                raise _UnusableError(f"it sends more than {self.file.limit} bytes")
+            try:
+                part.write(chunk)
+                part.flush()
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                raise DataError(
+                    f"the disk that holds '{self.folder}' is full after {show_bytes(self.present())} "
+                    f"of {self.file.name}; make room there, and the same command goes on"
+                ) from None
+            self.progress(self.file.name, size, self.file.bytes)
+
+    def _difference(self) -> str:
+        """Return how a complete download differs from the published file; "" if it does not."""
+        if self.present() > self.file.limit:
+            return f"it sent more than {self.file.limit} bytes"
+        checksum = digest(self._part, self.file)
+        if checksum == self.file.checksum:
+            return ""
+        return (
+            f"it sent another file: {self.file.algorithm} {checksum}, published is "
+            f"{self.file.checksum}"
+        )
+
+
+def _first_byte(answer: http.client.HTTPResponse) -> int:
+    """Return the index of the first byte of an answer in its file."""
+    if answer.status != http.client.PARTIAL_CONTENT:
+        return 0
+    match = _RANGE.fullmatch(answer.headers.get("Content-Range", "")[:80])
+    if match is None:
+        raise _UnusableError("it sends a part of the file without saying which")
+    return int(match[1])
+
+
+def digest(path: Path, file: RemoteFile) -> str:
+    """Return the checksum of a file on the disk, by the algorithm of ``file``."""
+    with open_file(path) as content:
+        return hashlib.file_digest(content, file.algorithm).hexdigest()
