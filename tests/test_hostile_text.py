@@ -300,6 +300,11 @@ NOT_BY_A_PATH = {
     "path.open('wb')": "writes",
     "path.open('ab')": "writes",
     "Image.open(io.BytesIO(data or b''))": "bytes of a table",
+    "Image.open(io.BytesIO(read_bytes(path)))": "bytes that a guard has read",
+    "entries.open(member.source)": "a member of an archive that is open",
+    "opener.open(request, timeout=_PATIENCE_S)": "an address of the web",
+    "self._part.open('ab' if begin else 'wb')": "writes",
+    "target.open('wb')": "writes",
 }
 """Calls of such names that open no path of a user's for reading, and why."""
 

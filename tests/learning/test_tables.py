@@ -183,7 +183,25 @@ WRONG_LEAF = [
     (damage(users=["u0", "u9"]), "has no user 'u9'"),
     (damage(num_samples=[3, 6]), "the three must agree"),
     (damage(user_data={"u0": {"x": [["a"]] * 4, "y": [0] * 4}, "u1": {}}), "no lists of numbers"),
-    (damage(user_data={"u0": {"x": ["abc"] * 4, "y": [0] * 4}, "u1": {}}), "text as samples"),
+    (
+        damage(user_data={"u0": {"x": ["abc", "ab"] * 2, "y": [0] * 4}, "u1": {}}),
+        "has the sample 'ab'; texts are all of one length",
+    ),
+    (
+        damage(
+            users=["u0"], num_samples=[4], user_data={"u0": {"x": ["abc"] * 4, "y": ["de"] * 4}}
+        ),
+        "has the label 'de' of a text; a single character is expected",
+    ),
+    (
+        damage(
+            user_data={
+                "u0": {"x": ["abc"] * 4, "y": ["d"] * 4},
+                "u1": {"x": [[1.0, 2.0, 3.0]] * 6, "y": [1] * 6},
+            }
+        ),
+        "user 'u1' has texts, others numbers, or the reverse",
+    ),
     (damage(user_data={"u0": {"x": [[1.0]] * 4, "y": [0] * 4}, "u1": {}}), "lists 'x' and 'y'"),
 ]
 

@@ -216,6 +216,10 @@ _OTHERS = {
         "characters of a text as tokens, a window of one speaker's lines each",
     ),
     "linear": (f"{_TOOLS}.laws:LinearLaw", "a linear law with noise: y = x W + b + e"),
+    "drawn-images": (
+        f"{_TOOLS}.drawn:DrawnImages",
+        "images of any shape, drawn for users of unequal size",
+    ),
     "mnist": (
         f"{_TOOLS}.images:Mnist",
         "60,000 + 10,000 hand-written digits of 28x28 pixels, from IDX files",
@@ -239,6 +243,11 @@ _OTHERS = {
     ),
     "parquet": (f"{_TOOLS}.tables:Parquet", "rows of a Parquet file, as of 'csv'"),
     "leaf": (f"{_TOOLS}.leaf:Leaf", "LEAF's JSON files, in which each sample belongs to a user"),
+    "tff": (
+        f"{_TOOLS}.tff:Tff",
+        "SQLite files of TensorFlow Federated: FEMNIST, Shakespeare, Stack Overflow, by user",
+    ),
+    "flair": (f"{_TOOLS}.flair:Flair", "FLAIR's photographs with several labels, by user"),
     "huggingface": (
         f"{_TOOLS}.own:HuggingFace",
         "a folder that the 'save_to_disk' of Hugging Face's data sets has written",

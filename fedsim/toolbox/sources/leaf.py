@@ -15,8 +15,18 @@ from fedsim.toolbox.sources.tables import USER, Dimension
 
 _KEYS = ("users", "num_samples", "user_data")
 
-UserSamples = list[tuple[str, NDArray[np.float32], list[object]]]
-"""Name, samples [n, d] and labels of each user, in the order of the files."""
+CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The 80 characters of LEAF's Shakespeare, in LEAF's order."""
+
+_NUMBERS = {character: number for number, character in enumerate(CHARACTERS)}
+_UNKNOWN = len(CHARACTERS) - 1  # LEAF's code makes the last one of characters that it does not know
+
+UserArray = NDArray[np.float32] | NDArray[np.int64]
+UserSamples = list[tuple[str, UserArray, list[object]]]
+"""Name, samples [n, d] and labels of each user, in the order of the files.
+
+Samples are float32, or int64 for texts.
+"""
 
 
 class Leaf(Source):
@@ -25,7 +35,9 @@ class Leaf(Source):
     Source: Caldas et al., "LEAF: a benchmark for federated settings" (2018), whose scripts write
     ``users``, ``num_samples`` and ``user_data`` with ``x`` and ``y`` of each user. ``data.column =
     "user"`` with the partition ``by-user`` gives each device a user. Users who are in the test
-    files alone (LEAF's split by user) are last.
+    files alone (LEAF's split by user) are last. Samples are lists of numbers (FEMNIST, synthetic),
+    or texts of one length with a character as label (Shakespeare), which become tokens and
+    classes 0..79 in the order of LEAF's characters.
     """
 
     kind: Literal["leaf"] = "leaf"
@@ -54,13 +66,21 @@ class Leaf(Source):
         x_train, labels_train, users_train = _joined(path, train, order)
         x_test, labels_test, users_test = _joined(path, test, order)
         if not len(x_test):
-            x_test = np.zeros((0, *x_train.shape[1:]), np.float32)
+            x_test = np.zeros((0, *x_train.shape[1:]), x_train.dtype)
+        if x_train.dtype != x_test.dtype:
+            raise DataError(f"'{path}' has texts and numbers as samples; allowed are one of both")
         if x_train.shape[1:] != x_test.shape[1:]:
             raise DataError(
                 f"'{path}': training samples have {x_train.shape[1]} numbers, test samples "
                 f"{x_test.shape[1]}"
             )
-        y, classes = _numbered(path, [*labels_train, *labels_test])
+        labels = [*labels_train, *labels_test]
+        vocabulary = 0
+        if x_train.dtype == np.int64:
+            vocabulary = len(CHARACTERS)
+            y, classes = _next_characters(path, labels)
+        else:
+            y, classes = _numbered(path, labels)
         x = self._shaped(path, np.concatenate([x_train, x_test]))
         size = len(x_train)
         strangers = len({name for name, *_ in test} - {name for name, *_ in train})
@@ -70,9 +90,9 @@ class Leaf(Source):
         )
         columns = {USER: np.array([*users_train, *users_test], dtype=np.int64)}
         raw = (x[:size], y[:size], x[size:], y[size:], classes)
-        return Raw(path.stem, *raw, peak=1.0, columns=columns)
+        return Raw(path.stem, *raw, peak=1.0, vocabulary=vocabulary, columns=columns)
 
-    def _shaped(self, path: Path, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _shaped(self, path: Path, x: UserArray) -> UserArray:
         if self.shape is None:
             return x
         if len(self.shape) not in (2, 3) or np.prod(self.shape) != x.shape[1]:
@@ -126,9 +146,7 @@ def _read(path: Path) -> UserSamples:
     return users
 
 
-def _user(
-    path: Path, name: str, data: object, size: object
-) -> tuple[str, NDArray[np.float32], list[object]]:
+def _user(path: Path, name: str, data: object, size: object) -> tuple[str, UserArray, list[object]]:
     """Return name, samples and labels of a user."""
     place = f"'{path}': user {name!r}"
     if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
@@ -142,10 +160,7 @@ def _user(
             "'num_samples'; the three must agree"
         )
     if any(isinstance(sample, str) for sample in data["x"]):
-        raise DataError(
-            f"{place} has text as samples, such as {shown(data['x'][0])}; samples are lists of "
-            "numbers here: number the words or characters first"
-        )
+        return name, _characters(place, data["x"]), labels
     try:
         x = np.array(data["x"], dtype=np.float64).astype(np.float32)
     except (ValueError, TypeError) as error:
@@ -157,6 +172,30 @@ def _user(
     if not np.isfinite(x).all():
         raise DataError(f"{place} has a number that is not finite, or no float32")
     return name, x.reshape(len(labels), -1) if len(labels) else x, labels
+
+
+def _characters(place: str, texts: list[object]) -> NDArray[np.int64]:
+    """Number the characters of texts of one length, int64 [n, length]."""
+    rows = []
+    for text in texts:
+        if not isinstance(text, str) or not text or len(text) != len(str(texts[0])):
+            raise DataError(
+                f"{place} has the sample {shown(text)}; texts are all of one length, as in LEAF's "
+                "Shakespeare: number others first"
+            )
+        rows.append([_NUMBERS.get(character, _UNKNOWN) for character in text])
+    return np.array(rows, dtype=np.int64)
+
+
+def _next_characters(path: Path, labels: list[object]) -> tuple[NDArray[np.int64], int]:
+    """Number labels of one character each."""
+    for label in labels:
+        if not isinstance(label, str) or len(label) != 1:
+            raise DataError(
+                f"'{path}' has the label {shown(label)} of a text; a single character is expected"
+            )
+    numbers = [_NUMBERS.get(str(label), _UNKNOWN) for label in labels]
+    return np.array(numbers, dtype=np.int64), len(CHARACTERS)
 
 
 def _split(users: UserSamples) -> tuple[UserSamples, UserSamples]:
@@ -174,9 +213,9 @@ def _split(users: UserSamples) -> tuple[UserSamples, UserSamples]:
 
 def _joined(
     path: Path, users: UserSamples, order: dict[str, int]
-) -> tuple[NDArray[np.float32], list[object], list[int]]:
+) -> tuple[UserArray, list[object], list[int]]:
     """Return samples [n, d], labels and numbers of users of all users."""
-    samples: list[NDArray[np.float32]] = []
+    samples: list[UserArray] = []
     labels: list[object] = []
     owners: list[int] = []
     for name, x, y in users:
@@ -187,12 +226,15 @@ def _joined(
                 f"'{path}': samples of user {name!r} have {x.shape[1]} numbers, those before "
                 f"{samples[0].shape[1]}"
             )
+        if samples and samples[0].dtype != x.dtype:
+            raise DataError(f"'{path}': user {name!r} has texts, others numbers, or the reverse")
         samples.append(x)
         labels += y
         owners += [order[name]] * len(y)
     if not samples:
         return np.zeros((0, 1), np.float32), [], []
-    return np.concatenate(samples), labels, owners
+    joined: UserArray = np.concatenate(samples)
+    return joined, labels, owners
 
 
 def _numbered(path: Path, labels: list[object]) -> tuple[NDArray[np.int64], int]:

@@ -1,0 +1,116 @@
+"""Source of drawn images, for scenarios that need images of a shape and no files."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from fedsim.common.errors import ScenarioError
+from fedsim.common.streams import Streams
+from fedsim.learning.data.federated import Raw
+from fedsim.learning.data.sources import Source, every_fifth
+from fedsim.toolbox.sources.tables import USER
+
+_MOST_PIXELS = 1_000_000_000  # greatest count of values in the drawn samples (1 GB)
+_CELL = 4  # side of the squares of which an image of a class consists (pixels)
+_CONTRAST = 40.0  # standard deviation of a class's squares (of 255)
+
+Side = Annotated[int, Field(ge=1, le=4_096)]
+
+
+class DrawnImages(Source):
+    """Images that are drawn, in any shape, with users of unequal size; they stand for real ones.
+
+    A class is an image of random grey or coloured squares. A sample is the image of its class,
+    moved by up to two pixels, with the brightness of its user and with noise. A user has samples of
+    all classes, in shares drawn from Dirichlet(1, ..., 1). Every fifth sample of each user is a
+    test sample. The draws do not depend on the scenario's seed.
+
+    Attributes:
+        samples, classes: number of samples, and number of classes.
+        users: number of users; ``data.column = "user"`` with the partition ``by-user`` gives each
+            device a user.
+        noise: standard deviation of each pixel's noise, of 255.
+    """
+
+    kind: Literal["drawn-images"] = "drawn-images"
+    shape: list[Side] = Field(default=[3, 32, 32], min_length=3, max_length=3)
+    """channels, height and width of an image: [3, 32, 32] as CIFAR-10, [1, 28, 28] as FEMNIST."""
+    samples: int = Field(default=2_000, ge=10, le=10_000_000)
+    classes: int = Field(default=10, ge=2, le=100_000)
+    users: int = Field(default=1, ge=1, le=1_000_000)
+    spread: float = Field(default=1.5, ge=1.0, le=100.0)
+    """factor of a standard deviation between the users' numbers of samples (lognormal)."""
+    noise: float = Field(default=60.0, ge=0.0, le=1e4)
+
+    @model_validator(mode="after")
+    def _not_too_large(self) -> "DrawnImages":
+        pixels = self.samples * int(np.prod(self.shape))
+        if pixels > _MOST_PIXELS:
+            raise ValueError(
+                f"'samples' is {self.samples} of shape {self.shape}, {pixels} bytes; allowed are at "
+                f"most {_MOST_PIXELS}"
+            )
+        return self
+
+    def load(self, root: Path | None) -> Raw:
+        generator = Streams(0).generator("world/data/drawn-images")
+        user = self._draw_users(generator)
+        y = self._draw_labels(user, generator)
+        x = self._draw_images(user, y, generator)
+        test = every_fifth(user)
+        return Raw(
+            "drawn-images",
+            x[~test],
+            y[~test],
+            x[test],
+            y[test],
+            self.classes,
+            columns={USER: np.concatenate([user[~test], user[test]])},
+        )
+
+    def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
+        return tuple(self.shape), self.classes
+
+    def _draw_users(self, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Return the user of each sample, int64 [samples]; each user has five at least."""
+        least = 5
+        if self.samples < least * self.users:
+            raise ScenarioError(
+                f"data.source.samples is {self.samples} for {self.users} users; each needs {least}, "
+                f"so at least {least * self.users} are needed"
+            )
+        weights = generator.lognormal(0.0, np.log(self.spread), self.users)
+        ends = np.cumsum(weights) / weights.sum() * (self.samples - least * self.users)
+        sizes = np.diff(np.floor(ends + 0.5).astype(np.int64), prepend=0) + least
+        return np.repeat(np.arange(self.users), sizes)
+
+    def _draw_labels(
+        self, user: NDArray[np.int64], generator: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Return the label of each sample, int64 [samples]."""
+        labels = np.empty(len(user), np.int64)
+        for places in np.split(np.arange(len(user)), np.flatnonzero(np.diff(user)) + 1):
+            shares = generator.dirichlet(np.ones(self.classes))
+            labels[places] = generator.choice(self.classes, len(places), p=shares)
+        return labels
+
+    def _draw_images(
+        self, user: NDArray[np.int64], y: NDArray[np.int64], generator: np.random.Generator
+    ) -> NDArray[np.uint8]:
+        """Return the images, uint8 [samples, *shape]."""
+        channels, height, width = self.shape
+        cells = (self.classes, channels, -(-height // _CELL), -(-width // _CELL))
+        squares = generator.normal(128.0, _CONTRAST, cells).astype(np.float32)
+        patterns = squares.repeat(_CELL, axis=2).repeat(_CELL, axis=3)[..., :height, :width]
+        brightness = generator.normal(0.0, _CONTRAST / 2, self.users).astype(np.float32)
+        moves = generator.integers(-2, 3, (self.samples, 2))
+        x = np.empty((self.samples, *self.shape), np.uint8)
+        for place in range(self.samples):
+            down, right = moves[place]
+            image = np.roll(patterns[y[place]], (down, right), axis=(1, 2))
+            noise = generator.standard_normal(image.shape, dtype=np.float32) * self.noise
+            x[place] = np.clip(image + brightness[user[place]] + noise, 0.0, 255.0)
+        return x

@@ -1,0 +1,118 @@
+"""Reader of ``tf.train.Example``, the serialised messages of TensorFlow, without TensorFlow.
+
+A message is a sequence of fields, each with a number and a wire type: an integer of variable length
+(0), eight bytes (1), a length and so many bytes (2), or four bytes (5).
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_VARINT = 0
+_EIGHT_BYTES = 1
+_LENGTH = 2
+_FOUR_BYTES = 5
+_LONGEST_VARINT = 10  # bytes of 64 bits, seven each
+_BYTES_LIST = 1  # numbers of the fields of a feature
+_FLOAT_LIST = 2
+_INT64_LIST = 3
+
+Feature = list[bytes] | NDArray[np.float32] | NDArray[np.int64]
+"""Values of a feature: texts, numbers or integers."""
+
+
+class _Field(NamedTuple):
+    number: int
+    wire: int
+    integer: int
+    content: memoryview
+
+
+def parse_example(message: bytes) -> dict[str, Feature]:
+    """Parse a serialised ``tf.train.Example``.
+
+    Args:
+        message: the message.
+
+    Returns:
+        The features by name.
+
+    Raises:
+        ValueError: the message is damaged.
+    """
+    features: dict[str, Feature] = {}
+    for example in _fields(memoryview(message)):
+        if example.number != 1:
+            continue
+        for entry in _fields(example.content):
+            name = ""
+            value: Feature = []
+            for part in _fields(entry.content):
+                if part.number == 1:
+                    name = bytes(part.content).decode()
+                elif part.number == 2:
+                    value = _feature(part.content)
+            features[name] = value
+    return features
+
+
+def _feature(content: memoryview) -> Feature:
+    for kind in _fields(content):
+        if kind.number == _BYTES_LIST:
+            return [bytes(text.content) for text in _fields(kind.content)]
+        if kind.number == _FLOAT_LIST:
+            parts = [bytes(part.content) for part in _fields(kind.content)]
+            return np.frombuffer(b"".join(parts), dtype="<f4").astype(np.float32)
+        if kind.number == _INT64_LIST:
+            return _integers(kind.content)
+    return []
+
+
+def _integers(content: memoryview) -> NDArray[np.int64]:
+    numbers = []
+    for part in _fields(content):
+        if part.wire == _VARINT:
+            numbers.append(part.integer)
+            continue
+        place = 0
+        while place < len(part.content):
+            number, place = _varint(part.content, place)
+            numbers.append(number)
+    return np.array(numbers, dtype=np.uint64).astype(np.int64)
+
+
+def _fields(message: memoryview) -> Iterator[_Field]:
+    """Yield the fields of a message in order; raise ``ValueError`` if it is damaged."""
+    place = 0
+    while place < len(message):
+        tag, place = _varint(message, place)
+        wire = tag & 7
+        integer = 0
+        if wire == _VARINT:
+            integer, place = _varint(message, place)
+            size = 0
+        elif wire == _LENGTH:
+            size, place = _varint(message, place)
+        elif wire in (_EIGHT_BYTES, _FOUR_BYTES):
+            size = 8 if wire == _EIGHT_BYTES else 4
+        else:
+            raise ValueError(f"a field has the wire type {wire}")
+        if size > len(message) - place:
+            raise ValueError("a field is longer than its message")
+        yield _Field(tag >> 3, wire, integer, message[place : place + size])
+        place += size
+
+
+def _varint(message: memoryview, place: int) -> tuple[int, int]:
+    """Return an integer of variable length below 2^64, and the place after it."""
+    value = 0
+    for position in range(_LONGEST_VARINT):
+        if place + position >= len(message):
+            break
+        byte = message[place + position]
+        value |= (byte & 0x7F) << (7 * position)
+        if byte < 0x80 and value < 1 << 64:
+            return value, place + position + 1
+    raise ValueError("an integer has no end")

@@ -1,0 +1,178 @@
+"""Source of FLAIR, photographs of many people with labels, in its published files."""
+
+import io
+import re
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.common.errors import DataError, shown
+from fedsim.common.files import read_bytes, read_json, sought
+from fedsim.common.notes import note
+from fedsim.learning.data.federated import Raw
+from fedsim.learning.data.sources import Source
+from fedsim.toolbox.sources.tables import USER
+
+LABELS = "labels_and_metadata.json"
+IMAGES = "small_images"
+
+_NAME = re.compile(r"[\w-]{1,100}")
+_KEYS = ("image_id", "user_id", "partition", "labels", "fine_grained_labels")
+_MOST_PIXELS = 1 << 24  # greatest count of pixels of an image, as few bytes may unpack to gigabytes
+_MOST_BYTES = 64 * 10**9  # greatest size of all images in memory
+
+
+class _Photo(NamedTuple):
+    """Entry of the file of labels."""
+
+    image: str
+    user: str
+    part: str
+    labels: list[str]
+
+
+class Flair(Source):
+    """FLAIR: photographs of Flickr's users, each with some of 17 labels.
+
+    Source: Song, Granqvist and Talwar, "FLAIR" (2022). The folder has ``labels_and_metadata.json``
+    and ``small_images/IMAGE_ID.jpg``, as published. Targets are 0 and 1, float32 [n, 17], for the
+    objective ``multi-label``. ``data.column = "user"`` with the partition ``by-user`` gives each
+    device a user; users of the published test part are last (``population.tested_only``), and those
+    of the validation part are left out. Images need Pillow.
+    """
+
+    kind: Literal["flair"] = "flair"
+    path: str = "flair"
+    """the folder; sought as the file of ``csv`` is."""
+    labels: Literal["coarse", "fine"] = "coarse"
+    """the 17 labels, or the finer ones, of which there are 1,628."""
+    side: int | None = Field(default=64, ge=1, le=4_096)
+    """side to which images are scaled (pixels); None: they stay as they are, 256 x 256."""
+    users: int | None = Field(default=None, ge=1, le=10_000_000)
+    """number of users that are read of each of both parts, the first ones by name; None: all."""
+
+    _parts: ClassVar[tuple[str, str]] = ("train", "test")
+
+    def surplus(self, raw: Raw, column: str | None) -> list[str]:
+        return []
+
+    def load(self, root: Path | None) -> Raw:
+        folder = sought(self.path, root)
+        photos = _read_photos(folder / LABELS, self.labels)
+        names = sorted({label for photo in photos for label in photo.labels})
+        if not names:
+            raise DataError(f"'{folder / LABELS}' has no labels")
+        train, test = (self._selected(photos, part) for part in self._parts)
+        if not train:
+            raise DataError(f"'{folder / LABELS}' has no image in the part 'train'")
+        chosen = [*train, *test]
+        users: dict[str, int] = {}
+        for photo in chosen:
+            users.setdefault(photo.user, len(users))
+        x = self._images(folder / IMAGES, [photo.image for photo in chosen])
+        y = np.zeros((len(chosen), len(names)), np.float32)
+        places = {name: place for place, name in enumerate(names)}
+        for row, photo in enumerate(chosen):
+            y[row, [places[label] for label in photo.labels]] = 1.0
+        owners = np.array([users[photo.user] for photo in chosen], dtype=np.int64)
+        strangers = len({photo.user for photo in test} - {photo.user for photo in train})
+        note(
+            f"{str(folder)!r}: {len(chosen)} images of {len(users)} users, {strangers} of whom "
+            f"have test samples alone; {len(names)} labels"
+        )
+        size = len(train)
+        raw = (x[:size], y[:size], x[size:], y[size:], len(names))
+        return Raw("flair", *raw, columns={USER: owners})
+
+    def _selected(self, photos: list[_Photo], part: str) -> list[_Photo]:
+        """Return the photos of a part in the order of users and names."""
+        entries = sorted(photo for photo in photos if photo.part == part)
+        users = list(dict.fromkeys(photo.user for photo in entries))
+        allowed = set(users[: self.users])
+        return [photo for photo in entries if photo.user in allowed]
+
+    def _images(self, folder: Path, names: list[str]) -> NDArray[np.uint8]:
+        """Return the images, uint8 [n, 3, height, width]."""
+        first = _decode(folder / f"{names[0]}.jpg", self.side)
+        if first.size * len(names) > _MOST_BYTES:
+            raise DataError(
+                f"'{folder}': {len(names)} images of shape {first.shape} take "
+                f"{first.size * len(names)} bytes; give data.source.users, or a smaller "
+                "data.source.side"
+            )
+        x = np.empty((len(names), *first.shape), np.uint8)
+        for place, name in enumerate(names):
+            image = _decode(folder / f"{name}.jpg", self.side)
+            if image.shape != first.shape:
+                raise DataError(
+                    f"'{folder / name}.jpg' is of shape {image.shape}, the first one {first.shape}; "
+                    "give data.source.side, to which all are scaled"
+                )
+            x[place] = image
+        return x.transpose(0, 3, 1, 2)
+
+
+def _read_photos(path: Path, labels: Literal["coarse", "fine"]) -> list[_Photo]:
+    """Read the file of labels.
+
+    Raises:
+        DataError: it cannot be read, or is not as published.
+    """
+    try:
+        entries = read_json(path)
+    except FileNotFoundError:
+        raise DataError(
+            f"data.source.path: there is no '{path}'; FLAIR's folder has {LABELS} and {IMAGES}/, "
+            "`fedsim data fetch flair` says where they are"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"'{path}' cannot be read as JSON: {error}") from None
+    if not isinstance(entries, list):
+        raise DataError(f"'{path}' is no list of images")
+    return [_photo(path, number, entry, labels) for number, entry in enumerate(entries)]
+
+
+def _photo(path: Path, number: int, entry: Any, labels: Literal["coarse", "fine"]) -> _Photo:
+    place = f"'{path}': entry {number} (from 0)"
+    if not isinstance(entry, dict) or not set(_KEYS) <= entry.keys():
+        raise DataError(f"{place} needs {', '.join(_KEYS)}")
+    image = str(entry["image_id"])
+    if not _NAME.fullmatch(image):
+        raise DataError(f"{place} has the image_id {shown(image)}, which is no name of a file")
+    key = "labels" if labels == "coarse" else "fine_grained_labels"
+    names = entry[key]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{place} has {key} {shown(names)}; a list of words is expected")
+    return _Photo(image, str(entry["user_id"]), str(entry["partition"]), names)
+
+
+def _decode(path: Path, side: int | None) -> NDArray[np.uint8]:
+    """Return an image, uint8 [height, width, 3], scaled to ``side`` if it is given."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(
+            f"data.source: images need Pillow, which cannot be imported ({error}); pip install "
+            "pillow"
+        ) from error
+    try:
+        # Pillow warns of many pixels, which are refused below
+        with warnings.catch_warnings(action="ignore"):
+            image = Image.open(io.BytesIO(read_bytes(path)))
+        width, height = image.size
+        if width * height > _MOST_PIXELS:
+            raise ValueError(
+                f"it has {width} x {height} pixels; allowed are at most {_MOST_PIXELS} in all"
+            )
+        coloured = image.convert("RGB")
+        if side is not None:
+            coloured = coloured.resize((side, side), Image.Resampling.BILINEAR)
+        return np.asarray(coloured, dtype=np.uint8)
+    except FileNotFoundError:
+        raise DataError(f"'{path}' is missing, and {LABELS} lists it") from None
+    except Exception as error:  # Pillow raises many kinds for damaged images
+        raise DataError(f"'{path}' cannot be read as an image: {error}") from None

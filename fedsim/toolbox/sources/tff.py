@@ -1,0 +1,261 @@
+"""Source of the SQLite files in which TensorFlow Federated publishes its data sets."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Literal, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.common.errors import DataError, shown
+from fedsim.common.files import reading, regular, sought
+from fedsim.common.notes import note
+from fedsim.learning.data.federated import Raw
+from fedsim.learning.data.sources import Source
+from fedsim.toolbox.sources.examples import Feature, parse_example
+from fedsim.toolbox.sources.tables import USER
+
+CHARACTERS = (
+    "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
+)
+"""The 86 characters of TensorFlow Federated's Shakespeare, in its order."""
+
+_PAD = 0
+_SPECIAL = 4  # padding, an unknown token, and the marks of a text's beginning and end
+_FORMS = {"pixels": "images", "snippets": "characters", "tokens": "words"}
+"""Feature that names the form of a data set -> the form."""
+
+_SPLITS = (("train", "test"), ("all_train", "all_test"))
+_DIGITS = ("digits_only_train", "digits_only_test")
+_CLASSES = 62
+_DIGIT_CLASSES = 10
+_PIXELS = 28 * 28
+
+Example = dict[str, Feature]
+
+
+class _Split(NamedTuple):
+    """Examples of a part of the data set: the user of each, by number, and the example."""
+
+    users: list[int]
+    examples: list[Example]
+
+
+class Tff(Source):
+    """A data set of TensorFlow Federated, in its SQLite file.
+
+    FEMNIST (``emnist_all.sqlite``): images of 28x28 and 62 classes. Shakespeare
+    (``shakespeare.sqlite``): characters as tokens, 90 with four special ones. Stack Overflow
+    (``stackoverflow.sqlite``): the most frequent words as tokens. ``data.column = "user"`` with the
+    partition ``by-user`` gives each device a user. Tokens are cut into windows of ``length`` + 1,
+    which overlap in one token; the remainder of a user's text is left out, and only a user with
+    less than a window is padded.
+    """
+
+    kind: Literal["tff"] = "tff"
+    path: str
+    """the SQLite file, unpacked; sought as the file of ``csv`` is. ``fedsim data fetch`` downloads
+    ``femnist`` and ``shakespeare``.
+    """
+    length: int = Field(default=80, ge=1, le=100_000)
+    """tokens that a model sees of a window, T; samples are int64 [n, T + 1]. Papers have 80 for
+    Shakespeare and 20 for Stack Overflow.
+    """
+    words: int = Field(default=10_000, ge=1, le=1_000_000)
+    """number of words of Stack Overflow that are told apart: the most frequent ones of the training
+    samples that are read.
+    """
+    only_digits: bool = False
+    """whether only the digits of FEMNIST are read: ten classes."""
+    users: int | None = Field(default=None, ge=1, le=10_000_000)
+    """number of users that are read, the first ones by name; None: all."""
+    samples: int | None = Field(default=None, ge=1, le=10_000_000)
+    """most examples of each user that are read, in each of both parts; None: all."""
+
+    def surplus(self, raw: Raw, column: str | None) -> list[str]:
+        return []
+
+    def load(self, root: Path | None) -> Raw:
+        path = sought(self.path, root)
+        with (
+            reading(path, "data.source.path", "an SQLite file of TensorFlow Federated"),
+            closing(_connect(path)) as connection,
+        ):
+            names = _split_names(path, connection, self.only_digits)
+            users = self._users(connection, names)
+            train, test = (self._read(path, connection, name, users) for name in names)
+        if not train.examples:
+            raise DataError(f"'{path}' has no training samples")
+        note(
+            f"{str(path)!r}: {len(users)} users, {len(train.examples)} + {len(test.examples)} "
+            "examples for training and tests"
+        )
+        form = _form(path, train.examples[0])
+        if form == "images":
+            return self._images(path, train, test)
+        return self._tokens(path, form, train, test)
+
+    def _users(self, connection: sqlite3.Connection, names: Sequence[str]) -> dict[str, int]:
+        """Return the number of each user, in the order of their names."""
+        query = "SELECT DISTINCT client_id FROM client_metadata WHERE split_name IN (?, ?) "
+        query += "ORDER BY client_id LIMIT ?"
+        limit = -1 if self.users is None else self.users
+        rows = connection.execute(query, (*names, limit)).fetchall()
+        return {str(name): number for number, (name,) in enumerate(rows)}
+
+    def _read(
+        self, path: Path, connection: sqlite3.Connection, split: str, users: dict[str, int]
+    ) -> _Split:
+        part = _Split([], [])
+        for name, number in users.items():
+            for message in self._messages(connection, split, name):
+                try:
+                    if not isinstance(message, bytes):
+                        raise ValueError("it is no blob")
+                    example = parse_example(message)
+                except ValueError as error:
+                    raise DataError(
+                        f"'{path}': an example of the user {shown(name)} is damaged: {error}"
+                    ) from None
+                part.users.append(number)
+                part.examples.append(example)
+        return part
+
+    def _messages(self, connection: sqlite3.Connection, split: str, user: str) -> Iterator[object]:
+        query = "SELECT serialized_example_proto FROM examples "
+        query += "WHERE split_name = ? AND client_id = ? ORDER BY rowid LIMIT ?"
+        limit = -1 if self.samples is None else self.samples
+        for (message,) in connection.execute(query, (split, user, limit)):
+            yield message
+
+    def _images(self, path: Path, train: _Split, test: _Split) -> Raw:
+        x_train, y_train = _pictures(path, train.examples, self.only_digits)
+        x_test, y_test = _pictures(path, test.examples, self.only_digits)
+        columns = {USER: np.array([*train.users, *test.users], dtype=np.int64)}
+        classes = _DIGIT_CLASSES if self.only_digits else _CLASSES
+        return Raw(path.stem, x_train, y_train, x_test, y_test, classes, columns=columns)
+
+    def _tokens(self, path: Path, form: str, train: _Split, test: _Split) -> Raw:
+        known: Sequence[str] = CHARACTERS
+        if form == "words":
+            known = _frequent_words(path, train.examples, self.words)
+        numbers = {token: number for number, token in enumerate(known, 1)}
+        x_train, y_train = self._windows(path, form, train, numbers)
+        x_test, y_test = self._windows(path, form, test, numbers)
+        columns = {USER: np.concatenate([y_train, y_test])}
+        users = int(columns[USER].max()) + 1
+        vocabulary = len(numbers) + _SPECIAL
+        raw = (x_train, y_train, x_test, y_test, users)
+        return Raw(path.stem, *raw, 1.0, vocabulary, columns)
+
+    def _windows(
+        self, path: Path, form: str, part: _Split, numbers: dict[str, int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return windows of tokens, int64 [n, length + 1], and their users, int64 [n]."""
+        texts: dict[int, list[int]] = {}
+        unknown = len(numbers) + 1
+        for user, example in zip(part.users, part.examples, strict=True):
+            tokens = texts.setdefault(user, [])
+            for text in _texts(path, example, form):
+                tokens.append(unknown + 1)
+                tokens += [numbers.get(token, unknown) for token in text]
+                tokens.append(unknown + 2)
+        windows = [np.zeros((0, self.length + 1), np.int64)]
+        owners = [np.zeros(0, np.int64)]
+        for user, tokens in texts.items():
+            padding = max(0, self.length + 1 - len(tokens))
+            padded = np.array([*tokens, *[_PAD] * padding], dtype=np.int64)
+            view = np.lib.stride_tricks.sliding_window_view(padded, self.length + 1)
+            windows.append(view[:: self.length])
+            owners.append(np.full(len(windows[-1]), user, dtype=np.int64))
+        return np.concatenate(windows), np.concatenate(owners)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open a database for reading; a schema of unknown origin runs no functions."""
+    address = f"file:{quote(str(regular(path).resolve()))}?mode=ro&immutable=1"
+    connection = sqlite3.connect(address, uri=True)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    return connection
+
+
+def _split_names(path: Path, connection: sqlite3.Connection, only_digits: bool) -> tuple[str, str]:
+    """Return the names of the parts for training and for tests."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    missing = {"examples", "client_metadata"} - tables
+    if missing:
+        raise DataError(
+            f"'{path}' has no table {', '.join(sorted(missing))}; files of TensorFlow Federated "
+            "have 'examples' and 'client_metadata'"
+        )
+    rows = connection.execute("SELECT DISTINCT split_name FROM client_metadata")
+    splits = {str(name) for (name,) in rows}
+    candidates = (_DIGITS,) if only_digits else _SPLITS
+    for names in candidates:
+        if set(names) <= splits:
+            return names
+    allowed = " or ".join(f"'{train}' and '{test}'" for train, test in candidates)
+    raise DataError(f"'{path}' has the parts {', '.join(sorted(splits))}; expected are {allowed}")
+
+
+def _form(path: Path, example: Example) -> str:
+    for feature, form in _FORMS.items():
+        if feature in example:
+            return form
+    raise DataError(
+        f"'{path}' has examples of {', '.join(sorted(example))[:200]}; allowed are those with one "
+        f"of {', '.join(_FORMS)}"
+    )
+
+
+def _pictures(
+    path: Path, examples: list[Example], only_digits: bool
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return images, uint8 [n, 1, 28, 28], and labels, int64 [n]."""
+    classes = _DIGIT_CLASSES if only_digits else _CLASSES
+    x = np.zeros((len(examples), _PIXELS), np.uint8)
+    y = np.zeros(len(examples), np.int64)
+    for place, example in enumerate(examples):
+        pixels = np.asarray(example.get("pixels", ()), dtype=np.float32)
+        label = np.asarray(example.get("label", ()))
+        if pixels.shape != (_PIXELS,) or label.shape != (1,):
+            raise DataError(
+                f"'{path}' has an example of {pixels.size} pixels and {label.size} labels; "
+                f"{_PIXELS} and 1 are expected"
+            )
+        if not (pixels >= 0).all() or not (pixels <= 1).all():
+            raise DataError(f"'{path}' has pixels outside of 0 to 1")
+        if not 0 <= int(label[0]) < classes:
+            raise DataError(f"'{path}' has the label {label[0]}; allowed are 0 to {classes - 1}")
+        x[place] = np.floor(pixels * 255 + 0.5)
+        y[place] = label[0]
+    return x.reshape(-1, 1, 28, 28), y
+
+
+def _texts(path: Path, example: Example, form: str) -> Iterator[Sequence[str]]:
+    """Yield the tokens of each text of an example."""
+    feature = "tokens" if form == "words" else "snippets"
+    values = example.get(feature, [])
+    if not isinstance(values, list):
+        raise DataError(f"'{path}' has numbers as {feature!r}; texts are expected")
+    for value in values:
+        text = value.decode("utf-8", "replace")
+        if form == "words":
+            yield text.split()
+        else:
+            yield text
+
+
+def _frequent_words(path: Path, examples: list[Example], count: int) -> list[str]:
+    """Return the most frequent words, the most frequent first, then in the order of letters."""
+    counts: Counter[str] = Counter()
+    for example in examples:
+        for words in _texts(path, example, "words"):
+            counts.update(words)
+    ordered = sorted(counts, key=lambda word: (-counts[word], word))
+    return ordered[:count]
