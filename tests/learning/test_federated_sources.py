@@ -142,6 +142,8 @@ def test_wrong_files_of_tff_are_refused(tmp_path: Path, femnist: Path) -> None:
         return str(caught.value)
 
     assert "which does not exist" in refusal()
+    with pytest.raises(DataError, match=r"run `fedsim data fetch femnist --root DIR`"):
+        Tff(path=str(tmp_path / "gone" / "emnist_all.sqlite")).load(None)
     path.write_bytes(b"no database")
     assert "cannot be read as an SQLite file" in refusal()
     path.write_bytes(femnist.read_bytes()[:5000])

@@ -30,6 +30,9 @@ _SPECIAL = 4  # padding, an unknown token, and the marks of a text's beginning a
 _FORMS = {"pixels": "images", "snippets": "characters", "tokens": "words"}
 """Feature that names the form of a data set -> the form."""
 
+_FETCHED = {"emnist_all.sqlite": "femnist", "shakespeare.sqlite": "shakespeare"}
+"""Name of a file -> the data set of ``fedsim data fetch`` that has it."""
+
 _SPLITS = (("train", "test"), ("all_train", "all_test"))
 _DIGITS = ("digits_only_train", "digits_only_test")
 _CLASSES = 62
@@ -82,6 +85,11 @@ class Tff(Source):
 
     def load(self, root: Path | None) -> Raw:
         path = sought(self.path, root)
+        if path.name in _FETCHED and not path.exists():
+            raise DataError(
+                f"data.source.path names '{path}', which does not exist; run `fedsim data fetch "
+                f"{_FETCHED[path.name]} --root DIR`, and set data.root or FEDSIM_DATA to DIR"
+            )
         with (
             reading(path, "data.source.path", "an SQLite file of TensorFlow Federated"),
             closing(_connect(path)) as connection,
