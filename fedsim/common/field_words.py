@@ -315,9 +315,9 @@ KINDS = {
     "fedsgd": "'fedavg' with training.batch_size of all samples and local_epochs = 1",
     "perfedavg": "'fedper' or 'fedrep', which keep layers on each device",
     # data
-    "shakespeare": "'text'",
-    "femnist": "'emnist' with data.partition = 'femnist'",
-    "leaf": "data.source = 'leaf'",
+    "shakespeare": "'text', or 'tff' and 'leaf', which read files of all speakers",
+    "femnist": "'tff' or 'leaf' by writer, or 'emnist' with data.partition = 'femnist'",
+    "stackoverflow": "'tff'",
     "folder": _PICTURES,
     "image_folder": _PICTURES,
     "images": _PICTURES,

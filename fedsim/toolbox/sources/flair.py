@@ -4,7 +4,7 @@ import io
 import re
 import warnings
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +136,7 @@ def _read_photos(path: Path, labels: Literal["coarse", "fine"]) -> list[_Photo]:
     return [_photo(path, number, entry, labels) for number, entry in enumerate(entries)]
 
 
-def _photo(path: Path, number: int, entry: Any, labels: Literal["coarse", "fine"]) -> _Photo:
+def _photo(path: Path, number: int, entry: object, labels: Literal["coarse", "fine"]) -> _Photo:
     place = f"'{path}': entry {number} (from 0)"
     if not isinstance(entry, dict) or not set(_KEYS) <= entry.keys():
         raise DataError(f"{place} needs {', '.join(_KEYS)}")

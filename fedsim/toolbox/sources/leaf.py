@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, nearest, shown
 from fedsim.common.files import read_json, sought
 from fedsim.common.notes import note
@@ -213,7 +214,7 @@ def _split(users: UserSamples) -> tuple[UserSamples, UserSamples]:
 
 def _joined(
     path: Path, users: UserSamples, order: dict[str, int]
-) -> tuple[UserArray, list[object], list[int]]:
+) -> tuple[AnyArray, list[object], list[int]]:
     """Return samples [n, d], labels and numbers of users of all users."""
     samples: list[UserArray] = []
     labels: list[object] = []
@@ -233,8 +234,7 @@ def _joined(
         owners += [order[name]] * len(y)
     if not samples:
         return np.zeros((0, 1), np.float32), [], []
-    joined: UserArray = np.concatenate(samples)
-    return joined, labels, owners
+    return np.concatenate(samples), labels, owners
 
 
 def _numbered(path: Path, labels: list[object]) -> tuple[NDArray[np.int64], int]:
