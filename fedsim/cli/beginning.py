@@ -25,7 +25,7 @@ from fedsim.common.harmless import say
 if TYPE_CHECKING:
     from fedsim.cli.results import CheckResult, DescribeResult, ListResult
     from fedsim.cli.results_of_fetching import FetchResult
-    from fedsim.lab.fetching.transfer import Progress
+    from fedsim.lab.fetching.transfer import FetchProgress
 
 
 @click.command("new", short_help="Ask five things and write a study.")
@@ -244,7 +244,7 @@ def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool)
     return VerbOutcome(make, show)
 
 
-def _progress() -> "Progress":
+def _progress() -> "FetchProgress":
     """Return a function that prints each further tenth of a file for a person at a terminal."""
     tenths: dict[str, int] = {}
     attended = is_attended()

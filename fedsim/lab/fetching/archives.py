@@ -1,13 +1,13 @@
 """Unpacking of named files from archives that may be hostile.
 
-The names of the written files are those of the catalogue, never those of the archive. Only regular
-files are read, and none beyond its expected size.
+The catalogue names the written files; names in an archive are never used as paths. Only regular files
+are read, and none beyond its expected size.
 """
 
 import lzma
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -16,14 +16,13 @@ from fedsim.common.errors import DataError, is_full
 from fedsim.common.files import open_file, regular, replacing
 from fedsim.common.units import show_bytes
 from fedsim.lab.fetching.catalogue import Member, RemoteFile
+from fedsim.lab.fetching.transfer import FetchProgress
 
 _CHUNK = 1 << 20  # bytes unpacked at a time
 _MOST_MEMBERS = 10_000  # most entries of an archive that are looked at
 
-Progress = Callable[[str, int, int | None], None]
 
-
-def unpack(archive: Path, file: RemoteFile, folder: Path, progress: Progress) -> None:
+def unpack(archive: Path, file: RemoteFile, folder: Path, progress: FetchProgress) -> None:
     """Unpack the members of a file into a folder, each in place of an earlier one.
 
     Args:
@@ -104,7 +103,7 @@ def _in_tar(entries: tarfile.TarFile, file: RemoteFile, member: Member) -> IO[by
 
 
 def _copy(
-    source: IO[bytes], output: IO[bytes], name: str, member: Member, progress: Progress
+    source: IO[bytes], output: IO[bytes], name: str, member: Member, progress: FetchProgress
 ) -> None:
     size = 0
     while True:

@@ -13,7 +13,7 @@ from fedsim.common.spec import Spec
 _CATALOGUE = Path(__file__).with_suffix(".toml")
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-Size = Annotated[int, Field(ge=1, le=10**13)]
+FileSize = Annotated[int, Field(ge=1, le=10**13)]
 Checksum = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]+$")]
 
 
@@ -21,14 +21,14 @@ class Member(Spec):
     """File that is unpacked from an archive.
 
     Attributes:
-        source: its name in the archive; "" in an archive of one file without a name.
+        source: its name in the archive; "" in an archive with a single file without a name.
         bytes: its size (bytes); None if only ``most`` is known.
         most: the largest size that is accepted (bytes).
     """
 
     source: str = ""
-    bytes: Size | None = None
-    most: Size | None = None
+    bytes: FileSize | None = None
+    most: FileSize | None = None
 
     @property
     def limit(self) -> int:
@@ -56,8 +56,8 @@ class RemoteFile(Spec):
 
     name: FileName
     urls: list[str] = Field(min_length=1)
-    bytes: Size | None = None
-    most: Size | None = None
+    bytes: FileSize | None = None
+    most: FileSize | None = None
     sha256: Checksum | None = None
     md5: Checksum | None = None
     form: Literal["tar", "zip", "lzma"] | None = None

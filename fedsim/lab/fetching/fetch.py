@@ -12,7 +12,13 @@ from fedsim.common.files import make_folder, read_json, replacing, sync
 from fedsim.common.units import show_bytes
 from fedsim.lab.fetching.archives import unpack
 from fedsim.lab.fetching.catalogue import RemoteDataset, RemoteFile
-from fedsim.lab.fetching.transfer import DownloadError, Progress, Transfer, check_address, digest
+from fedsim.lab.fetching.transfer import (
+    DownloadError,
+    FetchProgress,
+    FileTransfer,
+    check_address,
+    digest,
+)
 from fedsim.records.lock import locked
 
 DOWNLOADS = "downloads"
@@ -115,7 +121,7 @@ def plan_fetch(
         mirror: an address under which all files are found by their names; None: the publisher's.
 
     Raises:
-        DataError: the data set is downloaded by hand, or a file of another content is in the way.
+        DataError: the data set is downloaded by hand, or a file with other content is in the way.
         ScenarioError: the mirror's address is not allowed.
     """
     folder = root / dataset.folder
@@ -132,7 +138,7 @@ def plan_fetch(
         urls = file.urls
         if mirror is not None:
             urls = [f"{mirror.rstrip('/')}/{file.name}"]
-        present = Transfer(file, urls, root / DOWNLOADS / name, _silent).present()
+        present = FileTransfer(file, urls, root / DOWNLOADS / name, _silent).present()
         state: FileState = "part" if present else "missing"
         if _is_there(folder, file, receipt):
             state = "there"
@@ -140,7 +146,7 @@ def plan_fetch(
     return FetchPlan(name, dataset, root, files)
 
 
-def fetch(plan: FetchPlan, progress: Progress) -> None:
+def fetch(plan: FetchPlan, progress: FetchProgress) -> None:
     """Download and unpack the missing files of a plan.
 
     Args:
@@ -166,7 +172,7 @@ def fetch(plan: FetchPlan, progress: Progress) -> None:
     with locked(downloads):
         for planned in plan.missing:
             try:
-                archive = Transfer(planned.file, planned.urls, downloads, progress).run()
+                archive = FileTransfer(planned.file, planned.urls, downloads, progress).run()
             except DownloadError as error:
                 raise DownloadError(f"{error}. {_advice(plan)}") from None
             _put(archive, planned.file, plan.folder, progress)
@@ -183,7 +189,7 @@ def _advice(plan: FetchPlan) -> str:
     return f"By hand: {'; '.join(sentences)}; then the same command checks and unpacks it"
 
 
-def _put(archive: Path, file: RemoteFile, folder: Path, progress: Progress) -> None:
+def _put(archive: Path, file: RemoteFile, folder: Path, progress: FetchProgress) -> None:
     """Move a complete download to its place, or unpack it there."""
     if file.form is None:
         sync(archive)

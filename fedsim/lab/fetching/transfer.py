@@ -24,7 +24,7 @@ _SCHEMES = ("http", "https")
 _RANGE = re.compile(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15}|\*)")
 _SATISFIED = 416  # HTTP status: the range begins at or after the end
 
-Progress = Callable[[str, int, int | None], None]
+FetchProgress = Callable[[str, int, int | None], None]
 """Receives the name of a file, the bytes that are there, and its size (None if unknown)."""
 
 
@@ -62,8 +62,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """Download of one file into a folder.
+class FileTransfer:
+    """Download of a file into a folder.
 
     Attributes:
         file: the file.
@@ -75,7 +75,7 @@ class Transfer:
     file: RemoteFile
     urls: list[str]
     folder: Path
-    progress: Progress
+    progress: FetchProgress
 
     @property
     def _part(self) -> Path:

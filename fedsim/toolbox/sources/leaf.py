@@ -37,7 +37,7 @@ class Leaf(Source):
     ``users``, ``num_samples`` and ``user_data`` with ``x`` and ``y`` of each user. ``data.column =
     "user"`` with the partition ``by-user`` gives each device a user. Users who are in the test
     files alone (LEAF's split by user) are last. Samples are lists of numbers (FEMNIST, synthetic),
-    or texts of one length with a character as label (Shakespeare), which become tokens and
+    or texts of equal length with a character as label (Shakespeare), which become tokens and
     classes 0..79 in the order of LEAF's characters.
     """
 
@@ -176,7 +176,7 @@ def _user(path: Path, name: str, data: object, size: object) -> tuple[str, UserA
 
 
 def _characters(place: str, texts: list[object]) -> NDArray[np.int64]:
-    """Number the characters of texts of one length, int64 [n, length]."""
+    """Number the characters of texts of equal length, int64 [n, length]."""
     rows = []
     for text in texts:
         if not isinstance(text, str) or not text or len(text) != len(str(texts[0])):
@@ -189,7 +189,7 @@ def _characters(place: str, texts: list[object]) -> NDArray[np.int64]:
 
 
 def _next_characters(path: Path, labels: list[object]) -> tuple[NDArray[np.int64], int]:
-    """Number labels of one character each."""
+    """Number labels that are single characters."""
     for label in labels:
         if not isinstance(label, str) or len(label) != 1:
             raise DataError(

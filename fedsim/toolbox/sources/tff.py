@@ -42,7 +42,7 @@ _PIXELS = 28 * 28
 Example = dict[str, Feature]
 
 
-class _Split(NamedTuple):
+class _Examples(NamedTuple):
     """Examples of a part of the data set: the user of each, by number, and the example."""
 
     users: list[int]
@@ -118,8 +118,8 @@ class Tff(Source):
 
     def _read(
         self, path: Path, connection: sqlite3.Connection, split: str, users: dict[str, int]
-    ) -> _Split:
-        part = _Split([], [])
+    ) -> _Examples:
+        part = _Examples([], [])
         for name, number in users.items():
             for message in self._messages(connection, split, name):
                 try:
@@ -141,14 +141,14 @@ class Tff(Source):
         for (message,) in connection.execute(query, (split, user, limit)):
             yield message
 
-    def _images(self, path: Path, train: _Split, test: _Split) -> Raw:
+    def _images(self, path: Path, train: _Examples, test: _Examples) -> Raw:
         x_train, y_train = _pictures(path, train.examples, self.only_digits)
         x_test, y_test = _pictures(path, test.examples, self.only_digits)
         columns = {USER: np.array([*train.users, *test.users], dtype=np.int64)}
         classes = _DIGIT_CLASSES if self.only_digits else _CLASSES
         return Raw(path.stem, x_train, y_train, x_test, y_test, classes, columns=columns)
 
-    def _tokens(self, path: Path, form: str, train: _Split, test: _Split) -> Raw:
+    def _tokens(self, path: Path, form: str, train: _Examples, test: _Examples) -> Raw:
         known: Sequence[str] = CHARACTERS
         if form == "words":
             known = _frequent_words(path, train.examples, self.words)
@@ -162,7 +162,7 @@ class Tff(Source):
         return Raw(path.stem, *raw, 1.0, vocabulary, columns)
 
     def _windows(
-        self, path: Path, form: str, part: _Split, numbers: dict[str, int]
+        self, path: Path, form: str, part: _Examples, numbers: dict[str, int]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return windows of tokens, int64 [n, length + 1], and their users, int64 [n]."""
         texts: dict[int, list[int]] = {}
