@@ -279,9 +279,16 @@ def test_drawn_images_are_of_users_of_unequal_size_and_always_the_same() -> None
     )
     again = DrawnImages(shape=[1, 9, 6], samples=400, classes=3, users=8).load(None)
     assert np.array_equal(raw.x_train, again.x_train)
-    means = [raw.x_train[raw.y_train == label].mean(axis=0) for label in range(3)]
-    assert np.abs(means[0] - means[1]).mean() > 10
     with pytest.raises(FedsimError, match=r"at least 500 are needed"):
         DrawnImages(samples=400, users=100).load(None)
     with pytest.raises(ValueError, match=r"allowed are at most 1000000000"):
         DrawnImages(samples=1_000_000)
+
+
+def test_drawn_classes_have_colours_and_a_single_user_has_equally_many_of_each() -> None:
+    raw = DrawnImages(samples=400, colour=30.0).load(None)
+    labels = np.concatenate([raw.y_train, raw.y_test])
+    assert np.bincount(labels).tolist() == [40] * 10
+    means = [raw.x_train[raw.y_train == label].mean(axis=(0, 2, 3)) for label in range(10)]
+    # squares alone, of which an image has 64, give 40 / 8 = 5; colours give 30
+    assert np.all(np.std(means, axis=0) > 12)

@@ -20,7 +20,12 @@ PUBLISHED: dict[str, tuple[int, int, int, int]] = {
 }
 """Clients, clients of a round, size of a batch, and rounds."""
 
-PARAMETERS = {"cifar10": 11_173_962, "femnist": 1_206_590, "shakespeare": 814_885}
+PARAMETERS = {"cifar10": 176_402, "femnist": 1_206_590, "shakespeare": 814_885}
+"""Parameters of the small forms."""
+
+LEARNT = {"cifar10": 0.6, "femnist": 0.4, "shakespeare": 0.25}
+"""Accuracy above which a task counts as learnt; labels at random give 0.1, 0.02 and 0.02."""
+
 SMALLER = {
     "cifar10": ["model.channels=2"],
     "femnist": ["model.width=0.1"],
@@ -40,11 +45,17 @@ def test_each_task_has_both_forms() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_models_have_the_published_sizes(task: str) -> None:
+def test_the_models_have_the_sizes_that_the_page_names(task: str) -> None:
     scenario: Any = fedsim.load(f"ready/{task}")
     shape, classes = scenario.data.shape_and_classes()
     outputs = getattr(shape, "vocabulary", classes)
     assert scenario.model.parameters(shape, outputs) == PARAMETERS[task]
+
+
+def test_the_full_form_of_cifar10_has_the_whole_resnet_on_plain_pixels() -> None:
+    scenario: Any = fedsim.load("ready/cifar10_full")
+    assert scenario.model.parameters((3, 32, 32), 10) == 11_173_962
+    assert scenario.data.normalize == "pixel"
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -64,11 +75,20 @@ def test_a_task_runs_without_files_through_the_verbs(task: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_task_learns(task: str, tmp_path: Path) -> None:
+def test_a_task_trains(task: str, tmp_path: Path) -> None:
     scenario = fedsim.load(f"ready/{task}", ["stop.rounds=1", *SMALLER[task]])
     result = fedsim.run(scenario, tmp_path / "run", executor="inline")
     assert 0 <= result.summary["accuracy"]["final"] <= 1
     assert result.summary["bytes"]["up"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_learns_what_its_header_says(task: str, tmp_path: Path) -> None:
+    rounds = fedsim.run(fedsim.load(f"ready/{task}"), tmp_path / "run").rounds
+    accuracy = rounds["accuracy"].dropna()
+    assert accuracy.iloc[-1] > LEARNT[task]
+    assert accuracy.iloc[-4:].mean() > accuracy.iloc[:4].mean() + 0.1
 
 
 @pytest.mark.parametrize("task", TASKS)

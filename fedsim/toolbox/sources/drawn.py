@@ -15,7 +15,7 @@ from fedsim.toolbox.sources.tables import USER
 
 _MOST_PIXELS = 1_000_000_000  # greatest count of values in the drawn samples (1 GB)
 _CELL = 4  # side of the squares of which an image of a class consists (pixels)
-_CONTRAST = 40.0  # standard deviation of a class's squares (of 255)
+_BRIGHTNESS = 20.0  # standard deviation of a user's brightness (of 255)
 
 Side = Annotated[int, Field(ge=1, le=4_096)]
 
@@ -23,16 +23,20 @@ Side = Annotated[int, Field(ge=1, le=4_096)]
 class DrawnImages(Source):
     """Images that are drawn, in any shape, with users of unequal size; they stand for real ones.
 
-    A class is an image of random grey or coloured squares. A sample is the image of its class,
-    moved by up to two pixels, with the brightness of its user and with noise. A user has samples of
-    all classes, in shares drawn from Dirichlet(1, ..., 1). Every fifth sample of each user is a
-    test sample. The draws do not depend on the scenario's seed.
+    A class is an image of random squares about a mean colour. A sample is the image of its
+    class, moved by up to two pixels, with the brightness of its user and with noise. A user has
+    samples of all classes, in shares drawn from Dirichlet(1, ..., 1); a single user has equally
+    many of each class. Every fifth sample of each user is a test sample. The draws do not depend on
+    the scenario's seed.
 
     Attributes:
         samples, classes: number of samples, and number of classes.
         users: number of users; ``data.column = "user"`` with the partition ``by-user`` gives each
             device a user.
         noise: standard deviation of each pixel's noise, of 255.
+        contrast: standard deviation of the squares about the class's colour, of 255.
+        colour: standard deviation of the classes' mean colours in each channel, of 255; 0: all
+            classes are grey.
     """
 
     kind: Literal["drawn-images"] = "drawn-images"
@@ -44,6 +48,8 @@ class DrawnImages(Source):
     spread: float = Field(default=1.5, ge=1.0, le=100.0)
     """factor of a standard deviation between the users' numbers of samples (lognormal)."""
     noise: float = Field(default=60.0, ge=0.0, le=1e4)
+    contrast: float = Field(default=40.0, ge=0.0, le=1e4)
+    colour: float = Field(default=0.0, ge=0.0, le=1e4)
 
     @model_validator(mode="after")
     def _not_too_large(self) -> "DrawnImages":
@@ -91,6 +97,8 @@ class DrawnImages(Source):
         self, user: NDArray[np.int64], generator: np.random.Generator
     ) -> NDArray[np.int64]:
         """Return the label of each sample, int64 [samples]."""
+        if self.users == 1:
+            return generator.permutation(np.arange(self.samples) % self.classes)
         labels = np.empty(len(user), np.int64)
         for places in np.split(np.arange(len(user)), np.flatnonzero(np.diff(user)) + 1):
             shares = generator.dirichlet(np.ones(self.classes))
@@ -103,9 +111,12 @@ class DrawnImages(Source):
         """Return the images, uint8 [samples, *shape]."""
         channels, height, width = self.shape
         cells = (self.classes, channels, -(-height // _CELL), -(-width // _CELL))
-        squares = generator.normal(128.0, _CONTRAST, cells).astype(np.float32)
+        colours = np.full((self.classes, channels, 1, 1), 128.0)
+        if self.colour:
+            colours = generator.normal(128.0, self.colour, colours.shape)
+        squares = (colours + generator.normal(0.0, self.contrast, cells)).astype(np.float32)
         patterns = squares.repeat(_CELL, axis=2).repeat(_CELL, axis=3)[..., :height, :width]
-        brightness = generator.normal(0.0, _CONTRAST / 2, self.users).astype(np.float32)
+        brightness = generator.normal(0.0, _BRIGHTNESS, self.users).astype(np.float32)
         moves = generator.integers(-2, 3, (self.samples, 2))
         x = np.empty((self.samples, *self.shape), np.uint8)
         for place in range(self.samples):
