@@ -318,6 +318,7 @@ KINDS = {
     "shakespeare": "'text', or 'tff' and 'leaf', which read files of all speakers",
     "femnist": "'tff' or 'leaf' by writer, or 'emnist' with data.partition = 'femnist'",
     "stackoverflow": "'tff'",
+    "leaf": "data.source = 'leaf'",
     "folder": _PICTURES,
     "image_folder": _PICTURES,
     "images": _PICTURES,
