@@ -32,6 +32,7 @@ from fedsim.learning.models import Layered, Model, TorchModel
 from fedsim.learning.modules import as_real, fit, frozen_tensors, load, numbers
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Ref, Trained
+from fedsim.learning.resident import ResidentSamples
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, shuffled
 from fedsim.learning.solvers.cohort import Cohort
@@ -40,6 +41,7 @@ from fedsim.learning.solvers.reference import Reference, flat_weights, load_weig
 from fedsim.learning.solvers.selection import pick, torch_device
 from fedsim.learning.spec import Trainer
 from fedsim.learning.testsets import TestSets, counted, judge, judge_each
+from fedsim.learning.transfers import to_device, to_host
 
 _ADAPTERS = "strategy/adapters"  # random stream of LoRA's initial matrices
 _INIT = "strategy/init"  # random stream of initial models, equal for all strategies with one seed
@@ -104,13 +106,14 @@ class Learning(Learner):
         template = self._template(model)
         rule = training.sgd
         self._solver = pick(template, device, rule.solver, training, losses, rule.lanes)
-        samples = FederatedData(data.pool, [], data.augmentation)  # omits the shards, which change
+        all_samples = FederatedData(data.pool, [], data.augmentation)  # omits shards, which change
+        samples = ResidentSamples(all_samples, device)
         if model.is_tried:
             self._try(data)
         if isinstance(self._solver, Cohort):
             self._try_stack(self._solver, data)
         self._work = LocalWork(self._solver, training, samples, streams)
-        self._tests = TestSets(data, samples, device)
+        self._tests = TestSets(data, samples)
         self._computing = ModelComputing(
             simulation,
             self._work,
@@ -120,7 +123,7 @@ class Learning(Learner):
             int(self.parameters),
             training.memory,
         )
-        for shared in (samples, self._solver, self._work):
+        for shared in (all_samples, samples, self._solver, self._work):
             simulation.executor.place(shared)
 
     def _template(self, model: TorchModel) -> Architecture | nn.Module:
@@ -172,7 +175,12 @@ class Learning(Learner):
                 np.random.default_rng(0), samples, batching.size, 1, last=batching.last
             )
             x, y = data.train_samples(shard)
-            solve = LocalSolve(self._initial(0), torch.from_numpy(x), torch.from_numpy(y), batches)
+            solve = LocalSolve(
+                self._initial(0),
+                to_device(x, solver.device),
+                to_device(y, solver.device),
+                batches,
+            )
             rule = Descent(self._training.lr, clip=self._training.sgd.clip)
             reason = solver.try_stack(solve, rule)
             if reason:
@@ -272,7 +280,7 @@ class Learning(Learner):
             return super().frozen()
         tensors = frozen_tensors(self._module(0, 0))
         parts = [as_real(tensor.detach()).to(torch.float32).reshape(-1) for tensor in tensors]
-        return torch.cat(parts).cpu().numpy()
+        return to_host(torch.cat(parts))
 
     @property
     def shapes(self) -> dict[str, Shape]:

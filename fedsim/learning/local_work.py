@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedsim.common.streams import Streams
 from fedsim.common.training import Batching
 from fedsim.learning.data.federated import FederatedData, Shard, stratified_part
 from fedsim.learning.refs import Best, Ref, Trained
+from fedsim.learning.resident import ResidentSamples
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, one_thread, shuffled
 from fedsim.learning.solvers.dropout import advanced_key
@@ -81,12 +81,12 @@ class LocalWork:
     Args:
         solver: the solver of the run's model.
         training: the trainer of the scenario.
-        samples: all samples, without the devices' shards; sent to each worker once.
+        samples: all samples on the solver's torch device; sent to each worker once.
         streams: the random streams of the run.
     """
 
     def __init__(
-        self, solver: Solver, training: Trainer, samples: FederatedData, streams: Streams
+        self, solver: Solver, training: Trainer, samples: ResidentSamples, streams: Streams
     ) -> None:
         self._solver = solver
         self._training = training
@@ -177,10 +177,7 @@ class LocalWork:
     def _local_solve(self, job: TrainingJob) -> LocalSolve:
         recipe = job.recipe
         training = recipe.training
-        x, y = self._samples.train_samples(job.shard)
-        if job.samples is not None:
-            x = x[job.samples]
-            y = y[job.samples]
+        x, y = self._samples.train(job.shard, job.samples)
         batches = shuffled(
             self._streams.generator("learning/shuffle", recipe.device, recipe.key),
             len(y),
@@ -196,8 +193,8 @@ class LocalWork:
         before = recipe.before
         return LocalSolve(
             training.start.value,
-            torch.from_numpy(x),
-            torch.from_numpy(y),
+            x,
+            y,
             batches,
             key=self._streams.word("learning/dropout", recipe.device, recipe.key),
             anchor=None if training.anchor is None else training.anchor.value,
@@ -237,15 +234,10 @@ class LocalWork:
         rule = self._training.sgd
         results = []
         for shard, models, samples in questions:
-            x, y = self._samples.train_samples(shard)
-            if samples is not None:
-                x = x[samples]
-                y = y[samples]
-            # torch.tensor copies into torch's own memory, which is aligned
-            inputs = torch.tensor(x, device=solver.device)
-            targets = torch.tensor(y, device=solver.device)
+            x, y = self._samples.train(shard, samples)
+            inputs = x.clone()  # in torch's own memory, which is aligned
             losses = [
-                solver.objective(weights, inputs, targets, rule.l2, rule.l2_on)
+                solver.objective(weights, inputs, y.clone(), rule.l2, rule.l2_on)
                 for weights in models
             ]
             results.append(np.array(losses))

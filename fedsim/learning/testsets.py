@@ -17,8 +17,10 @@ from fedsim.common.arrays import AnyArray, Ints
 from fedsim.learning.data.federated import FederatedData, Shard
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.objectives import Objective, SampleNumbers
+from fedsim.learning.resident import ResidentSamples
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Solver, one_thread
+from fedsim.learning.transfers import to_host
 
 _BLOCK_NUMBERS = 1 << 20  # values in the samples of one block of work
 _KEPT_BYTES = 1 << 30  # bytes of test samples that stay in memory: indices, and images
@@ -38,16 +40,17 @@ class Block:
     its quarter turns x pool size + its index in the pool.
 
     Args:
-        samples: all samples, without the devices' shards.
-        device: the torch device of the images.
+        samples: all samples on the torch device of the images.
         numbers: IDs of the images, ascending, int64 [block].
-        keep: whether the images stay in memory after the first call.
+        keep: whether the images stay in memory after the first call, if ``samples`` keeps none.
+
+    Attributes:
+        samples: as the argument.
     """
 
-    def __init__(
-        self, samples: FederatedData, device: torch.device, numbers: Ints, keep: bool
-    ) -> None:
-        self._parts = samples, device, numbers, keep
+    def __init__(self, samples: ResidentSamples, numbers: Ints, keep: bool) -> None:
+        self.samples = samples
+        self._parts = samples, numbers, keep
         self._images: Tensor | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -56,16 +59,17 @@ class Block:
     def __call__(self) -> Tensor:
         if self._images is not None:
             return self._images
-        samples, device, numbers, keep = self._parts
-        turns, index = np.divmod(numbers, len(samples.pool.y))
-        kind = torch.int64 if samples.pool.vocabulary else torch.float32
-        images = torch.empty(len(numbers), *samples.pool.shape, device=device, dtype=kind)
+        samples, numbers, keep = self._parts
+        pool = samples.data.pool
+        turns, index = np.divmod(numbers, len(pool.y))
+        kind = torch.int64 if pool.vocabulary else torch.float32
+        images = torch.empty(len(numbers), *pool.shape, device=samples.device, dtype=kind)
         nothing = np.empty(0, dtype=np.int32)
         for turn in np.unique(turns).tolist():
-            x, _ = samples.test_samples(Shard(nothing, index[turns == turn].astype(np.int32), turn))
+            x, _ = samples.test(Shard(nothing, index[turns == turn].astype(np.int32), turn))
             begin = int(np.searchsorted(turns, turn))
-            images[begin : begin + len(x)] = torch.from_numpy(x)
-        self._images = images if keep else None
+            images[begin : begin + len(x)] = x
+        self._images = images if keep and not samples.stays else None
         return images
 
 
@@ -90,14 +94,12 @@ class TestSets:
 
     Args:
         data: the data of all devices.
-        samples: all samples, without the devices' shards, as workers have them.
-        device: the torch device of the test images.
+        samples: all samples on the torch device of the test images, as workers have them.
     """
 
-    def __init__(self, data: FederatedData, samples: FederatedData, device: torch.device) -> None:
+    def __init__(self, data: FederatedData, samples: ResidentSamples) -> None:
         self._data = data
         self.samples = samples
-        self._device = device
         self._versions = np.zeros(len(data.shards), dtype=np.int64)
         self._lists: dict[tuple[int, ...] | None, TestSamples] = {}
 
@@ -151,7 +153,7 @@ class TestSets:
         targets = np.split(y[order], ends)
         blocks = []
         for start, block_places, block_targets in zip(starts, places, targets, strict=False):
-            block = Block(self.samples, self._device, images[start : start + size], keep)
+            block = Block(self.samples, images[start : start + size], keep)
             blocks.append((block, block_places, block_targets))
         list_bytes = 8 * (len(devices) + len(images) + 4 * len(y))
         return TestSamples(list(devices), owner, order, blocks, list_bytes + keep * image_bytes)
@@ -203,15 +205,15 @@ def judge(
         The results on the n samples.
     """
     one_thread()
-    outputs = solver.outputs(weights, block())[torch.from_numpy(image).to(solver.device)]
-    targets = torch.from_numpy(y).to(outputs.device)
+    outputs = solver.outputs(weights, block())[block.samples.numbers(image)]
+    targets = block.samples.numbers(y)
     return _judged(objective, outputs, targets, solver.tested_losses(weights, outputs, targets))
 
 
 def judge_each(
     solver: Solver,
     objective: Objective,
-    samples: FederatedData,
+    samples: ResidentSamples,
     weights: Sequence[Weights],
     shards: Sequence[Shard],
 ) -> Judged:
@@ -220,7 +222,7 @@ def judge_each(
     Args:
         solver: the solver of the models.
         objective: the objective, which has loss and metrics.
-        samples: all samples, without the devices' shards.
+        samples: all samples on the torch device of the solver.
         weights: the models, float32 [d] each.
         shards: the shard of each model.
 
@@ -228,11 +230,10 @@ def judge_each(
         The results on the samples of all shards, concatenated.
     """
     one_thread()
-    xs, ys = zip(*map(samples.test_samples, shards), strict=True)
-    inputs = [torch.tensor(x) for x in xs]  # copies into aligned memory of torch
-    outputs = solver.outputs_each(weights, inputs)
+    xs, ys = zip(*map(samples.test, shards), strict=True)
+    outputs = solver.outputs_each(weights, xs)
     whole = torch.cat(outputs)
-    targets = torch.from_numpy(np.concatenate(ys)).to(whole.device)
+    targets = torch.cat(ys)
     return _judged(objective, whole, targets, solver.tested_losses_each(weights, outputs, targets))
 
 
@@ -242,7 +243,7 @@ def _judged(objective: Objective, outputs: Tensor, targets: Tensor, losses: Tens
     results = {metric.name: metric.keep(outputs, targets) for metric in objective.figures}
     columns = [losses.double(), right.sum(1).double(), counts.sum(1).double()]
     results[""] = torch.stack(columns, dim=1)
-    return {name: facts.double().cpu().numpy() for name, facts in results.items()}
+    return {name: to_host(facts.double()) for name, facts in results.items()}
 
 
 def counted(

@@ -223,13 +223,8 @@ class FederatedData:
         Returns:
             The samples, float32 (tokens: int64) [n, *shape], and their targets, [n, ...].
         """
-        raw = self._rotated(shard, shard.train)
-        if shard.augment_seed is not None and self.augmentation is not None:
-            raw = augment(raw, self.augmentation, shard.augment_seed)
-        x = self.pool.normalised(raw)
-        if self.pool.targets is None:
-            return x, self.train_labels(shard)
-        return x, self.pool.targets[shard.train]
+        x = self.pool.normalised(self._as_float(self.raw_train(shard)))
+        return x, self.train_targets(shard)
 
     def test_samples(self, shard: Shard) -> tuple[AnyArray, AnyArray]:
         """Return the test samples of a shard, transformed and normalised, and never augmented.
@@ -240,10 +235,54 @@ class FederatedData:
         Returns:
             The samples, float32 (tokens: int64) [m, *shape], and their targets, [m, ...].
         """
-        x = self.pool.normalised(self._rotated(shard, shard.test))
+        x = self.pool.normalised(self._as_float(self.raw_test(shard)))
+        return x, self.test_targets(shard)
+
+    def raw_train(self, shard: Shard) -> AnyArray:
+        """Return the training samples of a shard, transformed and not normalised.
+
+        Args:
+            shard: the shard.
+
+        Returns:
+            The samples in new memory, [n, *shape]; float32 if they are augmented, otherwise in the
+            dtype of the pool.
+        """
+        raw = self._rotated(shard, shard.train)
+        if shard.augment_seed is None or self.augmentation is None:
+            return raw
+        return augment(self._as_float(raw), self.augmentation, shard.augment_seed)
+
+    def raw_test(self, shard: Shard) -> AnyArray:
+        """Return the test samples of a shard, transformed and not normalised.
+
+        Args:
+            shard: the shard.
+
+        Returns:
+            The samples in new memory, [m, *shape], in the dtype of the pool.
+        """
+        return self._rotated(shard, shard.test)
+
+    def train_targets(self, shard: Shard) -> AnyArray:
+        """Return the target of each training sample of a shard, [n, ...].
+
+        Args:
+            shard: the shard.
+        """
         if self.pool.targets is None:
-            return x, self.test_labels(shard)
-        return x, self.pool.targets[shard.test]
+            return self.train_labels(shard)
+        return self.pool.targets[shard.train]
+
+    def test_targets(self, shard: Shard) -> AnyArray:
+        """Return the target of each test sample of a shard, [m, ...].
+
+        Args:
+            shard: the shard.
+        """
+        if self.pool.targets is None:
+            return self.test_labels(shard)
+        return self.pool.targets[shard.test]
 
     def train_labels(self, shard: Shard) -> NDArray[np.int64]:
         """Return the label of each training sample, mapped and flipped; int64 [n].
@@ -290,10 +329,12 @@ class FederatedData:
 
     def _rotated(self, shard: Shard, index: Index) -> AnyArray:
         raw: AnyArray = self.pool.x[index]
-        if self.pool.vocabulary:
+        if self.pool.vocabulary or not shard.quarter_turns:
             return raw
-        raw = raw.astype(np.float32)
-        return rotate(raw, shard.quarter_turns) if shard.quarter_turns else raw
+        return rotate(raw, shard.quarter_turns)
+
+    def _as_float(self, raw: AnyArray) -> AnyArray:
+        return raw if self.pool.vocabulary else raw.astype(np.float32, copy=False)
 
     def _mapped_labels(self, shard: Shard, index: Index) -> NDArray[np.int64]:
         labels = self.pool.y[index]

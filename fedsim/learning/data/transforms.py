@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 
@@ -28,7 +29,7 @@ class Augmentation(Spec):
     """
 
 
-def rotate(raw: Images, quarter_turns: int) -> Images:
+def rotate(raw: AnyArray, quarter_turns: int) -> AnyArray:
     """Rotate images [k, c, h, w] counter-clockwise by quarter turns, without interpolation."""
     return np.ascontiguousarray(np.rot90(raw, quarter_turns, axes=(2, 3)))
 

@@ -231,9 +231,9 @@ class LocalSolve:
     weights: Weights
     """the model before the training, float [d]."""
     x: Tensor
-    """samples, float32 [n, *shape]."""
+    """samples, float32 [n, *shape], on the solver's torch device."""
     y: Tensor
-    """labels, int64 [n], or other targets."""
+    """labels, int64 [n], or other targets, on the solver's torch device."""
     batches: Batches
     """the indices of each step's samples."""
     key: int = 0

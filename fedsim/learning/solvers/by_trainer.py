@@ -18,6 +18,7 @@ from fedsim.learning.solvers.context import TrainingContext, rules
 from fedsim.learning.solvers.reference import Reference, flat_weights
 from fedsim.learning.solvers.watched import ModuleCopy
 from fedsim.learning.spec import Trainer
+from fedsim.learning.transfers import to_host
 
 
 class TookTooLongError(Exception):
@@ -168,7 +169,7 @@ class ByTrainer(Reference):
             reports = {str(name): float(value) for name, value in numbers.items()}
             state = {}
             for name, value in context.state.items():
-                state[name] = np.atleast_1d(value.detach().cpu().numpy().copy())
+                state[name] = np.atleast_1d(to_host(value).copy())
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             raise SimulationError(
                 f"{self._label} gave back {shown(outcome)}, and its state is "

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.common.errors import FedsimError
+from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread
 from fedsim.learning.solvers.by_trainer import ByTrainer
 from fedsim.learning.solvers.context import Representations, contrastive_terms
@@ -26,6 +27,7 @@ from fedsim.learning.solvers.stack import (
 )
 from fedsim.learning.solvers.watched import ModuleCopy
 from fedsim.learning.spec import LANES, Trainer, TrainingSession
+from fedsim.learning.transfers import to_device, to_host
 
 _ALIGNED = 16  # samples of a lane's batch are a multiple of this, so that all lanes begin alike
 _TOLERANCE = 1e-2  # norm of the trial's difference from plain torch, relative to the change
@@ -166,25 +168,39 @@ class Cohort(Reference):
             lanes.append(trainings[-1])
         solves = [solve for solve, _ in lanes]
         plan = plan_lanes(solves, kind.width, self.device)
-        x = torch.cat([self._on_device(solve.x) for solve in solves])
-        y = torch.cat([solve.y for solve in solves]).to(self.device)
-        start = np.stack([solve.weights for solve in solves])
+        x = torch.cat([self._as_input(solve.x) for solve in solves])
+        y = torch.cat([solve.y for solve in solves])
         constant = None
         if kind.has_constant:
-            constants = [solve.constant(descent) for solve, descent in lanes]
-            constant = torch.from_numpy(
-                np.stack([value for value in constants if value is not None])
-            )
+            constants = [solve.constant(descent) for solve, descent in trainings]
+            constant = self._stacked([value for value in constants if value is not None])
         with self.stack(copied_module, kind, solves) as stack:
-            stack.load(torch.from_numpy(start), constant)
+            stack.load(self._stacked([solve.weights for solve, _ in trainings]), constant)
             losses = stack.descend(plan, x, y, self._lane_steps(kind, lanes))
-            weights = stack.weights().cpu().numpy()
+            weights = to_host(stack.weights())
         results = []
-        totals = losses.tolist()
+        totals = to_host(losses).tolist()
         for lane, (solve, _) in enumerate(trainings):
             trained = weights[lane].astype(solve.weights.dtype)
             results.append(Solved(trained, solve.batches.mean_loss(totals[lane])))
         return results
+
+    def _stacked(self, models: Sequence[Weights]) -> Tensor:
+        """Copy the flat models of the first lanes to the device, each distinct array once.
+
+        Args:
+            models: float [d] each, of which the last one is repeated for the lanes left over.
+
+        Returns:
+            The models of all lanes, float [W, d].
+        """
+        sent: dict[int, Tensor] = {}
+        for model in models:
+            if id(model) not in sent:
+                sent[id(model)] = to_device(model, self.device)
+        lanes = [sent[id(model)] for model in models]
+        lanes += [lanes[-1]] * (self.lanes - len(lanes))
+        return torch.stack(lanes)
 
     def _loss_options(self, kind: StackKind) -> Mapping[str, float]:
         """Return the options of the loss."""
@@ -198,7 +214,7 @@ class Cohort(Reference):
     ) -> LaneSteps:
         """Return the rule by which the gradients of the lanes change their models."""
         rates = [descent.lr for _, descent in lanes]
-        lr = torch.tensor(rates, dtype=torch.float64, device=self.device)
+        lr = to_device(np.array(rates, dtype=np.float64), self.device)
         return SgdSteps(lr, kind.descent.momentum)
 
     @contextmanager

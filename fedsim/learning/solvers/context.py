@@ -16,6 +16,7 @@ from fedsim.learning.modules import as_real, as_tensor_like, outputs_of, real_sh
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
+from fedsim.learning.transfers import to_device, to_host
 
 
 class LocalData:
@@ -50,7 +51,7 @@ class LocalData:
         self.taken = 0
         self._solve = solve
         self._laid_out = laid_out
-        self._rows = torch.from_numpy(solve.batches.rows).to(x.device)
+        self._rows = to_device(solve.batches.rows, x.device, shares=True)
         self._dropouts = [part for part in model.modules() if isinstance(part, KeyedDropout)]
 
     def __len__(self) -> int:
@@ -109,7 +110,7 @@ class TrainingContext:
         self.seed = solve.key & (1 << 63) - 1
         self.state: dict[str, Tensor] = {}
         for name, value in (solve.state or {}).items():
-            self.state[name] = torch.tensor(value, device=data.x.device)
+            self.state[name] = to_device(value, data.x.device)
         self.data = data
         self.forward = forward
         self._solve = solve
@@ -117,7 +118,7 @@ class TrainingContext:
         self._trained = trained
         self._losses = losses
         self._contrast = contrast
-        self._loss_sum = 0.0
+        self._loss_sum: Tensor | None = None
         self._loss_count = 0
         self._constants = parts_of(solve.constant(descent), trained)
 
@@ -159,7 +160,9 @@ class TrainingContext:
         """
         losses = self._losses(outputs, y, **options)
         if self.data.in_last_epoch:
-            self._loss_sum += float(losses.detach().sum(dtype=torch.float64))
+            # a tensor, as reading a number would wait for the device in each step
+            total = losses.detach().sum(dtype=torch.float64)
+            self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
             self._loss_count += len(y)
         loss = losses.mean()
         if self._contrast is None:
@@ -169,9 +172,9 @@ class TrainingContext:
     @property
     def train_loss(self) -> float:
         """Mean of the samples' losses that were computed in the last epoch; NaN if none were."""
-        if not self._loss_count:
+        if self._loss_sum is None or not self._loss_count:
             return float("nan")
-        return self._loss_sum / self._loss_count
+        return float(to_host(self._loss_sum)) / self._loss_count
 
 
 class Representations:
@@ -273,11 +276,10 @@ def parts_of(model: Weights | None, trained: Mapping[str, Tensor]) -> dict[str, 
     if model is None:
         return {}
     sizes = [math.prod(real_shape(tensor)) for tensor in trained.values()]
+    flat = to_device(model, next(iter(trained.values())).device)
     tensors = {}
-    for (name, tensor), part in zip(
-        trained.items(), torch.split(torch.tensor(model), sizes), strict=True
-    ):
-        tensors[name] = as_tensor_like(part, tensor).to(tensor.device)
+    for (name, tensor), part in zip(trained.items(), torch.split(flat, sizes), strict=True):
+        tensors[name] = as_tensor_like(part, tensor)
     return tensors
 
 

@@ -38,6 +38,7 @@ from fedsim.learning.solvers.watched import (
     entropy_message,
     left_message,
 )
+from fedsim.learning.transfers import to_device
 
 SAMPLES = 16
 """Greatest count of samples in a trial."""
@@ -65,8 +66,9 @@ def probe(solver: Reference, objective: Objective, x: AnyArray, y: AnyArray) -> 
         ScenarioError: the module fails, has invalid outputs, or has results that cannot be
             repeated.
     """
+    inputs = to_device(x, solver.device), to_device(y, solver.device)
     with ThreadPoolExecutor(1) as executor:  # torch's settings of a thread end with the thread
-        executor.submit(_probe, solver, objective, torch.tensor(x), torch.tensor(y)).result()
+        executor.submit(_probe, solver, objective, *inputs).result()
 
 
 def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> None:
@@ -154,7 +156,6 @@ def _refuse_outputs(
         y: targets of the samples, [n, ...].
     """
     shape = tuple(outputs.shape)
-    targets = y.to(outputs.device)
     if not shape or shape[0] != len(y):
         raise ScenarioError(
             f"the module of model.factory gives outputs of shape {shape} for {len(y)} samples; "
@@ -173,7 +174,7 @@ def _refuse_outputs(
             "from finite samples and weights"
         )
     copied_module = solver.watch.fresh()
-    losses = _run_user_code(lambda: solver.judge(copied_module, weights, outputs, targets))
+    losses = _run_user_code(lambda: solver.judge(copied_module, weights, outputs, y))
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(y),):
         form: object = type(losses).__name__
         if isinstance(losses, Tensor):
@@ -182,7 +183,7 @@ def _refuse_outputs(
             f"the loss of {len(y)} samples by the module of model.factory has the shape "
             f"{form}; allowed is [{len(y)}], one loss a sample (reduction='none')"
         )
-    _run_user_code(lambda: objective.answers(outputs) == targets)
+    _run_user_code(lambda: objective.answers(outputs) == y)
 
 
 def _replay_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:

@@ -36,6 +36,7 @@ from fedsim.learning.solvers.context import (
 )
 from fedsim.learning.solvers.dropout import step_key, with_keyed_dropout
 from fedsim.learning.solvers.watched import ModuleCopy, Watch, run_user_code
+from fedsim.learning.transfers import to_device, to_host
 
 # values in the samples of one forward pass, so that activations stay in the cache
 _APPLIED_AT_ONCE = 1 << 16
@@ -296,9 +297,8 @@ class Reference(Solver):
             trained = _load(copied_module, solve.weights)
             module.train()
             losses = partial(self.losses_of, copied_module)
-            x = self._on_device(solve.x)
-            y = solve.y.to(self.device)
-            data = LocalData(module, solve, x, y, self._laid_out, draws)
+            x = self._as_input(solve.x)
+            data = LocalData(module, solve, x, solve.y, self._laid_out, draws)
             yield (
                 trained,
                 TrainingContext(solve, descent, trained, losses, data, contrast, self.forward),
@@ -314,7 +314,7 @@ class Reference(Solver):
             for number, piece in enumerate(torch.split(x, max(_ALIGNED, size))):
                 if draws is not None:
                     draws.seed(step_key(_TEST_KEY, number))
-                samples = self._laid_out(self._on_device(piece))
+                samples = self._laid_out(self._as_input(piece))
                 if self.watch.is_on:  # a user's module may change its inputs in place
                     samples = samples.clone()
                 outputs.append(outputs_of(module, samples))
@@ -345,11 +345,9 @@ class Reference(Solver):
                     "changes in training (if self.training: ...)"
                 )
 
-    def _on_device(self, x: Tensor) -> Tensor:
-        """Move samples to the solver's device, and convert floats to the module's dtype."""
-        if x.is_floating_point():
-            return x.to(self.device, self._samples_dtype)
-        return x.to(self.device)  # tokens
+    def _as_input(self, x: Tensor) -> Tensor:
+        """Convert samples on the solver's device to the module's dtype; tokens stay integers."""
+        return x.to(self._samples_dtype) if x.is_floating_point() else x
 
     def _laid_out(self, x: Tensor) -> Tensor:
         """Return samples in the memory layout in which torch computes the module fastest."""
@@ -438,13 +436,13 @@ def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float
     flat = torch.cat([as_real(parameter.detach()).reshape(-1) for parameter in parameters])
     if flat.dtype in _HALVES:
         flat = flat.float()
-    return flat.cpu().numpy().astype(dtype, copy=False)
+    return to_host(flat).astype(dtype, copy=False)
 
 
 def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:
     """Copy a flat model [d] into parameters in place, in their order."""
     sizes = [math.prod(real_shape(parameter)) for parameter in parameters]
-    parts = torch.split(torch.tensor(weights), sizes)
+    parts = torch.split(to_device(weights, next(iter(parameters)).device), sizes)
     with torch.no_grad():
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.copy_(as_tensor_like(part, parameter))

@@ -15,6 +15,7 @@ from fedsim.learning.solvers.context import rules
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
 from fedsim.learning.solvers.reference import Reference
 from fedsim.learning.solvers.watched import ModuleCopy
+from fedsim.learning.transfers import to_device
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,12 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
             keys[step, lane] = step_key(solve.key, step)
         first += samples
     return LanePlan(
-        torch.from_numpy(rows.reshape(steps, -1)).to(device),
-        torch.from_numpy(mask).to(device),
-        torch.from_numpy(counts).to(device),
-        torch.from_numpy(is_active).to(device),
-        torch.from_numpy(counts_loss).to(device),
-        torch.from_numpy(keys).to(device),
+        to_device(rows.reshape(steps, -1), device, shares=True),
+        to_device(mask, device, shares=True),
+        to_device(counts, device, shares=True),
+        to_device(is_active, device, shares=True),
+        to_device(counts_loss, device, shares=True),
+        to_device(keys, device, shares=True),
         tuple(bool(lanes.all()) for lanes in is_active),
     )
 
@@ -261,7 +262,7 @@ class Stack:
         """Set the models.
 
         Args:
-            weights: the start of each lane, float [W, d].
+            weights: the start of each lane on the torch device, float [W, d].
             constant: added to the gradient of every step, float [W, d]; None for 0.
         """
         for name, tensor in self._split(weights).items():
@@ -279,7 +280,7 @@ class Stack:
         parts = {}
         pieces = torch.split(flat, self._sizes, dim=1)
         for (name, like), piece in zip(self._flat.items(), pieces, strict=True):
-            parts[name] = piece.to(like.device, like.dtype, copy=True).reshape(-1, *like.shape)
+            parts[name] = piece.to(like.dtype, copy=True).reshape(-1, *like.shape)
         return parts
 
     def weights(self) -> Tensor:
@@ -315,7 +316,8 @@ class Stack:
             )
             active = None if plan.all_active[step] else plan.is_active[step]
             steps.take(self._tensors, self._with_terms(gradients), active)
-            totals += torch.where(plan.counts_loss[step], sums, 0.0).double()
+            # a number in torch.where would be copied to the device in each step
+            totals += sums.masked_fill(~plan.counts_loss[step], 0.0).double()
         return totals
 
     def _with_terms(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,183 @@
+"""Samples that stay on a torch device, so that each is copied there once."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.common.arrays import AnyArray
+from fedsim.learning.data.federated import FederatedData, Shard
+from fedsim.learning.transfers import to_device
+
+_SHARE = 0.25  # share of a GPU's free memory, at the first training, for samples
+_Key = tuple[object, ...]
+_Entry = tuple[Tensor, ...]
+
+
+def room_of(device: torch.device) -> float:
+    """Return the memory for samples on a torch device (bytes); 0 on a CPU, whose memory has them.
+
+    Args:
+        device: the torch device.
+    """
+    if device.type != "cuda":
+        return 0.0
+    free, _ = torch.cuda.mem_get_info(device)
+    return _SHARE * free
+
+
+class ResidentSamples:
+    """Samples of shards on a torch device, as a model receives them.
+
+    On a GPU a shard's samples are copied when they are used first. They lie there as the data set
+    has them, so that bytes stay bytes, and are normalised at each use. If the memory for samples
+    is full, the shards that were used longest ago are freed, and copied anew when they are used
+    again. On a CPU samples are normalised from the pool at each use. Both ways give the same bits
+    on a CPU. Several threads may use an object at once.
+
+    Args:
+        data: all samples, without the devices' shards.
+        device: the torch device.
+        room: memory for samples (bytes); 0 to keep none; None for ``room_of(device)``.
+    """
+
+    def __init__(
+        self, data: FederatedData, device: torch.device, room: float | None = None
+    ) -> None:
+        self.data = data
+        self.device = device
+        self._given_room = room
+        self._room = room
+        self._lock = Lock()
+        self._kept: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._used = 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ResidentSamples, (self.data, self.device, self._given_room)
+
+    @property
+    def stays(self) -> bool:
+        """Whether samples stay on the torch device after their use."""
+        if self._room is None:
+            self._room = room_of(self.device)
+        return self._room > 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the samples that lie on the torch device (bytes)."""
+        return self._used
+
+    def train(self, shard: Shard, chosen: NDArray[np.int64] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the training samples of a shard, as a model receives them.
+
+        Args:
+            shard: the shard.
+            chosen: indices of the samples that are returned, int64 [n]; None for all.
+
+        Returns:
+            The samples, float32 (tokens: int64) [n, *shape], and their targets, [n, ...].
+        """
+        if not self.stays:
+            x, y = self.data.train_samples(shard)
+            if chosen is not None:
+                x = x[chosen]
+                y = y[chosen]
+            return self._sent(x), self._sent(y)
+        raw, targets = self._shard("train", shard)
+        if chosen is not None:
+            rows = to_device(chosen, self.device)
+            raw = raw[rows]
+            targets = targets[rows]
+        return self._normalised(raw), targets
+
+    def test(self, shard: Shard) -> tuple[Tensor, Tensor]:
+        """Return the test samples of a shard, as a model receives them, in memory of torch.
+
+        Args:
+            shard: the shard.
+
+        Returns:
+            The samples, float32 (tokens: int64) [m, *shape], and their targets, [m, ...].
+        """
+        if not self.stays:
+            x, y = self.data.test_samples(shard)
+            return to_device(x, self.device), to_device(y, self.device)
+        raw, targets = self._shard("test", shard)
+        return self._normalised(raw), targets
+
+    def numbers(self, values: AnyArray) -> Tensor:
+        """Return an array of numbers that is used again, such as targets, on the torch device."""
+        if not self.stays:
+            return self._sent(values)
+        key = ("numbers", values.dtype.str, values.shape, values.tobytes())
+        (tensor,) = self._keep(key, lambda: (to_device(values, self.device),))
+        return tensor
+
+    def _sent(self, values: AnyArray) -> Tensor:
+        return to_device(values, self.device, shares=True)
+
+    def _shard(self, part: str, shard: Shard) -> tuple[Tensor, Tensor]:
+        """Return the raw samples of a shard, [n, *shape], and their targets, [n, ...].
+
+        The key is the shard's content, and so follows each shift of a device's data.
+
+        Args:
+            part: ``train`` or ``test``.
+            shard: the shard.
+        """
+        index = shard.train if part == "train" else shard.test
+        labels = None if shard.label_map is None else shard.label_map.tobytes()
+        transform = (shard.quarter_turns, shard.augment_seed, labels, shard.flips)
+
+        def send() -> _Entry:
+            if part == "train":
+                x = self.data.raw_train(shard)
+                y = self.data.train_targets(shard)
+            else:
+                x = self.data.raw_test(shard)
+                y = self.data.test_targets(shard)
+            return self._sent(x), self._sent(y)
+
+        raw, targets = self._keep((part, index.tobytes(), *transform), send)
+        return raw, targets
+
+    def _keep(self, key: _Key, send: Callable[[], _Entry]) -> _Entry:
+        """Return the tensors of a key, and copy them to the torch device if they are not there.
+
+        Args:
+            key: the content of the tensors.
+            send: copies them.
+        """
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        entry = send()
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = entry
+                self._used += _size(entry)
+            while self._used > (self._room or 0.0):
+                _, oldest = self._kept.popitem(last=False)
+                self._used -= _size(oldest)
+        return entry
+
+    def _normalised(self, raw: Tensor) -> Tensor:
+        """Scale and standardise raw samples in new memory, with the bits of ``Pool.normalised``."""
+        pool = self.data.pool
+        if pool.vocabulary:
+            return raw
+        # tensors on the torch device: a GPU divides by a number of the host in another way
+        scale, mean, std = [
+            self.numbers(np.asarray(number, dtype=np.float32))
+            for number in (pool.scale, pool.mean, pool.std)
+        ]
+        return raw.to(torch.float32, copy=True).mul_(scale).sub_(mean).div_(std)
+
+
+def _size(entry: _Entry) -> int:
+    return sum(tensor.nbytes for tensor in entry)

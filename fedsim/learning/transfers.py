@@ -1,0 +1,73 @@
+"""Copies of numbers between the host and a torch device, all of which are made here.
+
+Arrays of numpy lie on the host, and tensors on the torch device of a solver. On a CPU both are the
+same memory, but the copies are counted all the same, so that a test without a GPU can tell what a
+GPU would be sent.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.common.arrays import AnyArray
+
+
+@dataclass
+class TransferCounts:
+    """Counts of copies between the host and a torch device.
+
+    Attributes:
+        to_device, to_host: counts of copies in each direction.
+        to_device_bytes, to_host_bytes: their bytes.
+    """
+
+    to_device: int = 0
+    to_host: int = 0
+    to_device_bytes: int = 0
+    to_host_bytes: int = 0
+
+
+_counts: list[TransferCounts] = []
+
+
+def to_device(values: AnyArray, device: torch.device, *, shares: bool = False) -> Tensor:
+    """Copy an array to a torch device.
+
+    Args:
+        values: the array.
+        device: the torch device.
+        shares: whether, on a CPU, the tensor may share the memory of an array that is writable.
+            Otherwise its memory is torch's own, which is aligned.
+
+    Returns:
+        The tensor, with the array's shape and dtype.
+    """
+    for counts in _counts:
+        counts.to_device += 1
+        counts.to_device_bytes += values.nbytes
+    if shares and values.flags.writeable:
+        return torch.from_numpy(values).to(device)
+    return torch.tensor(values).to(device)
+
+
+def to_host(tensor: Tensor) -> AnyArray:
+    """Copy a tensor from its torch device to the host; on a CPU the array shares its memory."""
+    for counts in _counts:
+        counts.to_host += 1
+        counts.to_host_bytes += tensor.nbytes
+    values: AnyArray = tensor.detach().cpu().numpy()
+    return values
+
+
+@contextmanager
+def counted_transfers() -> Iterator[TransferCounts]:
+    """Context that counts the copies of all threads of this process."""
+    counts = TransferCounts()
+    _counts.append(counts)
+    try:
+        yield counts
+    finally:
+        _counts[:] = [other for other in _counts if other is not counts]
