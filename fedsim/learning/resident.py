@@ -14,8 +14,8 @@ from fedsim.learning.data.federated import FederatedData, Shard
 from fedsim.learning.transfers import to_device
 
 _SHARE = 0.25  # share of a GPU's free memory, at the first training, for samples
-_Key = tuple[object, ...]
-_Entry = tuple[Tensor, ...]
+_SentContent = tuple[object, ...]
+_SentTensors = tuple[Tensor, ...]
 
 
 def room_of(device: torch.device) -> float:
@@ -53,7 +53,7 @@ class ResidentSamples:
         self._given_room = room
         self._room = room
         self._lock = Lock()
-        self._kept: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._kept: OrderedDict[_SentContent, _SentTensors] = OrderedDict()
         self._used = 0
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -133,7 +133,7 @@ class ResidentSamples:
         labels = None if shard.label_map is None else shard.label_map.tobytes()
         transform = (shard.quarter_turns, shard.augment_seed, labels, shard.flips)
 
-        def send() -> _Entry:
+        def send() -> _SentTensors:
             if part == "train":
                 x = self.data.raw_train(shard)
                 y = self.data.train_targets(shard)
@@ -145,7 +145,7 @@ class ResidentSamples:
         raw, targets = self._keep((part, index.tobytes(), *transform), send)
         return raw, targets
 
-    def _keep(self, key: _Key, send: Callable[[], _Entry]) -> _Entry:
+    def _keep(self, key: _SentContent, send: Callable[[], _SentTensors]) -> _SentTensors:
         """Return the tensors of a key, and copy them to the torch device if they are not there.
 
         Args:
@@ -179,5 +179,5 @@ class ResidentSamples:
         return raw.to(torch.float32, copy=True).mul_(scale).sub_(mean).div_(std)
 
 
-def _size(entry: _Entry) -> int:
+def _size(entry: _SentTensors) -> int:
     return sum(tensor.nbytes for tensor in entry)
