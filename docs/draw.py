@@ -1,6 +1,6 @@
-"""Draws the pictures of README, of the first page and of the figures for papers.
+"""Draws the pictures of README, of the first page, of strategies and of the figures for papers.
 
-``python docs/draw.py`` takes two minutes on two cores.
+``python docs/draw.py`` takes some three minutes on two cores.
 """
 
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
+from strategy_pictures import TIMELINES, changes
 
 import fedsim
 from fedsim.cli import main
@@ -79,9 +80,32 @@ def draw_paper(folder: Path) -> None:
     for words in drawings:
         carry_out(["figures", *words, "--format", "png", "--out", f"{folder}/figures"])
     for path in sorted((folder / "figures").glob("*.png")):
-        with Image.open(path) as picture:
-            few = picture.convert("RGB").quantize(64)
-            few.save(OUT / f"paper-{path.name}", optimize=True)
+        keep_few_colours(path, OUT / f"paper-{path.name}")
+
+
+def draw_strategies(folder: Path) -> None:
+    """Draw the timelines of the strategies' pages.
+
+    Args:
+        folder: folder for the runs.
+    """
+    for kind in TIMELINES:
+        fedsim.run(fedsim.load("quickstart", changes(kind)), f"{folder}/{kind}")
+        save(fedsim.load_run(f"{folder}/{kind}").figure("timeline"), f"strategy-{kind}")
+        path = OUT / f"strategy-{kind}.png"
+        keep_few_colours(path, path)
+
+
+def keep_few_colours(path: Path, out: Path) -> None:
+    """Save a picture with 64 colours, which is half as large.
+
+    Args:
+        path: the picture.
+        out: path of the result.
+    """
+    with Image.open(path) as picture:
+        few = picture.convert("RGB").quantize(64)
+    few.save(out, optimize=True)
 
 
 if __name__ == "__main__":
@@ -93,4 +117,5 @@ if __name__ == "__main__":
             command += ["--only", variant]
         carry_out(command)
         save(fedsim.load_study(f"{folder}/study").figure("costs"), "study")
+        draw_strategies(Path(folder))
         draw_paper(Path(folder))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from keys import PARTS, table
 from paper_links import paper_link
+from strategy_pictures import picture
+from symbols import symbol_list
 from text import page, plain, prose, row_of, sentence, toctree
 
 from fedsim import plugin
@@ -33,7 +35,11 @@ def strategy_pages() -> Iterator[tuple[str, str]]:
     for kind, about in STRATEGIES.titles.items():
         title, _, action = about.partition(": ")
         name = title if titles.count(title) == 1 else f"{title} ({kind})"
-        yield f"strategies/{kind}", page(name, _strategy(kind, action, notes.get(kind, "")))
+        text = page(name, _strategy(kind, action, notes.get(kind, "")))
+        symbols = symbol_list(kind, text)
+        if symbols:
+            text = text.replace("\n## Keys\n", f"\n{symbols}\n\n## Keys\n", 1)
+        yield f"strategies/{kind}", text
 
 
 def _strategy(kind: str, action: str, note: str) -> Iterator[str]:
@@ -46,6 +52,7 @@ def _strategy(kind: str, action: str, note: str) -> Iterator[str]:
         yield link
     yield prose(strategy.__doc__ or "")
     yield note
+    yield picture(kind)
     links = _links_to_bases(strategy, kinds)
     if links:
         yield (

@@ -109,6 +109,37 @@ def test_a_strategy_has_an_example_and_the_link_to_its_paper(pages: dict[str, st
     assert lacks == {*reasons}
 
 
+@pytest.mark.parametrize("kind", [*STRATEGIES])
+def test_symbols_of_a_strategy_are_explained_on_its_page(kind: str, pages: dict[str, str]) -> None:
+    symbols = sys.modules["symbols"]
+    page = pages[f"strategies/{kind}"]
+    section = page.partition("\n## Symbols\n")[2].partition("\n## ")[0]
+    explained = {*re.findall(r"^`(\w+)`\n: \S", section, re.MULTILINE)}
+    assert explained == symbols.symbols_of(page.replace(section, ""))
+    assert {*symbols.OWN.get(kind, {})} <= explained, "the page has no such symbol"
+    assert {*symbols.OWN} <= {*STRATEGIES}
+
+
+def test_symbols_are_found_in_formulas_and_sentences_alone(made: ModuleType) -> None:
+    about = (
+        "# q-X\n\nSource: A. B (2022). With `z` in 5 s w \\<- w + eta\\_g sum\\_i (tau - b).\n"
+        "K-means; a client's E-step (s); $\\theta$; kappa2 = 1, I\\_k.\n\n"
+    )
+    keys = "\n## Keys\n\n`mu`\n: in h.\n\n  Weight rho.\n\n### `strategy.x.y`\n\n  C of it.\n"
+    text = about + keys
+    found = sys.modules["symbols"].symbols_of(text)
+    assert found == {"w", "eta", "i", "tau", "b", "theta", "kappa2", "I", "k", "rho"}
+
+
+def test_pictures_of_strategies_are_those_that_are_drawn(pages: dict[str, str]) -> None:
+    pictures = sys.modules["strategy_pictures"]
+    drawn = {path.stem for path in (DOCS / "pictures").glob("strategy-*.png")}
+    assert drawn == {f"strategy-{kind}" for kind in pictures.TIMELINES}
+    for kind in STRATEGIES:
+        shown = f"](/pictures/strategy-{kind}.png)" in pages[f"strategies/{kind}"]
+        assert shown == (kind in pictures.TIMELINES)
+
+
 def test_kinds_verbs_columns_and_names_are_all_there(
     made: ModuleType, pages: dict[str, str]
 ) -> None:
