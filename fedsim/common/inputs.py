@@ -1,6 +1,6 @@
 """Files that a scenario names: recorded in one process, replaced by copies in another."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -10,7 +10,8 @@ Reference: TypeAlias = tuple[str, str | None]
 """A file as a scenario names it, and the scenario's ``data.root``."""
 
 _recorded: ContextVar[dict[Reference, Path] | None] = ContextVar("_recorded", default=None)
-_copies: ContextVar[Mapping[Reference, Path] | None] = ContextVar("_copies", default=None)
+_find_copy: ContextVar[Callable[[Reference], Path | None] | None]
+_find_copy = ContextVar("_find_copy", default=None)
 
 
 def refer(file: str, root: Path | None) -> Reference:
@@ -45,23 +46,23 @@ def unrecorded() -> Iterator[None]:
 
 
 @contextmanager
-def copied_files(copies: Mapping[Reference, Path]) -> Iterator[None]:
+def copied_files(find_copy: Callable[[Reference], Path | None]) -> Iterator[None]:
     """Context manager in which copies take the place of files.
 
     Args:
-        copies: reference to a file -> path of its copy.
+        find_copy: returns the path of a file's copy; None if the file has no copy.
     """
-    token = _copies.set(copies)
+    token = _find_copy.set(find_copy)
     try:
         yield
     finally:
-        _copies.reset(token)
+        _find_copy.reset(token)
 
 
 def copy_of(reference: Reference) -> Path | None:
     """Return the path of the copy of a file; None if this context has no copy."""
-    copies = _copies.get()
-    return None if copies is None else copies.get(reference)
+    find_copy = _find_copy.get()
+    return None if find_copy is None else find_copy(reference)
 
 
 def record(reference: Reference, path: Path) -> None:

@@ -4,13 +4,14 @@ Each node is a group of processes with a network, ``/tmp``, ``/dev/shm`` and wor
 (namespaces of the kernel), so that a file of one node does not exist for the other; only the installed
 software is the same. A pair of virtual network devices connects the nodes and counts their bytes.
 
-``python -m tests.clusters.ray_nodes loss`` runs a study over both nodes, kills all processes of the
-second node while it carries out runs, and compares the study's folder with the folder that one process
-writes. ``python -m tests.clusters.ray_nodes memory`` sends samples of 1 GB to both nodes with four
-workers each, and prints the memory and the network bytes of each node. Before it, the environment
-may set ``RAY_object_manager_pull_timeout_ms=10000``, Ray's default, with which an object that
-travels for more than 10 s is sent twice. ``gpus`` shows on which declared GPUs tasks are placed, and
-where tasks are repeated when the second node is killed.
+``python -m tests.clusters.ray_nodes loss`` runs a study of 16 runs over both nodes, kills all processes
+of the second node while it carries out runs, and compares the study's folder with the folder that one
+process writes. ``python -m tests.clusters.ray_nodes memory`` sends samples of 1 GB to both nodes with
+four workers each, by a study and by a single run (``--verb run`` for the single run alone), and prints
+the memory and the network bytes of each node. Before it, the environment may set
+``RAY_object_manager_pull_timeout_ms=10000``, Ray's default, with which an object that travels for more
+than 10 s is sent twice. ``gpus`` shows on which declared GPUs tasks are placed, and where tasks are
+repeated when the second node is killed.
 """
 
 import argparse
@@ -45,7 +46,8 @@ FIXED_PORTS = [
     "--dashboard-agent-listen-port=8092",
     "--runtime-env-agent-port=8093",
 ]
-PATIENCE_S = 400.0
+PATIENCE_S = 900.0
+SMALL_ROWS = 4000  # samples of the comparison in which data are few
 TASK_S = 5.0  # duration of a task that is placed
 BEGUN = "begun"  # name of the file that appears when the second node is to be killed
 HOLD = f"""
@@ -56,7 +58,7 @@ mount -t tmpfs tmpfs {WORK} && exec sleep infinity
 STUDY = """
 name = "two nodes"
 baseline = "fedavg"
-seeds = [1, 2, 3]
+seeds = [1, 2, 3, 4, 5, 6, 7, 8]
 
 [base]
 stop = { rounds = 40 }
@@ -227,7 +229,7 @@ def ray_options() -> list[str]:
 
 def loss() -> None:
     with two_nodes(2) as (first, second):
-        prepare(first, 4000, 64)
+        prepare(first, SMALL_ROWS, 64)
         study = first.start(*FEDSIM, "study", "study.toml", "--out", "far", *ray_options())
         runs = first.work / "far/runs"
         wait_until(lambda: count_saved_runs(runs) >= 3 or study.poll() is not None)
@@ -264,14 +266,17 @@ def saved(runs: Path) -> list[Path]:
     return sorted(runs.glob("*/seed-*/checkpoint/*/manifest.json"))
 
 
-def memory(rows: int) -> None:
+def memory(rows: int, verb: str) -> None:
+    light = [word for change in LIGHT for word in ("--set", change)]
     with two_nodes(4) as (first, second):
-        for size in (4000, rows):
+        for size in (SMALL_ROWS, rows):
             prepare(first, size, 1000)
             print(f"samples of {size * 4000 / 1e9:.3f} GB")
-            light = [word for change in LIGHT for word in ("--set", change)]
-            watched(first, second, "study", "study.toml", *light, "--seeds", "4")
-            watched(first, second, "run", "scenario.toml")
+            # the study with few samples also writes the scenario of the single run
+            if verb != "run" or size == SMALL_ROWS:
+                watched(first, second, "study", "study.toml", *light, "--seeds", "4")
+            if verb != "study":
+                watched(first, second, "run", "scenario.toml")
 
 
 def watched(first: Node, second: Node, verb: str, file: str, *more: str) -> None:
@@ -341,8 +346,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("loss", "memory", "gpus", "placed"))
     parser.add_argument("--rows", type=int, default=250_000, help="samples of 4 kB each")
+    parser.add_argument("--verb", choices=("study", "run", "both"), default="both")
     given = parser.parse_args()
     if given.what == "memory":
-        memory(given.rows)
+        memory(given.rows, given.verb)
     else:
         {"loss": loss, "gpus": gpus, "placed": placed}[given.what]()

@@ -30,6 +30,29 @@ class CopiedFile:
     pieces: Pieces
 
 
+class _WrittenFiles:
+    """Copies of files on this machine's disk, each written when it is first looked up.
+
+    Args:
+        files: the files.
+        folder: an existing folder for the copies.
+    """
+
+    def __init__(self, files: Sequence[CopiedFile], folder: Path) -> None:
+        self._files = {file.reference: file for file in files}
+        self._folder = folder
+        self._paths: dict[Reference, Path] = {}
+
+    def find(self, reference: Reference) -> Path | None:
+        """Return the path of a file's copy; None if the file is not among them."""
+        file = self._files.get(reference)
+        if file is not None and reference not in self._paths:
+            path = self._folder / f"{len(self._paths)}" / file.name
+            write_pieces(path, file.pieces)
+            self._paths[reference] = path
+        return self._paths.get(reference)
+
+
 @dataclass(frozen=True)
 class RunInputs:
     """Inputs of a run.
@@ -46,15 +69,12 @@ class RunInputs:
     def in_use(self, folder: Path) -> Iterator[None]:
         """Context manager in which runs are built from these inputs.
 
+        Only the files that a run reads are written: those of other variants stay in memory.
+
         Args:
             folder: an existing folder for the files.
         """
-        copies = {}
-        for number, file in enumerate(self.files):
-            path = folder / f"{number}" / file.name
-            write_pieces(path, file.pieces)
-            copies[file.reference] = path
-        with keeping(self.data), copied_files(copies):
+        with keeping(self.data), copied_files(_WrittenFiles(self.files, folder).find):
             yield
 
 

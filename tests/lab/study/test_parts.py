@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, chdir
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,32 @@ def test_a_run_begins_here_and_goes_on_from_its_parts_where_no_file_is(
     resumed = fedsim.load_run(copy)
     for key in ("events_sha256", "models_sha256", "rounds", "bytes"):
         assert resumed.summary[key] == reference[key]
+
+
+def test_a_run_writes_only_the_files_that_it_reads(study: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text((tmp_path / "speeds.csv").read_text())
+    speed = study["base"]["population"]["speed"]
+    study["variants"]["other"] = {"population": {"speed": speed | {"file": "other.csv"}}}
+    inputs = StudyInputs()
+    with chdir(tmp_path):
+        runs = read_study(study).runs
+        for planned in runs:
+            inputs.record(planned.scenario, partial(try_to_build, planned))
+    files = set()
+    for planned in runs:
+        run_inputs = inputs.of(planned.scenario.to_toml())
+        assert {file.name for file in run_inputs.files} == {"speeds.csv", "other.csv"}
+        folder = make(tmp_path / "inputs" / planned.folder)
+        with chdir(make(tmp_path / "elsewhere")), run_inputs.in_use(folder):
+            Job(planned.scenario, None, Inline())
+        (path,) = [path for path in folder.rglob("*") if path.is_file()]
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes()
+        files.add((planned.variant.name, path.name))
+    assert files == {
+        ("fedavg", "speeds.csv"),
+        ("fedprox", "speeds.csv"),
+        ("other", "other.csv"),
+    }
 
 
 def make(folder: Path) -> Path:
