@@ -393,7 +393,9 @@ class TestMistakes:
         assert "whose tasks have no GPU" in self.refused(small, tmp_path, "--executor", "ray")
 
     @needs_ray
-    def test_no_cluster_there(self, small: Sections, tmp_path: Path) -> None:
+    def test_no_cluster_there(
+        self, small: Sections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def answer(address: str) -> str:
             return self.refused(small, tmp_path, "--executor", "ray", "--address", address)
 
@@ -401,6 +403,10 @@ class TestMistakes:
             assert "must be 'auto' or HOST:PORT" in answer(address)
         for address in ("127.0.0.1:1", "127.0.0.1:99999", "no-such-host.invalid:6379"):
             assert "where no Ray cluster answers" in answer(address)
+        for address in ("local", "ray://127.0.0.1:10001", "127.0.0.1:1"):
+            monkeypatch.setenv("RAY_ADDRESS", address)
+            assert f"RAY_ADDRESS is {address!r}" in answer("auto")
+        monkeypatch.delenv("RAY_ADDRESS")
         assert "no Ray cluster could be joined" in answer("auto")
 
 

@@ -17,6 +17,7 @@ LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 If it is 0, Ray's servers listen only on 127.0.0.1. On Linux the default is 1.
 """
 
+ADDRESS = "RAY_ADDRESS"
 AUTH_MODE = "RAY_AUTH_MODE"
 TOKEN = "RAY_AUTH_TOKEN"
 
@@ -68,17 +69,25 @@ def _show_oldest() -> str:
 
 
 def refuse_no_server(address: str) -> None:
-    """Raise ``ScenarioError`` if no server listens at HOST:PORT; Ray would retry for minutes."""
+    """Raise ``ScenarioError`` if no server listens at HOST:PORT; Ray would retry for minutes.
+
+    For ``auto`` Ray takes the address in ``RAY_ADDRESS``, if that is set. With ``local`` there, Ray
+    would start servers that listen beyond the loopback interface.
+    """
+    name = "--address"
+    if address == "auto":
+        name = ADDRESS
+        address = os.environ.get(ADDRESS) or "auto"
     if address == "auto":
         return
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or "://" in host:
-        raise ScenarioError(f"--address is {address!r}; it must be 'auto' or HOST:PORT")
+        raise ScenarioError(f"{name} is {address!r}; it must be 'auto' or HOST:PORT")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise ScenarioError(
-            f"--address is {address!r}, where no Ray cluster answers: {error}"
+            f"{name} is {address!r}, where no Ray cluster answers: {error}"
         ) from error
 
 
