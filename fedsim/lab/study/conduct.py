@@ -76,7 +76,7 @@ def run_study(
 
     Raises:
         ScenarioError, DataError, RunFolderError: the study is invalid; no run was done.
-        SimulationError: runs failed; the other runs are done.
+        SimulationError: runs failed; all runs but these are done.
     """
     plan = read_study(
         study, changes, size=size, seeds=seeds, until_sure=until_sure, allow_code=allow_code

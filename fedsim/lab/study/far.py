@@ -80,7 +80,7 @@ class _Output(TextIOBase):
     """Text stream that passes on its first lines as messages, and all text to another stream.
 
     Args:
-        stream: the other stream, which Ray writes to a log of the node.
+        stream: a stream that Ray writes to a log of the node.
         say: sends a message.
     """
 
@@ -203,10 +203,10 @@ def _folder_of_node() -> Iterator[Path]:
     Folders of workers that were killed are removed too.
     """
     place = Path(tempfile.gettempdir())
-    for left in sorted(place.glob(f"{_PREFIX}*")):
-        if left.is_dir() and not left.is_symlink() and left.stat().st_uid == os.getuid():
-            with suppress(RunFolderError, OSError), locked(left):
-                shutil.rmtree(left)
+    for stale in sorted(place.glob(f"{_PREFIX}*")):
+        if stale.is_dir() and not stale.is_symlink() and stale.stat().st_uid == os.getuid():
+            with suppress(RunFolderError, OSError), locked(stale):
+                shutil.rmtree(stale)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     try:
         with locked(folder):

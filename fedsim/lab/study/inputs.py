@@ -69,7 +69,7 @@ class RunInputs:
     def in_use(self, folder: Path) -> Iterator[None]:
         """Context manager in which runs are built from these inputs.
 
-        Only the files that a run reads are written: those of other variants stay in memory.
+        Only the files that a run reads are written; files of other variants stay in memory.
 
         Args:
             folder: an existing folder for the files.
