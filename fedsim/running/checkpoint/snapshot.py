@@ -34,7 +34,7 @@ from fedsim.world.network.congestion import Senders
 from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.losses import RandomLosses
-from fedsim.world.network.queues import QueueingRules, SenderMemory, StepPlan
+from fedsim.world.network.queues import Level, QueueingRules, SenderMemory, StepPlan
 from fedsim.world.network.star import Place, Tier
 from fedsim.world.steps import Payload, TaskStep
 from fedsim.world.task import Task
@@ -49,7 +49,7 @@ _CLASSES = (
     *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
     *(Task, Payload, Training, Contrast, Limit, Part),
     *(Flow, Message, Load, Place, Tier),
-    *(BbrSenders, SenderMemory, Deliveries, QueueingRules, RandomLosses, Senders, StepPlan),
+    *(BbrSenders, SenderMemory, Deliveries, QueueingRules, RandomLosses, Senders, Level, StepPlan),
     Progress,
 )
 

@@ -32,21 +32,13 @@ class AcknowledgedFlows(QueuedFlows):
     def _react(self, now: float) -> None:
         """Let senders learn of losses, and of the ends of their round trips."""
         senders = self._senders
-        control = self._rules.control
         acked = self._history.at(now - senders.round_trip)
-        under_way = self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
-        is_silent = (under_way <= NO_BYTES) & (acked >= self._delivered - NO_BYTES)
-        learns = (acked >= self._mark - NO_BYTES) | (np.isfinite(self._mark) & is_silent)
-        if learns.any():
-            counts = learns & (self._dropped > NO_BYTES) & ~self._bbr.is_used
-            if counts.any():
-                reduce(senders, control, counts)
-            self._lost[learns] += self._dropped[learns]
-            self._dropped[learns] = 0.0
-            self._mark[learns] = math.inf
+        self._acked = acked
+        if np.isfinite(self._mark).any():
+            self._learn_losses(acked)
         segments = acked / self._rules.packet
         turns = segments >= senders.round_end
-        if self._bbr.is_used.any():
+        if self._has_bbr:
             self._estimate(segments, turns, now)
         if self._rules.hystart and np.isinf(senders.threshold).any():
             senders.least_wait = np.minimum(senders.least_wait, self._acked_waits(now))
@@ -56,6 +48,24 @@ class AcknowledgedFlows(QueuedFlows):
             senders.round_begin[turns] = segments[turns]
             senders.round_end[turns] = (in_network / self._rules.packet)[turns] + 1e-9
             senders.least_wait[turns] = math.inf
+
+    def _learn_losses(self, acked: Floats) -> None:
+        """Let senders learn of losses.
+
+        Args:
+            acked: acknowledged bytes, [flows].
+        """
+        under_way = self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
+        is_silent = (under_way <= NO_BYTES) & (acked >= self._delivered - NO_BYTES)
+        learns = (acked >= self._mark - NO_BYTES) | (np.isfinite(self._mark) & is_silent)
+        if not learns.any():
+            return
+        counts = learns & (self._dropped > NO_BYTES) & ~self._bbr.is_used
+        if counts.any():
+            reduce(self._senders, self._rules.control, counts)
+        self._lost[learns] += self._dropped[learns]
+        self._dropped[learns] = 0.0
+        self._mark[learns] = math.inf
 
     def _acked_waits(self, now: float) -> Floats:
         """Return the time in queues of what is acknowledged now (s), float64 [flows]."""
@@ -90,13 +100,13 @@ class AcknowledgedFlows(QueuedFlows):
         """
         senders = self._senders
         is_used = self._bbr.is_used
-        growth = np.zeros(len(is_used))
-        if is_used.any():
-            growth = grow_by_bandwidth(senders, self._bbr, segments)
         if is_used.all():
-            return growth
+            return grow_by_bandwidth(senders, self._bbr, segments)
         round_trip = senders.round_trip + delays
         by_losses = grow(senders, self._rules.control, segments, limited, end, round_trip)
+        if not self._has_bbr:
+            return by_losses
+        growth = grow_by_bandwidth(senders, self._bbr, segments)
         return np.where(is_used, growth, by_losses)
 
     def _paced(self, growth: Floats, delays: Floats) -> Floats:
@@ -109,7 +119,7 @@ class AcknowledgedFlows(QueuedFlows):
         rates = np.full(len(growth), math.inf)
         if self._rules.pacing:
             rates = pacing_rate(self._senders, growth, delays)
-        if not self._bbr.is_used.any():
+        if not self._has_bbr:
             return rates
         by_bandwidth = self._bbr.pacing_gain() * self._bbr.bandwidth
         return np.where(self._bbr.is_used, by_bandwidth, rates)
@@ -122,7 +132,7 @@ class AcknowledgedFlows(QueuedFlows):
         senders = self._senders
         room = senders.window * self._rules.packet + acked + self._lost - self._sent
         unsent = self._size + self._lost - self._sent
-        waits = np.flatnonzero((room < self._rules.packet) & (unsent > NO_BYTES))
+        waits = ((room < self._rules.packet) & (unsent > NO_BYTES)).nonzero()[0]
         if not len(waits):
             return length_s
         onsets = self._history.rises(waits, acked[waits] + NO_BYTES)

@@ -19,7 +19,7 @@ def open_batch(batches: Floats) -> Floats:
         batches: bytes, oldest first, float64 [flows, hops, batches].
     """
     flows, hops, count = batches.shape
-    filled = np.flatnonzero(batches.any(axis=(0, 1)))
+    filled = np.flatnonzero(batches.reshape(-1, count).any(axis=0))
     first = int(filled[0]) if len(filled) else count
     kept = batches[:, :, first:]
     if kept.shape[2] >= _MOST_BATCHES:

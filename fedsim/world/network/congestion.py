@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.arrays import AnyArray, Flags, Floats, Ints
 
 Control = Literal["cubic", "reno", "bbr"]
 
@@ -47,22 +47,32 @@ def cubic_window(elapsed_s: Floats, peak: Floats, after_loss: Floats) -> Floats:
     return window
 
 
+def append_row(values: AnyArray, row: float | AnyArray) -> AnyArray:
+    """Return a column with a row more.
+
+    Args:
+        values: the column, [flows, ...].
+        row: the value of the new flow, [...].
+    """
+    longer = np.empty((len(values) + 1, *values.shape[1:]), values.dtype)
+    longer[:-1] = values
+    longer[-1] = row
+    return longer
+
+
 @dataclass(slots=True)
 class FlowColumns:
     """Base of dataclasses whose fields have a row for each flow."""
 
     def columns(self) -> Iterator[tuple[str, Floats]]:
         """Yield name and values of each column."""
-        for column in fields(self):
-            yield column.name, getattr(self, column.name)
+        for name in self.__dataclass_fields__:
+            yield name, getattr(self, name)
 
     def append(self, row: Mapping[str, float | Floats]) -> None:
         """Append a flow, with a value for each column."""
         for name, values in self.columns():
-            longer = np.empty((len(values) + 1, *values.shape[1:]))
-            longer[:-1] = values
-            longer[-1] = row[name]
-            setattr(self, name, longer)
+            setattr(self, name, append_row(values, row[name]))
 
     def select(self, rows: Flags | Ints) -> None:
         """Keep only some flows."""
@@ -163,13 +173,13 @@ def grow(
             senders.epoch[starts] = now
             senders.epoch_window[starts] = window[starts]
             senders.friendly[starts] = window[starts]
-        with np.errstate(invalid="ignore"):
-            elapsed = np.nan_to_num(now - senders.epoch)
+        elapsed = now - senders.epoch
+        elapsed[np.isnan(elapsed)] = 0.0
         origin = np.maximum(senders.peak, senders.epoch_window)
         curve = cubic_window(elapsed + delay, origin, senders.epoch_window)
         # Linux: a sender that has lost nothing yet does not know its share
         least = np.where(senders.peak > 0, window, _GROWTH_BEFORE_LOSS * window)
-        target = np.clip(curve, least, 1.5 * window)
+        target = np.minimum(np.maximum(curve, least), 1.5 * window)
         cubic = (target - window) / window * acked
         share = np.where(senders.friendly < origin, 3 * (1 - CUBIC_BETA) / (1 + CUBIC_BETA), 1.0)
         friendly = np.where(~slow & limited, share * acked / window, 0.0)

@@ -7,6 +7,7 @@ import numpy as np
 from fedsim.common.arrays import Flags, Floats, Ints
 
 _FIRST_ROWS = 64
+_FIRST_COLUMNS = 8
 
 
 class Deliveries:
@@ -14,18 +15,24 @@ class Deliveries:
 
     def __init__(self) -> None:
         self._times = np.full(_FIRST_ROWS, math.inf)
-        self._curves = np.zeros((_FIRST_ROWS, 0))
+        self._curves = np.zeros((_FIRST_ROWS, _FIRST_COLUMNS))  # with columns for more flows
         self._rows = 0
+        self._flows = 0
 
     def add_flow(self, sent: float) -> None:
         """Add a flow that has delivered ``sent`` bytes at all past times."""
-        column = np.full((len(self._curves), 1), sent)
-        self._curves = np.concatenate((self._curves, column), axis=1)
+        if self._flows == self._curves.shape[1]:
+            self._curves = np.concatenate((self._curves, np.zeros_like(self._curves)), axis=1)
+        self._curves[: self._rows, self._flows] = sent
+        self._flows += 1
 
     def select(self, flows: Flags) -> None:
         """Keep only some flows."""
-        self._curves = self._curves[:, flows]
-        if not self._curves.shape[1]:
+        stay = np.flatnonzero(flows)
+        rows = self._rows
+        self._curves[:rows, : len(stay)] = self._curves[:rows].take(stay, axis=1)
+        self._flows = len(stay)
+        if not self._flows:
             self._rows = 0
 
     def add(self, now: float, delivered: Floats, memory_s: float) -> None:
@@ -41,7 +48,7 @@ class Deliveries:
         if self._rows == len(self._times):
             self._drop_old(now - memory_s)
         self._times[self._rows] = now
-        self._curves[self._rows] = delivered
+        self._curves[self._rows, : self._flows] = delivered
         self._rows += 1
 
     def _drop_old(self, before: float) -> None:
@@ -63,15 +70,18 @@ class Deliveries:
         """
         rows = self._rows
         past = self._times[:rows]
-        after = np.searchsorted(past, times, "right")
+        after = past.searchsorted(times, "right")
         before = np.maximum(after - 1, 0)
         after = np.minimum(after, rows - 1)
+        curves = self._curves.reshape(-1)
+        columns = self._curves.shape[1]
         flows = np.arange(len(times))
-        low = self._curves[before, flows]
-        high = self._curves[after, flows]
-        begin = past[before]
-        width = past[after] - begin
-        share = np.clip((times - begin) / np.where(width > 0, width, 1.0), 0.0, 1.0)
+        low = curves.take(before * columns + flows)
+        high = curves.take(after * columns + flows)
+        begin = past.take(before)
+        width = past.take(after) - begin
+        width[width <= 0] = 1.0
+        share = np.minimum(np.maximum((times - begin) / width, 0.0), 1.0)
         acked: Floats = low + (high - low) * share
         return acked
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedsim.common.arrays import Flags, Floats
 from fedsim.common.streams import Streams
+from fedsim.world.network.congestion import append_row
 
 
 class RandomLosses:
@@ -23,6 +24,7 @@ class RandomLosses:
         self._key: list[int] = []  # seed of each flow's draws
         self._count: list[int] = []  # draws so far
         self._drops: list[int] = []  # draws for queues so far
+        self.may_lose = False  # whether any flow has a chance
         self.first = np.empty(0)  # chance on the sender's own link, [flows]
         self.last = np.empty(0)  # chance on the receiver's own link, [flows]
         self.before = np.empty(0)  # expected losses until the next loss (bytes), [flows]
@@ -36,24 +38,30 @@ class RandomLosses:
         self._key.append(key)
         self._count.append(0)
         self._drops.append(0)
-        self.first = np.append(self.first, 0.0)
-        self.last = np.append(self.last, 0.0)
-        self.before = np.append(self.before, self._draw(len(self._key) - 1))
+        self.first = append_row(self.first, 0.0)
+        self.last = append_row(self.last, 0.0)
+        self.before = append_row(self.before, self._draw(len(self._key) - 1))
 
     def select(self, flows: Flags) -> None:
         """Keep only some flows."""
-        rows = np.flatnonzero(flows).tolist()
+        rows = flows.nonzero()[0].tolist()
         self._key = [self._key[row] for row in rows]
         self._count = [self._count[row] for row in rows]
         self._drops = [self._drops[row] for row in rows]
         self.first = self.first[flows]
         self.last = self.last[flows]
         self.before = self.before[flows]
+        if self.may_lose:
+            self._note_chances()
 
-    @property
-    def may_lose(self) -> bool:
-        """Whether any flow may lose packets."""
-        return bool(self.first.any() or self.last.any())
+    def set_chances(self, flows: Flags, first: float, last: float) -> None:
+        """Change the chances of some flows on the sender's and on the receiver's own link."""
+        self.first[flows] = first
+        self.last[flows] = last
+        self._note_chances()
+
+    def _note_chances(self) -> None:
+        self.may_lose = bool(self.first.any() or self.last.any())
 
     def lose(self, chance: Floats, moved: Floats, before: Floats) -> tuple[Floats, Floats]:
         """Return the lost bytes of what passes a link in a step.

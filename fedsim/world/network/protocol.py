@@ -63,7 +63,7 @@ class Protocol(Spec):
     """
     weight_by_round_trip: float = Field(default=0.0, ge=0.0, le=2.0)
     """power of the round trip, of 1 ms at least, by which a flow's weight falls: 1 for TCP
-    Reno's shares.
+    Reno's shares. This is SimGrid's rule, for comparison only: it predicts no real world better.
     """
     late_weight: float = Field(default=1.0, gt=0.0, le=1.0)
     """factor of the weight of uploads that begin while others to the same end are under way; see

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.arrays import Flags, Floats
 from fedsim.world.network.bbr import FILTER_S, OTHER, BbrSenders, first_estimates
-from fedsim.world.network.congestion import Control, Senders, first_state
+from fedsim.world.network.congestion import Control, Senders, append_row, first_state
 from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.filling import Route
 from fedsim.world.network.losses import RandomLosses
-from fedsim.world.network.queues import QueueingRules, SenderMemory
+from fedsim.world.network.queues import Level, QueueingRules, SenderMemory
 
 LEAST_STEP_S = 1e-3  # the shortest step, and round trip
 UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
@@ -33,7 +33,7 @@ class QueuedFlows:
         self._names: dict[str, int] = {}  # link -> index from 1; index 0 pads routes
         self._capacity = np.array([UNLIMITED])
         self._length = np.array([math.inf])
-        self._level: list[int] = [0]  # largest position of each link on a route
+        self._level_of: list[int] = [0]  # largest position of each link on a route
         self._connections: dict[tuple[int, int], SenderMemory] = {}
         self._ends: dict[int, tuple[int, int]] = {}  # flow ID -> its connection
         self._id = np.empty(0, dtype=np.int64)
@@ -59,7 +59,10 @@ class QueuedFlows:
         self._losses = RandomLosses(rules.packet)
         self._history = Deliveries()
         self._waits = Deliveries()  # time in queues of each flow's route (s)
-        self._groups: list[tuple[Ints, Ints, Ints]] = []  # of each level: flows, positions, links
+        self._levels: list[Level] = []
+        self._is_grouped = True
+        self._has_bbr = False
+        self._acked: Floats | None = None  # bytes acknowledged by now, if known, [flows]
         self._never_full = np.empty(0, dtype=np.int64)
         self._lasts = np.empty(0, dtype=np.int64)
 
@@ -77,37 +80,34 @@ class QueuedFlows:
         """Add a flow with the state of its sender; the other arguments are those of ``begin``."""
         links = [self._link(name, capacity) for name, capacity in route] or [0]
         for place, link in enumerate(links):
-            self._level[link] = max(self._level[link], place)
+            self._level_of[link] = max(self._level_of[link], place)
         hops = max(self._route.shape[1], len(links))
         self._widen(hops)
         padded = [*links, *[0] * (hops - len(links))]
-        self._id = np.append(self._id, flow_id)
-        self._size = np.append(self._size, size)
-        for name in ("_sent", "_delivered", "_dropped", "_lost"):
-            setattr(self, name, np.append(getattr(self, name), 0.0))
-        self._mark = np.append(self._mark, math.inf)
-        self._held = np.append(self._held, False)
-        self._lasts = np.append(self._lasts, len(links) - 1)
-        self._route = np.vstack((self._route, np.array([padded], dtype=np.int64)))
-        self._waiting = np.vstack((self._waiting, np.zeros(hops)))
-        self._batches = np.pad(self._batches, ((0, 1), (0, 0), (0, 0)))
-        self._arriving = np.vstack((self._arriving, np.zeros(hops)))
+        self._id = append_row(self._id, flow_id)
+        self._size = append_row(self._size, size)
+        for name in _EMPTY_AT_FIRST:
+            setattr(self, name, append_row(getattr(self, name), 0.0))
+        self._mark = append_row(self._mark, math.inf)
+        self._held = append_row(self._held, False)
+        self._lasts = append_row(self._lasts, len(links) - 1)
+        self._route = append_row(self._route, np.array(padded, dtype=np.int64))
         self._senders.append(sender)
         self._losses.append(loss_key)
         first_loss = self._losses.draw_drop(len(self._id) - 1)
-        self._credit = np.append(self._credit, -first_loss)
+        self._credit = append_row(self._credit, -first_loss)
         self._bbr.append(self._estimates_of(ends, loss_key, sender, now, control))
         self._history.add_flow(0.0)
         self._waits.add_flow(0.0)
         self._ends[flow_id] = ends
-        self._group()
+        self._forget()
 
     def _link(self, name: str, capacity: float) -> int:
         number = self._names.setdefault(name, len(self._capacity))
         if number == len(self._capacity):
             self._capacity = np.append(self._capacity, 0.0)
             self._length = np.append(self._length, 0.0)
-            self._level.append(0)
+            self._level_of.append(0)
         self._set_link(number, name, capacity)
         return number
 
@@ -204,26 +204,33 @@ class QueuedFlows:
         self._losses.select(stay)
         self._history.select(stay)
         self._waits.select(stay)
-        self._group()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what holds only until flows come or go."""
+        self._is_grouped = False
+        self._acked = None
 
     def _group(self) -> None:
         """Sort the links of routes by level, so that bytes pass a route within a step."""
-        flows, places = np.nonzero(self._route >= 0)
-        places_of = np.minimum(self._lasts, self._route.shape[1] - 1)[flows]
-        on_route = places <= places_of
-        flows = flows[on_route]
-        places = places[on_route]
+        self._is_grouped = True
+        self._has_bbr = bool(self._bbr.is_used.any())
+        on_route = np.arange(self._route.shape[1]) <= self._lasts[:, None]
+        flows, places = on_route.nonzero()
         links = self._route[flows, places]
-        levels = np.array(self._level)[links]
+        levels = np.array(self._level_of)[links]
         # links that only hold senders back
         later = np.bincount(links, weights=1.0 * (places > 0), minlength=len(self._capacity))
         holds = (later == 0) & self._rules.holds_back
         self._never_full = np.flatnonzero(holds)
-        self._groups = []
+        hops = self._route.shape[1]
+        self._levels = []
         for level in range(int(levels.max(initial=-1)) + 1):
             at = levels == level
             if at.any():
-                self._groups.append((flows[at], places[at], links[at]))
+                is_last = places[at] == self._lasts[flows[at]]
+                cells = flows[at] * hops + places[at]
+                self._levels.append(Level(flows[at], links[at], cells, is_last))
 
     def _delays(self) -> Floats:
         """Return the time in queues of each flow's route (s), float64 [flows]."""
@@ -251,6 +258,15 @@ class QueuedFlows:
         return balance
 
 
+_EMPTY_AT_FIRST: Sequence[str] = (
+    "_sent",
+    "_delivered",
+    "_dropped",
+    "_lost",
+    "_waiting",
+    "_batches",
+    "_arriving",
+)
 _COLUMNS: Sequence[str] = (
     "_id",
     "_size",

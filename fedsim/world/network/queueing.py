@@ -127,9 +127,7 @@ class Queueing(AcknowledgedFlows):
             now: the time (s).
         """
         self._commit(now)
-        row = self._id == flow_id
-        self._losses.first[row] = first
-        self._losses.last[row] = last
+        self._losses.set_chances(self._id == flow_id, first, last)
         self._replan()
 
     def set_round_trip(self, flow_id: int, round_trip: float, now: float) -> None:
@@ -142,6 +140,7 @@ class Queueing(AcknowledgedFlows):
         """
         self._commit(now)
         self._senders.round_trip[self._id == flow_id] = max(round_trip, LEAST_STEP_S)
+        self._acked = None
         self._replan()
 
     def _replan(self) -> None:
@@ -177,6 +176,8 @@ class Queueing(AcknowledgedFlows):
         plan = self._plan
         passed = now - self._since
         self._since = now
+        if passed:
+            self._acked = None
         if plan is None or passed <= 0 or not len(self._id):
             return
         self._plan = None
@@ -191,8 +192,9 @@ class Queueing(AcknowledgedFlows):
         self._batches = mix_batches(self._batches, plan.batches, share)
         self._waiting += share * (plan.waiting - self._waiting)
         self._arriving += share * (plan.arriving - self._arriving)
-        ahead = self._delivered + self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
-        self._mark[new_drops] = ahead[new_drops]
+        if new_drops.any():
+            ahead = self._delivered + self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
+            self._mark[new_drops] = ahead[new_drops]
         self._held = plan.held
         self._senders.window += share * plan.growth
         self._history.add(now, self._delivered, self._memory_s())
@@ -203,6 +205,8 @@ class Queueing(AcknowledgedFlows):
         self.next_end = math.inf
         if not len(self._id):
             return
+        if not self._is_grouped:
+            self._group()
         self._history.add(self._since, self._delivered, math.inf)
         self._since_look -= 1
         plan = None
@@ -223,7 +227,9 @@ class Queueing(AcknowledgedFlows):
         floor[self._held] = _MOST_STEP_S
         length_s = min(max(float(floor.min()), LEAST_STEP_S), _MOST_STEP_S)
         packet = self._rules.packet
-        acked_before = self._history.at(self._since - senders.round_trip)
+        acked_before = self._acked
+        if acked_before is None:
+            acked_before = self._history.at(self._since - senders.round_trip)
         length_s = self._until_acks(length_s, acked_before)
         length_s = on_grid_after(self._since + length_s) - self._since
         end = self._since + length_s
@@ -242,7 +248,7 @@ class Queueing(AcknowledgedFlows):
         paced = self._paced(growth, delays) * packet * length_s
         room = np.minimum(room, paced)
         unsent = self._size + self._lost - self._sent
-        wants = np.clip(room, 0.0, unsent)
+        wants = np.minimum(np.maximum(room, 0.0), unsent)
         return self._move(wants, length_s, growth, wants / paced)
 
     def _move(self, wants: Floats, length_s: float, growth: Floats, busy: Floats) -> "StepPlan":
@@ -275,19 +281,25 @@ class Queueing(AcknowledgedFlows):
             dropped += lost
             entering = sent - lost
         arriving[:, 0] += entering
-        for flows, places, numbers in self._groups:
-            new = arriving[flows, places]
-            queue = batches[flows, places]
+        queues = batches.reshape(-1, batches.shape[2])
+        waiting_cells = waiting.reshape(-1)
+        arriving_cells = arriving.reshape(-1)
+        divisor = np.where(room > 0, room, 1.0)
+        for level in self._levels:
+            flows = level.flows
+            numbers = level.links
+            cells = level.cells
+            new = arriving_cells.take(cells)
+            queue = queues.take(cells, axis=0)
             queue[:, -1] += new
             totals = sum_by_link(queue, numbers, links)
-            out = queue * serve_in_order(totals, room)[numbers]
+            out = queue * serve_in_order(totals, room).take(numbers, axis=0)
             rest = queue - out
-            refused = np.minimum(rest[:, -1], new)
             queued = totals.sum(axis=1)
             excess = np.maximum(queued - room - self._length, 0.0)
             excess[self._never_full] = 0.0
-            falls = np.zeros(len(flows))
             if excess.any():
+                refused = np.minimum(rest[:, -1], new)
                 falls, change = choose_drops(
                     excess,
                     refused,
@@ -299,16 +311,16 @@ class Queueing(AcknowledgedFlows):
                 )
                 np.add.at(dropped, flows, falls)
                 np.add.at(credit, flows, change)
-            rest[:, -1] = np.maximum(rest[:, -1] - falls, 0.0)
-            batches[flows, places] = rest
-            waiting[flows, places] = rest.sum(axis=1)
-            arriving[flows, places] = 0.0
+                rest[:, -1] = np.maximum(rest[:, -1] - falls, 0.0)
+            queues[cells] = rest
+            waiting_cells[cells] = rest.sum(axis=1)
+            arriving_cells[cells] = 0.0
             leaves = out.sum(axis=1)
-            last = places == self._lasts[flows]
+            last = level.is_last
             delivered[flows[last]] = leaves[last]
-            arriving[flows[~last], places[~last] + 1] += leaves[~last]
-            part_used = np.minimum(queued / np.where(room > 0, room, 1.0), 1.0)
-            np.maximum.at(busy, flows, part_used[numbers])
+            arriving_cells[cells[~last] + 1] += leaves[~last]
+            part_used = np.minimum(queued / divisor, 1.0)
+            np.maximum.at(busy, flows, part_used.take(numbers))
         if losses.may_lose:
             lost, before_loss = losses.lose(losses.last, delivered, before_loss)
             dropped += lost
@@ -365,8 +377,9 @@ class Queueing(AcknowledgedFlows):
         if counts.max() == 1:
             sent[crowded] = np.minimum(wants, room[first])[crowded]
             return sent
-        part_used, numbers = np.unique(first[crowded], return_inverse=True)
-        capacity = np.append(room[part_used], UNLIMITED)
+        links = np.flatnonzero(counts)
+        numbers = (np.cumsum(counts > 0) - 1)[first[crowded]]
+        capacity = np.append(room[links], UNLIMITED)
         ones = np.ones(len(numbers))
         sent[crowded] = max_min(capacity, numbers.reshape(-1, 1), wants[crowded], ones)
         return sent
@@ -377,7 +390,7 @@ class Queueing(AcknowledgedFlows):
         """Plan one step until the next end, if no queue changes what flows deliver; else None."""
         senders = self._senders
         capacity = self._capacity
-        if self._bbr.is_used.any():
+        if self._has_bbr:
             return None
         if np.isfinite(self._mark).any() or self._arriving.any() or self._losses.may_lose:
             return None

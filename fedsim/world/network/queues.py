@@ -68,6 +68,23 @@ class QueueingRules:
 
 
 @dataclass(frozen=True, slots=True)
+class Level:
+    """Links that are as far along routes, with the flows on them; [flows on links] each.
+
+    Attributes:
+        flows: index of the flow, int64.
+        links: index of the link, int64.
+        cells: index of flow and position in flattened arrays [flows, hops], int64.
+        is_last: whether the link is the last of the flow's route, bool.
+    """
+
+    flows: Ints
+    links: Ints
+    cells: Ints
+    is_last: Flags
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """A step: what moves in it at a constant rate; float64 [flows] unless said.
 
