@@ -5,6 +5,7 @@ they were made). A world's links and latencies are built as a network; downloads
 takes, when and as long as they did; all else follows.
 
     python -m tests.world.realrun scenarios/outside/realrun/predicted.csv  # mean rounds and transfers as a table
+    python -m tests.world.realrun                       # prints rounds of all eight worlds with windows
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from fedsim.clock.simulation import Simulation
 from fedsim.common.streams import Streams
 from fedsim.world.network import Direction, Flow, Network, Star, ends
-from fedsim.world.network.protocol import Protocol, Tcp, Transport
+from fedsim.world.network.protocol import Protocol, QueueLength, Tcp, Transport
 from tests.world.network_plays import Listed
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "oracles" / "realrun"
@@ -29,6 +30,9 @@ FITTED = ("equal", "cell")
 """The worlds that ``Tcp.weight_spread`` was chosen on; nothing else in the preset is fitted to
 any.
 """
+SHARED = "worlds-shared.json"
+"""File of the worlds with a shared uplink and clients at different distances."""
+WINDOW_SEEDS = 5
 
 Floats = NDArray[np.float64]
 _MBIT_S = 125_000.0
@@ -45,9 +49,9 @@ class World(NamedTuple):
     transfers: dict[Direction, Floats]  # how long each download and upload took
 
 
-def worlds() -> Iterator[World]:
-    """All worlds that were measured."""
-    for name, setting in json.loads((FOLDER / "worlds.json").read_text()).items():
+def worlds(file: str = "worlds.json") -> Iterator[World]:
+    """Yield all worlds of a file that were measured."""
+    for name, setting in json.loads((FOLDER / file).read_text()).items():
         rounds, clients = setting["rounds"], len(setting["clients"])
         begin, length = (
             {what: np.zeros((rounds, clients + 1)) for what in ("down", "train", "up", "round")}
@@ -77,7 +81,8 @@ def network_of(setting: dict[str, Any], simulation: Simulation, transport: Trans
     """A star, or where clients share cells, a graph."""
     clients = setting["clients"]
     columns = [np.array([client[way] * _MBIT_S for client in clients]) for way in ("down", "up")]
-    latency = np.full(len(clients), setting.get("latency_ms", 0) / 1e3)
+    common_ms = setting.get("latency_ms", 0)
+    latency = np.array([client.get("latency", common_ms) / 1e3 for client in clients])
     server = [setting.get("server", {}).get(way, np.inf) * _MBIT_S for way in ("down", "up")]
     if "cells" not in setting:
         return Star(simulation, *columns, latency, *server, transport)
@@ -178,5 +183,29 @@ def write(path: Path) -> None:
                 )
 
 
+def compare_windows() -> None:
+    """Print errors of rounds with windows, senders that pace and that do not (README: unknown)."""
+    measured = [*worlds(SHARED), *worlds()]
+    queue = QueueLength.model_validate({"time": "60 ms"})
+    print("world, real round (s), p95 (s); errors of both by tcp, by windows, by windows that pace")
+    for world in measured:
+        row = [
+            f"{world.name:<10} {world.rounds.mean():7.3f} {np.percentile(world.rounds, 95):7.3f}"
+        ]
+        for protocol in (
+            Tcp(),
+            Tcp(model="window", queue=queue),
+            Tcp(model="window", queue=queue, pacing=True),
+        ):
+            runs = [simulated(world, protocol, seed)[0] for seed in range(WINDOW_SEEDS)]
+            mean = np.mean(runs) / world.rounds.mean() - 1
+            late = np.percentile(runs, 95) / np.percentile(world.rounds, 95) - 1
+            row.append(f"{mean:+7.1%} {late:+7.1%}")
+        print("  ".join(row), flush=True)
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    if sys.argv[1:]:
+        write(Path(sys.argv[1]))
+    else:
+        compare_windows()
