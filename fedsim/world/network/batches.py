@@ -21,13 +21,13 @@ def open_batch(batches: Floats) -> Floats:
     flows, hops, count = batches.shape
     filled = np.flatnonzero(batches.reshape(-1, count).any(axis=0))
     first = int(filled[0]) if len(filled) else count
-    kept = batches[:, :, first:]
-    if kept.shape[2] >= _MOST_BATCHES:
-        odd = kept.shape[2] % 2
-        kept = np.pad(kept, ((0, 0), (0, 0), (odd, 0)))
-        kept = kept.reshape(flows, hops, -1, 2).sum(axis=3)
-    opened = np.zeros((flows, hops, kept.shape[2] + 1))
-    opened[:, :, :-1] = kept
+    unserved = batches[:, :, first:]
+    if unserved.shape[2] >= _MOST_BATCHES:
+        odd = unserved.shape[2] % 2
+        unserved = np.pad(unserved, ((0, 0), (0, 0), (odd, 0)))
+        unserved = unserved.reshape(flows, hops, -1, 2).sum(axis=3)
+    opened = np.zeros((flows, hops, unserved.shape[2] + 1))
+    opened[:, :, :-1] = unserved
     return opened
 
 

@@ -63,25 +63,25 @@ class RandomLosses:
     def _note_chances(self) -> None:
         self.may_lose = bool(self.first.any() or self.last.any())
 
-    def lose(self, chance: Floats, moved: Floats, before: Floats) -> tuple[Floats, Floats]:
+    def lose(self, chance: Floats, passing: Floats, before: Floats) -> tuple[Floats, Floats]:
         """Return the lost bytes of what passes a link in a step.
 
         Args:
             chance: chance of each flow's packets, [flows].
-            moved: bytes of each flow that pass, [flows].
+            passing: bytes of each flow that pass, [flows].
             before: expected losses until the next loss (bytes), [flows].
 
         Returns:
             Lost bytes, in whole packets as far as there are so many bytes, and ``before`` after the
             step; float64 [flows] each.
         """
-        after = before - chance * moved
-        lost = np.zeros(len(moved))
+        after = before - chance * passing
+        lost = np.zeros(len(passing))
         for row in np.flatnonzero(after <= 0).tolist():
             while after[row] <= 0:
                 lost[row] += self._packet
                 after[row] += self._draw(row)
-        return np.minimum(lost, moved), after
+        return np.minimum(lost, passing), after
 
     def draw_drop(self, row: int) -> float:
         """Draw what a flow is expected to lose in queues until its next loss there (bytes)."""

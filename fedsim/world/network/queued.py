@@ -77,7 +77,7 @@ class QueuedFlows:
         now: float,
         control: Control,
     ) -> None:
-        """Add a flow with the state of its sender; the other arguments are those of ``begin``."""
+        """Add a flow with the state of its sender; ``begin`` explains the other arguments."""
         links = [self._link(name, capacity) for name, capacity in route] or [0]
         for place, link in enumerate(links):
             self._level_of[link] = max(self._level_of[link], place)

@@ -69,7 +69,7 @@ class Queueing(AcknowledgedFlows):
             round_trip: round trip on empty links (s).
             ends: IDs of sender and receiver.
             loss_key: seed of its losses, in queues and by ``set_loss``.
-            control: its congestion control; None for that of the rules.
+            control: its congestion control; None for the rules' control.
         """
         self._commit(now)
         control = control or self._rules.control
