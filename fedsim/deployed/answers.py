@@ -30,13 +30,13 @@ _USUAL = ("update", "samples", "epochs")  # contents of the default ``Client.rep
 
 
 class CheckedAnswer(NamedTuple):
-    """CheckedAnswer of a node whose head has been checked.
+    """Answer of a node to a task, whose head has been checked.
 
     Attributes:
         packet: the answer.
-        is_late: whether the device has ended its task as too slow.
-        has_forgotten: whether the node has lost the state that its device had.
-        shift: the client half's message about changed data; empty if there is none.
+        is_late: whether the device itself has ended the task, as it was too slow.
+        has_forgotten: whether the node has lost the stored state of its device.
+        shift: the client half's message that the device's data have changed; empty if it has none.
     """
 
     packet: Packet
@@ -117,7 +117,7 @@ class AnswerReader:
 
 
 def _model_at(task: Task, place: ModelPlace) -> Ref:
-    """Return the model at a place of a task's request.
+    """Return the model that the request of a task has at a given place.
 
     Raises:
         PacketError: there is no model.

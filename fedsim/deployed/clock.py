@@ -10,12 +10,13 @@ from fedsim.clock.simulation import Simulation, on_grid_after
 class WallClock(Simulation):
     """Simulation whose clock follows the time of the day, and that waits for messages.
 
-    Timers and alarms are a simulation's. An instant begins when its time has come, or when
-    a message has arrived.
+    Timers and alarms work as in a simulation. An instant begins when its time has come, or when a
+    message has arrived.
 
     Args:
         pace: real seconds in a second of this clock; 1.0 for real time.
-        look: called again and again while the clock waits. It sets alarms for what has arrived.
+        look: called repeatedly while the clock waits. It sets alarms for messages that have
+            arrived.
         look_every_s: real time between two calls of ``look`` (s).
 
     Attributes:
@@ -36,7 +37,10 @@ class WallClock(Simulation):
 
     @property
     def wall(self) -> float:
-        """Present time of this clock, on its grid (s); ``now`` is the time of the instant."""
+        """Present time of this clock (s), rounded up to a tick.
+
+        ``now``, in contrast, stays the same while the events of an instant are handled.
+        """
         return max(self.now, on_grid_after((time.time() - self.began) / self.pace))
 
     def _goes_on(self, due: float) -> bool:

@@ -47,7 +47,7 @@ class _ClientAnswer(NamedTuple):
 
 
 class _AnswerEnvelopes(Envelopes):
-    """Builder of messages that keeps the answer's contents, from which they are packed."""
+    """Builder of messages that keeps the contents of the answer, to pack them later."""
 
     last: _ClientAnswer | None = None
 
@@ -185,7 +185,7 @@ class DeviceHalf:
         return answer
 
     def warm_up(self) -> None:
-        """Train for an epoch and discard the result, so that later trainings find all loaded."""
+        """Train for an epoch and discard the result, so that later trainings load nothing."""
         training = Training(start=self._learner.initial(), epochs=1)
         self._learner.compute_now(self._learner.train(training, self.device, key=_PROBE_KEY))
 
@@ -203,7 +203,10 @@ class DeviceHalf:
         task.budget_from = self._now
 
     def _model_s(self, device: int, direction: Direction) -> float:
-        """Return the time of a model over the link (s): the scenario's, or the last download's."""
+        """Return the time (s) in which the device's link transfers a model.
+
+        With a pace it follows from the scenario; without, it is the time of the last download.
+        """
         if self._pace:
             size = self._envelopes.wire(direction).model_bytes
             return float(self._network.nominal_s(device, direction, size))
@@ -293,11 +296,14 @@ class DeviceHalf:
         return True
 
     def _has_results(self, training: Training) -> bool:
-        """Whether a training continues a result of the same task, which has no weights yet."""
+        """Whether a training starts from a result of the same task that is not computed yet."""
         return not isinstance(training.anchor, Ref | None)
 
     def _train_now(self, task: Task, training: Training) -> None:
-        """Compute a training, so that the time after it is the time of the end of training."""
+        """Compute a training now instead of when its result is used, so that its time is real.
+
+        Without a pace, the device's speed is measured.
+        """
         ahead = task.context.ahead
         if len(ahead) != len(task.trained) - 1:
             return
@@ -329,7 +335,10 @@ class DeviceHalf:
         return task.samples / max(seconds, 1e-6)
 
     def _limit_of(self, task: Task, limit: Limit) -> float:
-        """Return the time at which a limit ends a training (s)."""
+        """Return the time at which a limit ends the training of a task (s).
+
+        If the limit reserves time for the upload, the training ends that much earlier.
+        """
         until = math.inf if limit.stop_at is None else limit.stop_at
         if limit.budget is not None and task.budget_from is not None:
             until = min(until, task.budget_from + limit.budget)
@@ -361,7 +370,10 @@ class DeviceHalf:
         return packet
 
     def _place_of(self, task: Task, start: Ref) -> ModelPlace | None:
-        """Return the place of a model in the request; None if the server did not send it."""
+        """Return the place of the model ``start`` in the request of a task.
+
+        None if the request has no equal model.
+        """
         instruction: Instruction = task.context.instruction
         for place, model in models_in(instruction.contents):
             if model is start:
@@ -376,11 +388,15 @@ class DeviceHalf:
     # Memory between requests, as a packet.
 
     def _recall(self, memory: Packet, head: Mapping[str, Json]) -> bool:
-        """Restore the device's memory, and commit its last answer if it has arrived.
+        """Restore the device's state, and call ``Client.sent`` if its last answer has arrived.
+
+        Args:
+            memory: the device's memory after its last task.
+            head: head of the request, with the last task whose answer has arrived.
 
         Returns:
-            Whether the server knows an answer that the memory lacks, and it had a part in the
-            device's state. The node was started anew, or has an older state.
+            Whether the node has lost state of the device: the server has received an answer that
+            the memory lacks, as the node was started anew, and answers change the device's state.
         """
         tree = memory.head.get("memory")
         values = read_tree(tree, memory.arrays, self._learner)
@@ -413,7 +429,7 @@ class DeviceHalf:
         return False
 
     def _shift(self) -> dict[str, Json] | None:
-        """Return the client half's message about changed data; None if it has none."""
+        """Return the client half's message that the data have changed; None if it has none."""
         if not self._labels.has_changed:
             return None
         client = self._side.halves.of(self.device)
@@ -424,7 +440,7 @@ class DeviceHalf:
 
     @property
     def _keeps_state(self) -> bool:
-        """Whether the answers of the device have a part in its state."""
+        """Whether a delivered answer changes the device's state (``Client.sent``, or a codec)."""
         client = self._side.halves.of(self.device)
         return type(client).sent is not Client.sent or self._keeps_rest
 

@@ -1,4 +1,4 @@
-"""Executor of a node's ClientApp, in forks of a process that has loaded everything.
+"""Executor of a node's ClientApp, in forks of a process that has loaded all libraries and data.
 
 Flower's SuperExec starts a process for each message, which loads torch, fedsim and the data anew.
 ``python -m fedsim.deployed.executor APP ADDRESS DEVICE`` asks a SuperNode for tasks as SuperExec
@@ -45,7 +45,7 @@ class ForkExecutor:
     def get_eligible_capacity(
         self, supported_task_types: set[str], **_: object
     ) -> tuple[set[str], set[str]]:
-        """Return the types of tasks that can be launched now, and no app's tasks in particular."""
+        """Return all types as those whose tasks can be launched now, for any app."""
         return supported_task_types, set()
 
     def wait_for_capacity(self, *_: object, **__: object) -> None:
@@ -60,7 +60,7 @@ class ForkExecutor:
         return LaunchResult.accepted()
 
     def close(self) -> None:
-        """Do nothing; the other process ends with the pipe."""
+        """Do nothing; the process that forks ends when the pipe is closed."""
 
     def reconcile(self) -> None:
         """Do nothing."""
@@ -73,7 +73,7 @@ def end_with_parent() -> None:
 
 
 def _ask(address: str, tasks: int) -> None:
-    """Ask the SuperNode for tasks for ever."""
+    """Fetch tasks from the SuperNode in an endless loop, and write them to the pipe ``tasks``."""
     end_with_parent()
     module = importlib.import_module("flwr.supercore.superexec.run_superexec")
     vars(module)["get_executor"] = lambda *_, **__: ForkExecutor(tasks)

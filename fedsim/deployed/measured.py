@@ -50,14 +50,17 @@ def with_steps(
     logged: Mapping[int, list[LoggedStep]],
     wire: WireCounters | None = None,
 ) -> list[Record]:
-    """Return a deployment's records with records of steps, and without records of messages.
+    """Add records of steps to a deployment's records, and remove the records of messages.
 
     Args:
         records: the records of the server half, by time.
         logged: task ID -> steps that its device has logged, for tasks without an answer.
-        wire: counters of the links, which tell the bytes of messages that were cut; None if there
-            are none, and then a message that was cut has delivered no bytes, but for the request of
-            a device that is late and of which no step is known.
+        wire: counters of the links, which give the delivered bytes of messages that were cut off.
+            None if links have no counters. Then such a message has delivered no bytes, except the
+            request of a late device of which no step is known.
+
+    Returns:
+        The records, by time.
     """
     tasks = _tasks_of(records, logged)
     times = [record.time for record in records]
@@ -89,8 +92,8 @@ def _tasks_of(
         fields = record.fields
         if record.kind == "task-start":
             names = ("device", "round", "group", "task")
-            own = {name: fields[name] for name in names}
-            task = tasks[fields["task"]] = _MeasuredTask(fields["device"], own, record.time)
+            columns = {name: fields[name] for name in names}
+            task = tasks[fields["task"]] = _MeasuredTask(fields["device"], columns, record.time)
             for step in logged.get(fields["task"], []):
                 if step.name == "upload":
                     task.payloads["up"] = step.sizes()
@@ -189,7 +192,7 @@ def write_run_folder(
         records: its records with steps (``with_steps``).
         ended: how the run ended.
         models: tensors by name, for each file name.
-        best: the same of the best test; empty without ``evaluation.keep_best``.
+        best: models of the best test, as ``models``; empty without ``evaluation.keep_best``.
         mark: describes the deployment, for the summary's entry ``measured``.
     """
     files.write_text(out / files.SCENARIO, scenario.to_toml())

@@ -70,18 +70,18 @@ class Nodes:
         return "".join(f"; {reason}" for reason in self._refused)
 
     def look(self) -> None:
-        """Look for nodes and answers; an answer sets an alarm at the time of its arrival."""
+        """Check for new or lost nodes and for answers; an answer sets an alarm for its arrival."""
         if time.monotonic() >= self._next_nodes:
             self._look_for_nodes()
             self._next_nodes = time.monotonic() + _NODES_EVERY_S
         self._replies.take(self._receive)
 
     def end(self) -> None:
-        """Wait for no more replies."""
+        """Stop waiting for replies."""
         self._replies.end()
 
     def _receive(self, name: str, wall: float, reply: Message | Exception) -> None:
-        """Take the first reply to a message; further replies to it are ignored."""
+        """Handle the first reply to a message; later replies to it are ignored."""
         if name in self._greetings:
             self._welcome(self._greetings.pop(name), reply)
         elif name in self._open:
@@ -99,7 +99,7 @@ class Nodes:
         for device, node in list(self._node_of.items()):
             if node not in present:
                 del self._node_of[device]
-                self._at_wall(partial(self._run.remote.disconnect, device))
+                self._call_at_wall_time(partial(self._run.remote.disconnect, device))
                 successor = self._waiting.pop(device, None)
                 if successor is not None and successor in present:
                     self._connect(device, successor)
@@ -149,7 +149,7 @@ class Nodes:
 
     def _connect(self, device: int, node: int) -> None:
         self._node_of[device] = node
-        self._at_wall(partial(self._run.remote.connect, device))
+        self._call_at_wall_time(partial(self._run.remote.connect, device))
 
     def _refuse(self, node: int, reason: str) -> None:
         """Note that a node is not used; the run goes on without it."""
@@ -182,14 +182,14 @@ class Nodes:
         failure = _failure_of(reply)
         if isinstance(reply, Exception) or failure:
             _log.warning("device %d is lost: %s", task.device, failure)
-            self._at_wall(partial(self._run.remote.receive, task.id, None, "lost"))
+            self._call_at_wall_time(partial(self._run.remote.receive, task.id, None, "lost"))
             return
         try:
             answer = read_answer(reply.content, task)
         except PacketError as error:
-            self._at_wall(partial(self._reject, task, error))
+            self._call_at_wall_time(partial(self._reject, task, error))
             return
-        self._at_wall(partial(self._arrive, task, wall, answer))
+        self._call_at_wall_time(partial(self._arrive, task, wall, answer))
 
     def _arrive(self, task: Task, wall: float, answer: CheckedAnswer) -> None:
         remote = self._run.remote
@@ -219,8 +219,11 @@ class Nodes:
         self._clock.emit("node-fault", **task.fields, reason=str(error))
         self._run.remote.receive(task.id, None, "lost")
 
-    def _at_wall(self, action: Callable[[], None]) -> None:
-        """Carry out an action at the present time of the day; at once before the run begins."""
+    def _call_at_wall_time(self, action: Callable[[], None]) -> None:
+        """Schedule an action for the present time of the wall clock.
+
+        Before the run begins, the action is carried out at once.
+        """
         if not self.begun:
             action()
             return

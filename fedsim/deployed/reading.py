@@ -14,7 +14,7 @@ ReadValue = TypeVar("ReadValue")
 class PacketError(SimulationError):
     """A packet that cannot be read, as its sender is broken or is of no fedsim app.
 
-    It ends nothing but its message.
+    Only the packet is dropped; the run goes on.
     """
 
 

@@ -46,7 +46,7 @@ class RemoteClientSide(ClientSide):
 
 
 class _Received(dict[str, object]):
-    """Contents of an answer by name; a missing content is a plain error."""
+    """Contents of an answer by name; reading a missing content raises ``SimulationError``."""
 
     def __init__(self, task: Task, contents: Contents) -> None:
         super().__init__(contents)

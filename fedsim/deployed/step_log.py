@@ -37,7 +37,7 @@ class LoggedStep:
         name: name of the step, such as ``train``.
         start: begin of the step, by the server's clock (s).
         end: end of the step (s).
-        facts: further fields of the step's record.
+        facts: other fields of the step's record, such as its epochs.
     """
 
     name: str

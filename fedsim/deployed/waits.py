@@ -39,9 +39,10 @@ def longest_wait_s() -> float | None:
 
 
 def shorten_waits() -> None:
-    """Limit the waits of this process, if the environment says so.
+    """Cap the waits of Flower in this process; do nothing without the variable of the environment.
 
-    A version of Flower that waits elsewhere keeps its own waits, and a warning is logged.
+    Flower's internals are patched. If an installed version has other internals, its waits stay as
+    they are, and a warning is logged.
     """
     longest_s = longest_wait_s()
     if longest_s is None:

@@ -20,7 +20,7 @@ _SENT = 8
 
 
 def sample(file: Path, clients: int) -> None:
-    """Write the counters of the clients' links whenever they have changed, for ever.
+    """Write the counters of the clients' links whenever they change, until the process is killed.
 
     Args:
         file: the file to write.
@@ -38,11 +38,11 @@ def sample(file: Path, clients: int) -> None:
                     continue
                 counts = text.split()
                 # the core sends what the client receives
-                moved = int(counts[_SENT]), int(counts[_RECEIVED])
+                counters = int(counts[_SENT]), int(counts[_RECEIVED])
                 device = int(number) - 1
-                if last.get(device) != moved:
-                    last[device] = moved
-                    rows.write(f"{now:.3f},{device},{moved[0]},{moved[1]}\n")
+                if last.get(device) != counters:
+                    last[device] = counters
+                    rows.write(f"{now:.3f},{device},{counters[0]},{counters[1]}\n")
             time.sleep(_EVERY_S)
 
 

@@ -33,9 +33,9 @@ def is_training(kind: str) -> bool:
 
 
 class SamplesTime(Spec):
-    """The time of training on the reply's ``num-examples``, at the device's speed.
+    """A message takes the time of training on its reply's ``num-examples`` at the device's speed.
 
-    A message without training takes a third of it.
+    A message without training takes a third of this time.
     """
 
     kind: Literal["samples"] = "samples"
@@ -164,10 +164,10 @@ class SamplesTaken:
 
 
 class FlopsTime(Spec):
-    """The time of torch's operations, at the device's FLOP/s.
+    """A message takes the time of torch's operations at the device's FLOP/s.
 
-    The operations are counted in the first message of a kind. Later messages take them in
-    proportion to their examples.
+    The operations are counted in the first message of a kind. Later messages of this kind take
+    operations in proportion to their examples.
     """
 
     kind: Literal["flops"] = "flops"
@@ -185,7 +185,7 @@ class MessageCost(Spec):
 
 
 class StatedTime(Spec):
-    """The time that the scenario states, on every device.
+    """A message takes the time that the scenario states, on every device.
 
     Attributes:
         train, evaluate, query: the cost of messages of that category.

@@ -228,11 +228,12 @@ _knows_flower = {"flwr": True}  # top-level package: whether it imports flwr
 
 
 def _side_of_caller() -> "SessionBase | Sleeper | None":
-    """Return the ServerApp or ClientApp of this thread if its clock must be simulated.
+    """Return the ServerApp or ClientApp of this thread, for a patched function of ``time``.
 
     Returns:
-        None if the thread runs no simulated app, or if the code that called the function that
-        calls this one is neither the app's nor in a package that imports flwr.
+        The app's session or sleeper. None if the patched function has to return real time: the
+        thread runs no simulated app, or the function was called by code that is neither the app's
+        nor in a package that imports flwr.
     """
     side = here.side or here.sleeper
     if side is None:
@@ -269,7 +270,7 @@ def _has_of_flower(module: ModuleType) -> bool:
 
 @cache
 def replace_all() -> None:
-    """Install all patches of ``time`` and flwr; further calls in a process do nothing."""
+    """Install all patches of ``time`` and flwr, at the first call in a process."""
     for name, begin_s in (("time", EPOCH_S), ("monotonic", 0.0), ("perf_counter", 0.0)):
         _replace_clock(name, 1.0, begin_s)
         _replace_clock(f"{name}_ns", 1e9, begin_s)

@@ -27,7 +27,7 @@ from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, conf
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, AppHalf, SessionBase, replace_all, where
 from fedsim.flower.rounds import AppRound, AppRounds
-from fedsim.flower.turns import Over, Turns
+from fedsim.flower.turns import RunOver, Turns
 
 # column of the rounds: outcomes of the tasks that it counts
 _COUNTED = {
@@ -99,7 +99,7 @@ class Session(SessionBase):
         *self._nodes, self.run_id = ids.tolist()
         self._device_of = {node: device for device, node in enumerate(self._nodes)}
         self.turns = Turns(
-            self._run, self._around, server.result, self.folder, params.real_patience
+            self._run, self._app_context, server.result, self.folder, params.real_patience
         )
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = AppRounds(names, self._close_round)
@@ -189,7 +189,7 @@ class Session(SessionBase):
 
     def _check_thread(self) -> None:
         if self.turns.closing:
-            raise Over
+            raise RunOver
         thread = threading.current_thread()
         if thread is not self.turns.thread:
             raise RuntimeError(
@@ -198,7 +198,7 @@ class Session(SessionBase):
             )
 
     @contextmanager
-    def _around(self) -> Iterator[None]:
+    def _app_context(self) -> Iterator[None]:
         with self._half.in_use(), where(side=self):
             TaskIdentity.task_id = 1
             TaskIdentity.run_id = self.run_id
@@ -251,7 +251,7 @@ class Session(SessionBase):
             counts[name] = sum(ended.ends[outcome] for outcome in outcomes)
         selected = sum(counts.values())
         if not self._server.note_round(ended.number, figures, selected=selected, **counts):
-            raise Over
+            raise RunOver
 
     def _record_updates(self, ended: AppRound) -> None:
         updates = ended.updates

@@ -52,7 +52,7 @@ def call_in_thread(function: Callable[[], T], patience_s: float, folder: Path, l
     return answer.result()
 
 
-class Over(BaseException):
+class RunOver(BaseException):
     """Raised in the ServerApp's thread, to end the thread when the run is over."""
 
 
@@ -62,7 +62,7 @@ class Turns:
     Args:
         function: runs the ServerApp to its end.
         around: returns a context manager that is entered for each turn of the ServerApp.
-        result: awaits a future at which the ServerApp's turn ends, without simulated time.
+        result: awaits the future that marks the end of a turn, without letting simulated time pass.
         folder: folder of the app, for error messages.
         patience_s: real time that a turn may take (s).
 
@@ -122,12 +122,12 @@ class Turns:
         """End the turn and block until the next turn. Called in the ServerApp's thread.
 
         Raises:
-            Over: the run is over.
+            RunOver: the run is over.
         """
         self._end_turn()
         self._turn.acquire()
         if self.closing:
-            raise Over
+            raise RunOver
         self._context.enter_context(self._around())
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Turns:
     def _run(self) -> None:
         self._context.enter_context(self._around())
         try:
-            with suppress(Over):
+            with suppress(RunOver):
                 self._function()
         except BaseException as error:
             self.error = error
