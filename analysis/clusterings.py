@@ -391,8 +391,8 @@ def _source(clustering: Clustering) -> str:
 def _coordinates(clustering: Clustering) -> Floats:
     """Return points of the devices, float64 [n, m]: features, or points made from the matrix.
 
-    The distances of points are those of the matrix, or close to them. If neither features nor a
-    matrix was recorded, the result is [n, 0].
+    Points that are made from the matrix have its distances, at least roughly. If neither features
+    nor a matrix was recorded, the result is [n, 0].
     """
     if clustering.features is not None:
         return clustering.features

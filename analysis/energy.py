@@ -135,8 +135,8 @@ def _carbon_in_words(books: Sequence[RecordData]) -> str:
 def draw_batteries(run: RunFolder) -> Figure:
     """Draw battery levels of a few devices over time, and when they worked and ran flat.
 
-    Each battery has an axis of its own range. The devices that ran flat most often are drawn
-    first, then the devices with the most tasks.
+    The range of each battery's axis suits its levels. The devices that ran flat most often are
+    drawn first, then the devices with the most tasks.
 
     Raises:
         NothingToDrawError: the run has no records of batteries.

@@ -42,8 +42,8 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         series: one series per run, for names and looks; by default folders give the names.
 
     Raises:
-        NothingToDrawError: no round had a selection, a run has no server, or devices without rows
-            are unknown.
+        NothingToDrawError: no round had a selection, a run has no server, or a run's table of
+            devices has only the devices that were asked.
     """
     if series is None:
         series = each_alone(runs)

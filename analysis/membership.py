@@ -312,7 +312,11 @@ def read_splits(history: History) -> list[TreeCluster]:
 
 
 def _describe_split(row: RecordData) -> str:
-    """Return a text with round, time and the deciding norms of a split."""
+    """Describe the split of a cluster in a few words: round, time, and the norms that caused it.
+
+    Args:
+        row: the record ``cluster-split``.
+    """
     words = [f"round {int(row['round'])} ({show_seconds(row['time'])})"]
     for name, key in (("mean norm", "mean_norm"), ("largest", "max_norm")):
         norm = row["data"].get(key)

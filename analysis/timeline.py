@@ -122,15 +122,15 @@ def _describe(view: View) -> str:
 
 def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
     """Draw the lanes with labels, and set the limits; return the legend's entries."""
-    coarse = _is_coarse(view)
+    has_room = _has_room(view)
     axes.set_ylim(max(len(view.devices), _LEAST_LANES) - 0.5, -0.5)
     axes.set_xlim(view.start / view.unit.size, view.end / view.unit.size)
     _draw_bars(axes, view, view.presence, facecolor=style.PALE, zorder=0)
     colours = style.step_colours(step.kind for step in view.all_steps)
     handles = _draw_useful_steps(axes, view, colours)
     handles += _draw_absences(axes, view)
-    handles += _draw_wasted_steps(axes, view, colours if coarse else None)
-    handles += _mark_task_ends(axes, view, coarse)
+    handles += _draw_wasted_steps(axes, view, colours if has_room else None)
+    handles += _mark_task_ends(axes, view, has_room)
     handles += _tint_groups(axes, view)
     handles += _draw_limits(axes, view)
     handles += mark_rows(axes, view.activities.marks, view.lanes, view.unit.size)
@@ -188,16 +188,16 @@ def _draw_wasted_steps(axes: Axes, view: View, colours: Mapping[str, str] | None
     return handles
 
 
-def _mark_task_ends(axes: Axes, view: View, coarse: bool) -> list[Artist]:
+def _mark_task_ends(axes: Axes, view: View, has_room: bool) -> list[Artist]:
     """Draw marks at the ends of failed tasks; return the legend's entries.
 
-    If not ``coarse``, late tasks have no mark.
+    Without ``has_room``, late tasks have no mark.
     """
     most = min(320 / len(view.devices), 1200 / max(1, len(view.rounds)))
     size = float(np.clip(most, 3.0, 8.0))
     handles: list[Artist] = []
     for outcome in _MARKED_OUTCOMES:
-        if outcome == "late" and not coarse:
+        if outcome == "late" and not has_room:
             continue
         x: list[float] = []
         y: list[int] = []
@@ -214,7 +214,7 @@ def _draw_limits(axes: Axes, view: View) -> list[Artist]:
 
     Many lanes or rounds leave no room for these lines.
     """
-    if not _is_coarse(view):
+    if not _has_room(view):
         return []
     times = []
     lanes = []
@@ -244,8 +244,8 @@ def _mark_splits(axes: Axes, view: View) -> list[Artist]:
     return draw_marks(axes, x, y, "split", size)
 
 
-def _is_coarse(view: View) -> bool:
-    """Whether lanes and rounds are so few that there is room for hatches and single lines."""
+def _has_room(view: View) -> bool:
+    """Whether lanes and rounds are few enough for hatches and single lines."""
     return len(view.devices) <= _MANY_LANES and len(view.rounds) <= _MANY_ROUNDS
 
 

@@ -290,7 +290,7 @@ def draw_purposes_compared(
 
 
 def _differ(tables: Sequence[pd.DataFrame], in_paper: list[str]) -> bool:
-    """Whether the bytes that papers count are other figures than all bytes, as texts show them."""
+    """Whether all bytes and the bytes that papers count differ when formatted as text."""
     for seeds in tables:
         in_all = float(seeds.mean().sum())
         in_papers = float(seeds.reindex(columns=list(in_paper), fill_value=0.0).mean().sum())
@@ -300,8 +300,8 @@ def _differ(tables: Sequence[pd.DataFrame], in_paper: list[str]) -> bool:
 
 
 def _choose_purpose_colours(means: pd.DataFrame) -> dict[str, str]:
-    """Return the colour of each purpose: models and updates first, then further purposes by size."""
+    """Return the colour of each purpose: models and updates first, then other purposes by size."""
     sums = means.sum().sort_values(ascending=False, kind="stable")
-    further = [str(purpose) for purpose in sums.index if purpose not in _FIXED]
-    colours = _FIXED | dict(zip(further, cycle(_OTHERS), strict=False))
+    names = [str(purpose) for purpose in sums.index if purpose not in _FIXED]
+    colours = _FIXED | dict(zip(names, cycle(_OTHERS), strict=False))
     return {purpose: colour for purpose, colour in colours.items() if sums.get(purpose, 0.0) > 0}

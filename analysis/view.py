@@ -25,8 +25,8 @@ DeviceSpan = TypeVar("DeviceSpan", bound=TimeSpan)
 class View:
     """Part of a run within a span of time, with a lane for each device that worked in it.
 
-    If availability is known of some devices only, further devices have no lane. Records at the span's
-    start belong to the time before it.
+    If the availability of only some devices is known, the other devices have no lane. Records at
+    the span's start belong to the time before it.
 
     Args:
         history: the run's records.

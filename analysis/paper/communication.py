@@ -149,7 +149,8 @@ def measure_communication(
         series: the lines.
         targets: possible targets, the hardest first. The first that all runs reach is used, or else
             the first that any run reaches.
-        otherwise: further targets, chosen alike if no run reaches any of ``targets``.
+        otherwise: targets among which one is chosen in the same way if no run reaches any of
+            ``targets``.
 
     Raises:
         NothingToDrawError: no round was evaluated, or no run moved bytes or reached the target.
@@ -221,7 +222,7 @@ def draw_communication(
         series: the lines.
         width: width of the figure (inches).
         targets: possible targets, see ``measure_communication``.
-        otherwise: further targets.
+        otherwise: targets that are used if no run reaches any of ``targets``.
 
     Raises:
         NothingToDrawError: no round was evaluated, or no run moved bytes or reached the target.

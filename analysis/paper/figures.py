@@ -27,7 +27,7 @@ class FigureRequest:
         series: the lines.
         width: width of each figure (inches).
         targets: possible targets of the communication cost, the hardest first.
-        otherwise: further targets, used if no run reaches any of ``targets``.
+        otherwise: targets that are used if no run reaches any of ``targets``.
         rounds: indices of the rounds that ``rounds`` draws; empty for the default.
     """
 
@@ -117,7 +117,7 @@ class SkippedFigure(NamedTuple):
 
 @dataclass
 class WrittenFigures:
-    """Figures that were written, and those that do not apply.
+    """Figures that were written, and figures that do not apply to the runs.
 
     Attributes:
         written: the written figures.
@@ -162,7 +162,7 @@ def write_figures(
         rounds: indices of the rounds that ``rounds`` draws.
 
     Returns:
-        The written figures, and those that do not apply.
+        The written figures, and the figures that do not apply to the runs.
 
     Raises:
         RunFolderError: a folder is neither a run nor a study, or no run is done.

@@ -30,11 +30,11 @@ def read_series(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Series]
 
     Args:
         paths: the folders.
-        only: texts ``VARIANT`` or ``KEY=VALUE``; other lines are left out. Texts of the same key
-            add up, texts of several keys must all hold.
+        only: texts ``VARIANT`` or ``KEY=VALUE`` that select lines; other lines are left out. A line
+            needs one of the values of each key.
 
     Returns:
-        The lines, numbered from 0: first those of studies, then those of runs.
+        The lines, numbered from 0: first the studies' lines, then the lines of single runs.
 
     Raises:
         RunFolderError: a folder is neither a run nor a study, or no run is done.
@@ -151,7 +151,7 @@ def measure_each(
         measure: returns the numbers of a line; raises ``NothingToDrawError`` if it has none.
 
     Returns:
-        The numbers of the lines that have some, and a sentence on each further line.
+        The numbers of the lines that have numbers, and a sentence on each other line.
 
     Raises:
         NothingToDrawError: no line has numbers.

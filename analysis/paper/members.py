@@ -145,7 +145,7 @@ def _draw_rows(panel: Axes, members: Members, unit: float) -> list[Artist]:
 
 
 def _name_groups(members: Members) -> list[Artist]:
-    """Return the legend's entries of the groups, of many only of those with most members."""
+    """Return the legend's entries of the groups; if there are many, of the largest groups only."""
     groups = members.attempts.history.groups
     lengths = np.diff(members.times)
     sizes = {group: float(members.sizes[group][:-1] @ lengths) for group in groups}

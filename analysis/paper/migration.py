@@ -191,7 +191,7 @@ def _members(attempts: Attempts, times: Floats) -> dict[str, Floats]:
     for name, spans in (("present", stays), ("grouped", grouped)):
         begun = np.searchsorted(np.sort(spans["start"].to_numpy(float)), times, side="right")
         ends = np.sort(spans["end"].to_numpy(float))
-        # who is there at the run's end has a stay that ends with the run
+        # a stay that ends with the run has no departure: its device is still there
         over = np.searchsorted(ends[ends < history.end], times, side="right")
         counts[name] = (begun - over).astype(float)
     return counts

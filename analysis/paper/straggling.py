@@ -74,7 +74,8 @@ class StragglingLine:
         pooled: count of rounds that each point counts together.
         points: points in the order of the rounds; they end with the run of the fewest rounds.
         clients: count of clients in all rounds of all seeds.
-        stopped: count of further clients that were at work when their run ended.
+        stopped: count of clients that were at work when their run ended; ``clients`` leaves them
+            out.
         shares: shares (0..1) by outcome over all rounds of a run, over seeds.
     """
 

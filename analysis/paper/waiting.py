@@ -56,15 +56,18 @@ _BAR: style.Look = {"color": "#B0B0B0", "edgecolor": style.BLACK, "linewidth": 0
 
 @dataclass(frozen=True)
 class RoundWait:
-    """Round, and its wait for the slowest clients. Times are in s since the round's start.
+    """A round's wait for its slowest clients. Times are in s since the round's start.
+
+    The slowest clients are the ones that ended last. At a deadline, several end together.
 
     Attributes:
         round: index of the round.
-        half_s: time at which half of its clients were done.
-        others_s: time at which all but the slowest were done, or the slowest began, if later.
-        end_s: time at which the slowest were done, or the round ended.
-        outcome: outcome of the slowest; the worst if there are several.
-        devices: IDs of the slowest: those that ended last. Several end together at a deadline.
+        half_s: time at which half of the round's clients were done.
+        others_s: time at which all clients but the slowest were done, or at which the slowest
+            began, if that is later.
+        end_s: time at which the slowest clients were done, or the round ended.
+        outcome: outcome of the slowest clients; the worst if they differ.
+        devices: device IDs of the slowest clients.
     """
 
     round: int
@@ -129,7 +132,7 @@ class WaitingLine:
         share: share (0..1) of the rounds' time that was waiting for the slowest, over seeds.
         awaited: devices of each run, the most awaited first.
         ranks: share (0..1) of the waiting by rank of the device, over seeds.
-        rest: share of the waiting of all further devices, over seeds.
+        rest: share (0..1) of the waiting for all devices beyond these ranks, over seeds.
     """
 
     name: str

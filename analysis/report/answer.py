@@ -34,10 +34,10 @@ def answers(
 ) -> Iterator[Markup | None]:
     """Yield text and drawings of the answer for each world; None stands for nothing.
 
-    The first world's figures are open, and the figures of others are folded.
+    The figures of the first world are open, and all other figures are folded.
 
     Args:
-        worlds: the answers, of which the first six are shown. Further answers are only counted.
+        worlds: the answers. The first six are shown, and the rest is only counted.
         colours: colour of each line by its place.
         hint: remark on the certainty of all answers.
     """
@@ -73,7 +73,7 @@ def _answer(
 
 def _first_sentence(answer: WorldAnswer, goal: Ranking) -> Markup:
     """Return the answer to the goal; the sentence is strong if the lead is certain."""
-    text: str = sentence(answer.to(goal) + goal.sentences[0])
+    text: str = sentence(answer.target_prefix(goal) + goal.sentences[0])
     if goal.is_sure:
         text = el("strong", text)
     return el("p", text, class_="answer")
@@ -85,7 +85,7 @@ def sentence(text: str) -> str:
 
 
 def _other_goals(answer: WorldAnswer, place: int) -> Markup | None:
-    """Return a list of further rankings in a sentence each; it refers to their drawings."""
+    """Return a list with a sentence on each ranking but the goal's, linked to its drawing."""
     entries = []
     for ranking in answer.rankings[1:]:
         if ranking.in_short:
@@ -117,10 +117,10 @@ def _figures(answer: WorldAnswer, colours: dict[int, str]) -> Iterator[Markup | 
 
 
 def _folds(answer: WorldAnswer, place: int, colours: dict[int, str], hint: str) -> Iterator[Markup]:
-    """Yield the certainty of the answer, further rankings, and further pairs of costs."""
+    """Yield folded parts: the certainty of the answer, then other rankings and pairs of costs."""
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:
-        parts = [el("p", answer.to(goal) + " ".join(goal.sentences))]
+        parts = [el("p", answer.target_prefix(goal) + " ".join(goal.sentences))]
         parts += [el("p", text) for text in explore.shares(answer)]
         parts.append(el("p", hint, class_="soft"))
         yield el("details", el("summary", "How sure is that, and what decides?"), *parts)

@@ -98,7 +98,7 @@ def _columns(
 
 
 def _is_noisy(curves: Sequence[Sequence[pd.DataFrame]]) -> bool:
-    """Whether the lines go up and down more than from their lowest to their highest value."""
+    """Whether most lines zigzag: the sum of their changes is far above their range of values."""
     ways = []
     for line in curves:
         values = band(line, "time")["mean"].to_numpy()

@@ -5,7 +5,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from fedsim.lab.compare.columns import Absent, Beside, Cell, ComparedColumn, ComparedTable
+from fedsim.lab.compare.columns import (
+    Absent,
+    Cell,
+    ComparedColumn,
+    ComparedTable,
+    PublishedComparison,
+)
 from fedsim.lab.compare.decided import Decided
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.table import Comparison
@@ -108,7 +114,7 @@ class StudyCostResult(ResultEntries):
 def _cell(cell: Cell) -> CellResult:
     if isinstance(cell, Estimate):
         return EstimatedCell.of(cell)
-    if isinstance(cell, Beside):
+    if isinstance(cell, PublishedComparison):
         ours = EstimatedCell.of(cell.ours)
         return PublishedCell(study=ours, published=cell.published, within=cell.within)
     if isinstance(cell, Absent):

@@ -209,7 +209,14 @@ def _path_lines(name: str) -> list[str]:
 
 
 def _heads(places: list[str]) -> list[str]:
-    """Return the headline of a key that all ``places`` have alike; one line a place if many."""
+    """Return the heading of a key's description, which names the tables that have the same key.
+
+    Args:
+        places: dotted paths of the key.
+
+    Returns:
+        Text lines; several paths have a line each.
+    """
     if len(places) == 1:
         return [f"{places[0]}:"]
     return ["alike in:", *(f"    {place}" for place in places)]
@@ -279,9 +286,15 @@ def keys_of(spec: type[Spec]) -> list[Key]:
 
 
 def _shorten(default: object, spec: type[Spec], name: str) -> object:
-    """Return a default as short as a file can say it.
+    """Return a default value in the shortest form that a scenario file allows.
 
-    Keys with the defaults of the kind are left out, and a constant is its value.
+    A table loses the keys that have the defaults of its kind. A constant distribution becomes its
+    value.
+
+    Args:
+        default: the default value.
+        spec: the spec that takes the key.
+        name: name of the key.
     """
     field = spec.model_fields.get(name)
     if not isinstance(default, Mapping) or field is None:

@@ -328,12 +328,12 @@ class Beginning:
     async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
         """Measure the real time of SGD steps and of tests.
 
-        The devices whose training was between two tests in the middle of the trial are trained.
-        Then the models are tested twice.
+        Trains the devices that trained between two tests in the middle of the trial, and then
+        tests the models twice.
 
         Args:
             core: the learning engine.
-            patience_s: real time (s) that the trainings may take; further devices are skipped.
+            patience_s: real time (s) after which no more devices are trained.
 
         Returns:
             Real time (s) of an SGD step of one device, and of one test of the models.

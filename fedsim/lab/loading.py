@@ -58,7 +58,7 @@ async def run_async(
         resources: resources that each task on Ray reserves on its node, such as
             ``{"num_cpus": 1, "num_gpus": 0.25, "memory": "2 GB"}``; by default one core.
         resume: continue the run in ``out`` from its newest checkpoint.
-        more: as of ``run``.
+        more: by how much the finished run in ``out`` goes on, see ``run``.
 
     Returns:
         The summary and the tables of the run.

@@ -53,8 +53,8 @@ class ModelCounts(NamedTuple):
 def count_models(run: Run, tally: Tally, share: float, rounds: int) -> ModelCounts:
     """Count the models of a run, from its beginning.
 
-    A checkpoint may have up to twice as many models, or half: those that a model which is not
-    computed yet is made of, instead of that one.
+    The counts are estimates up to a factor of two. A model that is not computed yet is stored as
+    the models from which it will be computed, and these may be more or fewer.
 
     Args:
         run: the run, after its beginning.
@@ -78,7 +78,7 @@ def count_models(run: Run, tally: Tally, share: float, rounds: int) -> ModelCoun
 
 
 def data_need(data: FederatedData | None) -> Need:
-    """Return what samples and the devices' indices need."""
+    """Return the memory that the samples and the devices' indices into them need."""
     size = 0
     if data is not None:
         arrays = [data.pool.x, data.pool.y, data.pool.targets]
@@ -89,12 +89,12 @@ def data_need(data: FederatedData | None) -> Need:
 
 
 def model_needs(run: Run, counts: ModelCounts, together: Together, workers: int) -> list[Need]:
-    """Return what the models of a run need in memory, and in the folder for temporary files.
+    """Return the memory and temporary disk space that the models of a run need.
 
     Args:
         run: the run.
-        counts: counts of models at its end.
-        together: greatest count of models that one call of a function takes.
+        counts: counts of models at the end of the run.
+        together: greatest count of models that one function call combines.
         workers: count of workers.
     """
     size = run.learner.bytes
@@ -125,7 +125,7 @@ def model_needs(run: Run, counts: ModelCounts, together: Together, workers: int)
 
 
 def _state_need(run: Run, counts: ModelCounts) -> Need:
-    """Return what the states of the optimisers need."""
+    """Return the memory that stored states of the devices' optimisers need."""
     training = run.scenario.training
     holders = 0
     if training.state == "kept":
@@ -139,7 +139,7 @@ def _state_need(run: Run, counts: ModelCounts) -> Need:
 
 
 def saved_needs(run: Run, counts: ModelCounts, rounds: float) -> list[Need]:
-    """Return what the models of a run need in its folder.
+    """Return the disk space that saved models and checkpoints need in the run folder.
 
     Args:
         run: the run.
@@ -159,7 +159,7 @@ def saved_needs(run: Run, counts: ModelCounts, rounds: float) -> list[Need]:
 
 
 def _saves(spec: CheckpointSpec, rounds: float, end_s: float | None) -> int:
-    """Return how often a run is saved."""
+    """Return how often a checkpoint of a run is saved."""
     saves = int(spec.last)
     if spec.rounds is not None:
         saves += int(rounds // spec.rounds)
@@ -206,7 +206,7 @@ def together_lines(run: Run, together: Together) -> list[str]:
 
 
 def explain_need(run: Run) -> str:
-    """Return the reason why the server needs all updates at once; empty if no part gives one."""
+    """Return the reason why the server needs all updates at once; empty if none is declared."""
     params = run.scenario.strategy
     parts = (getattr(params, "aggregation", None), getattr(params, "selection", None), params)
     for part in parts:

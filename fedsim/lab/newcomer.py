@@ -1,4 +1,4 @@
-"""``fedsim new``: a commented study of deadlines, strategies and costs, made of five answers."""
+"""``fedsim new``: writes a commented study of deadlines and strategies from five answers."""
 
 import math
 import re

@@ -12,7 +12,7 @@ from fedsim.learning.refs import Ref
 
 
 class Together(NamedTuple):
-    """Greatest count of models that one call of a function takes, with the function's name."""
+    """Greatest count of models that one function call combines, with the function's name."""
 
     models: int = 0
     function: str = ""
@@ -28,7 +28,7 @@ class Tally(Learner):
     Attributes:
         trainings: device and training of each result that the run uses.
         tests: count of tests of models.
-        together: greatest count of models that one call of a function took.
+        together: greatest count of models that one function call combined so far.
     """
 
     def __init__(self, *args: Any) -> None:

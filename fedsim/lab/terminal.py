@@ -162,7 +162,7 @@ def extrapolation_lines(lines: list[str], most: int = 5) -> list[str]:
 
     Args:
         lines: descriptions of the values, one line each.
-        most: greatest count of lines to return; further lines are only counted.
+        most: greatest count of lines to return; lines beyond it are only counted.
     """
     parts = lines[:most]
     if len(lines) > most:

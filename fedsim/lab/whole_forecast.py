@@ -160,10 +160,11 @@ _LOOKED_AT = slice(0, 1000)  # devices that are looked at
 
 
 def shared_link_lines(run: Run) -> list[str]:
-    """Return a text line if a shared link of the fluid model is likely to be too fast.
+    """Return a warning line if the fluid model makes uploads over the server's link too fast.
 
-    That is so if the cohort's uploads fill the server's link, round trips are long, and messages
-    take few round trips: then losses leave a real link idle (docs/time.md, windows and queues).
+    This is likely if the uploads of a round fill the server's link, round trips are long, and each
+    message takes few round trips. Lost packets then leave a real link idle at times
+    (docs/time.md, windows and queues).
 
     Args:
         run: a run that has not begun.

@@ -23,7 +23,7 @@ class Stretch(NamedTuple):
 
 
 def slack_s(end: Floats) -> Floats:
-    """Return the time that rounding may take from each message (s), up to a tie with a deadline.
+    """Return by how much rounding may shorten each message, a tie with a deadline included.
 
     Args:
         end: ends of the messages (s); float64 [messages].
@@ -123,8 +123,8 @@ class Rate(LinkCapacity):
 def _late_due_times(begin: Floats, due: Floats, duration: Floats) -> Iterator[float]:
     """Yield the due times of messages that are late even if the link sends in order of due times.
 
-    A schedule by due times misses no due time that another schedule keeps. All times are in bytes:
-    the bytes that the link can have carried by then.
+    A schedule by due times misses no due time that another schedule keeps. All times are measured
+    by the bytes that the link can have carried from time 0 until then.
 
     Args:
         begin: earliest begin of each message's transmission, ascending; float64 [messages].

@@ -96,7 +96,7 @@ class _WeightRule:
         problem = self._check_tolerance(aggregate)
         if problem is not None:
             return problem
-        # these weights depend on values of the updates, or on clusters
+        # these weights depend on values of the updates, or on clusters: only their sum is checked
         if self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns):
             return _check_sum(weights)
         by_distance = self._aggregation["kind"] in _BY_DISTANCE and self._learns
@@ -147,7 +147,10 @@ class _WeightRule:
         return None
 
     def _remembered_devices(self, tasks: list[int]) -> int:
-        """Return the count of devices with whose updates MIFA moves the model, all devices at most.
+        """Return the count of devices whose remembered updates MIFA averages.
+
+        With ``unheard = "zero"``, MIFA averages over all devices. Otherwise only over the devices
+        that have taken part so far.
 
         Args:
             tasks: the tasks of the present aggregation, whose devices are remembered from now on.
@@ -158,7 +161,7 @@ class _WeightRule:
         return len(self._heard)
 
     def _check_fairness(self, weights: Floats) -> str | None:
-        """Return a sentence if weights of q-FedAvg cannot be: they sum to 1 at most."""
+        """Return the reason why q-FedAvg cannot have these weights; None if it can."""
         if not self._learns or self._strategy["q"] == 0:
             return _compare_weights(weights, np.full(len(weights), 1 / len(weights)))
         if weights.sum() <= 1 + _ROUNDING:
@@ -166,9 +169,10 @@ class _WeightRule:
         return f"the weights sum to {float(weights.sum())!r}, more than 1"
 
     def _fesem_weights(self, weights: Floats) -> Floats:
-        """Return the weights that FeSEM ``as = "paper"`` may give: equal, each at most 1 / count.
+        """Return the due weights of FeSEM with ``as = "paper"``; float64 [updates].
 
-        The recorded weight of the first update is used for all if it is allowed, else 0.
+        The weights have to be equal, and each at most 1 / count of updates. If the first recorded
+        weight is in this range, all due weights equal it, otherwise they are 0.
         """
         count = len(weights)
         first = weights[0]

@@ -71,7 +71,12 @@ def _check_phases_of_devices(evidence: Evidence, account: "_Account") -> Iterato
 
 
 def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
-    """Yield a finding for each total of energy in the summary that is not the sum of its parts."""
+    """Yield a finding for each total of energy in the summary that is not the sum of its parts.
+
+    Args:
+        account: the energy of the run, computed from its records.
+        stated: the summary's section on energy.
+    """
     phases = stated["by_phase"]
     joules = account.drawn.groupby("phase")["joules"].sum()
     totals = {}
@@ -180,14 +185,20 @@ class _Account:
         self.device_joules = joules.reindex(index=self.table.index, columns=PHASES, fill_value=0.0)
 
     def _energy_portions(self) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Yield phase or place, and DataFrame of the portions of energy in it."""
+        """Yield each phase of devices and place of the server, with a DataFrame of its energy.
+
+        The columns are as in ``drawn``; each row is a portion of energy.
+        """
         yield "idle", self._idle_energy()
         yield from self._energy_of_steps()
         yield "tail", self._tail_energy()
         yield from self._energy_of_servers()
 
     def _energy_of_steps(self) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Yield phase, and DataFrame of the energy of computations, downloads or uploads."""
+        """Yield ``compute``, ``receive`` and ``send``, each with the steps of this phase.
+
+        The column ``joules`` of the steps is their energy, computed again.
+        """
         evidence = self._evidence
         steps = (
             evidence.steps.join(evidence.core_s)
@@ -362,10 +373,16 @@ class _Account:
         return drawn.assign(row=self._rows_of_tails(drawn, asleep, following["row"].to_numpy()))
 
     def _rows_of_tails(self, tails: pd.DataFrame, asleep: "pd.Series[float]", ending: Ints) -> Ints:
-        """Return the row of the record that books each tail.
+        """Return the row of the record with which the run books the energy of each radio tail.
 
-        It is the device's next record (``ending``) or, if earlier, the last record before the first
-        round that ends at or after the whole tail's end (``asleep``, s).
+        A tail is the time for which a radio stays awake after a transfer. It is booked with the
+        device's next record or, if that is later, before the end of the first round that ends
+        after the whole tail.
+
+        Args:
+            tails: the tails, with the ``row`` of the record that ends the transfer.
+            asleep: time at which the radio falls asleep if no transfer follows (s).
+            ending: row of the device's next record; int64 [tails].
         """
         times = self._events["time"].to_numpy()[self._round_rows]
         place = np.searchsorted(times, asleep)

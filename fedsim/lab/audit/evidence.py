@@ -271,7 +271,11 @@ class Evidence:
 
     @cached_property
     def devices(self) -> pd.DataFrame:
-        """DataFrame of the table of devices, with own local trainings if the scenario has such."""
+        """DataFrame of the table of devices.
+
+        If the scenario has ``population.local``, it includes each device's own epochs, SGD steps,
+        batch size and learning rate.
+        """
         names = [*DEVICES.names]
         if "local" in self.run.scenario["population"]:
             names += OWN_COLUMNS.values()

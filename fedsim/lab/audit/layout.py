@@ -85,7 +85,7 @@ def members(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors
 
 
 def left_tensors(evidence: Evidence) -> Tensors | None:
-    """Return tensor names and shapes of a model in the run folder; None if there is no model."""
+    """Return tensor names and shapes of one of the run's saved models; None if it saved none."""
     for name, tensors in sorted(evidence.models.items()):
         if name in _FILES:
             return next(iter(members(tensors, name).values()), None)

@@ -102,7 +102,10 @@ def limits_kept(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_end(evidence: Evidence, stop: StopSpec) -> Iterator[str]:
-    """Yield findings if the run exceeds the scenario's stop conditions, or ended otherwise."""
+    """Yield findings if the run exceeds the scenario's stop conditions.
+
+    The run's stated reason for its end is compared with these conditions, too.
+    """
     summary = evidence.run.summary
     rounds = summary["rounds"]
     time = summary["simulated_s"]
@@ -143,7 +146,7 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
     starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
     most = _largest_cohort(strategy, evidence.trainable)
     most_at_work = strategy.get("concurrency", math.inf)
-    if strategy["kind"] == "fedat":  # a tier that lost its clients asks further clients
+    if strategy["kind"] == "fedat":  # a tier that lost its clients asks others
         most_at_work = most
         most = math.inf
     clients = starts.groupby("round")["device"].nunique()

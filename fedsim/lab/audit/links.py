@@ -109,9 +109,10 @@ def _find_messages(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> 
     """Return the transfers of devices and edge servers, except those between devices.
 
     Returns:
-        DataFrame of transfers with four more columns: ``part`` of the route, ``place`` of the
-        device or index of the edge server, row ``at`` of the device in the table of devices, and
-        ``begin`` of the bytes (s), which is the start plus the latency.
+        DataFrame of transfers with four more columns. ``part``: whether the message goes between
+        device and server, device and edge server, or edge server and server. ``place``: place of
+        the device, or index of the edge server. ``at``: row of the device in the table of devices.
+        ``begin``: time at which the first byte is sent (s), the start plus the latency.
     """
     transfers = evidence.transfers
     on_links = (transfers["device"] != NOTHING) | (transfers["edge"] != NOTHING)
@@ -207,9 +208,9 @@ def _check_peers(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> It
 
 
 def _peer_latencies(evidence: Evidence, layout: LinkLayout) -> Floats:
-    """Return each device's share of the latency to a peer (s); float64 [rows of devices].
+    """Return the part of the latency to a peer that each device adds (s); float64 [devices].
 
-    It is 0 between regions, where the latency depends on both devices.
+    In a network of regions it is 0, because the latency depends on both regions there.
     """
     devices = evidence.devices
     if evidence.run.scenario["network"]["kind"] == "regions":

@@ -1,4 +1,4 @@
-"""Checks of the comparison of tests: the best round, its models, and rounds without progress."""
+"""Checks on the best round of a run, its models, and the stop after rounds without progress."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def progress_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _tests(evidence: Evidence, monitor: str) -> "pd.Series[float]":
-    """Return the monitored measure by round, negated if less is better; untested rounds left out."""
+    """Return the tested values of the metric ``monitor`` by round, negated if less is better."""
     column = evidence.frame(files.ROUNDS, ["round", monitor])
     values = column.set_index("round")[monitor].astype(np.float64)
     metric = evidence.run.summary.get("metrics", {}).get(monitor, {})
@@ -84,7 +84,10 @@ def _check_patience(
 
 
 def _check_models(evidence: Evidence, best_round: int | None) -> Iterator[str]:
-    """Yield findings if the models of the best test are missing, or not those of the last round."""
+    """Yield findings on the saved models of the best test.
+
+    They have to exist, and to equal the last models if the last round was the best.
+    """
     run = evidence.run
     if run.summary["status"] == "failed":
         return

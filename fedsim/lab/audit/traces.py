@@ -45,7 +45,11 @@ class RecordedTrace:
         return float(lengths @ self.rates / self.length)
 
     def _places(self, position: Floats) -> tuple[Floats, Floats, Ints]:
-        """Return laps, offsets in the lap (s) and pieces of positions; [n] each."""
+        """Return, for each position in an endless trace, its lap, offset in the lap (s) and piece.
+
+        Returns:
+            Laps and offsets, float64 [n] each, and indices of pieces; int64 [n].
+        """
         laps = np.floor(position / self.length) if self.loops else np.zeros(len(position))
         offset = position - laps * self.length
         return laps, offset, np.searchsorted(self.since, offset, side="right") - 1
@@ -74,12 +78,12 @@ class RecordedTrace:
 
 @dataclass(frozen=True, eq=False)
 class TraceRate(LinkCapacity):
-    """Rate of a link that follows a trace, and perhaps has limits by processes.
+    """Rate of a link that follows a trace, and that processes such as outages may limit.
 
     Attributes:
         trace: the trace.
-        ahead: place in the trace at simulated time 0 (s).
-        limits: limits over time.
+        ahead: position in the trace at simulated time 0 (s).
+        limits: limits of the rate over time, infinity for no limit.
     """
 
     trace: RecordedTrace
@@ -150,7 +154,7 @@ class LinkRates:
 
 
 def read_traces(evidence: Evidence) -> dict[str, tuple[RecordedTrace, float]]:
-    """Return the trace of each link that follows one, and its place at time 0 (s), by link name."""
+    """Return the trace of each link that follows one, and its position at time 0 (s), by link name."""
     if not evidence.run.has(files.TRACED_LINKS):
         return {}
     pieces = evidence.frame(files.TRACES, TRACES.names)
@@ -236,7 +240,7 @@ def _check_devices(
 
 
 def _traced_sections(network: TomlTable) -> dict[str, TomlTable]:
-    """Return the tables of the scenario by which links follow traces: key -> table."""
+    """Return the scenario's tables of traced links, as a dict from dotted key to table."""
     sections: dict[str, TomlTable] = {}
     for part in ("device", "server", "cell", "edge"):
         table = network.get(part)
@@ -249,6 +253,10 @@ def _traced_sections(network: TomlTable) -> dict[str, TomlTable]:
 
 
 def _key_of(link: str) -> str:
-    """Return the key of the scenario with the rate of a link, such as ``network.cell.up``."""
+    """Return the dotted key by which a scenario sets the rate of a link.
+
+    Args:
+        link: name of the link, such as ``cell 3 up``, whose key is ``network.cell.up``.
+    """
     part, *_, direction = re.sub(r" [0-9]+ ", " ", link).split()
     return f"network.{part}.{direction}"

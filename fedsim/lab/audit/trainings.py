@@ -79,8 +79,10 @@ def layers_as_said(evidence: Evidence) -> Iterator[str]:
 def durations_agree(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device whose last training had a wrong duration.
 
-    An epoch takes the samples over the device's speed, times the jitter of its begin. Slow phases,
-    and factors that are the same for all devices, are allowed for.
+    The due duration of an epoch is the count of samples over the device's speed, times a random
+    factor (jitter) that is drawn at the epoch's begin. The duration may be longer by slow phases.
+    If the scenario computes speeds from the model, or the strategy's epochs are longer, all
+    durations are compared up to a common factor.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]
@@ -114,12 +116,15 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _own(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Floats:
-    """Return an own value (``population.local``) of the device of each training, else NaN.
+    """Return a setting of ``population.local`` for the device of each training.
 
     Args:
-        evidence: the run.
-        name: column of ``devices.parquet``, which a run without own values lacks.
+        evidence: the run folder.
+        name: column of ``devices.parquet`` with the setting.
         trainings: rows of ``Evidence.trainings``.
+
+    Returns:
+        Values, NaN if the run has no such column; float64 [trainings].
     """
     if name not in evidence.devices:
         return np.full(len(trainings), np.nan)

@@ -290,7 +290,10 @@ def _compare_sizes(size: float, due: int, subject: str) -> str | None:
 
 
 def _is_multiple(size: float, unit: float, times: int | None) -> bool:
-    """Whether a size is ``times`` units, or any whole count of units, at least 1, by default."""
+    """Whether a size equals ``times * unit``, up to rounding.
+
+    If ``times`` is None, any whole multiple of the unit will do, the unit itself included.
+    """
     models = size / unit if unit else math.nan
     if times is None:
         times = max(1, round(models))

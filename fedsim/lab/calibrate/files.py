@@ -62,7 +62,7 @@ def summary(fitted: Fitted, log: Log, online: Presence | None) -> Iterator[str]:
     """Yield lines of text that describe a calibration to users.
 
     Args:
-        fitted: the fitted world, with further estimates.
+        fitted: the fitted world, with estimates that a world does not contain.
         log: the log.
         online: estimates of online and unreachable phases; None if the log has none.
     """

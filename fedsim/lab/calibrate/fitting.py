@@ -27,10 +27,13 @@ _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
 
 
 class Fitted(NamedTuple):
-    """World fitted to a log, with further estimates; arrays have one value per client."""
+    """World fitted to a log, with estimates that a world does not contain.
+
+    Arrays have one value per client.
+    """
 
     world: FittedWorld
-    rivals: tuple[FittedWorld, ...]  # further worlds that explain the log
+    rivals: tuple[FittedWorld, ...]  # other worlds that explain the log as well
     overhead: Floats  # fixed part of a training (s), NaN if unknown; the world's speeds contain it
     latency_is_known: bool  # whether it is given or fitted; if not, rates contain latencies
     samples: Floats  # count of samples per epoch
@@ -45,7 +48,7 @@ class _Links(NamedTuple):
     Attributes:
         rates: rates of the clients' links (bytes/s), NaN for clients without messages; [clients].
         capacity: capacity of the server's link (bytes/s), infinity allowed.
-        rivals: further rates and capacities that explain the log.
+        rivals: other rates and capacities that explain the log as well.
         notes: notes for users.
     """
 
@@ -126,7 +129,15 @@ def fit(
 
 
 def _rival(world: FittedWorld, direction: Direction, rates: Floats, capacity: float) -> FittedWorld:
-    """Return a world with other links in one direction."""
+    """Return ``world`` with other rates of the links in one direction.
+
+    Args:
+        world: the fitted world.
+        direction: ``down`` or ``up``.
+        rates: rates of the clients' links (bytes/s); float64 [clients]. If all are NaN, ``world``
+            is returned unchanged.
+        capacity: rate of the server's link (bytes/s).
+    """
     if np.isnan(rates).all():
         return world
     server = {**world.server, direction: capacity}
@@ -298,15 +309,19 @@ def _with_messages(tasks: Tasks, direction: Direction) -> Tasks:
 def _share(
     link: CommonLink, rates: Floats, direction: Direction, protocol: Protocol
 ) -> tuple[float, Floats, str]:
-    """Return the capacity of the server's link, the clients' rates and a note, by a shared link.
+    """Choose the rates of links for a log whose clients share a link.
 
-    The rates of clients that the shared link limits are taken for its capacity.
+    A client that the shared link limits gets a link of the shared link's capacity.
 
     Args:
         link: the shared link.
         rates: rates that explain each client's messages alone (bytes/s); float64 [clients].
         direction: ``down`` or ``up``.
         protocol: protocol of the messages.
+
+    Returns:
+        Capacity of the server's link (bytes/s), rates of the clients' links (bytes/s; float64
+        [clients]), and a note for users.
     """
     capacity = link.capacity * protocol.overhead
     note = (

@@ -135,11 +135,11 @@ class LinkSearch:
         return _log_error(took_s, took(steps))
 
     def seen_together(self) -> float:
-        """Return the most that all clients were seen to send at a time (bytes/s)."""
+        """Return the largest sum of the clients' rates that the log shows (bytes/s)."""
         return self._least(min(_MOST, len(self._client)))
 
     def shared_link(self) -> CommonLink | None:
-        """Return a link that clients share by a test against chance; None if there is no sign."""
+        """Return the link that clients share; None if a permutation test finds no such link."""
         begins = self._begins(len(self._client))
         return find_shared_link(self._steps, self._client, self._latency, begins)
 
@@ -198,14 +198,15 @@ class LinkSearch:
         return rates, took_s
 
     def _error(self, capacity: float, most: int) -> float:
-        """Return the error of a trial capacity: of single transfers, plus weighted of busy periods.
+        """Replay transfers with a trial capacity, and return the error of their durations.
 
         Args:
             capacity: capacity of the server's link (bytes/s).
             most: count of transfers to replay.
 
         Returns:
-            Mean absolute error of the logarithms of durations.
+            Mean absolute error of the logarithms of single transfers' durations, plus, with a
+            weight, the same error of the durations of busy periods.
         """
         steps = self._steps[:most]
         took_s = self.settle(capacity, most)[1]
@@ -223,7 +224,11 @@ class LinkSearch:
         return np.concatenate(([0], 1 + np.flatnonzero(is_begin)))
 
     def _least(self, most: int) -> float:
-        """Return a lower bound of the server's capacity (bytes/s): its busiest periods' rate."""
+        """Return a lower bound of the server's capacity: the rate of its busiest periods (bytes/s).
+
+        Args:
+            most: count of transfers to use, in order of time.
+        """
         rates = []
         for first, last in pairwise([*self._begins(most).tolist(), most]):
             steps = self._steps[first:last]

@@ -1,8 +1,8 @@
-"""Times of rounds with other numbers of clients than the log has, as intervals.
+"""Predicted times of rounds with other counts of clients than the log has, as intervals.
 
-The log leaves open what own links carry that a shared link may have hidden, and whether more clients
-would fill a link that they share. Several worlds explain it: with own links alone, with a shared one,
-and with both. Their rounds with as many clients take the same times; with more or fewer they differ.
+A log may not show whether the clients' own links limit them, a link that all clients share, or
+both. Each of these worlds then explains the log. Their rounds take the same time with as many
+clients as in the log, but different times with more or fewer clients.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ _APART = 0.02  # relative width below which an interval is one number
 
 @dataclass(frozen=True)
 class Outlook:
-    """Time of a round with a number of clients.
+    """Predicted time of a round with a given count of clients.
 
     Attributes:
         clients: count of clients at a time.
@@ -48,14 +48,14 @@ class Outlook:
 
 
 def outlooks(log: Log, world: FittedWorld, rivals: Sequence[FittedWorld]) -> Iterator[Outlook]:
-    """Yield the times of rounds with half and twice as many clients as the log's rounds have.
+    """Yield the predicted times of rounds with half and with twice the log's count of clients.
 
-    The clients of the log's last whole round take part, several times each if there are more.
+    The clients of the log's last whole round take part, or copies of these clients.
 
     Args:
-        log: the log; of an asynchronous server nothing is yielded.
+        log: the log. Nothing is yielded if its server is asynchronous.
         world: the fitted world.
-        rivals: further worlds that explain the log.
+        rivals: other worlds that explain the log as well.
     """
     if not log.synchronous:
         return

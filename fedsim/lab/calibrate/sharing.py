@@ -1,10 +1,10 @@
-"""Test whether transfers at the same time share a link, against chance.
+"""Test whether transfers at the same time share a link (a permutation test).
 
-If one link limits clients that send at once, one gets what another does not: single transfers take
-different times from round to round, and all together hardly do. On links of their own, the time of
-all together varies as the slowest of independent times does. Which variance chance gives is found by
-exchanging each client's times among its rounds, which leaves the variation of each client as it is
-(a permutation test).
+If clients that send at once share one limiting link, one client's slow transfer goes with another
+client's fast transfer: the times of single transfers vary between rounds, but the time until all
+have ended hardly varies. If each client has its own link, the time until all have ended varies as
+much as the maximum of independent times. To see which variance chance alone gives, the times of
+each client are permuted between its rounds. This keeps the spread of each client.
 """
 
 from typing import NamedTuple
@@ -29,12 +29,13 @@ class CommonLink(NamedTuple):
     """Link that clients were found to share.
 
     Attributes:
-        capacity: its rate (bytes/s of payload).
-        members: whether it limits each client; bool [clients]. Other clients are behind it too, and
-            limited by links of their own.
-        chance: share of exchanged logs in which the time of all together varies as little.
-        spread: standard deviation of single times, relative.
-        spread_together: standard deviation of the times of all together, relative.
+        capacity: rate of the link (bytes/s of payload).
+        members: whether the link limits each client; bool [clients]. The other clients use the
+            link too, but slower links of their own limit them.
+        chance: share (0..1) of the permuted logs in which the time until all transfers have ended
+            varies as little as in the log.
+        spread: relative standard deviation of the times of single transfers.
+        spread_together: relative standard deviation of the times until all transfers have ended.
     """
 
     capacity: float
@@ -104,9 +105,9 @@ def _spreads(seconds: Floats, owner: Ints, clients: int) -> Floats:
 
 
 def _find_cohorts(steps: Steps, client: Ints, begins: Ints) -> list[Ints]:
-    """Return the transfers of each busy period in which all clients send nearly all the time.
+    """Return the transfers of each busy period whose clients send at the same time, one each.
 
-    Only cohorts of the usual size are returned.
+    Only busy periods with the median count of clients are returned.
     """
     cohorts = []
     for cohort in np.split(np.arange(len(client)), begins[1:]):

@@ -1,4 +1,4 @@
-"""Values of clients: aggregates of each, the unknown ones, and boundaries found by bisection."""
+"""Helpers for arrays of clients' values: means by client, unknown values, and bisection."""
 
 import math
 from collections.abc import Callable

@@ -44,7 +44,7 @@ class WorldAnswer:
         bill: costs of the goal's best line, each with its mean over the runs; the goal is first.
         unreached: targets that no line reached in any of its runs. Targets that only a study
             declares are listed if all of them are unreached.
-        unranked: the goal, if no run has a figure for it.
+        unranked: name of the goal if no run has a figure for it, otherwise empty.
     """
 
     world: str
@@ -64,7 +64,7 @@ class WorldAnswer:
             words.append(f"{self.where}No run has a figure to rank by {self.unranked}.")
         first = self.rankings[0].sentences if self.rankings else []
         if first:
-            words.append(f"{self.where}{self.to(self.rankings[0])}{' '.join(first)}")
+            words.append(f"{self.where}{self.target_prefix(self.rankings[0])}{' '.join(first)}")
             if self.bill[1:]:
                 words.append(self._bill_in_words())
         words += [ranking.in_short for ranking in self.rankings[1:] if ranking.in_short]
@@ -97,7 +97,7 @@ class WorldAnswer:
     def where(self) -> str:
         return f"{self.world}: " if self.world else ""
 
-    def to(self, ranking: Ranking) -> str:
+    def target_prefix(self, ranking: Ranking) -> str:
         """Return the words "To <target> " that begin a sentence on a ranking.
 
         Empty if the ranking is not by a cost to the target.
@@ -193,9 +193,10 @@ def _answer(
 
 
 def _missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
-    """Yield the lines that missed the target in a run, as in ``Answer.missed``.
+    """Yield the lines that missed the target in a run, as in ``WorldAnswer.missed``.
 
-    Lines and misses are those of the first ranking by a cost to the target.
+    Their runs are counted in the first ranking by a cost to the target. Reference lines are left
+    out.
     """
     for ranking in rankings:
         if "to target" in ranking.measure.name:

@@ -8,7 +8,7 @@ from fedsim.lab.compare.paired import Estimate
 
 
 @dataclass(frozen=True)
-class Beside:
+class PublishedComparison:
     """Cell with a figure of a study and the published figure of the same quantity."""
 
     ours: Estimate
@@ -25,7 +25,7 @@ class Absent:
     reason: str
 
 
-Cell = str | float | int | Estimate | Beside | Absent | None
+Cell = str | float | int | Estimate | PublishedComparison | Absent | None
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ComparedColumn:
         return best
 
     def _means(self) -> dict[int, float]:
-        """Return the numeric value of each cell by row index; of an estimate, its mean."""
+        """Return a dict from row index to the number in the cell, or to the mean of an estimate."""
         means: dict[int, float] = {}
         for row, cell in enumerate(self.cells):
             if isinstance(cell, Estimate):

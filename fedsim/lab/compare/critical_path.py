@@ -116,8 +116,8 @@ class RoundPath:
         selected: count of selected clients; 0 for strategies with versions instead of rounds.
         late: devices whose tasks were cut off at the end of the round.
         deadline: whether the deadline ended the round.
-        sooner: time (s) by which the tasks of the round would have ended sooner without the
-            last tasks; 0 for strategies without rounds.
+        sooner: time (s) by which the round's tasks would have ended sooner without the tasks
+            that ended last; 0 for strategies without rounds.
         half: simulated time (s) at which half of the tasks of the round had ended; ``end`` for
             strategies without rounds.
     """

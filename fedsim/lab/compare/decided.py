@@ -1,4 +1,4 @@
-"""The decision of ``--until-sure`` in a ranking: its error, its cost, and its words."""
+"""The decision of ``--until-sure`` on the best line: its error and its cost, in sentences."""
 
 import math
 import sys
@@ -19,7 +19,7 @@ _USUAL_STEP = 0.01  # difference of accuracies and metrics
 
 @dataclass(frozen=True)
 class Decided:
-    """Decision on the best line of a world, and what it took.
+    """Decision on the best line of a world, with the runs and the time that it took.
 
     Attributes:
         decision: the decision.
@@ -29,7 +29,8 @@ class Decided:
         names: names of the lines by their places.
         runs: count of the finished runs of the compared lines.
         real_s: real time of these runs together (s).
-        plan: count of runs if all lines had the seeds of the line with the most.
+        plan: count of runs that a fixed plan would need: each line with as many seeds as the line
+            with the most seeds has.
     """
 
     decision: Decision
@@ -43,14 +44,19 @@ class Decided:
 
     @property
     def status(self) -> Literal["best", "tie", "budget", "open"]:
-        """Status of the decision; an ``open`` one is ``budget`` if no more seeds are added."""
+        """Status of the decision.
+
+        ``best``: one line is the best. ``tie``: several lines may be, and one of them is at most
+        ``within`` worse than any other. ``open`` or ``budget``: not decided yet, and more seeds
+        follow, or no seed follows because the rule's budget is spent.
+        """
         status = self.decision.status
         assert status != "none", "a world without a decision has no ranking that follows it"
         return "budget" if status == "open" and self.rule.is_over else status
 
     @property
     def error(self) -> str:
-        """Words (str) on the error."""
+        """Words (str) on the greatest probability of a wrong decision."""
         return f"error at most {100 * self.rule.error:.3g} %"
 
     @property
@@ -130,7 +136,7 @@ def decided(
 
 
 def _comparable(value: float, measure: Measure) -> float:
-    """Return a number whose differences compare lines, less being better; of a cost its logarithm."""
+    """Transform a figure so that less is better, and that differences of costs stand for ratios."""
     if measure.is_cost:
         return math.log(max(value, sys.float_info.min))
     return -value if measure.best == "most" else value

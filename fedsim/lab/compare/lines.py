@@ -110,9 +110,12 @@ class Lines:
         )
 
     def first(self, figures: Sequence[Sequence[_RunFigures]]) -> Sequence[Sequence[_RunFigures]]:
-        """Return the figures of the seeds that all lines run, from the figures of all runs of each line.
+        """Select the figures of the seeds that all lines run.
 
-        They choose the target, which may not change as seeds are added.
+        The target is chosen by these figures only, so that it does not change as seeds are added.
+
+        Args:
+            figures: the figures of all runs of each line.
         """
         if self.until_sure is None:
             return figures
@@ -297,7 +300,7 @@ def format_value(value: object) -> str:
 
 
 def some_names(names: Sequence[str]) -> str:
-    """Format up to 12 names as text, with the count of further names."""
+    """Format up to 12 names as text, followed by the count of the names that are left out."""
     text = ", ".join(map(clean, names[:_MOST_NAMES]))
     if len(names) > _MOST_NAMES:
         text += f" and {len(names) - _MOST_NAMES} more"

@@ -26,7 +26,7 @@ class Estimate:
 
     @property
     def half(self) -> float:
-        """Half the width of the interval; 0 if the interval is infinite."""
+        """Half the width of the interval, for "mean ± half"; 0 with fewer than two pairs."""
         width = self.high - self.low
         return width / 2 if math.isfinite(width) else 0.0
 

@@ -39,7 +39,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from fedsim.common.errors import RunFolderError, ScenarioError, nearest
 from fedsim.common.spec import Spec
 from fedsim.common.wording import explain
-from fedsim.lab.compare.columns import Beside, Cell, ComparedColumn, ComparedTable
+from fedsim.lab.compare.columns import Cell, ComparedColumn, ComparedTable, PublishedComparison
 from fedsim.lab.compare.figures import Reading
 from fedsim.lab.compare.lines import ComparedLine, short_key
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference
@@ -289,7 +289,7 @@ def _print(table: ComparedTable) -> ComparedTable:
         cell = None
         if isinstance(ours, Estimate):
             is_within = None if within is None else within == "yes"
-            cell = Beside(ours, published, is_within)
+            cell = PublishedComparison(ours, published, is_within)
         cells.setdefault(str(figure), {})[str(row)] = cell
         tolerances.setdefault(str(figure), {})[str(row)] = tolerance
     usual = {}

@@ -90,9 +90,9 @@ class Ranking:
 
     @property
     def alike(self) -> list[RankedLine]:
-        """Lines that cannot be told apart from the best line: the interval includes no difference.
+        """Lines that cannot be told apart from the best line, as the interval includes equality.
 
-        With a decision, the lines that may still be the best.
+        If seeds were added until a decision, the lines that may still be the best.
         """
         first, *rest = self.whole
         if self.decided is not None:
@@ -111,8 +111,9 @@ class Ranking:
     def is_sure(self) -> bool:
         """Whether the best line's lead over the second line is significant.
 
-        The confidence interval of a significant lead does not contain 0. With a single run per
-        line there is no interval, and the lead counts as it is.
+        A lead is significant if the confidence interval excludes equality: a ratio of 1 for a
+        cost, a difference of 0 for other figures. With a single run per line there is no interval,
+        and any lead counts. If seeds were added until a decision, the decision has to be made.
         """
         whole = self.whole
         if len(whole) < 2:
@@ -177,7 +178,11 @@ class Ranking:
 
     @property
     def _tie(self) -> str:
-        """Count and figures of the lines that cannot be told apart from the best, and the rest."""
+        """Words such as "3 of 5 tie at 10 s to 12 s; A and B are worse".
+
+        They say how many lines cannot be told apart from the best, the range of these lines'
+        means, and the names of the other lines.
+        """
         whole = self.whole
         tied = [whole[0], *self.alike]
         means = sorted(line.mean.mean for line in tied)
@@ -191,9 +196,9 @@ class Ranking:
         return f"{text}; {some_names(rest)} {'is' if len(rest) == 1 else 'are'} worse"
 
     def _doubt(self, first: RankedLine) -> str:
-        """Return a sentence on the lines ``alike`` the best line.
+        """Return a sentence on the lines that cannot be told apart from the best line.
 
-        It has the count of further seeds that may tell them apart.
+        It states how many more seeds may tell them apart, if that can be estimated.
         """
         alike = self.alike
         counts = []
@@ -213,9 +218,9 @@ class Ranking:
         return f"{doubt} Some {counts[0]}{up_to} {noun} more would, if they differ as these do."
 
     def _seeds_more(self, line: RankedLine, first: RankedLine) -> int | None:
-        """Return the count of further seeds that should tell ``line`` apart from ``first``.
+        """Estimate how many more seeds tell ``line`` apart from ``first``.
 
-        None if the count is unknown or too large.
+        None if the lines share fewer than two seeds, or if too many seeds would be needed.
         """
         estimate = self.against(line, first)
         if estimate is None or estimate.pairs < 2:

@@ -15,7 +15,13 @@ from rich.text import Text
 
 from fedsim.common.harmless import clean, for_csv, for_markdown
 from fedsim.lab.compare import explore
-from fedsim.lab.compare.columns import Absent, Beside, Cell, ComparedColumn, ComparedTable
+from fedsim.lab.compare.columns import (
+    Absent,
+    Cell,
+    ComparedColumn,
+    ComparedTable,
+    PublishedComparison,
+)
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.published import LEGEND, Published, as_printed, beside_published
@@ -217,7 +223,7 @@ def _mark(cell: Cell, column: ComparedColumn) -> str:
 
     A cell with a published figure shows it too, and is bold if the figures differ too much.
     """
-    if not isinstance(cell, Beside):
+    if not isinstance(cell, PublishedComparison):
         return _escape(format_cell(cell, column))
     text = format_cell(cell.ours.mean, column)
     half = cell.ours.half
@@ -308,7 +314,9 @@ def format_cell(cell: Cell, column: ComparedColumn) -> str:
         return f"{mean} ({low} to {high})"
     if isinstance(cell, str):
         return clean(cell)
-    assert not isinstance(cell, Beside), "only tables in Markdown have published figures"
+    assert not isinstance(cell, PublishedComparison), (
+        "only tables in Markdown have published figures"
+    )
     sign = "+" if column.signed and cell > 0 else ""
     if isinstance(cell, int):
         return f"{sign}{cell}"

@@ -74,7 +74,7 @@ class Decision:
 
     @property
     def is_over(self) -> bool:
-        """Whether further seeds would decide nothing."""
+        """Whether more seeds would not change the decision."""
         return self.status != "open"
 
 
@@ -108,9 +108,9 @@ def _unit_radius(count: int, error: float) -> float:
 def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error: float) -> Decision:
     """Decide which line has the least mean cost.
 
-    Values are compared in the order in which they come, so that a line that was dropped stays so.
-    A line that lacks a figure in a run is not compared, and lines that it alone was better than
-    are compared again.
+    Values are compared in their order, so that a line that was dropped by some seeds stays dropped
+    when seeds are added. A line without a figure in one of its runs is not compared. If it had
+    dropped another line before, that line may come back.
 
     Args:
         costs: costs by the place of the line, in the order of the seeds, the same for all lines;

@@ -35,8 +35,8 @@ class Comparison:
         targets: accuracies (0..1), or other metrics as ``"perplexity=8"``. Targets that studies
             declare get columns too, but answers use them only if ``targets`` is empty.
         ledger: the bytes that count as traffic, see ``measure``.
-        cache: figures of runs by folder, to which figures of further runs are added, so that none is
-            computed twice; all from the same targets and budget.
+        cache: dict from run folder to the run's figures. Figures that it lacks are computed and
+            added, so that none is computed twice. All have to be of the same targets and budget.
 
     Raises:
         ScenarioError: a target is of a metric that no run has.
@@ -379,7 +379,14 @@ class Comparison:
         return pairs if len(pairs) == self._pairs_expected(place, base, runs) else {}
 
     def _pairs_expected(self, place: int, base: int, usual: int) -> int:
-        """Return the count of pairs of complete lines: all seeds of both if seeds were added."""
+        """Return how many pairs a line and its baseline have if no run lacks the figure.
+
+        Args:
+            place: place of the line.
+            base: place of the baseline.
+            usual: the count if all lines have the same seeds. If seeds were added, it is the count
+                of seeds that both lines have.
+        """
         if self.lines.until_sure is None:
             return usual
         return len(self.lines.seeds_of(place) & self.lines.seeds_of(base))

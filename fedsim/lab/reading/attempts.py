@@ -1,4 +1,4 @@
-"""Attempts: the tasks of clients in rounds, with how each of them ended, from a run's activities.
+"""Attempts: the tasks of clients in rounds, each with its outcome, from a run's activities.
 
 Pictures of stragglers, the figures for papers and their tables count and draw the same ``Attempt``
 values. All times are simulated seconds.
@@ -94,7 +94,9 @@ class Attempt:
 
 
 class Attempts:
-    """Attempts of a run, built when they are first used.
+    """The attempts of a run: each task of a client in a round, with its outcome (``Attempt``).
+
+    They are computed at the first use.
 
     Args:
         activities: activities of the run.
@@ -172,7 +174,7 @@ class Attempts:
 
     @cached_property
     def trained(self) -> list[int]:
-        """Indices of the rounds that the server opened and in which a device trained."""
+        """Indices of the rounds that the server opened and in which some device trained."""
         training = {attempt.round for attempt in self.all if attempt.trains}
         return [number for number in self.openings if number in training]
 

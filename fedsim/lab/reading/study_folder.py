@@ -30,7 +30,7 @@ _PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"
 
 
 class _IndexPart(BaseModel):
-    # ignore further fields, which a newer fedsim may write
+    # ignore unknown fields, which a newer fedsim may write
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 

@@ -50,7 +50,7 @@ class ProgressFile:
         self._written = time.monotonic()
 
     def take_share(self, label: str, share: float) -> None:
-        """Take the part of a run that is done (0..1).
+        """Store which part of a run is done (0..1).
 
         Args:
             label: name of the run.
@@ -60,7 +60,7 @@ class ProgressFile:
         self._write()
 
     def take_note(self, label: str, note: str) -> None:
-        """Take a line of text about a run.
+        """Store a line of text about a run.
 
         Args:
             label: name of the run.
@@ -70,7 +70,7 @@ class ProgressFile:
         self._write()
 
     def end(self, label: str, error: str) -> None:
-        """Take the end of a run.
+        """Store that a run has ended.
 
         Args:
             label: name of the run.

@@ -46,12 +46,12 @@ _FOLDERS = ("app", "logs", "steps", "homes")
 
 @dataclass(frozen=True)
 class RehearsalPlan:
-    """Choices of a rehearsal.
+    """Options of a rehearsal.
 
     Attributes:
         has_namespaces: whether there are namespaces with shaped links, and not only loopback.
-        trains: whether nodes take their own time for training, and not the scenario's.
-        waits_s: longest wait of Flower's processes between two looks (s); None for Flower's own.
+        trains: whether nodes train at their own speed, instead of taking the scenario's time.
+        waits_s: longest time between two polls of Flower's processes (s); None for Flower's own.
         port: port of the SuperLink; None for any that is free.
     """
 
@@ -107,7 +107,7 @@ def rehearse(
 
 
 def refuse(scenario: Scenario, out: Path, plan: RehearsalPlan) -> None:
-    """Raise an error if a rehearsal cannot begin; nothing is changed."""
+    """Raise an error if a rehearsal of the scenario cannot begin, without changing anything."""
     reasons = list(obstacles(scenario, has_namespaces=plan.has_namespaces))
     if reasons:
         raise ScenarioError("\n".join(reasons))

@@ -48,10 +48,10 @@ class TaskTimes:
     """Task of a device for a round.
 
     Attributes:
-        start: time at which it was asked for (s).
-        end: its end (s).
+        start: time at which the server requested the task (s).
+        end: end of the task (s).
         outcome: outcome of the task.
-        spans: its steps.
+        spans: steps of the task.
     """
 
     start: float
@@ -120,8 +120,8 @@ def read_times(folder: Path) -> RunTimes:
     for number, device, times in tasks.values():
         if number is not None:
             by_place.setdefault((number, device), times)
-    moved = run.summary["bytes"]
-    sizes = {"down": float(moved["down"]), "up": float(moved["up"])}
+    ledger = run.summary["bytes"]
+    sizes = {"down": float(ledger["down"]), "up": float(ledger["up"])}
     return RunTimes(rounds, by_place, sizes, run.summary["accuracy"]["final"])
 
 
@@ -142,8 +142,10 @@ class Differences:
     """Comparison of a measured run with a simulated one.
 
     Attributes:
-        simulated, measured: the times of both.
-        wire: waits and passages of messages on the wire, in the measured run: name -> times (s).
+        simulated, measured: the times of both runs.
+        wire: values of the measured run's messages, in lists by name: waits before the first byte
+            was on the wire and after the last one (s), times of the passage (s), and bytes on the
+            wire per byte of payload.
     """
 
     simulated: RunTimes
@@ -258,14 +260,14 @@ def _passages(times: RunTimes, wire: WireCounters) -> dict[str, list[float]]:
             direction = DIRECTIONS.get(span.step)
             if direction is None or span.outcome != "done":
                 continue
-            found = wire.passage(device, direction, span.bytes, span.start, span.end)
-            if found is None:
+            passage = wire.passage(device, direction, span.bytes, span.start, span.end)
+            if passage is None:
                 continue
             before, after = WAITS[span.step]
-            parts[before].append(found.first - span.start)
-            parts[f"{span.step} on the wire"].append(found.last - found.first)
-            parts[after].append(max(0.0, span.end - found.last))
-            parts[f"bytes on the wire / payload, {direction}"].append(found.bytes / span.bytes)
+            parts[before].append(passage.first - span.start)
+            parts[f"{span.step} on the wire"].append(passage.last - passage.first)
+            parts[after].append(max(0.0, span.end - passage.last))
+            parts[f"bytes on the wire / payload, {direction}"].append(passage.bytes / span.bytes)
     return dict(parts)
 
 

@@ -17,7 +17,7 @@ _GRACE_S = 1.0  # time that processes have to end by themselves (s)
 
 
 def guard(lines: Iterable[str]) -> None:
-    """Read lines to their end, and then end all that they name."""
+    """Read all lines, then end the process groups and remove the namespaces that they name."""
     groups: list[int] = []
     namespaces: list[str] = []
     for line in lines:

@@ -132,7 +132,7 @@ def _calibrate(out: Path) -> Iterator[str]:
         latencies[device] = fitted["network"]["device"]["latency"][place]
         for name in _QUANTITIES:
             rates[name][device] = fitted["network"]["device"][name][place]
-    for name in unused(scenario):  # what was fitted has in it what stood for the real thing
+    for name in unused(scenario):  # the fitted values already include the effect of these parts
         section, _, key = name.partition(".")
         if section == "population" and key != "availability":
             tables[section].pop(key)

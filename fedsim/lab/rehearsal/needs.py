@@ -1,4 +1,4 @@
-"""Needs of a rehearsal: what the machine and the scenario must have."""
+"""Requirements of a rehearsal on the machine and on the scenario."""
 
 import os
 import re
@@ -57,24 +57,24 @@ def obstacles(scenario: Scenario, *, has_namespaces: bool) -> Iterator[str]:
     if has_namespaces:
         yield from _links_that_change(scenario)
     yield from _missing_flower(_flower_version())
-    wanted = _SERVER_BYTES + devices * _NODE_BYTES
-    memory = _free_memory()
-    if wanted > memory:
+    needed_bytes = _SERVER_BYTES + devices * _NODE_BYTES
+    free_bytes = _free_memory()
+    if needed_bytes > free_bytes:
         yield (
-            f"{devices} nodes need some {wanted / 1e9:.1f} GB of memory, and {memory / 1e9:.1f} GB "
-            "are free here; take fewer devices"
+            f"{devices} nodes need some {needed_bytes / 1e9:.1f} GB of memory, and "
+            f"{free_bytes / 1e9:.1f} GB are free here; take fewer devices"
         )
     if has_namespaces:
         yield from _missing_tools()
 
 
 def simulated_only(scenario: Scenario, *, has_namespaces: bool, trains: bool) -> Iterator[str]:
-    """Yield the name of each key that the simulation of a rehearsal has, and the rehearsal has not.
+    """Yield the name of each scenario key that the simulation applies and the rehearsal does not.
 
     Args:
         scenario: the scenario, which can be rehearsed.
         has_namespaces: whether the rehearsal has network namespaces, and not only loopback.
-        trains: whether nodes take their own time for training, and not the scenario's.
+        trains: whether nodes train at their own speed, instead of taking the scenario's time.
     """
     population = scenario.population
     capacity = population.capacity
@@ -160,7 +160,7 @@ def _missing_tools() -> Iterator[str]:
 
 
 def _can_shape() -> bool:
-    """Whether the kernel has namespaces and token buckets."""
+    """Whether this process can make network namespaces and limit rates by token buckets."""
     name = f"fedsim{os.getpid()}-probe"
     shape = ["tbf", "rate", "10mbit", "burst", "8kb", "latency", "60ms"]
     commands = [

@@ -1,9 +1,8 @@
 """Network namespaces with shaped links between a server, a core and devices.
 
 Every rate is a token bucket (``tc tbf``) at the sending end of its link. Many kernels have no
-``netem``, so that a process makes the latency: it reads packets from a TUN device of the core and
-writes them back when their time has come. Traffic stays in the namespaces, which have no other
-device.
+``netem``, so a process delays the packets. It reads them from a TUN device of the core, and writes
+them back after their latency. Traffic stays in the namespaces, which have no other device.
 """
 
 import heapq
@@ -108,7 +107,7 @@ class Namespaces:
         return any(link.latency_ms for link in self._clients)
 
     def within(self, where: str) -> list[str]:
-        """Return the words that run a command in a namespace.
+        """Return the words that have to precede a command to run it in a namespace.
 
         Args:
             where: ``core``, ``server``, or a name by ``client_name``.
@@ -116,7 +115,7 @@ class Namespaces:
         return ["ip", "netns", "exec", self.name(where)]
 
     def name(self, where: str) -> str:
-        """Return the system's name of a namespace."""
+        """Return the name by which the system knows a namespace."""
         return f"{self._prefix}-{where}"
 
     def delaying(self) -> list[str]:
@@ -190,7 +189,7 @@ def remove_leftovers() -> list[str]:
 
 
 def delay(latencies_ms: Sequence[float]) -> None:
-    """Hold up each packet of the core by its client's latency, for ever.
+    """Delay each packet through the core by its client's latency, until the process is killed.
 
     Args:
         latencies_ms: the clients' latencies (ms).
@@ -220,10 +219,11 @@ def delay(latencies_ms: Sequence[float]) -> None:
 
 
 def run_first(thread: int = 0) -> None:
-    """Let a thread run before all that is not urgent, if the system allows it.
+    """Give a thread real-time priority (round robin), if the system allows it.
 
     Args:
-        thread: ID of the thread; 0 for this process's main thread. What it starts inherits it.
+        thread: ID of the thread; 0 for this process's main thread. Threads and processes that the
+            thread starts inherit the priority.
     """
     with suppress(OSError):
         os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(10))

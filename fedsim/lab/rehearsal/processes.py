@@ -35,7 +35,7 @@ class RehearsalProcesses:
         self.end()
 
     def guard_namespace(self, name: str) -> None:
-        """Have a namespace removed at the end."""
+        """Let the guard remove a namespace when the rehearsal ends."""
         self._tell(f"namespace {name}")
 
     def _tell(self, line: str) -> None:
@@ -66,15 +66,20 @@ class RehearsalProcesses:
         return self._logs / f"{name}.log"
 
     def stop(self, name: str, *, is_stopped: bool) -> None:
-        """Stop a process and its children (SIGSTOP), or let them go on (SIGCONT)."""
+        """Pause a process and its children (SIGSTOP), or let them go on (SIGCONT).
+
+        Args:
+            name: name of the process in this rehearsal.
+            is_stopped: whether to pause them.
+        """
         number = signal.SIGSTOP if is_stopped else signal.SIGCONT
         with suppress(ProcessLookupError):
             os.killpg(self._started[name].pid, number)
 
     def run_first(self) -> None:
-        """Let all threads of the processes run before all that is not urgent, if the system allows.
+        """Give all threads of the processes real-time priority, if the system allows it.
 
-        The devices of a deployment do not wait for each other's cores.
+        The devices of a real deployment do not compete for the cores of one machine.
         """
         groups = {process.pid for process in self._started.values()}
         for stat in Path("/proc").glob("[0-9]*/stat"):

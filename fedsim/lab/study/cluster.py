@@ -31,12 +31,12 @@ _AHEAD = 2  # runs in Ray's hands for each place, so that no worker waits for th
 
 @dataclass
 class _Active:
-    """Run in the hands of Ray.
+    """Run that is submitted to Ray and has not ended.
 
     Attributes:
         order: the run's order.
         receiver: receiver of the run's parts.
-        claim: holds the run's claim.
+        claim: releases this process's claim of the run when it is closed.
         attempt: count of workers that were lost with the run.
         node: description of the node, once the run has begun.
         problem: error with which a part could not be stored.
@@ -110,7 +110,12 @@ class RayWorkers:
     def _begin_runs(
         self, waiting: "deque[tuple[int, RunOrder]]", elsewhere: "deque[tuple[int, RunOrder]]"
     ) -> None:
-        """Give runs to Ray while it has places, and end all that wait after an interrupt."""
+        """Submit waiting runs while Ray has places; after an interrupt, end all waiting runs.
+
+        Args:
+            waiting: orders that are not submitted yet, each with its index.
+            elsewhere: orders whose run another process carries out, each with its index.
+        """
         if self._interrupted:
             for place, order in (*waiting, *elsewhere):
                 self._end(place, Ended(order, "interrupted"))
@@ -154,7 +159,7 @@ class RayWorkers:
         self._futures[future] = place
 
     def _listen(self) -> None:
-        """Take the messages of all workers; a worker that was given up is not heard."""
+        """Handle the messages of all workers, but ignore workers that were taken for lost."""
         for place, attempt, news in self._collect():
             active = self._active.get(place)
             if active is None or active.attempt != attempt or active.problem:
@@ -185,7 +190,7 @@ class RayWorkers:
             self._progress.take(place, news)
 
     def _tell_begun(self, place: int, news: News) -> None:
-        """Tell the user of a run's node if it is another one, and of its GPUs."""
+        """Show the node on which a run begins, unless it is this process's node, and its GPUs."""
         places = []
         if news["node"]:
             places.append(f"the node {news['node']}")
@@ -195,7 +200,7 @@ class RayWorkers:
             self._progress.take(place, {"event": "note", "text": f"begins on {', '.join(places)}"})
 
     def _settle(self, place: int, future: "Future[News]") -> None:
-        """Take the outcome of a run, or begin it again if its worker was lost."""
+        """Store the outcome of a run, or begin the run again if its worker was lost."""
         active = self._active[place]
         order = active.order
         active.receiver.drop()

@@ -67,8 +67,9 @@ def run_study(
         only: texts ``VARIANT`` or ``KEY=VALUE``; other runs are not done.
         shard: text ``NUMBER/COUNT``, such as ``3/16``: runs of other shares are not done. Several
             processes may work in one folder.
-        until_sure: adds seeds where they decide: keys of the table ``[until_sure]``, such as
-            ``{"within": "5 %"}``; empty for the defaults. By default as the study says.
+        until_sure: keys of the table ``[until_sure]``, such as ``{"within": "5 %"}``, by which
+            seeds are added to the variants that may still be the best. Empty for the table's
+            defaults; by default the study's own table, if any.
         allow_code: whether to import code that the study names by import path.
 
     Returns:
@@ -115,7 +116,8 @@ class Conductor:
 
     Attributes:
         trials: trials of the search; None if the study has no search.
-        seeding: seeds that are added where they decide; None if all variants have the same.
+        seeding: adds seeds to the variants that may still be the best; None if all variants have
+            the same seeds.
         ended: outcomes of all runs that were carried out.
         states: states of all planned runs, in their order.
         notes: notes for the user.
@@ -181,7 +183,7 @@ class Conductor:
         self._read_states()
         self.notes: list[str] = []
         if self.trials is None:
-            self.notes = study.unfelt(self._selection)
+            self.notes = study.notes_on_ineffective_changes(self._selection)
         if tried:
             self._try_variants()
         self._pool: WorkerPool | RayWorkers | None = None
@@ -270,7 +272,7 @@ class Conductor:
     def forecast(self) -> StudyForecast:
         """Predict the cost of the study, or of each shard, on this machine.
 
-        Trials of a search that follow from results are predicted with other values.
+        Trials whose values will follow from results are predicted with other values of the space.
 
         Raises:
             ScenarioError: a scenario is invalid.
@@ -286,7 +288,7 @@ class Conductor:
         return forecast_study(runs, lambda run: run.folder in finished, count, self.workers)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
-        """Interrupt the active runs, which are saved, and begin no further run.
+        """Interrupt the active runs, which are saved, and begin no other run.
 
         Safe in a signal handler.
 
@@ -357,10 +359,14 @@ class Conductor:
                 self.trials.write(self.out)
 
     def _start_pool(self, stack: ExitStack, progress: StudyProgress) -> "WorkerPool | RayWorkers":
-        """Start the workers, and lock some studies' folders, until the ``stack`` is closed.
+        """Start the workers, and lock the study's folder if only one process may carry it out.
 
-        Only one process may carry out a study whose trials or seeds follow from all its runs. A Ray
-        cluster is joined before the lock is taken, and left after the lock is released.
+        That is so if the study's trials or seeds follow from all its runs. A Ray cluster is joined
+        before the lock is taken, and left after the lock is released.
+
+        Args:
+            stack: its exit ends the workers and releases the lock.
+            progress: display of the runs' progress.
         """
         if self._executor == "ray":
             from fedsim.lab.study.cluster import RayWorkers

@@ -200,19 +200,19 @@ def _cost_of_share(
     start_s: float,
 ) -> ShareCost:
     """Return the cost of runs that workers take in their order, each when it is free."""
-    known = [cost for run in runs if (cost := cost_of(run)) is not None]
-    busy = min(workers, len(known))
+    costs = [cost for run in runs if (cost := cost_of(run)) is not None]
+    busy = min(workers, len(costs))
     ends = [start_s] * busy
-    for cost in known:
+    for cost in costs:
         heapq.heappush(ends, heapq.heappop(ends) + cost.real_s)
-    most_bytes = max((cost.memory_bytes for cost in known), default=0)
+    most_bytes = max((cost.memory_bytes for cost in costs), default=0)
     return ShareCost(
         runs=len(runs),
-        untold=len(runs) - len(known),
+        untold=len(runs) - len(costs),
         real_s=max(ends, default=0.0),
-        worker_s=sum(cost.real_s for cost in known) + busy * start_s,
+        worker_s=sum(cost.real_s for cost in costs) + busy * start_s,
         memory_bytes=most_bytes * busy,
-        disk_bytes=sum(cost.disk_bytes for cost in known),
+        disk_bytes=sum(cost.disk_bytes for cost in costs),
     )
 
 

@@ -50,13 +50,13 @@ class FarOrder:
 
 
 class Board:
-    """Ray actor that collects messages from workers, and tells them whether to stop."""
+    """Ray actor that collects messages of workers, and answers whether they must stop."""
 
     def __init__(self) -> None:
         self._news: list[tuple[int, int, News]] = []
         self._stop = False
 
-    def pin(self, place: int, attempt: int, news: News) -> bool:
+    def report(self, place: int, attempt: int, news: News) -> bool:
         """Add a message; return whether the worker must stop.
 
         Args:
@@ -77,7 +77,7 @@ class Board:
 
 
 class _Output(TextIOBase):
-    """Text stream that passes on its first lines as messages, and all text to another stream.
+    """Text stream that sends its first lines as messages, and writes all text to another stream.
 
     Args:
         stream: a stream that Ray writes to a log of the node.
@@ -101,7 +101,7 @@ class _Output(TextIOBase):
         self._stream.flush()
 
     def end(self) -> None:
-        """Pass on a last line that has no end."""
+        """Send the last line if it does not end with a line break."""
         if self._line:
             self._tell(self._line)
             self._line = ""
@@ -127,7 +127,7 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
     ending: RecordData = {}
 
     def send(**news: object) -> None:
-        answer = board.pin.remote(order.place, order.attempt, news)
+        answer = board.report.remote(order.place, order.attempt, news)
         # ``ray.get`` would give this task's cores to another task while it waits
         if answer.future().result():
             worker.stop(signal.SIGINT)
@@ -170,7 +170,7 @@ class _Parts:
         self._next = 0.0
 
     def look(self) -> None:
-        """Send a part if the run was saved, or has intermediate results, since the last part."""
+        """Send a part if a checkpoint or intermediate results were written since the last part."""
         begun = time.monotonic()
         newest = self.sender.newest
         if newest == self._newest or begun < self._next:
@@ -183,7 +183,7 @@ class _Parts:
 
 @contextmanager
 def _told_output(say: Callable[..., None]) -> Iterator[None]:
-    """Context manager in which the output of the run's code is passed on."""
+    """Context manager in which printed output of the run's code is also sent as messages."""
     import sys
 
     out = _Output(sys.stdout, say)

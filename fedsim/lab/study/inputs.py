@@ -59,7 +59,7 @@ class RunInputs:
 
     Attributes:
         data: the loaded data set, if the run has one.
-        files: copies of further files.
+        files: copies of the other files that the scenario names.
     """
 
     data: KeptData = field(default_factory=KeptData)
@@ -101,7 +101,7 @@ class StudyInputs:
                 self._files[reference] = CopiedFile(reference, path.name, read_pieces(path))
 
     def _load_rest(self, scenario: Scenario) -> None:
-        """Find what only a run that learns reads."""
+        """Record the inputs that only a run with learning reads: its data set and model file."""
         is_drawn = isinstance(scenario.data.source, Synthetic)
         if not is_drawn and scenario.data.kept_key not in self._kept.datasets:
             scenario.data.build(scenario.population.devices, Streams(scenario.seed))

@@ -146,9 +146,9 @@ def _results(folder: Path) -> Mapping[str, Any]:
 
 
 def _refuse_other_results(folder: Path, reference: Path, results: Mapping[str, Any]) -> None:
-    others = _results(folder)
+    repeated = _results(folder)
     for key in _PROMISED:
-        if others[key] != results[key]:
+        if repeated[key] != results[key]:
             raise RunFolderError(
                 f"{str(folder)!r} and {str(reference)!r} are runs of one scenario, but their "
                 f"{key} differ; 'fedsim audit' says which is damaged"

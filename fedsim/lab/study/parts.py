@@ -29,7 +29,7 @@ Pieces: TypeAlias = list[AnyArray]
 
 
 class FileStamp(NamedTuple):
-    """Facts of a file that change when its content does."""
+    """Metadata of a file that change when its content changes."""
 
     bytes: int
     modified_ns: int
@@ -98,7 +98,7 @@ class PartSender:
 
     @property
     def newest(self) -> tuple[str, ...]:
-        """Names that change when the run was saved, or its intermediate results were."""
+        """Stamps that change when a checkpoint or intermediate results are written."""
         saves = self._stamps_of("checkpoint/*/manifest.json")
         return (*saves, *self._stamps_of(f"{LIVE}/{SUMMARY}"))
 

@@ -116,7 +116,7 @@ class Study:
             first = self._first.setdefault(run.scenario.to_toml(), run)
             self.runs_of[variant.folder].append(first)
 
-    def unfelt(self, folders: Collection[Path]) -> list[str]:
+    def notes_on_ineffective_changes(self, folders: Collection[Path]) -> list[str]:
         """Return notes on changes by ``--set`` that have no effect in some of the chosen runs.
 
         Args:

@@ -178,7 +178,10 @@ class StudyProgress:
             self._live = None
 
     def _show(self) -> None:
-        """Show the progress of all runs and of the active ones: at once, or as a line at times."""
+        """Show the progress of all runs and of the active ones.
+
+        A terminal is updated at once; other output gets a line every few seconds.
+        """
         text = f"{self._so_far()}{self._active_runs()}"
         if self._live is not None:
             self._live.update(self._all, completed=sum(self._shares), description=text)
@@ -197,7 +200,7 @@ class StudyProgress:
         return f"{count}, about {show_seconds(elapsed_s * (len(self._orders) / done - 1))} left"
 
     def _active_runs(self) -> str:
-        """Return a text on the rounds of the first active runs, and the count of further runs."""
+        """Return a text on the rounds of a few active runs, with the count of other active runs."""
         runs = []
         for place, rounds in list(self._rounds.items())[:_MOST_AT_WORK]:
             label = clean(self._orders[place].label)
@@ -273,7 +276,7 @@ class WorkerPool:
         self._interrupted = False
 
     def interrupt(self, number: int) -> None:
-        """Start no further run, and send a signal to active workers, which save their runs.
+        """Start no other run, and send a signal to active workers, which save their runs.
 
         Safe in a signal handler.
 

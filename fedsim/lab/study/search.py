@@ -194,7 +194,7 @@ class OneOf(RootModel[Annotated[list[Any], Field(min_length=1)]]):
 
     @field_validator("root")
     @classmethod
-    def _differ(cls, values: list[Any]) -> list[Any]:
+    def _check_distinct(cls, values: list[Any]) -> list[Any]:
         if len({repr(value) for value in values}) < len(values):
             raise ValueError(f"{values} has one of them twice")
         return values
@@ -304,7 +304,7 @@ class Search(Spec):
 
 
 class RandomSearch(Search):
-    """Values drawn at random, each trial independent of the others."""
+    """Values drawn at random, independently for each trial."""
 
     kind: Literal["random"] = "random"
 

@@ -25,7 +25,7 @@ from fedsim.records.reading import RunFolder
 
 
 class Seeding:
-    """Seeds that are added to a study where they decide.
+    """Adds seeds to the lines of a study that may still be the best.
 
     Args:
         study: the study, to which planned runs are added.
@@ -93,7 +93,7 @@ class Seeding:
     def _add(self, path: Path) -> bool:
         """Plan more runs of the contenders of each undecided world; return False if there are none.
 
-        Worlds come in the order of the comparison, and none exceeds what is left of the budget.
+        Worlds are handled in the order of the comparison, each with the rest of the budget.
         """
         wall_s = {run.folder: _wall_s(path / run.folder) for run in self._study.runs}
         left_s = math.inf
@@ -124,7 +124,15 @@ class Seeding:
     ) -> dict[int, int]:
         """Return the greatest counts of seeds, up to ``wanted``, that the budget allows.
 
-        Empty if not every contender that is behind can get one more seed.
+        Args:
+            wanted: count of seeds that each contender should have, by place of the line.
+            counts: count of seeds that each line has.
+            cost_s: expected real time of a run of each contender (s).
+            left_s: rest of the budget of real time (s).
+
+        Returns:
+            The new count of each line that gets more seeds. Empty if the budget does not allow one
+            more seed for each of the contenders with the fewest seeds.
         """
         room = self.most_runs - len(self._study.runs)
         least = min(counts[place] for place in wanted) + 1
@@ -140,7 +148,13 @@ class Seeding:
         return [run.folder for run in self._study.runs_of[variant.folder]]
 
     def _extend(self, place: int, before: int, count: int) -> None:
-        """Give a line, and all lines with the same runs, ``count`` seeds in all."""
+        """Plan runs of a line until it has ``count`` seeds.
+
+        Args:
+            place: place of the line. All lines with the same runs get the same seeds.
+            before: count of seeds that the line has.
+            count: count of seeds that it gets.
+        """
         folders = self._runs_of(place)
         variants = []
         for index, variant in enumerate(self._study.variants):

@@ -1,9 +1,9 @@
 """Search that several processes carry out in one folder.
 
 A process takes as many trials as it has workers, carries out their runs, writes their results into
-the journal (``journal``), and takes further trials. Values are proposed from the results that are
-known at that time. So trials depend on the speed of the processes, unlike the trials of a search in one
-process.
+the journal (``journal``), and takes the next trials. Values are proposed from the results that are
+known at that time. So trials depend on the speed of the processes, unlike the trials of a search in
+one process.
 
 A process holds a lock for each of its trials. If it is killed, another process takes the trial, and
 resumes its runs from their checkpoints.
@@ -113,7 +113,7 @@ class SharedTrials(Trials):
 
     @override
     def grow(self, path: Path, try_to_build: Build) -> None:
-        """Write the results of own trials into the journal, and take further trials.
+        """Write the results of this process's trials into the journal, and take the next trials.
 
         Trials whose process was killed come before new trials.
         """
@@ -172,7 +172,7 @@ class SharedTrials(Trials):
         return trial
 
     def _write_results(self, journal: Journal) -> None:
-        """Write the results of own trials, which are over, and release the trials."""
+        """Write the results of this process's trials, which are over, and release the trials."""
         for line in self.lines:
             for trial in line.trials:
                 if trial not in self._batch:

@@ -117,7 +117,7 @@ REFERENCES: Mapping[str, Callable[[Mapping[str, object]], Tables]] = {
 
 
 def _section(base: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """Return a section of the base; empty if it is no table, which validation rejects later."""
+    """Return a section of the base scenario; empty if it is no table, which is rejected later."""
     section = base.get(name, {})
     return section if isinstance(section, Mapping) else {}
 

@@ -190,7 +190,10 @@ class Trials:
         return [trial for trial in self._batch if trial.state == "open"]
 
     def _receive_results(self, path: Path) -> bool:
-        """Read the results of open trials' new runs; return False if any of these runs is not over."""
+        """Read the results of new runs of open trials.
+
+        Returns False, and reads nothing, if any of these runs is not over.
+        """
         runs = []
         for trial in self._open:
             planned_runs = self.study.runs_of[trial.variant.folder]
@@ -230,7 +233,14 @@ class Trials:
             self._batch += line.trials[len(results) :]
 
     def _plan(self, path: Path, try_to_build: Build) -> None:
-        """Plan the runs of open trials for the seeds of the current rung, and refuse invalid trials."""
+        """Plan runs of open trials for the next seeds, and refuse invalid trials.
+
+        The seeds of a search are run in groups (rungs), after each of which bad trials are pruned.
+
+        Args:
+            path: the study's folder.
+            try_to_build: raises ``ScenarioError`` if a run is invalid.
+        """
         self.batches += 1
         for trial in self._open:
             try:
@@ -263,7 +273,7 @@ class Trials:
         return runs
 
     def _prune(self) -> None:
-        """Prune open trials that are worse than the median of all trials, on equally many runs."""
+        """Prune open trials whose first runs are worse than the median of all trials' first runs."""
         for line in self.lines:
             peers = [trial for trial in line.trials if len(trial.figures) >= self._rung]
             ranks = sorted(trial.rank(self._most, self._rung) for trial in peers)

@@ -1,4 +1,4 @@
-"""The table ``[until_sure]`` of a study: which certainty to reach, and at which expense."""
+"""The table ``[until_sure]`` of a study: the certainty to reach, and the greatest cost."""
 
 from typing import Annotated
 

@@ -260,7 +260,7 @@ def _entry(
         lane: ID of the lane.
         time: simulated time (s).
         data: arguments of the event; only texts, integers and finite numbers are kept.
-        fields: further fields of the event.
+        fields: other fields of the event, as the format names them.
     """
     facts = {
         key: value
