@@ -1,6 +1,7 @@
 """Energy by use: joules by phase for one run or several, and battery levels over a run."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -46,6 +47,20 @@ _FLAT: style.Look = {
 }
 
 
+class _EnergyBar(NamedTuple):
+    """Bar of a series in the picture of energy.
+
+    Attributes:
+        label: label of the series.
+        summaries: section ``energy`` of the summary of each run that has one.
+        phases: DataFrame of joules, with a row per run and a column per phase or place.
+    """
+
+    label: str
+    summaries: list[RecordData]
+    phases: pd.DataFrame
+
+
 @style.styled
 def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Draw the energy of devices and of the server's side by phase, with the wasted share.
@@ -60,53 +75,77 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     Raises:
         NothingToDrawError: no run has counted energy.
     """
-    if series is None:
-        series = group_by_scenario(runs)
-    names = []
-    books: list[
-        list[RecordData]
-    ] = []  # summaries of energy: a list per series, one summary per run
-    for line in series:
-        summaries = [run.summary["energy"] for run in line.runs if "energy" in run.summary]
-        if summaries:
-            names.append(line.label)
-            books.append(summaries)
-    if not any(book["joules"] for summaries in books for book in summaries):
+    bars = _read_bars(group_by_scenario(runs) if series is None else series)
+    if not any(summary["joules"] for bar in bars for summary in bar.summaries):
         raise style.NothingToDrawError(
             "energy was not counted in any of these runs, so there is none to draw"
         )
-    tables = []
-    for summaries in books:
-        tables.append(pd.DataFrame([book["by_phase"] for book in summaries], dtype=float))
     views: dict[str, tuple[str, ...]] = {"drawn by devices": PHASES}
-    if any(table[[*PLACES]].to_numpy().any() for table in tables):
+    if any(bar.phases[[*PLACES]].to_numpy().any() for bar in bars):
         views["drawn in all, with the server's side"] = (*PHASES, *PLACES)
-    figure = Figure(figsize=(style.WIDTH_IN, 2.3 + 0.55 * len(books)))
+    figure = Figure(figsize=(style.WIDTH_IN, 2.3 + 0.55 * len(bars)))
     panels = figure.subplots(1, len(views), sharey=True, squeeze=False)[0]
     for panel, (label, phases) in zip(panels, views.items(), strict=True):
-        most = max(float(table[[*phases]].sum(axis=1).max()) for table in tables)
-        unit = style.unit_for(most, style.JOULES)
-        for place, (table, summaries) in enumerate(zip(tables, books, strict=True)):
-            text = show_joules(float(table[[*phases]].mean().sum()))
-            if phases == PHASES:
-                text += _wasted_in_words(summaries)
-            if panel is panels[-1]:
-                text += _carbon_in_words(summaries)
-            draw_mean_bar(panel, place, table[[*phases]] / unit.size, _LOOKS, text)
-        # factor of the axis that leaves room for text beside the bars
-        room = 1.6 if phases == PHASES else 1.45
-        end = max(most / unit.size, 1e-9)
-        panel.set_xlim(0, end * room)
-        end_axis_at(panel, end)
-        panel.set_xlabel(f"{label} ({unit.name})")
-    name_bars(panels[0], names)
+        _draw_bars(panel, bars, phases, label, has_carbon=panel is panels[-1])
+    name_bars(panels[0], [bar.label for bar in bars])
+    return style.finished(figure, runs, _bar_legend(bars))
+
+
+def _read_bars(series: Sequence[Series]) -> list[_EnergyBar]:
+    """Return the bars of the series that have counted energy, in order."""
+    bars = []
+    for line in series:
+        summaries = [run.summary["energy"] for run in line.runs if "energy" in run.summary]
+        if summaries:
+            rows = [summary["by_phase"] for summary in summaries]
+            bars.append(_EnergyBar(line.label, summaries, pd.DataFrame(rows, dtype=float)))
+    return bars
+
+
+def _draw_bars(
+    panel: Axes,
+    bars: Sequence[_EnergyBar],
+    phases: tuple[str, ...],
+    label: str,
+    *,
+    has_carbon: bool,
+) -> None:
+    """Draw a bar of energy per series, and set the axis.
+
+    Args:
+        panel: the panel.
+        bars: the bars, the first on top.
+        phases: phases of devices, and places of the server's side, that are stacked in a bar.
+        label: label of the axis, without its unit.
+        has_carbon: whether the texts beside the bars have the carbon emissions.
+    """
+    most = max(float(bar.phases[[*phases]].sum(axis=1).max()) for bar in bars)
+    unit = style.unit_for(most, style.JOULES)
+    for place, bar in enumerate(bars):
+        joules = bar.phases[[*phases]]
+        text = show_joules(float(joules.mean().sum()))
+        if phases == PHASES:
+            text += _wasted_in_words(bar.summaries)
+        if has_carbon:
+            text += _carbon_in_words(bar.summaries)
+        draw_mean_bar(panel, place, joules / unit.size, _LOOKS, text)
+    # factor of the axis that leaves room for text beside the bars
+    room = 1.6 if phases == PHASES else 1.45
+    end = max(most / unit.size, 1e-9)
+    panel.set_xlim(0, end * room)
+    end_axis_at(panel, end)
+    panel.set_xlabel(f"{label} ({unit.name})")
+
+
+def _bar_legend(bars: Sequence[_EnergyBar]) -> list[Artist]:
+    """Return the legend's entries: the phases that occur, and the line over the runs' range."""
     handles: list[Artist] = []
     for phase, colour in _COLOURS.items():
-        if any(table[phase].any() for table in tables):
+        if any(bar.phases[phase].any() for bar in bars):
             handles.append(Patch(facecolor=colour, label=phase))
-    if any(len(table) > 1 for table in tables):
+    if any(len(bar.phases) > 1 for bar in bars):
         handles.append(whisker_entry())
-    return style.finished(figure, runs, handles)
+    return handles
 
 
 def _wasted_in_words(books: Sequence[RecordData]) -> str:
