@@ -101,10 +101,14 @@ def is_attended() -> bool:
 
 
 def refuse_beside_json(option: str, is_given: bool) -> None:
-    """Reject an option that says how text is printed, if the verb prints JSON.
+    """Reject an option that changes printed text, if the verb prints JSON.
+
+    Args:
+        option: name of the option, for the message.
+        is_given: whether the option is given.
 
     Raises:
-        ScenarioError: both are given.
+        ScenarioError: the option is given together with ``--json``.
     """
     if is_given and prints_json():
         raise ScenarioError(f"--json prints one object, and {option} text; give one of the two")

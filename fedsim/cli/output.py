@@ -76,7 +76,7 @@ def reported(command: Callable[..., VerbOutcome]) -> Callable[..., None]:
 
 
 def show_nothing() -> None:
-    """Print nothing, as the text of an outcome without one."""
+    """Print nothing: the ``show`` of an outcome that has no text."""
     return
 
 

@@ -104,9 +104,9 @@ def bench_result(
     Args:
         folder: folder of the study that holds the runs.
         lines: the lines of the bench.
-        board: lines of the board, among which the places are counted.
-        changed: tables of worlds that differ from the board's.
-        kept: the board on which the lines were put; None for none.
+        board: lines of the board, among which the new lines are ranked.
+        changed: names of the worlds' tables that differ from the tables of the board.
+        kept: file of the board into which the lines were written; None if they were not.
     """
     by_name = {(line.strategy, line.world): line for line in (*board, *lines)}
     ranks = places([*by_name.values()])

@@ -33,7 +33,7 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux: the signal that a process gets w
 
 
 class ForkExecutor:
-    """Executor of Flower's SuperExec that hands each task to the process that forks.
+    """Executor of Flower's SuperExec that writes each task to a pipe, for ``execute``.
 
     Args:
         tasks: file descriptor of the pipe to that process.

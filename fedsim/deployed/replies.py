@@ -63,7 +63,7 @@ class Replies:
                 continue
             try:
                 replies = list(self._grid.pull_messages([name]))
-            except Exception as error:  # of this reply: the others are still pulled
+            except Exception as error:  # concerns this reply only; other replies are still pulled
                 self._arrived.append((name, time.time(), error))
                 continue
             for reply in replies:

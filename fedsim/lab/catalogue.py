@@ -134,7 +134,7 @@ def about(name: str) -> list[str]:
     lines = []
     if name in catalogue():
         lines += entry_lines(name, catalogue()[name])
-    # (description and keys of a kind): all titles under which it stands alike
+    # (description and keys of a kind): the titles under which it has the same text
     titles: dict[tuple[str, ...], list[str]] = {}
     for title, entries in catalogue().items():
         if name in dict(entries):
@@ -181,7 +181,7 @@ def _path_lines(name: str) -> list[str]:
     if not matches:
         matches = [entry for entry in _every_path() if entry[0].endswith(f".{name}")]
     tables = {file: spec for file, spec in _FILES.items() if file == name}
-    # (path of a key, lines about it): kinds that have this key
+    # (path of a key, lines about it): the kinds that take this key
     keys: dict[tuple[str, ...], list[str]] = {}
     for path, owner, key in matches:
         specs = specs_of(owner.model_fields[key])
@@ -194,7 +194,7 @@ def _path_lines(name: str) -> list[str]:
     lines = []
     for path, spec in tables.items():
         lines += [f"{path}: {summary(spec)}", *_key_lines(spec)]
-    # lines about a key: all places that have this key
+    # lines about a key: the paths of all keys with these lines
     places: dict[tuple[str, ...], list[str]] = {}
     for (path, *text), kinds in keys.items():
         owners = f" of {', '.join(dict.fromkeys(kinds))}" if any(kinds) else ""

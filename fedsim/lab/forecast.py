@@ -163,8 +163,8 @@ def _round_lines(
         params: parameters of its strategy.
         rounds: count of planned rounds.
         task_s: time of a task of each sampled device (s).
-        step: distance of the sampled devices, from device 0.
-        passes: passes over its data of each sampled device in a training.
+        step: every ``step``-th device is sampled, from device 0 on.
+        passes: passes that each sampled device makes over its data in a training.
     """
     scenario = run.scenario
     learner = run.learner

@@ -16,7 +16,7 @@ from fedsim.running.checkpoint.snapshot import saved_models
 
 _LEAST_SHARE = 0.01  # parts of a sum that are listed
 _SUM = 4  # models of a sum: its start, its accumulator in float64, and its result
-_COLLECTED = 3  # models that a function of all updates needs for each: two copies, and their order
+_COLLECTED = 3  # models' sizes for each update of a function of all: two copies, and their order
 _SAVES = 3  # checkpoints on disk while the next one is written
 
 
@@ -69,7 +69,8 @@ def count_models(run: Run, tally: Tally, share: float, rounds: int) -> ModelCoun
     devices = run.scenario.population.devices
     trained = len({device for device, _ in tally.trainings})
     if share < 1.0 and named > 1 and trained:
-        # more devices get a model of their own later, if trainings meet them at random
+        # later, more devices have been trained and have personal models: an estimate that takes
+        # the trained devices for drawn at random
         due = -devices * math.expm1(-trainings / share / devices)
         growth = max(1.0, due / trained)
         named = min(devices + 1, round(named * growth))

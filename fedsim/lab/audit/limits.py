@@ -261,7 +261,8 @@ def _layer_outputs(tensors: Mapping[str, StoredTensor]) -> dict[str, tuple[int, 
     """Return the count of outputs of each layer of each model in a file.
 
     Returns:
-        Name of the model (``""`` if the file has only one): counts, in order of the layers.
+        Dict from name of the model (``""`` if the file has only one) to the counts of its layers,
+        in order.
     """
     layers: dict[str, dict[int, int]] = {}
     for name, values in tensors.items():

@@ -71,9 +71,13 @@ def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
 
 
 def _draw_own(scenario: TomlTable) -> dict[str, Floats]:
-    """Draw own epochs, steps, batch sizes and rates of devices: column -> float64 [devices].
+    """Draw the settings of ``population.local``: epochs, SGD steps, batch size, learning rate.
 
-    Keys whose values are in a file are left out, and so are values by kind if the kinds are.
+    Settings from a file are left out. Settings by kind of device are NaN, which allows any value,
+    if the kinds are from a file.
+
+    Returns:
+        Dict from column of ``devices.parquet`` to values; float64 [devices].
     """
     columns = {}
     for key, column in OWN_COLUMNS.items():
@@ -124,7 +128,11 @@ def _draw_speeds(scenario: TomlTable) -> Floats:
 
 
 def _draw_links(scenario: TomlTable) -> dict[str, Floats]:
-    """Draw rates (bytes/s) and latency (s) of each device's link: column: float64 [devices]."""
+    """Draw the rates (bytes/s) and the latency (s) of each device's link.
+
+    Returns:
+        Dict from column of ``devices.parquet`` to values; float64 [devices].
+    """
     network = scenario["network"]
     adds_latency = "edge" in network or network["kind"] == "regions"
     columns = {}
@@ -152,7 +160,11 @@ def energy_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _draw_batteries(scenario: TomlTable) -> dict[str, Floats]:
-    """Draw each device's battery values: column of ``energy.parquet``: float64 [devices]."""
+    """Draw the values of each device's battery.
+
+    Returns:
+        Dict from column of ``energy.parquet`` to values; float64 [devices].
+    """
     battery = scenario["energy"].get("battery", {})
     columns = {}
     for name, (key, unit) in _BATTERY.items():
@@ -163,7 +175,11 @@ def _draw_batteries(scenario: TomlTable) -> dict[str, Floats]:
 
 
 def _draw_powers(scenario: TomlTable, overhead: float) -> dict[str, Floats]:
-    """Draw each device's powers: column of ``energy.parquet``: float64 [devices]."""
+    """Draw the powers of each device.
+
+    Returns:
+        Dict from column of ``energy.parquet`` to values; float64 [devices].
+    """
     section = scenario["energy"]
     factors = {
         "compute_w": section["utilisation"],

@@ -267,9 +267,10 @@ def _check_clocks(tasks: pd.DataFrame, where: str) -> None:
 
 
 def _find_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]]:
-    """Yield the epochs, or whole trainings, that clients log as rows of a table.
+    """Yield the trained epochs in a log of APPFL, in which each is a row of a text table.
 
-    The cells of a row belong to the titles that the client logged last.
+    Some clients log whole trainings instead. The cells of a row belong to the column titles that
+    the client logged last.
     """
     titles: dict[str, list[str]] = {}
     for line in lines:

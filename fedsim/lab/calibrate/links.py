@@ -20,16 +20,17 @@ _STILL = 1e-3
 _MOST = 400  # count of transfers that the search uses
 # trial capacities of a server's link, as factors on the least possible capacity
 _WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)
-# a limit at the server is kept if its error is below _BETTER times, and _WORTH below, no limit's
+# A limited link of the server is kept only if its error is less than _BETTER times the error
+# without a limit, and less than that error minus _WORTH.
 _BETTER = 0.9
 _WORTH = 0.005
-# links explain a log as well as fitted links if their error is below _AS_WELL times, plus _WORTH
+# other links explain a log too if their error is at most _AS_WELL times the fitted error + _WORTH
 _AS_WELL = 1.3
-# weight of a busy period's error, whose end rounds wait for, relative to a transfer's error
+# weight of the error of a busy period relative to a transfer's: a round waits for its end
 _TOGETHER = 3.0
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _STEEP = 1e3  # the highest ratio of a link's rate to the mean rate of its messages
-# clients are assumed to share one link if they are this many and their rates differ by less
+# at least _MANY clients whose rates differ by less than _ALIKE are taken to share one link
 _ALIKE = 0.03
 _MANY = 5
 

@@ -19,9 +19,9 @@ _LEAST_CLIENTS = 3
 _LEAST_COHORTS = 4
 _LEAST_OVERLAP = 0.6  # share of a transfer during which all transfers of its cohort run
 _DRAWS = 999
-_CHANCE = 0.02  # a shared link is stated if chance would make one as seldom as this
-_LEAST_SPREAD = 2e-3  # relative variation of rates below which nothing can be told
-# a client whose times vary less, relative to the usual client's, has a link of its own
+_CHANCE = 0.02  # a shared link is reported if its ``chance`` is at most this
+_LEAST_SPREAD = 2e-3  # relative variation of times below which the test says nothing
+# a client whose times vary less than this share of the median client's is limited by its own link
 _STEADY = 0.3
 
 

@@ -317,7 +317,7 @@ def _is_at(line: ComparedLine, where: Mapping[str, object]) -> bool:
 
 
 class _MeasuredTable:
-    """Published table with the figures of the study's runs for its rows."""
+    """Published table, with the figures that the study's runs have for the table's rows."""
 
     def __init__(
         self, table: PublishedFigures, published: Published, lines: Sequence[ComparedLine]
@@ -439,9 +439,11 @@ class _MeasuredTable:
         return (*start, tolerance, "yes" if abs(difference) <= tolerance else "no")
 
     def claims(self) -> list[tuple[Cell, ...]]:
-        """Return for each claim: title of the table, claim, difference, interval and verdict.
+        """Judge the paper's claims on this table by the study's runs.
 
-        Empty if there are no runs.
+        Returns:
+            One row per claim: title of the table, claim, difference, interval and verdict. Empty if
+            there are no runs.
         """
         rows: list[tuple[Cell, ...]] = []
         if not self._seeds:

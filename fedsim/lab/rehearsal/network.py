@@ -97,7 +97,7 @@ class Namespaces:
             _do("ip", "-n", core, "tuntap", "add", "dev", _LAG, "mode", "tun")
             _do("ip", "-n", core, "link", "set", _LAG, "up")
             _do("ip", "-n", core, "route", "add", "default", "dev", _LAG, "table", _DELAYED)
-            # a packet from a link goes to the delaying process, and then its way
+            # packets from links are routed to the delaying process, which writes them back
             for place in range(len(self._clients) + 1):
                 _do("ip", "-n", core, "rule", "add", "iif", f"c{place}", "lookup", _DELAYED)
 
@@ -147,14 +147,14 @@ class Namespaces:
             (name, "e", 2, link.to_core),
         ):
             _do("ip", "-n", space, "addr", "add", f"10.99.{place}.{host}/24", "dev", device)
-            # so that the bucket counts packets
+            # without segmentation offload, so that the token bucket counts single packets
             _do("ip", "-n", space, "link", "set", device, "gso_max_segs", 1)
             _do("ip", "-n", space, "link", "set", device, "up")
             if rate is not None:
                 burst = max(_LEAST_BURST, round(rate * 1e6 / 8 * _BURST_S))
                 shape = ("tbf", "rate", f"{rate}mbit", "burst", burst, "latency", "60ms")
                 _do("tc", "-n", space, "qdisc", "add", "dev", device, "root", *shape)
-        # no default route: what is meant for another machine fails at once
+        # no default route, so that a connection to another machine fails at once
         _do("ip", "-n", name, "route", "add", "10.99.0.0/16", "via", f"10.99.{place}.1")
 
 

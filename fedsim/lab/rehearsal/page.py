@@ -28,7 +28,7 @@ _LANE = 9.0
 _GAP = 12.0
 _TOP = 24.0
 _TICKS = 10  # most ticks of the axis
-_NARROW = 0.03  # share of the axis at its end in which a tick's text would not fit beyond
+_NARROW = 0.03  # last share of the axis, in which a tick has its text on the left
 _FINE = ("done", "stopped")  # outcomes without a mark
 _SHEET = """
 .tasks { display: block; width: 100%; min-width: 760px; height: auto; filter: var(--dark); }

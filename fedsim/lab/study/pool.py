@@ -33,7 +33,7 @@ News: TypeAlias = Mapping[str, Any]
 
 _LONGEST = 1000  # greatest length of a line (characters)
 _PLAIN_EVERY_S = 10.0  # least time between two lines of progress, if the console is no terminal (s)
-_LEAST_KNOWN = 0.1  # least work done, in runs, from which the remaining time is told
+_LEAST_KNOWN = 0.1  # least work done (runs) from which the remaining time is estimated
 _MOST_AT_WORK = 2  # most active runs that a line of progress names
 
 

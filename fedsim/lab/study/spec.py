@@ -319,7 +319,7 @@ class StudySpec(Spec):
 
     @property
     def _grids(self) -> list[dict[str, list[Any]]]:
-        """Grids of the parts, each merged with the grid of the study."""
+        """The grid of each part, merged with the grid of the study."""
         return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
 
     @field_validator("seeds")
