@@ -197,6 +197,7 @@ def _cost_lines(trial: Beginning, cost: CostHere) -> list[str]:
         testing = show_seconds(cost.testing_s)
         parts.append(f"{training} for {cost.trained_steps:.0f} steps of SGD")
         parts.append(f"{testing} for {cost.tests:.0f} tests")
+    parts.append(f"{show_seconds(cost.build_s)} to load data and build the world")
     most = "at most " if scenario.stop.accuracy is not None else ""
     memory = show_bytes(cost.memory_bytes)
     disk = show_bytes(cost.disk_bytes)

@@ -101,9 +101,13 @@ class Ranking:
         lines = []
         for line in rest:
             estimate = self.against(line, first)
-            if estimate is None or estimate.pairs < 2:
+            if estimate is None:
                 continue
-            if estimate.low <= equal <= estimate.high:
+            if estimate.pairs < 2:
+                is_alike = estimate.mean == equal  # one seed: without an interval
+            else:
+                is_alike = estimate.low <= equal <= estimate.high
+            if is_alike:
                 lines.append(line)
         return lines
 
@@ -122,7 +126,7 @@ class Ranking:
         if self.decided is not None:
             return self.decided.status in ("best", "tie")
         if first.of == 1:
-            return True
+            return second not in self.alike
         return self.against(second, first) is not None and second not in self.alike
 
     @property
@@ -143,6 +147,8 @@ class Ranking:
             words = [f"{clean(first.name)} {lead}: {figure} ({decided.error})."]
         elif decided is not None and decided.status == "best":
             words = [f"{clean(first.name)} {self._lead}, {figure} ({decided.error})."]
+        elif self.alike and first.of == 1:
+            words = [f"no line {self._lead} alone: {self._tie}."]
         elif self.alike:
             words = [f"no line surely {self._lead}: {self._tie}."]
             words.append(f"{clean(first.name)} has the {self._extreme} mean, {figure}.")
@@ -155,7 +161,7 @@ class Ranking:
                 words.append(f"{clean(line.name)}, the baseline, {self._compare(line, first)}.")
         if decided is not None:
             words += decided.sentences
-        elif self.alike:
+        elif self.alike and first.of > 1:
             words.append(self._doubt(first))
         return words
 
@@ -201,21 +207,25 @@ class Ranking:
         It states how many more seeds may tell them apart, if that can be estimated.
         """
         alike = self.alike
-        counts = []
+        near: list[str] = []  # names of the lines that a number of seeds may tell apart
+        counts: list[int] = []
         for line in alike:
             count = self._seeds_more(line, first)
             if count is not None:
+                near.append(line.name)
                 counts.append(count)
-        counts.sort()
         names = some_names([line.name for line in alike])
         doubt = f"These {first.of} seeds do not tell it apart from {names}."
         if not counts:
             return doubt
-        up_to = ""
-        if len(counts) == len(alike) and counts[-1] > counts[0]:
-            up_to = f" to {counts[-1]}"
-        noun = "seed" if counts[-1] == 1 else "seeds"
-        return f"{doubt} Some {counts[0]}{up_to} {noun} more would, if they differ as these do."
+        if len(near) < len(alike):
+            doubt = f"{doubt} For {some_names(near)},"
+            some = "some"
+        else:
+            some = "Some"
+        up_to = f" to {max(counts)}" if max(counts) > min(counts) else ""
+        noun = "seed" if max(counts) == 1 else "seeds"
+        return f"{doubt} {some} {min(counts)}{up_to} {noun} more would, if they differ as these do."
 
     def _seeds_more(self, line: RankedLine, first: RankedLine) -> int | None:
         """Estimate how many more seeds tell ``line`` apart from ``first``.

@@ -4,6 +4,7 @@ studies in a notebook.
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -151,6 +152,30 @@ def test_the_same_is_said_to_be_and_costs_of_nothing_have_no_ratio(tmp_path: Pat
         "free takes the least time, 0 s.",
         "dear, the next, comes to 2.5 s.",
     ]
+
+
+def test_one_seed_of_equal_lines_names_no_best(tmp_path: Path) -> None:
+    times = {"one": [10.0], "two": [10.0], "three": [20.0]}
+    (answer,) = answers(*made(tmp_path, times), [0.5])
+    ranking = answer.rankings[0]
+    assert ranking.sentences == [
+        "no line takes the least time alone: 2 of 3 tie at 10 s; three is worse.",
+        "two, the next, does exactly as well.",
+    ]
+    assert not ranking.is_sure
+
+
+def test_a_count_of_further_seeds_names_the_lines_for_which_it_is(tmp_path: Path) -> None:
+    """The mean of ``far`` is so near to that of ``one`` that no count is stated for it."""
+    times = {
+        "one": [10.0, 20.0, 30.0],
+        "near": [11.0, 19.5, 33.5],
+        "far": [16.0, 20.0, 19.0],
+    }
+    (answer,) = answers(*made(tmp_path, times), [0.5])
+    doubt = answer.rankings[0].sentences[-1]
+    assert doubt.startswith("These 3 seeds do not tell it apart from ")
+    assert re.search(r"\. For near, some \d+ seeds? more would, if they differ as these do\.$", doubt)
 
 
 def test_targets(tmp_path: Path) -> None:
