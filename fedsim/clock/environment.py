@@ -202,7 +202,8 @@ class Environment(simpy.Environment):
 
         Raises:
             ValueError: ``when`` is before now.
-            SimulationError: the run is saved, and nothing can set an alarm of this kind again.
+            SimulationError: the run takes snapshots (``require_rearm``), and the alarm's kind is
+                not declared (``declare_alarm``), so that it could not be set again.
         """
         if when < self._now:
             raise ValueError(f"an alarm at {when!r} s cannot be set at {self._now!r} s")
@@ -221,23 +222,23 @@ class Environment(simpy.Environment):
     # alarms in snapshots
 
     def declare_alarm(self, kind: str, rearm: Rearm, *, in_background: bool = False) -> None:
-        """Declare a kind of alarm, which a snapshot then holds by kind, number and time.
+        """Declare a kind of alarm, whose alarms a snapshot then stores by kind, number and time.
 
         Args:
             kind: the first part of such an alarm's name.
-            rearm: sets an alarm of this kind by its number and time (s).
-            in_background: whether a run is over if it has only alarms of such kinds.
+            rearm: function that sets an alarm of this kind again, from its number and time (s).
+            in_background: whether a run is over if only alarms of such kinds remain.
         """
         self._rearms[kind] = rearm
         if in_background:
             self._background.add(kind)
 
     def is_background(self, alarm: Alarm) -> bool:
-        """Whether the alarm is of a kind that does not keep a run going."""
+        """Whether the alarm is of a kind that was declared ``in_background``."""
         return alarm.name[0] in self._background
 
     def can_rearm(self, kind: str) -> bool:
-        """Whether alarms of a kind can be set again."""
+        """Whether a kind of alarm is declared, so that a snapshot can restore its alarms."""
         return kind in self._rearms
 
     def rearm(self, kind: str, number: int, when: float) -> None:
@@ -245,7 +246,7 @@ class Environment(simpy.Environment):
         self._rearms[kind](number, when)
 
     def require_rearm(self) -> None:
-        """Make later alarms of undeclared kinds an error, because the run is to be saved.
+        """Refuse alarms of undeclared kinds from now on, because a snapshot could not restore them.
 
         Raises:
             SimulationError: an alarm of an undeclared kind is set already.

@@ -42,7 +42,7 @@ class Executor(Protocol):
     The results of a simulation do not depend on the order in which functions finish.
 
     Attributes:
-        workers: count of functions that run at the same time.
+        workers: largest count of functions that run at the same time.
     """
 
     workers: int
@@ -139,7 +139,7 @@ def make_executor(
 
 
 def _refuse_unplaced(device: str, resources: TaskResources) -> None:
-    """Raise ``ScenarioError`` if Ray would give a task no GPU, or another one than ``device``."""
+    """Raise ``ScenarioError`` if Ray would give a task no GPU, or a GPU other than ``device``."""
     if device == "cpu":
         return
     if device not in ("cuda", "cuda:0"):
@@ -207,15 +207,16 @@ def start(
 ) -> "subprocess.Popen[Any]":
     """Start a new Python process that calls a function of fedsim, in a new session.
 
-    The process has this process's search path without the working directory, and its allowed code.
-    Unlike a process of ``multiprocessing`` it does not run the user's program again.
+    The new process has the search path of this process without the working directory, and can
+    import the users' code that this process was allowed to import. Unlike a process of
+    ``multiprocessing`` it does not run the user's program again.
 
     Args:
         module: the function's module.
         name: name of the function.
         words: command line of the process.
         variables: environment variables, in addition to those of this process.
-        options: further arguments of ``subprocess.Popen``.
+        options: other arguments of ``subprocess.Popen``.
     """
     working_directory = Path.cwd().resolve()
     fedsim_folder = str(Path(__file__).absolute().parents[2])
@@ -264,7 +265,7 @@ class WorkerProcesses:
         assert worker.stdin is not None
         assert worker.stdout is not None
         try:
-            # modules that are allowed by now, so that the next pickle can name them
+            # places of modules that were allowed since, so that the next pickle can refer to them
             pickle.dump(places(), worker.stdin)
             pickle.dump((function, args), worker.stdin, protocol=5)
             worker.stdin.flush()

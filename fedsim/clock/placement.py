@@ -26,7 +26,7 @@ class TaskResources:
         num_cpus: cores.
         num_gpus: GPUs; below 1, several tasks share one.
         memory: memory (bytes).
-        named: further resources, as ``ray start --resources`` declares them: name -> amount.
+        named: other resources, as ``ray start --resources`` declares them: name -> amount.
     """
 
     num_cpus: float = 1.0
@@ -88,14 +88,14 @@ class TaskResources:
 
     @property
     def demand(self) -> dict[str, float]:
-        """Amounts that a task reserves, by Ray's names of resources."""
+        """Amounts that a task reserves: Ray's name of a resource -> amount."""
         return {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": self.memory, **self.named}
 
     def count_on(self, node: Mapping[str, float]) -> int:
         """Return how many tasks a node can carry out at once.
 
         Args:
-            node: amounts of the node, by Ray's names of resources.
+            node: amounts of the node: Ray's name of a resource -> amount.
         """
         counts = []
         for name, amount in self.demand.items():
@@ -107,7 +107,7 @@ class TaskResources:
         """Raise ``ScenarioError`` if no node has what a task reserves.
 
         Args:
-            nodes: amounts of each node, by Ray's names of resources.
+            nodes: amounts of each node: Ray's name of a resource -> amount.
         """
         amounts = [*nodes]
         if any(map(self.count_on, amounts)):

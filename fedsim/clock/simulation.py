@@ -1,8 +1,8 @@
-"""Clock of a run: one SimPy environment, driven by asyncio, which joins real work, emits records.
+"""Clock of a run: a SimPy environment that asyncio drives, with real work and records.
 
 The order of events within one instant is defined in ``fedsim.clock.environment``. No event is
 processed while the clock waits for real work, so that a run is equal in all bits whatever time the
-work takes.
+real work takes.
 
 Times lie on a grid of 2^-30 s (0.93 ns), on which sums are exact in a float64 up to 2^23 s (97
 days). The distance of later times is the distance of float64 numbers (60 ns after ten years), and
@@ -320,7 +320,7 @@ class Simulation:
         self._receivers = {kind: [*self._sinks, *own] for kind, own in self._sinks_of.items()}
 
     def at_end(self, final: Callable[[], None]) -> None:
-        """Register a function for the end of the run, when records are taken but no handler runs.
+        """Register a function to call at the run's end; it may emit records, and no handler runs.
 
         Args:
             final: the function, without arguments.
@@ -328,7 +328,7 @@ class Simulation:
         self._finals.append(final)
 
     def at_close(self, close: Callable[[], None]) -> None:
-        """Register a function for after the run, however it ends; nothing is recorded any more.
+        """Register a function to call after the run, even a failed one; it emits no records.
 
         Args:
             close: the function, without arguments, such as one that closes a file.

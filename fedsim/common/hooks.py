@@ -10,7 +10,7 @@ from fedsim.common.errors import ScenarioError, home_of
 from fedsim.common.spec import Spec
 
 UNIONS = (Union, UnionType)
-# attributes of a strategy class that hold further classes of its author
+# attributes of a strategy class that hold other classes of its author
 _HALVES = ("Client", "Params", "Half")
 METHODS = (classmethod, staticmethod)
 _KEY = object()  # stands for a key of a spec in the result of ``_attributes_of``
@@ -51,7 +51,7 @@ def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> 
 
     Args:
         user_class: the class.
-        key: the key of a scenario that holds the part, in messages.
+        key: the key of a scenario that names the class, in messages.
         like: a fedsim class that counts as its base, although the class may not inherit it.
 
     Raises:

@@ -56,12 +56,17 @@ def from_file(allow_code: bool) -> Iterator[None]:
 
 
 def is_allowed() -> bool:
-    """Whether all import paths are allowed in this context."""
+    """Whether code of users may be imported.
+
+    True unless a scenario file is being validated without ``allow_code`` (``from_file``).
+    """
     return _allowed.get()
 
 
 def refuse_unless_allowed(path: str, key: str) -> None:
-    """Raise an error unless an import path is allowed in this context; import nothing.
+    """Raise an error if an import path is malformed, or if its code is not allowed; import nothing.
+
+    Which code is allowed depends on ``from_file`` and on the user's configuration.
 
     Args:
         path: the import path.
@@ -91,12 +96,12 @@ def refuse_unless_allowed(path: str, key: str) -> None:
 
 
 def is_refusal_of_code(message: str) -> bool:
-    """Whether ``message`` is of a ``ScenarioError`` about code that is not allowed."""
+    """Whether ``message`` is the text of a ``ScenarioError`` about code that is not allowed."""
     return _REFUSAL in message
 
 
 def refuse_code(place: str, key: str) -> None:
-    """Raise an error about a path on disk that holds code, unless this context allows code.
+    """Raise an error about a path on disk that holds code, unless code is allowed (``is_allowed``).
 
     Args:
         place: the path.
@@ -130,8 +135,8 @@ def find(
             file.
 
     Raises:
-        ScenarioError: the object does not exist or is no such class, or the path is not allowed in
-            this context.
+        ScenarioError: the object does not exist or is no such class, or its code is not allowed
+            (``refuse_unless_allowed``).
     """
     target = at(path, key) if permitted else named(path, key)
     if isinstance(target, type):
@@ -165,7 +170,8 @@ def named(path: str, key: str) -> Any:
         key: the key of a scenario that holds it, in messages.
 
     Raises:
-        ScenarioError: the path is not allowed in this context, or the object does not exist.
+        ScenarioError: the code is not allowed (``refuse_unless_allowed``), or the object does not
+            exist.
     """
     refuse_unless_allowed(path, key)
     return at(path, key)

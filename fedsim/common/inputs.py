@@ -1,4 +1,4 @@
-"""Files that a scenario names: recorded in one process, replaced by copies in another."""
+"""Files that a scenario names: one process records their paths, another reads copies of them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def refer(file: str, root: Path | None) -> Reference:
 
 @contextmanager
 def recorded_files() -> Iterator[dict[Reference, Path]]:
-    """Context manager that yields a table, to which this context adds the files that it finds."""
+    """Context manager that yields a dict of the files found within it: reference -> path."""
     files: dict[Reference, Path] = {}
     token = _recorded.set(files)
     try:
@@ -37,7 +37,7 @@ def recorded_files() -> Iterator[dict[Reference, Path]]:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Context manager in which files are not recorded, since their content is kept otherwise."""
+    """Context manager within which ``recorded_files`` does not get the files that are found."""
     token = _recorded.set(None)
     try:
         yield
@@ -47,7 +47,7 @@ def unrecorded() -> Iterator[None]:
 
 @contextmanager
 def copied_files(find_copy: Callable[[Reference], Path | None]) -> Iterator[None]:
-    """Context manager in which copies take the place of files.
+    """Context manager within which copies are read in place of the files that a scenario names.
 
     Args:
         find_copy: returns the path of a file's copy; None if the file has no copy.
@@ -60,13 +60,13 @@ def copied_files(find_copy: Callable[[Reference], Path | None]) -> Iterator[None
 
 
 def copy_of(reference: Reference) -> Path | None:
-    """Return the path of the copy of a file; None if this context has no copy."""
+    """Return the path of a file's copy in the present ``copied_files``; None if it has no copy."""
     find_copy = _find_copy.get()
     return None if find_copy is None else find_copy(reference)
 
 
 def record(reference: Reference, path: Path) -> None:
-    """Add a file to the table of ``recorded_files``, if this context has one."""
+    """Add a file to the dict of the present ``recorded_files``, if there is one."""
     files = _recorded.get()
     if files is not None:
         files[reference] = path

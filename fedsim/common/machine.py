@@ -71,8 +71,8 @@ def usable_gpus(system: Path = _SYSTEM) -> list[str]:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        known = list((system / "proc/driver/nvidia/gpus").glob("*"))
-        return [str(number) for number in range(len(known))]
+        folders = list((system / "proc/driver/nvidia/gpus").glob("*"))
+        return [str(number) for number in range(len(folders))]
     names = []
     for name in visible.split(","):
         if name.strip() in ("", "-1"):  # CUDA ignores what follows

@@ -15,9 +15,9 @@ Processor = Literal["cpu", "gpu", "arm"]
 COLUMNS = 5
 """Count of values per operation.
 
-The values are FLOPs, bytes moved, and bytes of further passes on a server's CPU. For a board with
-ARM cores there are two more: FLOPs of matrix products that take the same time, and bytes of further
-passes.
+The values are FLOPs, bytes moved, and bytes of additional passes on a server's CPU. For a board
+with ARM cores there are two more: FLOPs of matrix products that take the same time, and bytes of
+additional passes.
 """
 
 Operations = NDArray[np.float64]
@@ -28,7 +28,7 @@ Each of the ``COLUMNS`` values is a fixed amount and an amount per sample of the
 
 
 def operation(fixed: float, a_sample: float, moved: float) -> Operations:
-    """Make the row of an operation without further passes over its data.
+    """Make the row of an operation that moves its data once, on a CPU as on a GPU.
 
     Args:
         fixed: FLOPs of a batch.

@@ -300,7 +300,10 @@ def _without_kind(schema: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def specs_of(field: FieldInfo) -> dict[str, type[Spec]]:
-    """Return the classes of tables that a key accepts: kind, or empty name -> class."""
+    """Return the classes of the tables that a key accepts: kind -> class.
+
+    A class without kinds has the empty name.
+    """
     return _specs(field.annotation, field.metadata)
 
 

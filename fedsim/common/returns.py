@@ -285,7 +285,7 @@ def guard(user_class: type, key: str, class_key: str = "", like: type | None = N
 
     Args:
         user_class: the class.
-        key: the key of a scenario that holds the part, in messages about results.
+        key: the key of a scenario that names the class, in messages about results.
         class_key: the key in messages about the class itself; empty for ``key``.
         like: a fedsim class that counts as its base, although the class may not inherit it.
 

@@ -1,4 +1,5 @@
-"""Distributions of sample counts over devices. Message sizes: ``federation/contents.py``.
+"""Distributions of sample counts over devices. The sizes of messages are in
+``federation/contents.py``.
 
 Partitions that deal samples by size use these distributions, and so do runs without learning.
 """

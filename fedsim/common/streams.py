@@ -154,7 +154,7 @@ class Streams:
 
         Args:
             purpose: name of the stream.
-            ids: further integers that name the stream, such as the indices of round and device.
+            ids: integers that name the stream too, such as the indices of round and device.
 
         Example:
             >>> from fedsim.plugin import Streams

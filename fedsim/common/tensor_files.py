@@ -85,13 +85,13 @@ def write_tensors(path: Path, tensors: Mapping[str, AnyTensor]) -> str:
 
     Args:
         path: the file.
-        tensors: name: tensor. A stored tensor is read when it is written.
+        tensors: name -> tensor. A stored tensor is read when it is written.
 
     Returns:
         SHA-256 of the file, as hexadecimal digits.
 
     Raises:
-        ValueError: a tensor has a type, or the file has a count of tensors, that the format lacks.
+        ValueError: the format lacks a tensor's type, or the file has too many tensors for it.
         OSError: the disk is full, for example.
     """
     order = sorted(tensors, key=lambda name: (_rank(name, tensors[name]), name))

@@ -199,13 +199,15 @@ class Training:
         anchor: center of the proximal term (a ``Ref``); None for ``start``.
         linear: added to every gradient (a ``Ref``); None for nothing.
         lr: the learning rate; None for the rate in ``[training]``, decayed by the round.
-        held: whole tensors of the flat model that keep their start. They do not shorten a step.
-        only_batch: number (from 0) of the batch on which all ``steps`` are.
+        held: ranges of the flat model that keep their values of ``start``, as whole tensors. They
+            do not shorten a step.
+        only_batch: index (from 0) of the one batch on which all ``steps`` are taken; None for all
+            batches in turn.
         contrast: a contrastive term in the loss; None for none.
         share: share of the batches that are processed, if a trainer stops early; shortens all
             epochs.
-        cut: the smaller model whose cost a step has; None: the whole model. All numbers outside
-            of the smaller model are 0 or held.
+        cut: the smaller model that is trained, which determines the cost of a step; None: the
+            whole model. All values outside of the smaller model are 0 or held.
         last_gradient: whether the result is the gradient of the last step in place of the trained
             model.
         batch_size: count of samples in a batch; None for the size in ``[training]``.
@@ -282,7 +284,7 @@ class Training:
         return usual
 
     def samples_an_epoch(self, samples: int, usual: Batching) -> int:
-        """Return the count of samples that one counted epoch processes.
+        """Return the count of samples that an epoch processes; ``steps`` count as one epoch.
 
         Args:
             samples: count of samples on which the device trains.
@@ -316,15 +318,16 @@ class Limit:
 
     Attributes:
         stop_at: the absolute time (s) at which the device stops; finished epochs count.
-        budget: computing time (s) from the device's first computation for the round on, tests and
-            earlier trainings included.
+        budget: computing time (s) since the device's first computation for the round, which
+            includes tests and earlier trainings.
         reserve_upload: bytes whose expected time on the device's own uplink is kept in reserve.
         adaptive: whether another epoch begins only if an epoch of the mean length of the finished
             ones fits.
-        at_least: finished epochs without which none counts and the task ends as late, or, with
-            ``go_on``, goes on untrained.
-        go_on: whether the task goes on untrained if too few epochs were finished (``at_least``).
-        reserve_s: further time in reserve (s), for the steps after the training.
+        at_least: least count of finished epochs. If fewer are finished, none counts, and the task
+            ends as late unless it may ``go_on``.
+        go_on: whether a task with too few finished epochs goes on, with the untrained model.
+        reserve_s: time (s) that is kept in reserve for the steps after the training, in addition
+            to ``reserve_upload``.
         cut_undoes: whether an unfinished epoch undoes the finished ones.
     """
 

@@ -2,7 +2,7 @@
 
 Imports ``clock`` and ``common``.
 
-Nothing here loads torch; ``engine``, which a run with learning begins with, does.
+Importing the package does not load torch. A run with learning imports ``engine``, which does.
 """
 
 from fedsim.learning.evaluation import Evaluation

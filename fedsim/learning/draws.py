@@ -1,4 +1,4 @@
-"""Random numbers of users' modules: torch's draws are made repeatable, further draws are detected.
+"""Random numbers of users' modules: torch's draws are made repeatable, other draws are detected.
 
 ``KeyedDraws`` intercepts torch's operations that draw, including operations within compiled layers
 such as the dropout of ``torch.nn.LSTM``. Each operation then draws from a generator of the calling

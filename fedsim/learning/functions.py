@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Function)
 
 _BLOCK = 1 << 15  # values in one block of a sum, which fit into a core's own cache
 
-# import path: marked function of an imported module
+# import path -> function that ``pure`` has marked
 _KNOWN: dict[str, Function] = {}
 
 
@@ -56,7 +56,7 @@ def _path(function: Function) -> str:
 
 
 def path_of(function: Function) -> str:
-    """Return the import path ``package.module:function`` of a marked function.
+    """Return the import path ``package.module:function`` of a function that ``pure`` has marked.
 
     Raises:
         SimulationError: the function is not marked, or is not at the top of its module.
@@ -75,10 +75,13 @@ def path_of(function: Function) -> str:
 
 
 def function_at(path: str) -> Function:
-    """Return the marked function with an import path.
+    """Return the function at an import path, which must be marked with ``pure``.
 
-    Only modules of fedsim are imported. The functions of a user's strategy are imported with the
-    strategy.
+    A module of fedsim is imported if needed. A function of a user's strategy is known already, as
+    the strategy's module has been imported.
+
+    Args:
+        path: ``package.module:name``.
 
     Raises:
         SimulationError: no imported function at this path is marked.
@@ -142,10 +145,10 @@ def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
 
 @pure
 def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
-    """Extract the values in some slices of a flat model.
+    """Extract the values in some slices of the first model that is finite there.
 
     Args:
-        models: candidates, float32 [d] each, at least one.
+        models: candidates in order of preference, float32 [d] each, at least one.
         places: (begin, end) of each slice.
 
     Returns:
@@ -242,10 +245,10 @@ def mean_state(
     """Compute the weighted mean of trainers' states, leaving out empty and non-finite states.
 
     Args:
-        parts: each state (name: array) and its weight.
+        parts: each state (name -> array) and its weight.
 
     Returns:
-        name: mean array, with the first state's shape and dtype; empty if the weights sum to 0.
+        Name -> mean array, with the first state's shape and dtype; empty if the weights sum to 0.
 
     Raises:
         SimulationError: states differ in names or shapes.

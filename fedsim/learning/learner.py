@@ -52,7 +52,7 @@ class Learner:
         self.notes: list[str] = []
         self._serial = 0
 
-    # Methods that return refs, whose weights are computed later.
+    # methods that return refs, whose weights are computed later
 
     def initial(self, count: int = 0) -> Ref:
         """Return a ref of an initial model, drawn at random.
@@ -92,7 +92,7 @@ class Learner:
     def first_epoch(self, update: Ref) -> Ref:
         """Return a ref of the model after the first local epoch of an update.
 
-        An update that is computed already, or has one epoch, is returned unchanged.
+        The ref of an update that is computed already, or has one epoch, is returned unchanged.
         """
         return update
 
@@ -191,7 +191,7 @@ class Learner:
             function: a function of samples, labels and ``constants``.
             device: index of the device.
             version: version of its data.
-            constants: further arguments of the function.
+            constants: its other arguments, by name.
         """
         return self._name("values", None, device)
 
@@ -249,21 +249,21 @@ class Learner:
             refs: the models of the checkpoint.
         """
 
-    # Methods that compute weights, or depend on data.
+    # methods that compute weights, or depend on data
 
     def shift(self, device: int, version: int) -> None:
         """Set the version of a device's data for all later tests."""
 
     @property
     def needs_sizes(self) -> bool:
-        """Whether ``check_sizes`` may raise an error for some sizes of devices' data."""
+        """Whether ``check_sizes`` raises an error for some sizes, so that it must be called."""
         return False
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
         """Check that the model can be trained on batches of each device's data.
 
         Args:
-            sizes: device: count of training samples.
+            sizes: device -> count of training samples.
 
         Raises:
             ScenarioError: a device has a batch of a single sample, and the model needs two.
@@ -275,7 +275,7 @@ class Learner:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Name: shape of each tensor of a model, in order; empty if learning is off."""
+        """Return name -> shape of the tensors of a model, in order; empty if learning is off."""
         return {}
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:

@@ -154,13 +154,13 @@ class LocalWork:
         return [results[position] for position in range(len(jobs))]
 
     def _solver_of(self, job: TrainingJob) -> Solver:
-        """Return the solver of a training, which may have terms without a closed form."""
+        """Return the solver of a training: one with autograd if a term has no closed form."""
         needs_autograd = job.recipe.training.contrast is not None
         needs_autograd |= self._training.sgd.clip is not None
         return self._solver.plain if needs_autograd else self._solver
 
     def _descent(self, job: TrainingJob) -> Descent:
-        """Return the rule of a training's steps."""
+        """Return the rule of the SGD steps of a training."""
         rule = self._training.sgd
         local = job.recipe.training
         return Descent(

@@ -95,7 +95,7 @@ class Model(Spec):
 
     @property
     def says_what_stays(self) -> bool:
-        """Whether the scenario names the tensors that stay on the devices."""
+        """Whether the scenario has ``keep`` or ``send``, which divide the tensors of the model."""
         return False
 
     def cut(self, by: CutBy, size: float) -> Self:
@@ -117,7 +117,7 @@ class Model(Spec):
         )
 
     def with_last_layers(self, count: int, shape: Shape, classes: int) -> Self:
-        """Return the model of which only the last layers are trained, for its cost.
+        """Return this model with only its last layers trained; a training's cost follows from it.
 
         Args:
             count: count of trained layers.
@@ -134,7 +134,7 @@ class Model(Spec):
 
 
 class PartedModel(Model):
-    """A model with parts: trained or frozen, kept or sent."""
+    """A model whose tensors may be trained or frozen, and kept on the devices or sent."""
 
     lora: LoRA | None = None
     """adapters beside the model's dense layers; None: there are none."""
@@ -398,11 +398,11 @@ class ModuleModel(TorchModel):
     """Any ``torch.nn.Module``, by the import path of its class or of a function that makes it.
 
     The module maps samples [n, *shape] (tokens: int64) to outputs [n, classes], or [n, T,
-    vocabulary] for one a token. Its own method ``loss(outputs, y)``, with one loss a sample, [n],
-    comes before the objective's. It initialises itself, under a seed of the run's. Its persistent
-    buffers of floats (running statistics and others) are sent and averaged like parameters. torch's
-    random draws are keyed; other draws, and state that a training leaves in the module besides, are
-    refused.
+    vocabulary] if it predicts each token. If it has a method ``loss(outputs, y)``, with one loss a
+    sample, [n], this replaces the objective's loss. It initialises itself, under a seed of the run.
+    Its persistent buffers of floats (such as running statistics) are sent and averaged like
+    parameters. Torch's random draws are repeatable. Other draws, and other state that a training
+    leaves in the module, are errors.
     """
 
     kind: Literal["module"] = "module"

@@ -302,7 +302,7 @@ def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> fl
 
 
 def outputs_in_bf16(module: nn.Module, x: Tensor) -> Tensor:
-    """Apply a module with float32 tensors to samples like ``outputs_of``, in mixed precision.
+    """Apply a module with float32 tensors to samples, as ``outputs_of`` does, in mixed precision.
 
     torch computes products in bfloat16 and sums, such as norms, in float32. The outputs are
     float32.
@@ -374,7 +374,7 @@ def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int 
 
 
 class Adaptable(nn.Module):
-    """Module that adds low-rank adapters to its layers by a further package."""
+    """Module that adds low-rank adapters to its own layers, by a package such as peft."""
 
     adapters: ClassVar[str]
     """Pattern of the names of the adapters' tensors."""

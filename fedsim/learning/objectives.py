@@ -1,4 +1,4 @@
-"""Scenario table ``[objective]``: the target of learning, its loss, and further metrics of tests.
+"""Scenario table ``[objective]``: the target of learning, its loss, and metrics of tests.
 
 A model gives one answer or several for a sample: a class, each token of a sequence, or each value
 of a vector. The loss of a sample is the mean over its answers. The loss and the accuracy of a test

@@ -139,7 +139,7 @@ def renamed(recipe: Recipe, names: Mapping["Ref", "Ref"]) -> Recipe:
 
     Args:
         recipe: the recipe.
-        names: model: its replacement.
+        names: model -> its replacement.
     """
 
     def of(ref: "Ref") -> "Ref":
@@ -173,7 +173,7 @@ def renamed(recipe: Recipe, names: Mapping["Ref", "Ref"]) -> Recipe:
 
 @dataclass(slots=True, eq=False)
 class Loss:
-    """Training loss of an update, and further values that the trainer reports by name.
+    """Training loss of an update, and other values that the trainer reports by name.
 
     The loss is the mean over the samples of the last local epoch; NaN if none is reported.
     """
@@ -199,7 +199,7 @@ class Ref:
         loss: the training loss, shared by all refs made of an update; None for other models.
         losses, choice: for a choice, the objective of each model, float64 [models], and the index
             of the chosen model.
-        state: name: array of the trainer's state after a training, or of the mean state of a mix
+        state: name -> array of the trainer's state after a training, or of the mean state of a mix
             if states are sent; None for other models.
     """
 
@@ -260,7 +260,7 @@ class Ref:
         Args:
             value: the weights, float32 [d].
             train_loss: mean loss of the last epoch; NaN if none is reported.
-            numbers: name: further reported value.
+            numbers: name -> another reported value.
         """
         value.setflags(write=False)
         self.held = value
@@ -296,7 +296,7 @@ class Waves:
     """Iterable over waves of refs that must be computed, for some refs and their ancestors.
 
     A wave is a list of refs with one type of recipe. An initial model or a mix is a wave of one
-    ref, and comes before all further waves. Otherwise a wave has all functions, all choices or all
+    ref, and comes before all other waves. Otherwise a wave has all functions, all choices or all
     trainings whose parents are computed, oldest first. The caller must compute a wave before it
     takes the next one, and may iterate once.
 

@@ -57,7 +57,7 @@ def remains(
 
     Args:
         module: the module.
-        flat: name: tensor of the flat model.
+        flat: name -> tensor of the flat model.
         whole: whether large tensors are compared by their values, instead of by their versions.
 
     Returns:

@@ -181,11 +181,13 @@ class Trainer(Spec):
     def stack_steps(
         self, parameters: "Mapping[str, nn.Parameter]", session: TrainingSession
     ) -> Callable[[], None]:
-        """Return a function that takes a step on stacked parameters, once their gradients are set.
+        """Return a function without arguments that takes one step on stacked parameters.
+
+        It is called when the gradients of the parameters are set.
 
         Args:
-            parameters: name: parameter of all lanes, [W, *shape].
-            session: facts that the trainings of the lanes share.
+            parameters: name -> parameter of all W stacked models, [W, *shape].
+            session: facts that the trainings of these models share.
         """
         raise NotImplementedError
 
@@ -222,7 +224,7 @@ class Trainer(Spec):
 
     @property
     def sgd(self) -> "TrainingSpec":
-        """The terms of fedsim's own step rule; all are off for other kinds than ``sgd``."""
+        """The terms of fedsim's own step rule; without any term for other kinds than ``sgd``."""
         return TrainingSpec()
 
     def __reduce__(self) -> tuple[object, ...]:

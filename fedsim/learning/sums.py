@@ -14,7 +14,7 @@ def coefficients_of(recipe: Mixed, finite: Sequence[bool]) -> list[float] | None
         finite: for each part, whether its weights are finite.
 
     Returns:
-        The coefficient of each finite part, in order; None if the mix's substitute must be used.
+        The coefficient of each finite part, in order; None if the mix's ``otherwise`` must be used.
     """
     every = [coefficient for _, coefficient in recipe.parts]
     coefficients = [

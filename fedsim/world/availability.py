@@ -122,7 +122,7 @@ class Availability(Protocol):
 
     @returns(_SPANS, _find_wrong_spans)
     def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
-        """Return the phase of each of several devices at a time of its own, without its begin.
+        """Return the phases of several devices, each at its own time, without their begins.
 
         Args:
             devices: indices of devices, all different, int64 [n].

@@ -221,7 +221,7 @@ class Batteries:
         """Whether the device is on a charger now; true for a device without a battery."""
         return not self.has(device) or self._charging.span(device, self._simulation.now).on
 
-    # Tasks and steps of a device with a battery.
+    # tasks and steps of a device with a battery
 
     def start(self, device: int) -> None:
         alarm = self._alarms.pop(device, None)
@@ -329,7 +329,7 @@ class Batteries:
         for device in sorted(self._paths):
             self._emit_battery(device)
 
-    # courses between breakpoints
+    # the state of a battery, and its linear course up to the next breakpoint
 
     def _coefficient(self, device: int, name: str) -> float:
         coefficient: float = self._columns[name].item(device)

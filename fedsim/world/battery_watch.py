@@ -100,6 +100,13 @@ class BatteryWatch:
         if when < task.off:
             self.set_alarm(task.id, max(when, self._simulation.now))
 
+    def set_alarm(self, number: int, when: float) -> None:
+        """Set the alarm at which the battery of a task's device is flat or is checked again."""
+        task = self._runner.running[number]
+        task.battery = self._simulation.env.at(
+            ("battery", number), when, partial(self._ring, task), CUT
+        )
+
     def _ring(self, task: Task) -> None:
         if self._simulation.now >= task.dry:
             self._runner.cut(task)
@@ -120,13 +127,6 @@ class BatteryWatch:
         self.look(task)
 
     # snapshots between two instants
-
-    def set_alarm(self, number: int, when: float) -> None:
-        """Set the alarm at which the battery of a task's device is flat or is checked again."""
-        task = self._runner.running[number]
-        task.battery = self._simulation.env.at(
-            ("battery", number), when, partial(self._ring, task), CUT
-        )
 
     def snapshot(self) -> dict[str, object]:
         batteries = None if self.batteries is None else self.batteries.snapshot()

@@ -46,7 +46,7 @@ class ChargingModel(Spec):
 
 
 class Never(ChargingModel):
-    """A device has what is in its battery at first."""
+    """No charging: a device has only the energy that is in its battery at first."""
 
     kind: Literal["never"] = "never"
 

@@ -94,8 +94,8 @@ class Compute:
             start: begin of the first epoch (s).
             epoch_s: time of an epoch at full speed (s).
             epochs: count of epochs.
-            limit: time (s) from which no further epoch begins.
-            horizon: time (s) after which no further epoch is computed.
+            limit: time (s) from which no epoch begins.
+            horizon: time (s) up to which ends of epochs are needed.
             task: count of the device's earlier tasks, if the jitter is drawn for the task; None if
                 it is drawn for the time at which each epoch begins.
 
@@ -192,7 +192,7 @@ class HostSpec(Spec):
     from [1, 1], flat at the end.
     """
     workers: int | None = Field(default=None, ge=1)
-    """number of tasks that run at once; further tasks queue, first come, first served. None: all run."""
+    """number of tasks that run at once; others wait, first come, first served. None: all run."""
     memory: Bytes | None = None
     """memory of a host, which limits the tasks that run at once. None: all fit."""
     task_memory: Annotated[Bytes | None, OnlyWith("memory")] = None
@@ -375,9 +375,10 @@ class Hosts:
                 cores.alarm.cancel()
                 cores.alarm = None
             if cores.jobs:
-                left = max(0.0, min(job.end for job in cores.jobs.values()) - cores.served)
+                next_end = min(job.end for job in cores.jobs.values())
+                remaining_s = max(0.0, next_end - cores.served)
                 rate = self._spec.rate(len(cores.jobs))
-                self._set_alarm(host, on_grid_after(cores.at + left / rate))
+                self._set_alarm(host, on_grid_after(cores.at + remaining_s / rate))
             else:
                 cores.served = 0.0
 

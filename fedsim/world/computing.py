@@ -146,7 +146,7 @@ class Computing:
         self._begin_epoch(task)
 
     def _begin_epoch(self, task: Task) -> None:
-        """Begin the next epoch, or end the step if no further epoch fits."""
+        """Begin the next epoch, or end the step if no other epoch fits into the limit."""
         assert self.hosts is not None
         assert task.epoch_ends is not None
         plan = self._plan(task)

@@ -47,7 +47,7 @@ class DeviceKind(Spec):
     Attributes:
         flops, flops_share: peak FLOP/s at float32 of the processor that trains, and the share
             that training reaches.
-        gpu: whether the processor is a GPU, which makes no further passes over data.
+        gpu: whether the processor is a GPU, which passes over an operation's data once.
         arm: whether the device is a board with ARM cores, on which torch runs other kernels.
         bandwidth, bandwidth_share: peak bytes/s of its memory, and the share that training reaches.
         memory, memory_share: its memory, and the share that a training may take.
@@ -239,7 +239,7 @@ class Capacity:
         kinds: the kinds of devices; empty if devices have no kinds.
         which: index in ``kinds`` of each device's kind, int [devices]; None if devices have no
             kinds.
-        names: name of each entry of ``kinds``.
+        names: name of each kind in ``kinds``, in their order.
     """
 
     speed: Floats

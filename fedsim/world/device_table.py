@@ -52,7 +52,7 @@ class DeviceTable:
         path: the file, Parquet (``.parquet``) or CSV.
         columns: names of the columns that the table must have.
         more: names of optional columns, which are read if the table has them.
-        others: names of further columns that are accepted and not read; None: all columns are
+        others: names of other columns that are accepted and not read; None: all columns are
             accepted.
 
     Attributes:

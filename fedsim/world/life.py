@@ -171,7 +171,7 @@ class TaskRunner:
             self.charge.end_task(task)
         self._on_end(task)
 
-    # Services for steps.
+    # services for steps
 
     def end_step_at(self, task: Task, end: float) -> None:
         """Set the alarm for the end of the running step, or for an earlier flat battery.

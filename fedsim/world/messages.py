@@ -236,7 +236,7 @@ class Messages:
         if message.on_end is not None:
             message.on_end(message, outcome)
 
-    # Snapshots, between two instants.
+    # snapshots between two instants
 
     def snapshot(self) -> MessagesState:
         return {"off": sorted(self.lost), "under_way": self.under_way, "sent": self._sent}

@@ -211,7 +211,7 @@ class Population:
         """Return the mean epoch time of the devices that may train (s), without jitter.
 
         Args:
-            over: see ``DeadlineBase``.
+            over: whether stragglers count at their reduced speed, see ``DeadlineBase``.
         """
         if self.rooflines is not None:
             return float(np.mean(self.epochs_s(over=over)[: self.trainable]))
@@ -332,10 +332,10 @@ class PopulationSpec(Spec):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "PopulationSpec":
-        said = [name for name in ("speed", "capacity", "device") if getattr(self, name) is not None]
-        if len(said) > 1:
+        keys = [name for name in ("speed", "capacity", "device") if getattr(self, name) is not None]
+        if len(keys) > 1:
             raise ValueError(
-                f"{said[0]!r} and {said[1]!r} both say how fast devices are; give one of them"
+                f"{keys[0]!r} and {keys[1]!r} both say how fast devices are; give one of them"
             )
         if self.device is not None and self.reference_flops is not None:
             raise ValueError(
@@ -402,14 +402,14 @@ class PopulationSpec(Spec):
         names = self.device.by_device(
             "population.device", streams.generator("world/device"), self.devices, root
         )
-        known, which = distinct(names)
-        kinds = [find_kind(name, self.kinds, "population.device") for name in known.tolist()]
+        kind_names, which = distinct(names)
+        kinds = [find_kind(name, self.kinds, "population.device") for name in kind_names.tolist()]
         down, up, latency = (
             np.array([getattr(kind, name) for kind in kinds])[which]
             for name in ("down", "up", "latency")
         )
         return Capacity(
-            alike(np.inf, self.devices), (down, up, latency), kinds, which, known.tolist()
+            alike(np.inf, self.devices), (down, up, latency), kinds, which, kind_names.tolist()
         )
 
     def sizes(self, streams: Streams, root: Path | None) -> Ints:

@@ -1,7 +1,7 @@
 """Training times of kinds of devices, by a roofline model.
 
 Each operation takes the longer of its arithmetic and its memory traffic (Williams, Waterman and
-Patterson, "Roofline", CACM 2009). CPUs make further passes over some data, GPUs none. A batch and
+Patterson, "Roofline", CACM 2009). CPUs pass over some data more than once, GPUs never. A batch and
 an epoch have fixed costs, which are added.
 """
 
@@ -98,13 +98,13 @@ class Rooflines:
         which: index in ``kinds`` of each device's kind, int [devices].
         cost: operations and memory of the trained model.
         batching: batches of an epoch of training.
-        cost_of: function that returns the cost of a smaller model from the way of cutting it and
-            its size (``Training.cut``), or of the model with a count of trained layers
-            (``Training.layers``); None if no model is cut.
-        usual: the usual training of a device of each kind, from which ``check`` and ``short``
-            judge; None: a training of the whole model.
-        layers: count of layers of the model, if a device with too little memory trains only the
-            last ones for which it has the memory; 0: such a training fails.
+        cost_of: function of ``Training.cut`` and ``Training.layers`` that returns the cost of a
+            smaller model, or of the model with fewer trained layers; None if all devices train the
+            whole model.
+        usual: the usual training of a device of each kind, whose memory ``check`` and ``short``
+            compare with the device's; None: a training of the whole model.
+        layers: count of layers of the model, if a device with too little memory trains only as
+            many last layers as fit into its memory; 0 if such a training fails.
     """
 
     def __init__(
@@ -128,12 +128,15 @@ class Rooflines:
         self._smaller = cache(self._make_smaller)
 
     def _make_smaller(self, cut: ModelCut, layers: int | None) -> "Rooflines":
-        """Make the rooflines of a smaller model, or of fewer trained layers."""
+        """Make the rooflines of a smaller model, or of the model with fewer trained layers."""
         assert self._cost_of is not None
         return Rooflines(self.kinds, self.which, self._cost_of(cut, layers), self._batching)
 
     def _resolve(self, training: Training) -> "tuple[Rooflines, Training]":
-        """Return the rooflines of a training's smaller model, and the training as one of it."""
+        """Return the rooflines of the model that is trained, and the training without its cut.
+
+        The model is smaller, or has fewer trained layers, by ``Training.cut`` and ``layers``.
+        """
         if training.cut is None and training.layers is None:
             return self, training
         smaller = self._smaller(training.cut, training.layers)
@@ -371,10 +374,10 @@ class Rooflines:
         used = [int(kind) for kind in np.unique(self.which)]
         if any(self.can_train(kind, self._usual[kind], samples) for kind in used):
             return
-        needed = min(self.needed(self._usual[kind], samples) for kind in used)
+        least_memory = min(self.needed(self._usual[kind], samples) for kind in used)
         room = max(self.kinds[kind].room for kind in used)
         raise ScenarioError(
-            f"population.device: training the model takes {show_bytes(needed)}, and no device "
+            f"population.device: training the model takes {show_bytes(least_memory)}, and no device "
             f"has room, at most {show_bytes(room)}"
         )
 

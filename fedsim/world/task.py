@@ -27,7 +27,7 @@ Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory"
 
 
 Ending = tuple[Cause | None, dict[str, Any]]
-"""Cause of a step's early end (None for a completed step), and further fields of its record."""
+"""Cause of a step's early end (None for a completed step), and other fields of its record."""
 
 
 class WorkAmounts(Protocol):
@@ -50,10 +50,10 @@ class HostQueue(Protocol):
     """Machines whose cores several devices share; ``Hosts`` implements it."""
 
     def admit(self, task: "Task") -> "tuple[TaskStep, ...]":
-        """Steps that a task makes on its host before its own steps."""
+        """Request a worker for a task; return the queue and start-up steps before its own steps."""
 
     def is_due(self, task: "Task") -> bool:
-        """Whether the computation of a task ends now."""
+        """Whether the computation of a task is complete now, within the rounding of times."""
 
 
 class DeviceTimes(Protocol):
@@ -80,23 +80,23 @@ class ComputationTimer(Protocol):
         """Machines whose cores the devices share; None if each device has its own."""
 
     def begin(self, task: "Task", training: Training | None) -> None:
-        """Begin a training, or an evaluation (None)."""
+        """Begin a training, or an evaluation if ``training`` is None."""
 
     def look_ahead(self, task: "Task") -> None:
         """Set the alarm for the end of the running computation, or for a later look."""
 
     def limit_of(self, task: "Task", limit: Limit) -> float:
-        """Absolute time at which a limit ends the running step (s); infinity for never."""
+        """Return the time at which a limit ends the running step (s); infinity without a limit."""
 
     def end(self, task: "Task", limit: Limit, cause: "Cause | None") -> dict[str, Any]:
-        """End the running computation; returns fields of its record."""
+        """End the running computation; return fields for the record of its step."""
 
 
 class ChargeWatch(Protocol):
     """The watch over batteries of devices at work; ``BatteryWatch`` implements it."""
 
     def look(self, task: "Task") -> None:
-        """Set an alarm for the time until which the battery lasts during the running step."""
+        """Set the alarm for the next check of the battery during a message or a wait."""
 
     def runs_dry(self, task: "Task", until: float) -> bool:
         """Whether the battery runs flat by ``until`` (s)."""
@@ -107,7 +107,7 @@ class StepServices(Protocol):
 
     @property
     def simulation(self) -> Simulation:
-        """The simulation, which is the clock and receives the records."""
+        """The clock, which receives the records."""
 
     @property
     def network(self) -> Network:
@@ -150,7 +150,7 @@ class TaskStep:
         name: name of the step in records.
         names: all values of ``name``, if a kind of step has several.
         power: the phase whose power the device draws during the step, in addition to idle power;
-            None for no further power.
+            None if it draws idle power alone.
         direction: direction of the message, ``up`` or ``down``; None if the step sends no message.
     """
 

@@ -345,7 +345,7 @@ def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDAr
     """Return the indices of the samples in one of 2^``splits`` parts with similar label counts.
 
     A label's counts in two parts differ by at most 1, and so do the parts' sizes
-    (``Part.samples``). A further split halves each part x into x and x + 2^splits.
+    (``Part.samples``). One more split halves each part x into x and x + 2^splits.
 
     Args:
         labels: label of each sample, int64 [n].
@@ -372,8 +372,8 @@ class Raw:
         peak: the value of a white pixel, by which ``normalize = "pixel"`` divides; 1 if samples
             are no images.
         vocabulary: count of different tokens; 0 if samples are no tokens.
-        columns: name: further integer of each sample, by which partitions can deal; int64 [n],
-            training samples first.
+        columns: name -> an additional integer of each sample, by which partitions can deal;
+            int64 [n], training samples first.
 
     Example:
         >>> import numpy as np

@@ -49,5 +49,5 @@ def keeping(data: KeptData) -> Iterator[None]:
 
 
 def kept_data() -> KeptData | None:
-    """Return the data sets of this context; None if it keeps none."""
+    """Return the data sets that ``keeping`` keeps now; None outside of ``keeping``."""
     return _kept.get()

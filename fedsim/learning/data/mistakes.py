@@ -17,17 +17,17 @@ from fedsim.learning.data.federated import Dataset, FederatedData, Pool, Raw, Sh
 
 
 class DeclaredSource(Protocol):
-    """A source, by what it declares about its samples without reading them."""
+    """Interface of a source, with what it declares about its samples."""
 
     @property
     def known(self) -> tuple[tuple[int, ...], int] | None:
-        """Shape of a sample and number of classes, if fixed."""
+        """Shape of a sample and number of classes; None if they follow from the data."""
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
-        """Shape of a sample and number of classes."""
+        """Return the shape of a sample and the number of classes."""
 
 
-# Checks of a source's data.
+# checks of a source's data
 
 
 def find_wrong_raw(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
@@ -129,7 +129,7 @@ def _find_contradiction(raw: Raw, source: DeclaredSource, root: Path | None) -> 
     )
 
 
-# Checks of the shards that a partition or a shift of data makes.
+# checks of the shards that a partition or a shift of data makes
 
 
 def find_wrong_split(

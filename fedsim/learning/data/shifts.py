@@ -94,8 +94,8 @@ _CHANGES = "a list of Change, one for each device that replace_shard has given a
 class Shift(Spec):
     """A rule by which the data of devices change on each occasion.
 
-    The changes are a function of the occasion's number, the candidates and the data. Draws come
-    from the streams ``world/drift...``.
+    The changes are a function of the occasion's index, the devices that may change, their data, and
+    draws from the streams ``world/drift...``.
     """
 
     apart: ClassVar[bool] = False
@@ -138,7 +138,7 @@ class Shift(Spec):
             all_present: whether no device joins or leaves during the run.
 
         Returns:
-            Dicts of device -> count of training samples. The first has all devices; each further
+            Dicts of device -> count of training samples. The first has all devices; each later
             dict has the devices that change on an occasion.
         """
         sizes = [dict(enumerate(data.train_sizes().tolist()))]

@@ -165,7 +165,7 @@ class DataSpec(Spec):
         return self.partition.under(self.own_folder()).split(dataset, devices, streams)
 
     def _load(self, source: Source) -> Dataset:
-        """Load the data set, or return the data set that this context has kept."""
+        """Load the data set, or return it if ``keeping`` has kept it."""
         kept = kept_data()
         if kept is None:
             return self._load_anew(source)

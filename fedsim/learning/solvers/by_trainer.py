@@ -154,7 +154,7 @@ class ByTrainer(Reference):
 
         Args:
             outcome: tensors by name, and numbers by name.
-            trained: name: tensor of the flat model.
+            trained: name -> tensor of the flat model.
             context: the context of the training, with the trainer's state.
             dtype: dtype of the resulting weights.
 

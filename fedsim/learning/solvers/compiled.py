@@ -25,7 +25,7 @@ _config.DISABLE_JIT = 0  # NUMBA_DISABLE_JIT=1: functions for machine code do no
 _caching: Any = caching  # has no stubs
 _njit: Any = partial(
     numba.njit,
-    nogil=True,  # further Python threads run at the same time
+    nogil=True,  # other Python threads run at the same time
     error_model="numpy",  # a division by 0 raises no exception
     # sums may be reordered, for vector registers; NaN and infinities are still handled
     fastmath={"reassoc", "contract", "nsz"},

@@ -176,7 +176,9 @@ def _in_sample_space(
 
 
 def _shares(share: float, pull: float, descent: Descent, steps: int) -> list[float]:
-    """Return the coefficient of W_0 (or C) in the kernel before each step, and after the last one.
+    """Return the coefficient of W_0 or of C in the kernel W, before each step and after the last.
+
+    W_0 is the start of the kernel, and C the constant part of its gradient.
 
     Args:
         share: the coefficient before the first step.
@@ -258,7 +260,7 @@ def train(
 
 
 class _Layers:
-    """Views of a flat model: first kernel, further kernels, and biases of shape [1, outputs]."""
+    """Views of a flat model: the first kernel, a list of all later kernels, and the biases [1, outputs]."""
 
     def __init__(self, flat: AnyFloats, sizes: Sequence[int]) -> None:
         layers = list(split(flat, sizes))

@@ -21,7 +21,7 @@ _AT_ONCE = 32
 
 
 class Rule(NamedTuple):
-    """Rule of an SGD step for the loops: the values of ``Descent``, in the model's dtype."""
+    """Rule of an SGD step for compiled loops: the values of ``Descent``, in the model's dtype."""
 
     lr: np.floating
     momentum: np.floating
@@ -87,7 +87,7 @@ def descend(
 
     Args:
         entry: the first layer.
-        kernels: kernels of the further layers, padded to one shape, [layers - 1, outputs, inputs],
+        kernels: kernels of all later layers, padded to one shape, [layers - 1, outputs, inputs],
             where outputs are a multiple of four.
         biases: all biases, [layers, 1, outputs].
         sizes: count of outputs of each layer, int64 [layers].
@@ -379,7 +379,7 @@ def _descend_along(
 ) -> None:
     """Take one SGD step of the first layer's coefficients A in sample space.
 
-    The gradient is ``error`` for the samples of the batch, and 0 for the device's further samples.
+    The gradient is ``error`` for the samples of the batch, and 0 for all other samples of the device.
     The proximal term pulls A to 0.
     """
     target, scale = _prepare(entry.kernel, rule, rule.kernels, rule.mu - rule.mu)

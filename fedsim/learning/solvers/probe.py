@@ -46,7 +46,7 @@ SAMPLES = 16
 _TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
 _WHERE = "in a trial on samples of the data"
 _RULE = Descent(lr=1e-3)
-_MANY_BATCHES = 1 << 24  # count of batches that a norm is told to have seen
+_MANY_BATCHES = 1 << 24  # value that a norm's counter of batches is set to, to test its effect
 
 R = TypeVar("R")
 

@@ -59,9 +59,9 @@ def _pick(
     """Return the fastest solver that can train a model, with the arguments of ``pick``.
 
     Returns:
-        ``ByTrainer`` if the trainer is not fedsim's SGD, or ``CohortByTrainer``. Otherwise ``Cohort`` if it is chosen, or
-        on a GPU, ``Dense`` for dense layers with cross-entropy on a CPU, and ``Reference`` for all
-        further models.
+        For a trainer other than fedsim's SGD, ``CohortByTrainer`` if it trains several devices at
+        once, else ``ByTrainer``. For fedsim's SGD, ``Cohort`` if ``choice`` names it, or on a GPU;
+        ``Dense`` for dense layers with cross-entropy on a CPU; ``Reference`` in all other cases.
     """
     if trainer is not None and not isinstance(trainer, TrainingSpec):
         if trainer.stack_lanes > 1:

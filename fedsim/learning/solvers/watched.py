@@ -1,6 +1,6 @@
 """Copies of a user's module for each thread, and checks that they carry no state between devices.
 
-A copy serves many devices in turn. Its flat model is loaded before each use, and no further state
+A copy serves many devices in turn. Its flat model is loaded before each use, and no other state
 may pass from device to device. If a use changes memory outside the flat model (``remains``), the
 copy is dropped, and the use is repeated with equal inputs. If the repetition has another result, or
 changes the memory again, an error is raised. Otherwise the memory is a cache, or a record of the
@@ -34,7 +34,7 @@ class ModuleCopy:
 
     Attributes:
         module: the copy.
-        flat: name: tensor of the flat model, as it was copied.
+        flat: name -> tensor of the flat model, as it was copied.
         memory: the module's memory outside the flat model before the first use; empty if not
             watched.
         uses: count of uses.

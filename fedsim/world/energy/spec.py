@@ -383,7 +383,8 @@ class EnergySpec(Spec):
             columns |= self.battery.draw(context.streams, devices, context.folder)
         edge = self.edge or PlaceSpec()
         setting = {
-            # time for which ``idle`` counts; older versions also had ``there``
+            # always "working" today; in files of older versions it may be "there" (``audit.energy``
+            # reads both)
             "idle_while": "working",
             "batteries": self.battery is not None,
             "server": self.server.coefficients(1, context.overhead),

@@ -186,7 +186,7 @@ def _instant_transfer(time: float, fields: Mapping[str, Any]) -> Transfer:
 
 
 def ends_of(fields: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return direction, sender and receiver of a message outside of tasks.
+    """Return direction, sender and receiver (names) of a message that no task has sent.
 
     Args:
         fields: fields of its record ``edge-transfer`` or ``message``.
@@ -230,10 +230,11 @@ class Meter:
     saved with the run: numbers, text, lists, dicts, arrays of numpy.
 
     Attributes:
-        entry: the name of its entry in the summary; by default the name of the class.
-        round_columns, device_columns: what it adds to ``rounds.parquet`` and ``devices.parquet``.
-        tables: the Parquet files that ``files`` gives: ``int`` or ``float`` by column.
-        fixed: the attributes that ``__init__`` makes and nothing changes.
+        entry: name of the meter's entry in ``summary.json``; by default the name of the class.
+        round_columns, device_columns: columns that the meter adds to ``rounds.parquet`` and
+            ``devices.parquet``.
+        tables: Parquet file that ``files`` returns -> type of each column, ``int`` or ``float``.
+        fixed: names of the attributes that nothing changes after ``__init__``.
 
     Example:
         A meter of the time that devices train, in ``mine.py``:
@@ -318,7 +319,7 @@ class Meter:
         return {name: math.fsum(values) for name, values in self.of_devices().items()}
 
     def files(self) -> Mapping[str, object]:
-        """Return the meter's files by name: tables (``*.parquet``) and documents (``*.json``)."""
+        """Return the meter's files: name -> table (``*.parquet``) or document (``*.json``)."""
         return {}
 
     def snapshot(self) -> dict[str, object]:

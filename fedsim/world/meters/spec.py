@@ -1,4 +1,4 @@
-"""Prices of ``[costs]`` and their bill, and meters of a user; times are in ``federation/costs.py``.
+"""Prices of ``[costs]``, the meter that applies them, and the tables of a user's meters.
 
 A scenario names a meter of a user by its import path. ``federation/costs.py`` has the computing
 times of the server, ``[server]``.

@@ -11,14 +11,14 @@ from fedsim.world.network.queued import QueuedFlows
 from fedsim.world.network.queues import QueueingRules
 
 NO_BYTES = 1e-6  # bytes that count as none
-_LEAST_PART = 1 / 2  # of a step that ends when acknowledgements begin to come
+_LEAST_PART = 1 / 2  # least share of a step's length to which acknowledgements may shorten it
 
 
 class AcknowledgedFlows(QueuedFlows):
-    """Base of ``Queueing``: flows whose senders know what has arrived a round trip ago.
+    """Base of ``Queueing``: flows whose senders know only the deliveries of a round trip ago.
 
     Args:
-        rules: control, queues and packets.
+        rules: congestion control, queues and packets.
     """
 
     def __init__(self, rules: QueueingRules) -> None:
@@ -26,11 +26,11 @@ class AcknowledgedFlows(QueuedFlows):
         self._since = 0.0
 
     def _memory_s(self) -> float:
-        """Return the time for which acknowledgements need the past (s)."""
+        """Return how long past deliveries and delays are needed for acknowledgements (s)."""
         return 2 * float(self._senders.round_trip.max()) + 1.0
 
     def _react(self, now: float) -> None:
-        """Let senders learn of losses, and of the ends of their round trips."""
+        """Change the windows of senders that learn of losses now, or whose round trip ends now."""
         senders = self._senders
         acked = self._history.at(now - senders.round_trip)
         self._acked = acked
@@ -68,12 +68,12 @@ class AcknowledgedFlows(QueuedFlows):
         self._mark[learns] = math.inf
 
     def _acked_waits(self, now: float) -> Floats:
-        """Return the time in queues of what is acknowledged now (s), float64 [flows]."""
+        """Return the time in queues of the bytes that are acknowledged now (s), float64 [flows]."""
         self._waits.add(now, self._delays(), self._memory_s())
         return self._waits.at(now - self._senders.round_trip)
 
     def _estimate(self, segments: Floats, turns: Flags, now: float) -> None:
-        """Update the estimates and states of flows with BBR.
+        """Update the estimates of bandwidth and round trip, and the states, of flows with BBR.
 
         Args:
             segments: acknowledged segments, [flows].
@@ -125,9 +125,14 @@ class AcknowledgedFlows(QueuedFlows):
         return np.where(self._bbr.is_used, by_bandwidth, rates)
 
     def _until_acks(self, length_s: float, acked: Floats) -> float:
-        """Shorten a step to the first acknowledgement that a sender with a full window waits for.
+        """Return the length of a step (s) that ends early, at an awaited acknowledgement.
 
-        Otherwise the sender would answer it from the begin of the step on.
+        The acknowledgement is the first that a sender with a full window waits for. In a longer
+        step this sender would react to it from the begin of the step on.
+
+        Args:
+            length_s: length of the step without acknowledgements (s).
+            acked: acknowledged bytes at the begin of the step, float64 [flows].
         """
         senders = self._senders
         room = senders.window * self._rules.packet + acked + self._lost - self._sent

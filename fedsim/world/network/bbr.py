@@ -31,7 +31,7 @@ _FULL_ROUNDS = 3  # round trips without that growth until the pipe counts as ful
 
 @dataclass(slots=True)
 class BbrSenders(FlowColumns):
-    """Estimates and states of flows with BBR; float64 [flows] unless said.
+    """Estimates and states of flows with BBR; float64 [flows] if no shape is given.
 
     Attributes:
         state: ``OTHER``, ``STARTUP``, ``DRAIN``, ``PROBE_BANDWIDTH`` or ``PROBE_ROUND_TRIP``.
@@ -63,14 +63,14 @@ class BbrSenders(FlowColumns):
 
     @classmethod
     def none(cls) -> "BbrSenders":
-        """Return the state without any flow."""
+        """Return the estimates and states of no flow, arrays of length 0."""
         empty = {column.name: np.empty(0) for column in fields(cls)}
         empty["rates"] = np.empty((0, _FILTER_ROUNDS))
         return cls(**empty)
 
     @property
     def is_used(self) -> Flags:
-        """Whether flows have this congestion control, [flows]."""
+        """Whether each flow has BBR as its congestion control, bool [flows]."""
         has_bbr: Flags = self.state != OTHER
         return has_bbr
 
@@ -96,13 +96,13 @@ class BbrSenders(FlowColumns):
 
 
 def first_estimates(round_trip: float, window: float, now: float, key: int) -> dict[str, float]:
-    """Return the row of ``BbrSenders`` of a new connection.
+    """Return the first estimates of a new connection: attribute of ``BbrSenders`` -> value.
 
     Args:
         round_trip: round trip on empty links (s).
         window: first window (segments).
         now: the time (s).
-        key: random bits, from which the first phase follows.
+        key: random bits, from which the first phase of ``PROBE_BANDWIDTH`` follows.
     """
     phase = key % (len(_PHASES) - 1)  # any but the one that drains
     return {
@@ -141,19 +141,19 @@ def grow_by_bandwidth(senders: Senders, bbr: BbrSenders, acked: Floats) -> Float
 
 
 def note_round(bbr: BbrSenders, rows: Ints, delivered: Floats, limited: Flags, now: float) -> None:
-    """Note the delivery rates of round trips that end now.
+    """Store the delivery rates of round trips that end now, and leave ``STARTUP`` if they stagnate.
 
     Args:
         bbr: the estimates.
         rows: flows whose round trip ends, [rows].
         delivered: segments that were acknowledged in it, [rows].
-        limited: whether the network limits the flow, and not its size, [rows].
+        limited: whether the network limited the flow, not its lack of bytes to send, [rows].
         now: the time (s).
     """
     length_s = now - bbr.round_since[rows]
     rate = delivered / np.maximum(length_s, 1e-9)
     best = bbr.bandwidth[rows]
-    # a small window on purpose says nothing of the bandwidth
+    # with a window that BBR keeps small, the rate is no measurement of the bandwidth
     is_sample = limited & (bbr.state[rows] != PROBE_ROUND_TRIP)
     counts = (is_sample | (rate >= best)) & (length_s > 0)
     noted = rows[counts]
@@ -174,12 +174,12 @@ def note_round(bbr: BbrSenders, rows: Ints, delivered: Floats, limited: Flags, n
 def change_states(
     senders: Senders, bbr: BbrSenders, round_trip: Floats, in_flight: Floats, now: float
 ) -> None:
-    """Update the least round trips, and the states that depend on time and on what is in flight.
+    """Update the least round trips, and the states that depend on time or on segments in flight.
 
     Args:
         senders: the flows.
         bbr: their estimates.
-        round_trip: round trip of what is acknowledged now (s), [flows].
+        round_trip: round trip of the segments that are acknowledged now (s), [flows].
         in_flight: segments that are sent and not acknowledged, [flows].
         now: the time (s).
     """
@@ -211,7 +211,7 @@ def _change_phases(bbr: BbrSenders, in_flight: Floats, product: Floats, now: flo
     gains = _PHASES[bbr.phase.astype(np.int64)]
     is_over = now - bbr.phase_since > bbr.least
     has_probed = is_over & (in_flight >= gains * product - 1)
-    # a pipe that cannot be filled does not hold up the cycle
+    # ends the phase even if the flow cannot send enough to fill the pipe
     has_probed |= now - bbr.phase_since > 2 * bbr.least
     has_drained = is_over | (in_flight <= product)
     ends = np.where(gains > 1, has_probed, np.where(gains < 1, has_drained, is_over))

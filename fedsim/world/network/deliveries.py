@@ -11,7 +11,7 @@ _FIRST_COLUMNS = 8
 
 
 class Deliveries:
-    """Delivered bytes of each flow at past times, linear in between."""
+    """Bytes that each flow had delivered by past times, with linear interpolation."""
 
     def __init__(self) -> None:
         self._times = np.full(_FIRST_ROWS, math.inf)
@@ -36,12 +36,12 @@ class Deliveries:
             self._rows = 0
 
     def add(self, now: float, delivered: Floats, memory_s: float) -> None:
-        """Add the present bytes.
+        """Store the bytes that each flow has delivered by now.
 
         Args:
             now: the time (s).
-            delivered: bytes, float64 [flows].
-            memory_s: time (s) for which old rows are needed.
+            delivered: the bytes, float64 [flows].
+            memory_s: time (s) before now for which earlier calls must be remembered.
         """
         if self._rows and self._times[self._rows - 1] == now:
             self._rows -= 1
@@ -64,9 +64,12 @@ class Deliveries:
         self._curves[: self._rows] = curves
 
     def at(self, times: Floats) -> Floats:
-        """Return the bytes of each flow at a time for each flow (s); float64 [flows].
+        """Return the bytes that each flow had delivered by its time; float64 [flows].
 
-        Later times than the last one count as the last one.
+        Times before the first or after the last stored time count as the latter.
+
+        Args:
+            times: a time for each flow (s), float64 [flows].
         """
         rows = self._rows
         past = self._times[:rows]
@@ -86,14 +89,14 @@ class Deliveries:
         return acked
 
     def rises(self, flows: Ints, above: Floats) -> Floats:
-        """Return the last known time at which each flow had not delivered more than ``above``.
+        """Return the last stored time before each of some flows had delivered more than ``above``.
 
         Args:
-            flows: columns of the flows, [flows].
-            above: bytes, [flows].
+            flows: indices of the flows, int64 [n].
+            above: bytes for each of these flows, float64 [n].
 
         Returns:
-            Times (s), [flows]; infinity for flows that never delivered more.
+            Times (s), float64 [n]; infinity for flows that have not delivered more.
         """
         curves = self._curves[: self._rows, flows]
         more = curves > above

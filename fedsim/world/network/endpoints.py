@@ -53,7 +53,7 @@ class Endpoints(ABC):
         transport: the protocol, and the streams of its draws.
         edge_latency: latency between each edge server and the server (s); float64 [edge servers].
         edges: each device's edge server, int64 [devices]; None without edge servers.
-        hosts: names of further endpoints, which have no latency.
+        hosts: names of other endpoints than server, devices and edge servers; without latency.
 
     Attributes:
         devices, endpoints: count of devices, and of endpoints except the server.
@@ -242,7 +242,7 @@ class Endpoints(ABC):
     def all_alone_s(
         self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL
     ) -> Floats:
-        """Return the times (s) of messages that share no link with another; float64 [devices].
+        """Return the time of a message of each device if no other flow is running (s), [devices].
 
         Args:
             direction: the direction of the messages.

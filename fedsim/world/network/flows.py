@@ -28,10 +28,11 @@ from fedsim.world.network.running import RunningFlows
 from fedsim.world.network.standstill import PATIENCE_S, standstill_error
 from fedsim.world.network.windows import WindowsState
 
+_ID = attrgetter("id")
+
 # values of ``number`` in alarms of the kind "network"
 _WAKEUP = 0
 _STANDSTILL = 1
-_ID = attrgetter("id")
 
 
 class Network(RunningFlows):

@@ -1,4 +1,4 @@
-"""Chance in the losses of packets: on the devices' own links, and in full queues."""
+"""Random losses of packets: on the devices' own links, and in full queues."""
 
 import math
 
@@ -10,10 +10,11 @@ from fedsim.world.network.congestion import append_row
 
 
 class RandomLosses:
-    """Chances of loss of flows, and the bytes that each loses before its next loss.
+    """Losses of flows: the chance of each flow's packets, and its distance to the next loss.
 
-    Packets are lost independently, so the expected losses between two lost packets are exponential
-    with a mean of a packet.
+    Packets are lost independently. So the expected loss, chance times bytes, that adds up between
+    two lost packets is exponential, with a mean of a packet. For each flow it is drawn in advance,
+    and a packet is lost when the flow has used it up.
 
     Args:
         packet: bytes of a packet.
@@ -22,12 +23,12 @@ class RandomLosses:
     def __init__(self, packet: float) -> None:
         self._packet = packet
         self._key: list[int] = []  # seed of each flow's draws
-        self._count: list[int] = []  # draws so far
-        self._drops: list[int] = []  # draws for queues so far
+        self._count: list[int] = []  # count of each flow's draws for its links
+        self._drops: list[int] = []  # count of each flow's draws for queues
         self.may_lose = False  # whether any flow has a chance
         self.first = np.empty(0)  # chance on the sender's own link, [flows]
         self.last = np.empty(0)  # chance on the receiver's own link, [flows]
-        self.before = np.empty(0)  # expected losses until the next loss (bytes), [flows]
+        self.before = np.empty(0)  # expected loss left until the next lost packet (bytes), [flows]
 
     def append(self, key: int) -> None:
         """Add a flow without losses.
@@ -64,16 +65,16 @@ class RandomLosses:
         self.may_lose = bool(self.first.any() or self.last.any())
 
     def lose(self, chance: Floats, passing: Floats, before: Floats) -> tuple[Floats, Floats]:
-        """Return the lost bytes of what passes a link in a step.
+        """Compute which part of the bytes that pass a link in a step is lost.
 
         Args:
             chance: chance of each flow's packets, [flows].
             passing: bytes of each flow that pass, [flows].
-            before: expected losses until the next loss (bytes), [flows].
+            before: expected loss left until the next lost packet (bytes), [flows].
 
         Returns:
-            Lost bytes, in whole packets as far as there are so many bytes, and ``before`` after the
-            step; float64 [flows] each.
+            Lost bytes, in whole packets but at most ``passing``, and ``before`` after the step;
+            float64 [flows] each.
         """
         after = before - chance * passing
         lost = np.zeros(len(passing))
@@ -84,7 +85,7 @@ class RandomLosses:
         return np.minimum(lost, passing), after
 
     def draw_drop(self, row: int) -> float:
-        """Draw what a flow is expected to lose in queues until its next loss there (bytes)."""
+        """Draw the expected loss of a flow until its next packet is lost in a queue (bytes)."""
         count = self._drops[row]
         self._drops[row] += 1
         return -math.log(Streams(self._key[row]).uniform("drop", count)) * self._packet

@@ -1,4 +1,4 @@
-"""Parts of ``Queueing``: its constants, its plan of a step, and who loses what a queue drops."""
+"""Parts of ``Queueing``: its constants, its plan of a step, and its choice of dropped packets."""
 
 import math
 from collections.abc import Callable
@@ -86,15 +86,16 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A step: what moves in it at a constant rate; float64 [flows] unless said.
+    """Plan of a step of time in which all rates are constant; float64 [flows] if no shape is given.
 
     Attributes:
-        length_s: its length (s); infinity if nothing moves.
-        sent, delivered, dropped: bytes of each flow.
+        length_s: length of the step (s); infinity if no byte moves.
+        sent, delivered, dropped: bytes of each flow that are sent, delivered and dropped in it.
         credit: change of ``Queueing._credit`` (bytes).
         before_loss: change of ``RandomLosses.before`` (bytes).
-        batches: state at its end (bytes), float64 [flows, hops, batches].
-        waiting, arriving: state at its end (bytes), float64 [flows, hops].
+        batches: bytes in queues at the end of the step, float64 [flows, hops, batches].
+        waiting, arriving: bytes in each queue, and on the way to it, at the end of the step;
+            float64 [flows, hops].
         growth: growth of windows (segments).
         ends: end of each flow (s); infinity for flows that go on.
         held: whether the first link of a flow holds its sender back, bool [flows].
@@ -123,11 +124,11 @@ def choose_drops(
     packet: float,
     draw: Callable[[int], float],
 ) -> tuple[Floats, Floats]:
-    """Choose the flows that lose what the queues of links do not hold.
+    """Choose which flows lose the bytes that do not fit into the queues of links.
 
-    Each flow loses its share of what arrives on the mean, a packet at a time. A flow's expected
-    losses between two lost packets are exponential, so that the next packet is any flow's by
-    chance.
+    In the mean each flow loses in proportion to its bytes that arrive, one packet at a time. A
+    flow's expected loss between two lost packets is exponential, so that chance decides whose
+    packet is lost next.
 
     Args:
         excess: bytes that do not fit, float64 [links].
@@ -136,7 +137,7 @@ def choose_drops(
         numbers: link of each flow, int64 [flows on links].
         flows: argument of ``draw`` for each flow, int64 [flows on links].
         packet: bytes of a packet.
-        draw: function that draws a flow's expected losses until its next loss (bytes).
+        draw: function that draws a flow's expected loss until its next lost packet (bytes).
 
     Returns:
         Dropped bytes, in whole packets of each link, and the change of ``spare``;
@@ -150,7 +151,7 @@ def choose_drops(
         total = float(offered.sum())
         lost = min(math.ceil(excess.item(link) / packet) * packet, total)
         share = offered * (lost / total)
-        # of many packets each flow loses its share
+        # beyond ``_MOST_DRAWS`` packets, each flow loses in proportion
         common = max(lost - _MOST_DRAWS * packet, 0.0) / lost
         fallen = share * common
         credit = spare[rows] + share - fallen

@@ -46,7 +46,7 @@ class RunningFlows(PresentRates):
         self._running: dict[int, Flow] = {}
         self._streams = transport.streams
         self._slow_start = self._protocol.slow_start and self._queues is None
-        # endpoint -> count of its flows so far, if flows have weights
+        # device or edge server -> count of its flows so far; it names a flow's random draws
         self._transfers: dict[int, int] = {}
         self._windows = Windows(self._protocol.window)
 
@@ -98,7 +98,7 @@ class RunningFlows(PresentRates):
         count = self._transfers.get(device, 0)
         self._transfers[device] = count + 1
         loss_key = self._streams.word("world/packet-loss", device, count)
-        # a queue's length follows from the built rate of a link with a trace, and not from its trace
+        # without traces, as the rate at which a flow begins here determines the length of the queue
         limited = [(name, self.limits.get(name, rate)) for name, rate in route]
         queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, loss_key)
         if self.traces is None:
@@ -114,7 +114,7 @@ class RunningFlows(PresentRates):
                 self._set_capacity(link, now)
 
     def _traced_names(self, flow: Flow) -> list[str]:
-        """Return the names of a flow's links, and of the latencies and losses of its ends."""
+        """Return the names in traces of a flow's links, and of its ends' latencies and losses."""
         names = [name for name, _ in self._links_of(flow)]
         if self._queues is not None:
             for end in (flow.source, flow.destination):
@@ -122,7 +122,7 @@ class RunningFlows(PresentRates):
         return names
 
     def _follow_traces(self, traces: LinkTraces, now: float) -> None:
-        """Give links the rates that they have by their traces since this instant."""
+        """Apply the changes of traces up to now: rates of links, latencies and losses."""
         for link in traces.take_due(now):
             if self._queues is not None:
                 self._follow_by_queues(self._queues, traces, link, now)

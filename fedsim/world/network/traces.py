@@ -23,7 +23,7 @@ TraceColumns = dict[str, list[object]]
 _PURPOSE = "world/link-trace"
 _TRACE = 0  # draws of a link: its trace, and its place in it at simulated time 0
 _PLACE = 1
-_PACKETS = (" latency", " loss")  # names of traces that are no rates
+_PACKETS = (" latency", " loss")  # ends of the names of traces that are no rates
 
 
 class StepTrace:
@@ -213,7 +213,7 @@ class LinkTraces:
         return link in self.shared
 
     def value(self, name: str, now: float) -> float | None:
-        """Return what a trace gives: a rate (bytes/s), latency (s) or share; None without a trace.
+        """Return the value of a trace: rate (bytes/s), latency (s) or share; None without a trace.
 
         Args:
             name: name of the link, or ``device 7 latency`` or ``device 7 loss``.

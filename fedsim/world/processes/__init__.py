@@ -1,4 +1,4 @@
-"""``[world] processes``: further events of the world, such as outages, each a SimPy process."""
+"""``[world] processes``: events of the world that a scenario adds, each a SimPy process."""
 
 from fedsim.world.processes.activity import Activity
 from fedsim.world.processes.base import PROCESSES, Process, WorldSpec

@@ -27,8 +27,8 @@ class Process(Spec):
     """Base of every process of the world: its parameters and its actions.
 
     A process that can be saved sets ``restorable`` and stores its state in ``world.state``. It may
-    wait only for ``world.until``, ``send``, ``compute``, ``until_available``, and events that SimPy
-    processes started by itself fire. When a run is resumed, ``run`` is called again with the saved
+    wait only for ``world.until``, ``send``, ``compute``, ``until_available``, and events of SimPy
+    processes that it has started. When a run is resumed, ``run`` is called again with the saved
     state. In the same instant, it must begin its holds again and wait for the same events. A call
     with equal arguments continues the saved activity. During this instant nothing is recorded.
 

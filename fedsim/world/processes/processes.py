@@ -141,7 +141,7 @@ class Processes:
 
         Args:
             process: index of the process.
-            state: further arguments of ``ComputeActivity``.
+            state: other arguments of ``ComputeActivity``, by name.
 
         Returns:
             The computation, an event that fires at its end.

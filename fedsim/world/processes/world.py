@@ -357,7 +357,7 @@ class World:
 
         Args:
             purpose: name of the stream (``world/process/purpose``).
-            ids: further integers that name the stream, such as the index of a device.
+            ids: integers that name the stream too, such as the index of a device.
 
         Returns:
             A generator at the start of its stream. Generators of calls with equal arguments give
