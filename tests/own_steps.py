@@ -17,11 +17,11 @@ class Read(TaskStep):
     name = "read"
     power = "compute"
 
-    def begin(self, task: Any, runner: Any) -> None:
-        runner.note_data(task)
-        runner.end_step_at(task, on_grid(runner.simulation.now + task.samples / self.rate))
+    def begin(self, task: Any, services: Any) -> None:
+        services.note_data(task)
+        services.end_step_at(task, on_grid(services.simulation.now + task.samples / self.rate))
 
-    def end(self, task: Any, runner: Any, cause: Cause | None) -> Ending:
+    def end(self, task: Any, services: Any, cause: Cause | None) -> Ending:
         return cause, {"samples": task.samples, "bytes": "unknown"}
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import fedsim
 from fedsim.common.registry import specs_of
-from fedsim.common.spec import Spec, told_of
+from fedsim.common.spec import Spec, attribute_descriptions
 from fedsim.lab.catalogue import about, catalogue, keys_of, schema
 from fedsim.lab.study.plan import read_study
 from fedsim.learning.models import Perceptron
@@ -387,7 +387,7 @@ class TwoForms(Spec):
 
 
 def test_a_keys_text_stands_behind_it_or_in_its_class() -> None:
-    said = {key: told_of(TwoForms)[key] for key in TwoForms.model_fields}
+    said = {key: attribute_descriptions(TwoForms)[key] for key in TwoForms.model_fields}
     assert said == {"low": "an end.", "high": "an end.", "count": "How many there are."}
     made = type("Made", (TwoForms,), {"__module__": "a_module.that_has_gone"})
-    assert told_of(made) == told_of(TwoForms)
+    assert attribute_descriptions(made) == attribute_descriptions(TwoForms)

@@ -21,7 +21,7 @@ import pytest
 import fedsim
 import fedsim.plugin
 import fedsim.testing
-from fedsim.common.spec import Spec, told_of
+from fedsim.common.spec import Spec, attribute_descriptions
 from tests.test_source import CEILINGS
 
 MOST_USED = [
@@ -186,7 +186,7 @@ def lacks_args(name: str, value: Any) -> bool:
         return False
     if dataclasses.is_dataclass(value) or hasattr(value, "_fields"):
         fields = [name for name in vars(value).get("__annotations__", ()) if name[0] != "_"]
-        return bool(set(fields) - set(told_of(value)))
+        return bool(set(fields) - set(attribute_descriptions(value)))
     return "__init__" in vars(value) and bool(parameters(value))
 
 

@@ -19,7 +19,7 @@ import fedsim
 import fedsim.testing
 from fedsim import plugin
 from fedsim.common.registry import specs_of
-from fedsim.common.spec import told_of
+from fedsim.common.spec import attribute_descriptions
 from fedsim.running.scenario import Scenario
 from tests.test_source import ROOT, SOURCES, tree_of
 
@@ -134,7 +134,7 @@ def is_explained(cls: type, member: str) -> bool:
         for base in cls.__mro__
         if member in vars(base) and is_code(vars(base)[member])
     ]
-    return any(texts) or any(member in told_of(base) for base in cls.__mro__)
+    return any(texts) or any(member in attribute_descriptions(base) for base in cls.__mro__)
 
 
 def is_code(value: Any) -> bool:

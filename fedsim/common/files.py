@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.common.errors import DataError
-from fedsim.common.inputs import copy_of, record, refer
+from fedsim.common.inputs import copy_of, record, reference_to
 
 SOUGHT = (
     "a relative path is sought in data.root, or without that in the working directory and then in "
@@ -33,14 +33,14 @@ _TOML_STRING = re.compile(r""""(?:[^"\\]|\\.)*+"?|'[^']*+'?""")
 _BETWEEN_KEYS = re.compile(r"[=,{\[\]]")
 
 
-def sought(file: str, root: Path | None) -> Path:
+def find_file(file: str, root: Path | None) -> Path:
     """Find the path of a file that a scenario names, in the folders of ``SOUGHT``.
 
     Args:
         file: the path in the scenario.
         root: the scenario's ``data.root``; None if it has none.
     """
-    reference = refer(file, root)
+    reference = reference_to(file, root)
     copy = copy_of(reference)
     if copy is not None:
         return copy

@@ -14,7 +14,7 @@ _find_copy: ContextVar[Callable[[Reference], Path | None] | None]
 _find_copy = ContextVar("_find_copy", default=None)
 
 
-def refer(file: str, root: Path | None) -> Reference:
+def reference_to(file: str, root: Path | None) -> Reference:
     """Return the reference to a file that a scenario names.
 
     Args:

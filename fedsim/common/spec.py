@@ -198,7 +198,7 @@ class Spec(BaseModel):
         """
         reference = handler(schema)
         table = handler.resolve_ref_schema(reference)
-        descriptions = told_of(cls)
+        descriptions = attribute_descriptions(cls)
         defaults = cls.model_construct().model_dump(mode="json", exclude_none=True, warnings=False)
         keys: JsonSchemaValue = {}
         for name, key_schema in table["properties"].items():
@@ -272,7 +272,7 @@ def summary(spec: type) -> str:
 
 
 @cache
-def told_of(spec: type) -> dict[str, str]:
+def attribute_descriptions(spec: type) -> dict[str, str]:
     """Return the description of each attribute of a class, including inherited attributes.
 
     The description is the string literal after the attribute, or an entry under "Attributes:" of

@@ -51,7 +51,7 @@ class RemoteTasks:
         self.network = network
         self._dispatch = dispatch
         self.running: dict[int, Task] = {}
-        self.off: set[int] = set()
+        self.switched_off: set[int] = set()
         self.arrived: dict[int, tuple[int, float]] = {}
         self.times_asked: Counter[int] = Counter()
         self.times_selected: Counter[int] = Counter()
@@ -66,8 +66,8 @@ class RemoteTasks:
         if self._online[device]:
             return
         self._online[device] = True
-        if device in self.off:
-            self.off.discard(device)
+        if device in self.switched_off:
+            self.switched_off.discard(device)
             self.simulation.emit("node-return", device=device)
             self._dispatch.on_switched_on(device)
             return
@@ -82,7 +82,7 @@ class RemoteTasks:
         if not self._online[device]:
             return
         self._online[device] = False
-        self.off.add(device)
+        self.switched_off.add(device)
         self.simulation.emit("node-gone", device=device)
         for task in [task for task in self.running.values() if task.device == device]:
             self._finish(task, "lost")

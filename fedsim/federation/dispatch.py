@@ -293,7 +293,7 @@ class Dispatch:
         self.unnoticed[end.task] = end
         now = self.simulation.now
         notice = on_grid_after(now + self._spec.patience)
-        if end.device not in self.tasks.off:
+        if end.device not in self.tasks.switched_off:
             notice = min(notice, self.tasks.next_on(end.device, now))
         self._set_notice(end.task, notice)
 
@@ -434,7 +434,7 @@ class Dispatch:
         device can be reached.
         """
         now = self.simulation.now
-        if device in self.tasks.off:
+        if device in self.tasks.switched_off:
             self.postponed.append((kind, device))
             return
         when = now

@@ -11,7 +11,7 @@ from fedsim.clock.executors import EXECUTORS
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.imports import at
 from fedsim.common.registry import Registry, specs_of
-from fedsim.common.spec import Spec, summary, told_of
+from fedsim.common.spec import Spec, attribute_descriptions, summary
 from fedsim.lab.study.spec import REFERENCES, StudySpec
 from fedsim.running.scenario import Scenario
 from fedsim.running.shipped import shipped_titles
@@ -230,7 +230,7 @@ def _search(words: list[str]) -> list[str]:
             meanings[f"{name}, one of the {title}"] = line
     for path, owner, key in _every_path():
         if not path.startswith("study.base"):
-            meanings[path] = told_of(owner).get(key, "")
+            meanings[path] = attribute_descriptions(owner).get(key, "")
     stems = [word.removesuffix("s") if len(word) > 3 else word for word in words]
     lines = []
     for name, meaning in meanings.items():

@@ -15,7 +15,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedsim.common.errors import DataError, FedsimError, ScenarioError, home_of, nearest, place_of
-from fedsim.common.files import reading, regular, sought
+from fedsim.common.files import find_file, reading, regular
 from fedsim.common.imports import find
 from fedsim.common.notes import note
 from fedsim.learning.architecture import STATISTICS, LoRA, Patterns, Shape, matching
@@ -476,7 +476,7 @@ def load(module: nn.Module, path: str, root: Path | None) -> None:
     """
     from safetensors.torch import load_file
 
-    place = sought(path, root)
+    place = find_file(path, root)
     with reading(place, "model.file", "a .safetensors file"):
         arrays = load_file(regular(place))
     tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))

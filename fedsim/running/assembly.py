@@ -163,7 +163,7 @@ class Run:
         )
         if self._batteries is not None:
             powered = self._world.add_batteries(self._batteries)
-            self._past = one_by_one(powered.past)
+            self._past = one_by_one(powered.phase_at)
 
     def _build_evaluator(self) -> None:
         scenario = self.scenario

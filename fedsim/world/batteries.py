@@ -192,7 +192,7 @@ class Batteries:
             line.follow(point, line.end)
         return max(time, point.at)
 
-    def past(self, device: int, time: float) -> Span:
+    def phase_at(self, device: int, time: float) -> Span:
         """Return the phase of a battery at a past ``time`` (s); it is on if it was not flat."""
         if device not in self._loads:
             self._follow_breakpoints(device, self._point(device), self._simulation.now, keep=True)
@@ -491,10 +491,10 @@ class Powered(Availability):
             return span
         return Span(False, time, up)
 
-    def past(self, device: int, time: float) -> Span:
+    def phase_at(self, device: int, time: float) -> Span:
         """Return the phase of a device at a past ``time`` (s)."""
         within = self._within.span(device, time)
-        battery = self._batteries.past(device, time)
+        battery = self._batteries.phase_at(device, time)
         start = max(within.start, battery.start)
         end = min(within.end, battery.end)
         return Span(within.on and battery.on, start, end)

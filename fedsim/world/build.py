@@ -17,7 +17,7 @@ from fedsim.common.streams import Streams
 from fedsim.common.wording import explain
 from fedsim.world.availability import Availability
 from fedsim.world.batteries import Batteries, Powered
-from fedsim.world.compute import Compute
+from fedsim.world.compute import EpochTimes
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
@@ -125,7 +125,7 @@ class WorldBuilder:
         spec = self._spec
         self.messages = Messages(self._simulation, self.network, self._edges, on_edge_lost)
         jitter = spec.jitters(self._streams, self._root)
-        compute = Compute(self._streams, jitter, spec.slow_phases, spec.devices)
+        compute = EpochTimes(self._streams, jitter, spec.slow_phases, spec.devices)
         self.tasks = TaskRunner(
             self.messages,
             self.population,

@@ -44,7 +44,7 @@ class SlowPhases(Spec):
     mean_slow: PositiveSeconds
 
 
-class Compute:
+class EpochTimes:
     """Model of the times of epochs, with jitter and slow phases.
 
     Args:

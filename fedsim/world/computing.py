@@ -12,7 +12,7 @@ from typing import Any
 
 from fedsim.clock.simulation import TICK_S, on_grid, on_grid_after
 from fedsim.common.training import Limit, Training
-from fedsim.world.compute import Compute, Hosts, HostSpec
+from fedsim.world.compute import EpochTimes, Hosts, HostSpec
 from fedsim.world.steps.computations import EpochStep, Plan
 from fedsim.world.task import Cause, StepServices, Task
 
@@ -25,7 +25,7 @@ class Computing:
         hosts: machines whose cores the devices share; None if each device has its own.
     """
 
-    def __init__(self, runner: StepServices, compute: Compute, host: HostSpec | None) -> None:
+    def __init__(self, runner: StepServices, compute: EpochTimes, host: HostSpec | None) -> None:
         self._runner = runner
         self._simulation = runner.simulation
         self._compute = compute

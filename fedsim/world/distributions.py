@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from fedsim.common.arrays import AnyArray, Floats
 from fedsim.common.errors import ScenarioError
-from fedsim.common.files import sought
+from fedsim.common.files import find_file
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
@@ -208,7 +208,7 @@ class FileColumn(Spec):
         Returns:
             The values in order of devices, [devices].
         """
-        table = DeviceTable(key, sought(self.file, root), (self.column,), IDS)
+        table = DeviceTable(key, find_file(self.file, root), (self.column,), IDS)
         return np.array(table.by_device(self.column, devices, quantity, self.unit, **empty))
 
 

@@ -23,7 +23,7 @@ from fedsim.common.errors import SimulationError
 from fedsim.world.availability import Availability
 from fedsim.world.batteries import Batteries
 from fedsim.world.battery_watch import BatteryWatch
-from fedsim.world.compute import Compute, HostSpec
+from fedsim.world.compute import EpochTimes, HostSpec
 from fedsim.world.computing import Computing
 from fedsim.world.messages import Messages
 from fedsim.world.population import Population
@@ -51,7 +51,7 @@ class TaskRunner:
         computing, charge, slots: computations, batteries and message queues of the tasks.
         times_asked, times_selected: device -> count of its tasks, and count of its selections for
             a round.
-        off: devices that processes hold switched off, whatever their availability.
+        switched_off: devices that processes hold switched off, whatever their availability.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TaskRunner:
         messages: Messages,
         population: Population,
         availability: Availability,
-        compute: Compute,
+        compute: EpochTimes,
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_end: Callable[[Task], None],
         batteries: Batteries | None = None,
@@ -83,7 +83,7 @@ class TaskRunner:
         self._next_steps = next_steps
         self._on_end = on_end
         messages.until = self.reachable_until
-        self.off: set[int] = set()
+        self.switched_off: set[int] = set()
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # devices in _working
         self._asked = 0
         self.times_asked: Counter[int] = Counter()
@@ -216,7 +216,7 @@ class TaskRunner:
         The devices are all different.
         """
         on = self._availability.on(devices, self.simulation.now)
-        return on & ~np.isin(devices, sorted(self.off)) if self.off else on
+        return on & ~np.isin(devices, sorted(self.switched_off)) if self.switched_off else on
 
     def reachable_until(self, endpoint: int) -> float:
         """Return the time (s) until which an endpoint is available without interruption.
@@ -226,7 +226,7 @@ class TaskRunner:
         now = self.simulation.now
         if 0 <= endpoint < self.network.devices:
             span = self._availability.span(endpoint, now)
-            return span.end if span.on and endpoint not in self.off else now
+            return span.end if span.on and endpoint not in self.switched_off else now
         return now if self.network.edge_at(endpoint) in self.messages.lost else math.inf
 
     def next_on(self, device: int, time: float) -> float:
@@ -324,7 +324,7 @@ class TaskRunner:
             self._set_vanish(task.id, max(task.off, self._env.now))
 
     def switch_off(self, device: int) -> None:
-        self.off.add(device)
+        self.switched_off.add(device)
         if device in self._working:
             self._cut_off(self._working[device])
         self.messages.lose(device)
@@ -346,7 +346,7 @@ class TaskRunner:
             "times_asked": _to_array(self.times_asked),
             "times_selected": _to_array(self.times_selected),
             "running": list(self.running.values()),
-            "off": sorted(self.off),
+            "off": sorted(self.switched_off),
             **self.charge.snapshot(),
             **self.computing.snapshot(),
             **self.slots.snapshot(),
@@ -357,7 +357,7 @@ class TaskRunner:
         self._asked = state["asked"]
         self.times_asked = Counter(dict(state["times_asked"].tolist()))
         self.times_selected = Counter(dict(state["times_selected"].tolist()))
-        self.off = set(state["off"])
+        self.switched_off = set(state["off"])
         for task in state["running"]:
             task.take_up()
             task.done = self._env.event()

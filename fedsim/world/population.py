@@ -327,7 +327,7 @@ class PopulationSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare(cls, data: Any) -> Any:
+    def _expand_short_form(cls, data: Any) -> Any:
         return {"capacity": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")

@@ -178,12 +178,12 @@ class TaskStep:
         if cls.power is not None:
             POWERS.update(dict.fromkeys(names, cls.power))
 
-    def begin(self, task: "Task", runner: "StepServices") -> None:
+    def begin(self, task: "Task", services: "StepServices") -> None:
         """Begin the step now, and arrange that ``task.carried_out`` is called at its end.
 
         Args:
             task: the task whose running step this is.
-            runner: the services of the world: ``end_step_at``, ``network``, ``computing``,
+            services: the services of the world: ``end_step_at``, ``network``, ``computing``,
                 ``charge``, ``population``, ``simulation``.
         """
         raise NotImplementedError
@@ -191,14 +191,14 @@ class TaskStep:
     def end(
         self,
         task: "Task",
-        runner: "StepServices",
+        services: "StepServices",
         cause: Cause | None,
     ) -> Ending:
         """End the step now.
 
         Args:
             task: the task whose running step this is.
-            runner: the services of the world, as in ``begin``.
+            services: the services of the world, as in ``begin``.
             cause: the cause of an early end; None if the step was carried out.
 
         Returns:
@@ -207,12 +207,12 @@ class TaskStep:
         """
         return cause, {}
 
-    def is_due(self, task: "Task", runner: "StepServices") -> bool:
+    def is_due(self, task: "Task", services: "StepServices") -> bool:
         """Whether the running step is complete now, within the rounding of times."""
         alarm = task.alarm
         if alarm is None or alarm.name[0] != "step" or task.fails:
             return False
-        now = runner.simulation.now
+        now = services.simulation.now
         return alarm.when <= now + tie_s(now)
 
 

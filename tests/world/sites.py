@@ -10,7 +10,7 @@ from fedsim.common.streams import Streams
 from fedsim.common.training import Batching
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.batteries import Batteries
-from fedsim.world.compute import Compute, HostSpec
+from fedsim.world.compute import EpochTimes, HostSpec
 from fedsim.world.life import TaskRunner
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network
@@ -37,7 +37,7 @@ class WorkSite:
             population,
             availability or AlwaysOn(),
         )
-        compute = Compute(Streams(1), 0.0, None, len(population.speed))
+        compute = EpochTimes(Streams(1), 0.0, None, len(population.speed))
         self.ended: list[Task] = []
         self.records: list[Record] = []
         self.following: Callable[[Task], tuple[TaskStep, ...]] | None = None

@@ -331,8 +331,8 @@ def test_never_below_zero_and_the_books_balance(
             later,
             level(batteries, 0),
             level(batteries, 1),
-            batteries.past(0, now / 2),
-            batteries.past(1, now / 2),
+            batteries.phase_at(0, now / 2),
+            batteries.phase_at(1, now / 2),
         ]
 
     def play(looks: list[float]) -> Site:

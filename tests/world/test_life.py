@@ -481,10 +481,10 @@ class ReadSamples(TaskStep):
     name = "read"
     power = "compute"
 
-    def begin(self, task: Task, runner: TaskRunner) -> None:
-        runner.note_data(task)
+    def begin(self, task: Task, services: TaskRunner) -> None:
+        services.note_data(task)
         seconds = task.samples / self.rate
-        runner.end_step_at(task, on_grid(runner.simulation.now + seconds))
+        services.end_step_at(task, on_grid(services.simulation.now + seconds))
 
 
 @pytest.mark.parametrize(

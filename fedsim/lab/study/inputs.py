@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedsim.common.files import sought
+from fedsim.common.files import find_file
 from fedsim.common.inputs import Reference, copied_files, recorded_files
 from fedsim.common.streams import Streams
 from fedsim.lab.study.parts import Pieces, read_pieces, write_pieces
@@ -107,7 +107,7 @@ class StudyInputs:
             scenario.data.build(scenario.population.devices, Streams(scenario.seed))
         file = getattr(scenario.model, "file", None)
         if file is not None:
-            sought(file, scenario.data.own_folder())
+            find_file(file, scenario.data.own_folder())
 
     def of(self, text: str) -> RunInputs:
         """Return the inputs of a run.

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsim.clock.simulation import Record
 from fedsim.common.errors import CheckpointError
-from fedsim.common.files import read_bytes, sought
+from fedsim.common.files import find_file, read_bytes
 from fedsim.common.spec import Spec
 from fedsim.common.training import Contrast, Limit, Part, Training
 from fedsim.federation.client import Instruction, PreviousResult
@@ -89,7 +89,7 @@ class Origins:
         self._file_hashes: dict[str, str] = {}
         for section, spec in sections.items():
             for key, file in _files(section, spec):
-                self._file_hashes[key] = _hash_files(sought(file, root))
+                self._file_hashes[key] = _hash_files(find_file(file, root))
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, ScenarioError, nearest, shown
-from fedsim.common.files import read_keyed_json, reading, sought
+from fedsim.common.files import find_file, read_keyed_json, reading
 from fedsim.common.notes import note
 from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import Dataset, FederatedData, Index, Shard
@@ -199,7 +199,7 @@ class PartitionFile(Partition):
     """
 
     def under(self, root: Path | None) -> Self:
-        return self.model_copy(update={"path": str(sought(self.path, root))})
+        return self.model_copy(update={"path": str(find_file(self.path, root))})
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         path = Path(self.path)

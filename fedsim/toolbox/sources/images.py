@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.errors import DataError
-from fedsim.common.files import open_file, read_bytes, sought
+from fedsim.common.files import find_file, open_file, read_bytes
 from fedsim.learning.data.federated import Raw, Samples
 from fedsim.learning.data.sources import Source, check_labels
 
@@ -100,7 +100,7 @@ class PublishedImages(Source):
         Raises:
             DataError: no folder has all files.
         """
-        folders = [sought(name, root) for name in self.folders]
+        folders = [find_file(name, root) for name in self.folders]
         for folder in folders:
             candidates = [self._find_file(folder, name) for name in self.files]
             files = [path for path in candidates if path is not None]

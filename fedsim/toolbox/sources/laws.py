@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.common.errors import DataError
-from fedsim.common.files import read_text, reading, sought
+from fedsim.common.files import find_file, read_text, reading
 from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source, every_fifth
@@ -32,7 +32,7 @@ class Text(Source):
     def load(self, root: Path | None) -> Raw:
         path = Path(__file__).parent / "shakespeare.txt"
         if self.path is not None:
-            path = sought(self.path, root)
+            path = find_file(self.path, root)
         with reading(path, "data.source.path", "a text in UTF-8"):
             text = read_text(path)
         speeches: dict[str, list[str]] = {}

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, nearest, shown
-from fedsim.common.files import read_json, sought
+from fedsim.common.files import find_file, read_json
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
@@ -53,7 +53,7 @@ class Leaf(Source):
         return []
 
     def load(self, root: Path | None) -> Raw:
-        path = sought(self.path, root)
+        path = find_file(self.path, root)
         if path.is_dir():
             train = _read_folder(path / "train")
             test = _read_folder(path / "test")

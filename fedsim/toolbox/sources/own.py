@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, nearest
-from fedsim.common.files import read_bytes, read_json, reading, regular, sought
+from fedsim.common.files import find_file, read_bytes, read_json, reading, regular
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
@@ -46,7 +46,7 @@ class Npz(Source):
     """tokens are 0..vocabulary-1; None: up to the largest that is there."""
 
     def load(self, root: Path | None) -> Raw:
-        path = sought(self.path, root)
+        path = find_file(self.path, root)
         if path.is_dir():
             raise DataError(
                 f"data.source.path is {str(path)!r}, a folder; 'npz' is one file. A folder of "
@@ -105,7 +105,7 @@ class HuggingFace(Source):
         return columns
 
     def load(self, root: Path | None) -> Raw:
-        folder = sought(self.path, root)
+        folder = find_file(self.path, root)
         columns = {"x": self.x, "y": self.y}
         for name in self.columns:
             columns[name] = name

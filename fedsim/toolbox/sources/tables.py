@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, nearest, shown
-from fedsim.common.files import reading, regular, sought
+from fedsim.common.files import find_file, reading, regular
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source, every_fifth
@@ -77,12 +77,12 @@ class TableSource(Source):
         return []
 
     def load(self, root: Path | None) -> Raw:
-        path = sought(self.path, root)
+        path = find_file(self.path, root)
         table = self._table(path, "data.source.path")
         features = self._feature_names(path, table)
         tables = [(path, table)]
         if self.test is not None:
-            test_path = sought(self.test, root)
+            test_path = find_file(self.test, root)
             tables.append((test_path, self._table(test_path, "data.source.test")))
         x = np.concatenate([_numbers(*part, features) for part in tables])
         y, classes = _labels(tables, self.label)

@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from fedsim.clock.simulation import on_grid
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.errors import DataError, ScenarioError
-from fedsim.common.files import SOUGHT, sought
+from fedsim.common.files import SOUGHT, find_file
 from fedsim.common.notes import note
 from fedsim.common.streams import Streams
 from fedsim.common.units import CLOCK_END_S, TICK_S, PositiveSeconds, Seconds
@@ -269,7 +269,7 @@ class Flash(AvailabilityModel):
     def build_on(
         self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
     ) -> Traces:
-        traces = read_flash(sought(self.file, root))
+        traces = read_flash(find_file(self.file, root))
         generator = streams.generator("world/availability")
         assigned: list[int] = generator.integers(len(traces), size=devices).tolist()
         ahead = []
@@ -390,7 +390,9 @@ class Intervals(AvailabilityModel):
         self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
     ) -> Traces:
         columns = ("device", "start", "end")
-        table = DeviceTable("population.availability", sought(self.file, root), columns, others=())
+        table = DeviceTable(
+            "population.availability", find_file(self.file, root), columns, others=()
+        )
         table.note("a row for each interval in which a device is on")
         owners = table.values("device", Any) if self.drawn else table.devices(devices)
         start, end, form = self._times(table)

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import DataError, shown
-from fedsim.common.files import read_toml, sought
+from fedsim.common.files import find_file, read_toml
 from fedsim.common.notes import note
 from fedsim.common.streams import Streams
 from fedsim.common.wording import in_words
@@ -42,7 +42,7 @@ class FedScaleCapacity(CapacityModel):
         Raises:
             DataError: the file is missing, lacks a column, or has a value that is not positive.
         """
-        table = read_capacities(sought(self.file, root))
+        table = read_capacities(find_file(self.file, root))
         generator = streams.generator("world/capacity")
         rows = generator.choice(len(table), devices, replace=devices > len(table))
         milliseconds, down_kbps, up_kbps = table[rows].T

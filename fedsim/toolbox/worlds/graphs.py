@@ -14,7 +14,7 @@ from pydantic import Field
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import ScenarioError, SimulationError, nearest
-from fedsim.common.files import sought
+from fedsim.common.files import find_file
 from fedsim.common.spec import Spec
 from fedsim.common.units import Seconds
 from fedsim.toolbox.worlds.graph_files import read_graph
@@ -412,7 +412,7 @@ class GraphSpec(NetworkModel):
         return [] if self.edge is None else self.edge.links(self.edge_servers)
 
     def _connect(self, inputs: NetworkInputs) -> Network:
-        graph = read_graph(sought(self.file, inputs.root))
+        graph = read_graph(find_file(self.file, inputs.root))
         self._refuse_unknown_nodes(graph)
         edges = None
         if self.edge is not None:

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.common.errors import ScenarioError
-from fedsim.common.files import sought
+from fedsim.common.files import find_file
 from fedsim.common.notes import note
 from fedsim.common.streams import Streams
 from fedsim.common.units import BytesPerSecond, PositiveSeconds, Seconds, unit_factor
@@ -80,7 +80,7 @@ class _FileTrace(TracedRate):
             average=self.average,
             members=self.members,
         )
-        form, recordings = read_recordings(sought(self.file, root), options)
+        form, recordings = read_recordings(find_file(self.file, root), options)
         traces = [self._trace(recording) for recording in recordings]
         note(f"{key} from {self.file!r}: {_describe(form, traces, self._quantity)}")
         return traces

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import ScenarioError, nearest
-from fedsim.common.files import sought
+from fedsim.common.files import find_file
 from fedsim.toolbox.worlds.cloud_facts import Connection, cloud_facts
 from fedsim.world.device_table import DeviceTable
 from fedsim.world.network.endpoints import SERVER
@@ -170,7 +170,7 @@ class RegionsSpec(NetworkModel):
             facts = cloud_facts()
             table = {pair: facts.connection(*pair) for pair in permutations(names, 2)}
         else:
-            table = _read(sought(self.file, inputs.root))
+            table = _read(find_file(self.file, inputs.root))
             for source, target in combinations(names, 2):
                 if (source, target) not in table and (target, source) not in table:
                     raise ScenarioError(

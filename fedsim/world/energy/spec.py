@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import AnyArray, Floats, Ints
 from fedsim.common.errors import DataError, ScenarioError, nearest
-from fedsim.common.files import sought
+from fedsim.common.files import find_file
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.units import TICK_S, GramsPerJoule, Joules, JoulesPerByte, Seconds, Watts
@@ -157,7 +157,7 @@ class ZoneSpec(Spec):
 
 def _read_hours(key: str, file: str, root: Path | None) -> list[float]:
     """Read the carbon intensity of each hour of the day (g/J), 24 values, from a CSV file."""
-    table = DeviceTable(key, sought(file, root), ("intensity",), ("hour",), others=())
+    table = DeviceTable(key, find_file(file, root), ("intensity",), ("hour",), others=())
     has_order = "hour" in table.cells
     table.note("rows by 'hour'" if has_order else "a row for each hour from 0 to 23")
     intensities: list[float] = table.values("intensity", GramsPerJoule)

@@ -139,7 +139,7 @@ class Holds:
             self._messages.lost.discard(edge)
 
     def _switch(self, device: int, *, is_off: bool) -> None:
-        if is_off and device not in self._tasks.off:
+        if is_off and device not in self._tasks.switched_off:
             computations = self._processes.computations_on(device)
             self._processes.emit("switch-off", device=device)
             self._tasks.switch_off(device)
@@ -147,7 +147,7 @@ class Holds:
                 computation.cancel("lost")
         elif not is_off:
             self._processes.emit("switch-on", device=device)
-            self._tasks.off.discard(device)
+            self._tasks.switched_off.discard(device)
             self._processes.switch_on(device)
 
     def check_restored(self) -> None:
@@ -171,7 +171,7 @@ class Holds:
             present["link", link] = rate
         for device, pace in self._tasks.computing.paces.items():
             present["pace", device] = pace
-        for device in self._tasks.off:
+        for device in self._tasks.switched_off:
             present["off", device] = 1.0
         for edge in self._messages.lost:
             present["edge", edge] = 1.0

@@ -109,7 +109,7 @@ class Processes:
         if (
             self.tasks.running
             or len(self.messages.under_way) > len(self.sending)
-            or self.tasks.off
+            or self.tasks.switched_off
             or self.messages.lost
         ):
             return False

@@ -344,7 +344,7 @@ class World:
 
         def wait() -> ProcessGenerator:
             while tasks.reachable_until(number) <= self.now:
-                if number in tasks.off:
+                if number in tasks.switched_off:
                     yield self._processes.switched_on.setdefault(number, self.env.event())
                     continue
                 when = tasks.next_on(number, self.now)

@@ -39,25 +39,25 @@ class EpochStep(TaskStep):
     __slots__ = ()
     power = "compute"
 
-    def plan(self, task: Task, runner: StepServices) -> Plan:
+    def plan(self, task: Task, services: StepServices) -> Plan:
         """Return the times of this step on the task's device, at the device's full pace.
 
         Args:
             task: the task.
-            runner: services of the engine for steps.
+            services: services of the engine for steps.
         """
         raise NotImplementedError
 
-    def is_due(self, task: Task, runner: StepServices) -> bool:
+    def is_due(self, task: Task, services: StepServices) -> bool:
         """Whether the step is complete now, within the rounding of times; counts its last epoch."""
-        hosts = runner.computing.hosts
+        hosts = services.computing.hosts
         ends = task.epoch_ends
         if hosts is not None and hosts.is_due(task) and ends is not None:
-            return len(ends) + 1 == self.plan(task, runner).epochs
-        if not super().is_due(task, runner):
+            return len(ends) + 1 == self.plan(task, services).epochs
+        if not super().is_due(task, services):
             return False
         if ends:
-            ends[-1] = min(ends[-1], runner.simulation.now)
+            ends[-1] = min(ends[-1], services.simulation.now)
         return True
 
 
@@ -74,26 +74,26 @@ class Train(EpochStep):
     limit: Limit = NO_LIMIT
     name = "train"
 
-    def begin(self, task: Task, runner: StepServices) -> None:
-        runner.note_data(task)
+    def begin(self, task: Task, services: StepServices) -> None:
+        services.note_data(task)
         if self.training.part is not None:
             task.samples = self.training.part.samples
-        runner.computing.begin(task, self.training)
+        services.computing.begin(task, self.training)
 
-    def plan(self, task: Task, runner: StepServices) -> Plan:
+    def plan(self, task: Task, services: StepServices) -> Plan:
         limit = math.inf
         if self.limit is not NO_LIMIT:
-            limit = runner.computing.limit_of(task, self.limit)
+            limit = services.computing.limit_of(task, self.limit)
         # the reserve of a limit is rounded up
         slack_s = tie_s(limit) if self.limit.reserves else 0.0
-        epoch_s = runner.population.training_s(task.device, self.training, task.samples)
+        epoch_s = services.population.training_s(task.device, self.training, task.samples)
         return Plan(epoch_s, self.training.epochs, limit, self.limit.adaptive, slack_s)
 
-    def end(self, task: Task, runner: StepServices, cause: Cause | None) -> Ending:
-        usage = runner.computing.end(task, self.limit, cause)
+    def end(self, task: Task, services: StepServices, cause: Cause | None) -> Ending:
+        usage = services.computing.end(task, self.limit, cause)
         limit = self.limit
         ends = task.epoch_ends or []
-        done = bisect_right(ends, runner.simulation.now)
+        done = bisect_right(ends, services.simulation.now)
         is_undone = limit.cut_undoes and done < len(ends)
         is_slow = cause is None and (is_undone or done < limit.at_least)
         task.epochs = 0 if is_slow and limit.go_on else done
@@ -131,19 +131,19 @@ class Evaluate(EpochStep):
     samples: int | None = None
     name = "evaluate"
 
-    def begin(self, task: Task, runner: StepServices) -> None:
-        runner.note_data(task)
+    def begin(self, task: Task, services: StepServices) -> None:
+        services.note_data(task)
         if self.samples is not None:
             task.samples = min(task.samples, self.samples)
-        runner.computing.begin(task, None)
+        services.computing.begin(task, None)
 
-    def plan(self, task: Task, runner: StepServices) -> Plan:
-        model_s = runner.population.testing_s(task.device, task.samples)
-        return Plan(model_s * len(self.models), 1, runner.computing.limit_of(task, self.limit))
+    def plan(self, task: Task, services: StepServices) -> Plan:
+        model_s = services.population.testing_s(task.device, task.samples)
+        return Plan(model_s * len(self.models), 1, services.computing.limit_of(task, self.limit))
 
-    def end(self, task: Task, runner: StepServices, cause: Cause | None) -> Ending:
-        usage = runner.computing.end(task, self.limit, cause)
-        is_done = bisect_right(task.epoch_ends or [], runner.simulation.now) > 0
+    def end(self, task: Task, services: StepServices, cause: Cause | None) -> Ending:
+        usage = services.computing.end(task, self.limit, cause)
+        is_done = bisect_right(task.epoch_ends or [], services.simulation.now) > 0
         facts: dict[str, Any] = {"models": len(self.models)}
         if self.samples is not None:
             facts["samples"] = task.samples
@@ -176,13 +176,13 @@ class Work(EpochStep):
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value}
 
-    def begin(self, task: Task, runner: StepServices) -> None:
-        runner.note_data(task)
-        runner.computing.look_ahead(task)
+    def begin(self, task: Task, services: StepServices) -> None:
+        services.note_data(task)
+        services.computing.look_ahead(task)
 
-    def plan(self, task: Task, runner: StepServices) -> Plan:
-        seconds = runner.population.working_s(task.device, self)
+    def plan(self, task: Task, services: StepServices) -> Plan:
+        seconds = services.population.working_s(task.device, self)
         return Plan(seconds, 1, jitter_of=task.count)
 
-    def end(self, task: Task, runner: StepServices, cause: Cause | None) -> Ending:
-        return cause, self.facts | runner.computing.end(task, NO_LIMIT, cause)
+    def end(self, task: Task, services: StepServices, cause: Cause | None) -> Ending:
+        return cause, self.facts | services.computing.end(task, NO_LIMIT, cause)

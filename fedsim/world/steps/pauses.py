@@ -16,8 +16,8 @@ class Code(TaskStep):
     names: ClassVar[tuple[str, ...]] = ("encode", "decode")
     power = "compute"
 
-    def begin(self, task: Task, runner: StepServices) -> None:
-        runner.end_step_at(task, on_grid(runner.simulation.now + self.seconds))
+    def begin(self, task: Task, services: StepServices) -> None:
+        services.end_step_at(task, on_grid(services.simulation.now + self.seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Pause(TaskStep):
     name: Literal["start-up", "sleep"]
     seconds: float
 
-    def begin(self, task: Task, runner: StepServices) -> None:
-        runner.end_step_at(task, on_grid(runner.simulation.now + self.seconds))
+    def begin(self, task: Task, services: StepServices) -> None:
+        services.end_step_at(task, on_grid(services.simulation.now + self.seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Queue(TaskStep):
 
     name = "queue"
 
-    def begin(self, task: Task, runner: StepServices) -> None:
-        runner.charge.look(task)
+    def begin(self, task: Task, services: StepServices) -> None:
+        services.charge.look(task)
 
-    def end(self, task: Task, runner: StepServices, cause: Cause | None) -> Ending:
+    def end(self, task: Task, services: StepServices, cause: Cause | None) -> Ending:
         if cause is not None:
             task.release("slot")
         return cause, {}

@@ -23,16 +23,16 @@ class TransferStep(TaskStep):
     payloads: tuple[Payload, ...]
     direction: ClassVar[Direction]
 
-    def begin(self, task: Task, runner: StepServices) -> None:
+    def begin(self, task: Task, services: StepServices) -> None:
         size = float(sum([part.bytes for part in self.payloads]))
-        peer = SERVER if task.edge is None else runner.network.devices + task.edge
+        peer = SERVER if task.edge is None else services.network.devices + task.edge
         route = ends(task.device, self.direction, peer)
-        task.flow = runner.network.send(*route, size, task.carried_out)
-        runner.charge.look(task)
+        task.flow = services.network.send(*route, size, task.carried_out)
+        services.charge.look(task)
 
-    def end(self, task: Task, runner: StepServices, cause: Cause | None) -> Ending:
+    def end(self, task: Task, services: StepServices, cause: Cause | None) -> Ending:
         """End the message, as done if its last byte has arrived before it is cut."""
-        network = runner.network
+        network = services.network
         flow = task.flow
         assert flow is not None
         task.flow = None
@@ -40,7 +40,7 @@ class TransferStep(TaskStep):
             task.release("slot")
         if cause is not None:
             network.cancel(flow)
-            has_arrived = flow.sent == flow.size and runner.simulation.now > task.step_start
+            has_arrived = flow.sent == flow.size and services.simulation.now > task.step_start
             if cause in _DISCONNECTED and has_arrived:
                 cause = None
         facts: dict[str, Any] = {
@@ -55,9 +55,9 @@ class TransferStep(TaskStep):
             facts[role] = network.name(network.devices + task.edge)
         return cause, facts
 
-    def is_due(self, task: Task, runner: StepServices) -> bool:
+    def is_due(self, task: Task, services: StepServices) -> bool:
         assert task.flow is not None
-        return runner.network.finish(task.flow)
+        return services.network.finish(task.flow)
 
 
 @dataclass(slots=True)  # not frozen, because the construction would take four times as long
