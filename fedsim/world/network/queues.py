@@ -94,8 +94,8 @@ class StepPlan:
         credit: change of ``Queueing._credit`` (bytes).
         before_loss: change of ``RandomLosses.before`` (bytes).
         batches: bytes in queues at the end of the step, float64 [flows, hops, batches].
-        waiting, arriving: bytes in each queue, and on the way to it, at the end of the step;
-            float64 [flows, hops].
+        waiting, arriving: bytes in the queue of each link of a route, and between it and the next
+            link, at the end of the step; float64 [flows, hops].
         growth: growth of windows (segments).
         ends: end of each flow (s); infinity for flows that go on.
         held: whether the first link of a flow holds its sender back, bool [flows].
