@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.common.errors import DataError, shown
-from fedsim.common.files import read_bytes, read_json, sought
+from fedsim.common.files import find_file, read_bytes, read_json
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
@@ -61,7 +61,7 @@ class Flair(Source):
         return []
 
     def load(self, root: Path | None) -> Raw:
-        folder = sought(self.path, root)
+        folder = find_file(self.path, root)
         photos = _read_photos(folder / LABELS, self.labels)
         names = sorted({label for photo in photos for label in photo.labels})
         if not names:

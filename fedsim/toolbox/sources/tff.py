@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.common.errors import DataError, shown
-from fedsim.common.files import reading, regular, sought
+from fedsim.common.files import find_file, reading, regular
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
@@ -84,7 +84,7 @@ class Tff(Source):
         return []
 
     def load(self, root: Path | None) -> Raw:
-        path = sought(self.path, root)
+        path = find_file(self.path, root)
         if path.name in _FETCHED and not path.exists():
             raise DataError(
                 f"data.source.path names '{path}', which does not exist; run `fedsim data fetch "
