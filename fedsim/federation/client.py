@@ -217,7 +217,8 @@ class Client(Generic[P]):
     ) -> Contents | None:
         """Return the answer of the device; by default its update, samples and epochs.
 
-        The answer may be cut off on its way, so this method does not change ``Device.state``.
+        The answer may be cut off on its way. A change of ``Device.state`` here stays even then; a
+        change that holds only if the server has the answer belongs in ``sent``.
         ``Lazy("loss", result.update)`` as a content reports the training loss.
 
         Args:
@@ -226,8 +227,8 @@ class Client(Generic[P]):
             result: the result of the steps.
 
         Returns:
-            Contents by name; None sends no answer. Strategies in rounds and without rounds need
-            ``update`` and ``samples`` of a ``train``.
+            Contents by name; None sends no answer. ``Synchronous`` and ``Asynchronous``
+            strategies need ``update`` and ``samples`` in the answer to a job ``train``.
         """
         return {
             "update": result.update,

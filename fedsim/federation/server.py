@@ -223,14 +223,15 @@ class Server:
     ) -> int:
         """Send an idle device a message, on which its client half does a job and answers.
 
-        ``Strategy.on_task_end`` is called once when the task has ended.
+        ``Strategy.on_task_end`` is called once when the task has ended. The task of a device that
+        is away ends as ``lost`` in this instant, and the call follows after ``server.patience``.
 
         A task with a ``round`` counts among the round's selected and valid tasks, and its update
         has to be aggregated (``finish_round``). Leave ``round`` out for any other task, such as a
         probe or a test.
 
         Args:
-            device: ID of a device, available and idle.
+            device: ID of a device that is idle.
             contents: what is sent, by name (``Contents``). The default client half trains from
                 ``model``.
             job: name of the job, which the client half reads as ``Instruction.job``.
@@ -246,8 +247,8 @@ class Server:
             The ID of the task, ``TaskEnd.task``.
 
         Raises:
-            SimulationError: the device does not exist, is busy or is away; ``continues`` is given
-                and the device's last task does not allow it; or contents cannot be sent.
+            SimulationError: the device does not exist or is busy; ``continues`` is given and the
+                device's last task does not allow it; or contents cannot be sent.
 
         Example:
             A strategy that asks the next device when one has answered, in ``mine.py``:

@@ -5,7 +5,7 @@ what can be resumed.
 import asyncio
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,18 @@ from fedsim.clock.simulation import on_grid
 from fedsim.common.errors import CheckpointError, ScenarioError, SimulationError
 from fedsim.lab.audit import audit
 from fedsim.lab.trackers.trace import trace_events
-from fedsim.plugin import Process, World
+from fedsim.plugin import (
+    Device,
+    FedAvg,
+    Instruction,
+    Pause,
+    Process,
+    SynchronousClient,
+    World,
+)
 from fedsim.records.reading import RunFolder
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
+from fedsim.world.steps import Computation
 from tests.lab.test_audit import events as edited
 
 HERE = __name__
@@ -351,9 +360,21 @@ def test_a_run_goes_on_to_the_bit(strategy: dict[str, Any], tree: bool, tmp_path
         assert_same_run(tmp_path / "whole", cut)
 
 
-def test_throttling_by_hand() -> None:
+class SleepyClient(SynchronousClient[Any]):
+    """Client that sleeps for 400 s, and then trains."""
+
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        return (Pause("sleep", 400.0), *super().work(device, instruction))
+
+
+class Sleepy(FedAvg):
+    Client = SleepyClient
+
+
+@pytest.mark.parametrize(("kind", "asleep_s"), [("fedavg", 0.0), (f"{HERE}:Sleepy", 400.0)])
+def test_throttling_by_hand(kind: str, asleep_s: float) -> None:
     """40 s of work: fast for ln 10, then slow for ln(.65/.6) and fast for ln(.15/.1) by turns,
-    in units of 10 s.
+    in units of 10 s. A device that sleeps before it works does not become warm.
     """
     scenario = world(
         {"kind": "heat", "warms": "10 s", "factor": 0.25, "slow_at": 0.9, "fast_at": 0.85},
@@ -363,7 +384,7 @@ def test_throttling_by_hand() -> None:
         "population": {"devices": 1, "speed": "10 samples/s", "samples": {"low": 400, "high": 400}}
     }
     scenario |= {
-        "strategy": {"kind": "fedavg", "clients_per_round": 1},
+        "strategy": {"kind": kind, "clients_per_round": 1},
         "learning": "off",
         "network": {"kind": "star"},
     }
@@ -373,7 +394,8 @@ def test_throttling_by_hand() -> None:
         if done + span * rate >= 40:
             break
         done, lasted, slow = done + span * rate, lasted + span, not slow
-    assert run(scenario)["simulated_s"] == pytest.approx(lasted + (40 - done) / rate, abs=1e-6)
+    end_s = asleep_s + lasted + (40 - done) / rate
+    assert run(scenario)["simulated_s"] == pytest.approx(end_s, abs=1e-6)
 
 
 def test_a_process_that_does_not_come_to_where_it_was_is_found_out(tmp_path: Path) -> None:

@@ -257,9 +257,10 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     ``upload_s``, the measured upload time eps_i (s); ``trained_at``, the time at which its last
     training ended (s).
 
-    eps_i is measured, since the nominal rate of a device's link neglects shared links, encoding and
-    TCP. A straggler deletes its measurement, so that a single slow upload does not keep it from
-    training for good. If it uploads the unchanged model, that upload is measured.
+    eps_i is the duration of the device's last upload, as the nominal rate neglects shared links,
+    encoding and TCP. A straggler forgets eps_i, otherwise one slow upload could leave no time for
+    training ever again. If the straggler sends the unchanged model, the duration of this upload is
+    the new eps_i.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -300,6 +301,8 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         params = self.params
         if instruction.job == "connect":
             return {"size-report": self._sizes(device)[0]}
+        # these changes of the state are right even if the answer is cut off: the device itself knows
+        # when it has trained, and whether it was too slow
         device.state["trained_at"] = device.clock_s
         if result.update is not None:
             return {"update": result.update, "control": 1, "samples": Header(result.samples)}

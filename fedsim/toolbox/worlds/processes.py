@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from fedsim.clock.environment import ProcessGenerator
 from fedsim.clock.simulation import Record
 from fedsim.common.units import BytesPerSecond, PositiveSeconds
+from fedsim.world.meters.energy import computing_steps
 from fedsim.world.processes.base import Process
 from fedsim.world.processes.holds import Hold
 from fedsim.world.processes.world import World
@@ -119,14 +120,12 @@ class UploadSlots(Process):
         yield world.env.event()
 
 
-_STILL = ("download", "upload", "queue")  # steps in which a device does not compute
-
-
 class Heat(Process):
     """Devices throttle by heat, in two states with hysteresis.
 
-    A device's heat, at first 0, goes exponentially towards 0 while idle, 1 at full speed, and
-    ``factor`` while slow (Newton's law of cooling). The device becomes slow at a heat of
+    A device's heat, at first 0, approaches a target exponentially (Newton's law of cooling). The
+    target is 1 while the device computes at full speed, ``factor`` while it computes slowly, and 0
+    in all other time, such as in transfers and pauses. The device becomes slow at a heat of
     ``slow_at``, and fast again at ``fast_at``.
     """
 
@@ -158,11 +157,12 @@ class Heat(Process):
     def run(self, world: World) -> ProcessGenerator:
         turns: dict[int, simpy.Event] = {}  # device: event of its next start or end of computing
         computing: dict[int, bool] = {}
+        warming = frozenset(computing_steps())
 
         def receive(record: Record) -> None:
             device = record.fields["device"]
             step = record.fields["step"]
-            if device in turns and step not in _STILL:
+            if device in turns and step in warming:
                 computing[device] = record.kind == "step-start"
                 if not turns[device].triggered:
                     turns[device].succeed()
