@@ -161,7 +161,7 @@ class ClientSide:
     # Results of a task's steps.
 
     def _result(self, task: Task) -> LocalResult:
-        """Return the result of all computations of a task; its models are refs."""
+        """Return the result of all computations of a task, with refs for its models."""
         results = _Results()
         epochs = iter(task.trained)
         ahead = iter(task.context.ahead)
@@ -203,7 +203,8 @@ class ClientSide:
             task: the task.
             training: the training as the client half asked for it.
             epochs: count of finished epochs, at least one.
-            computed: the result, if the whole training was computed ahead; None: name it now.
+            computed: the result, if the whole training was computed ahead; None: the result is
+                named now, and computed when it is needed.
             results: the results so far, which are changed.
         """
         earlier = results.updates

@@ -94,7 +94,7 @@ class Clients:
         Args:
             count: the largest count of devices that are drawn.
             purpose: name of the draw's stream (``strategy/purpose``), such as ``"select"``.
-            ids: further numbers in the name of the stream, such as the round. Two draws with the
+            ids: numbers that complete the name of the stream, such as the round. Two draws with the
                 same name use the same permutation.
             among: the devices to draw from, each once; None: all.
 
@@ -154,7 +154,7 @@ class Clients:
         return self._dispatch.tasks.next_on(device, self._dispatch.simulation.now) < math.inf
 
     def expects_newcomers(self) -> bool:
-        """Whether a device that can ever be reached has not joined yet."""
+        """Whether a device that has not joined yet will do so, and can then be reached."""
         is_coming = self._dispatch.population.arrival > self._dispatch.simulation.now
         newcomers = np.flatnonzero(is_coming).tolist()
         return any(self._can_return(device) for device in newcomers)
@@ -180,7 +180,7 @@ class Clients:
 
         Args:
             device: ID of a device.
-            delay: time from now (s) before which the call does not come.
+            delay: time from now (s); the call comes no earlier.
 
         Returns:
             False if the device will never be reachable again; then there is no call.
@@ -191,9 +191,9 @@ class Clients:
         return when < math.inf
 
     async def look_for_shift(self, device: int) -> None:
-        """Have a device whose data have changed send its message again (``Client.on_shift``).
+        """Request again a device's message about its changed data (``Client.on_shift``).
 
-        The method is for a strategy that could not use the message when it arrived. If the data
+        Use this method if the strategy could not use the message when it arrived. If the data
         differ from the data of the device's last task, ``Strategy.on_shift`` is awaited before this
         method returns.
 

@@ -71,8 +71,8 @@ class Arithmetic(Protocol):
 
         Args:
             parts: pairs of a model and its coefficient.
-            otherwise: the result if no finite part is left.
-            rescale: whether the coefficients that are left are scaled to the sum of all.
+            otherwise: the result if no model is finite.
+            rescale: whether the coefficients of the finite models are scaled to the sum of all.
         """
 
     def apply(
@@ -90,12 +90,13 @@ class Arithmetic(Protocol):
 
         Args:
             function: a function marked with ``pure``.
-            models: its models.
-            stream: whole name of the stream of its random numbers ``rng``; None if it draws none.
+            models: the models that the function receives, in this order.
+            stream: whole name of the stream of the function's random numbers ``rng``; None if it
+                draws none.
             otherwise: the result if a model is not finite.
             leave_out: whether models that are not finite are left out.
             size: length of the result; None for a model.
-            constants: its further arguments, JSON-able.
+            constants: the function's keyword arguments, JSON-able.
         """
 
 
@@ -284,7 +285,7 @@ class Codec(Spec):
             parameters: count of parameters of the model.
             value: the model to encode.
             base: the model that sender and receiver both have; None if there is none.
-            kept: the error that the sender has stored; None if there is none.
+            kept: the residual that the sender has stored; None if there is none.
         """
         return CodedParts(value, self.code(arithmetic, parameters, value, base, kept).received)
 
@@ -293,7 +294,8 @@ class Codec(Spec):
 
         Args:
             sent: the decoded array, float32 [d].
-            exact: the array before encoding, float32 [d], which has norms that ``sent`` lacks.
+            exact: the array before encoding, float32 [d]. Some codecs write norms of it, which
+                cannot be computed from ``sent``.
 
         Returns:
             The payload, from which ``unpack`` returns ``sent`` to the bit.
@@ -317,7 +319,7 @@ CodecSpec = Annotated[Codec, CODECS]
 
 
 class Plain(Codec):
-    """Values arrive as they are, in float32; their size is a number format's, or is given."""
+    """Values arrive unchanged, in float32; only their size follows ``dtype`` or ``size``."""
 
     kind: Literal["plain"] = "plain"
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int8"] = "float32"
@@ -478,7 +480,7 @@ class Wire:
         Args:
             value: the tensors.
             base: the model from which ``value.model`` was trained; None if there is none.
-            residual: the sender's residual of the tensors; None at first.
+            residual: the sender's residual of the tensors; None before the first message.
 
         Returns:
             The whole model that the receiver completes from the decoded tensors, and the residual

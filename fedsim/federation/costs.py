@@ -1,6 +1,6 @@
-"""Computing times of the server, ``[server]``. Prices, ``[costs]``: ``world/meters/spec.py``.
+"""``[server]``: times in which the server computes.
 
-The time of each operation is a measured function of the sizes of its inputs.
+The time of an operation is a function of the sizes of its inputs, fitted to measurements.
 """
 
 from collections.abc import Callable, Mapping

@@ -64,7 +64,8 @@ class Device:
         Infinite if the training does not fit into its memory.
 
         Args:
-            epochs: count of epochs, if the device does not train for SGD steps of its own.
+            epochs: count of epochs; not used if ``population.local`` gives the device a count of
+                SGD steps.
         """
         population = self._devices.population
         steps = 0
@@ -83,7 +84,7 @@ class Device:
         return self._devices.clock()
 
     def model_s(self, direction: Direction) -> float:
-        """Return the time to transfer a model over the device's idle link, and to code it (s).
+        """Return the time to transfer and to encode or decode a model, on the idle link (s).
 
         Args:
             direction: ``down`` with the time to decode, or ``up`` with the time to encode.
@@ -153,10 +154,10 @@ class Device:
         return self.apply(weighted_sum, models, otherwise=otherwise, coefficients=coefficients)
 
     def splice(self, rest: Ref, other: Ref, places: Places) -> Ref:
-        """Return a model whose parameters at some places are replaced.
+        """Return a model with the parameters of ``other`` at ``places``, and else of ``rest``.
 
         Args:
-            rest: the model that gives the parameters at all other places.
+            rest: the model that gives all other parameters.
             other: a whole model, or only the parameters at ``places``.
             places: ranges (start, end) of the flat model.
         """
@@ -167,8 +168,8 @@ class Device:
 
         Args:
             function: a function marked with ``pure``.
-            models: its models.
-            constants: its further arguments, JSON-able.
+            models: the models that the function receives, in this order.
+            constants: the function's keyword arguments, JSON-able.
         """
         return self._devices.learner.apply(function, models, **constants)
 
@@ -181,28 +182,28 @@ class Device:
 
         Args:
             function: a function marked with ``pure``, which returns ``count`` values.
-            models: its models.
+            models: the models that the function receives, in this order.
             count: count of values that are sent, 4 bytes each.
-            constants: its further arguments, JSON-able.
+            constants: the function's keyword arguments, JSON-able.
         """
         return Lazy("numbers", self.apply(function, tuple(models), size=count, **constants), count)
 
     @property
     def features(self) -> int:
-        """Count of numbers of a sample."""
+        """Count of numbers in a sample, the product of its shape."""
         return math.prod(self._devices.learner.shape)
 
     def of_data(self, function: DataFunction, count: int, **constants: object) -> Lazy:
         """Return a content of values that a function computes from the device's training samples.
 
-        The server reads it by ``ServerModels.numbers``. The time of the computation is that of a
-        step ``Work``, which the client half gives.
+        The server reads it by ``ServerModels.numbers``. The computation itself takes no simulated
+        time; the client half adds a step ``Work`` for its time.
 
         Args:
             function: a function of the samples [n, ...], their labels [n] and ``constants``, which
                 returns ``count`` values; not called with ``learning = "off"``.
             count: count of values that are sent, 4 bytes each.
-            constants: its further arguments.
+            constants: keyword arguments of the function.
         """
         devices = self._devices
         version = devices.population.version.item(self.number)
@@ -245,7 +246,8 @@ class Devices:
 
     Attributes:
         clock: returns the present time (s).
-        model_s: function of a device and a direction that returns the time of a model (s).
+        model_s: function of a device and a direction that returns the time to transfer and to
+            encode or decode a model (s).
         batteries: the batteries; None if devices have none.
         link_of: function of a device that returns the energy preset of its link, or None.
         states: device -> its ``Device.state``.

@@ -150,7 +150,7 @@ class Dispatch:
         self.devices.model_s = self._model_s
 
     def _model_s(self, device: int, direction: Direction) -> float:
-        """Return the time (s) to transfer a model over a device's idle link, and to code it."""
+        """Return the time (s) to transfer and to encode or decode a model, on a device's idle link."""
         wire = self._envelopes.wire(direction)
         size = wire.model_bytes + self.learner.state_bytes
         return self.tasks.network.nominal_s(device, direction, size) + wire.model_s
@@ -304,7 +304,7 @@ class Dispatch:
             self.unrecorded[task.id] = round_number, serials
 
     def continue_task(self, device: int, round_number: int | None) -> None:
-        """Remove the device's last answer from the updates, as its next task continues the last.
+        """Withdraw the answer of the device's last task, because the next task continues that task.
 
         Args:
             device: the device.
@@ -326,7 +326,7 @@ class Dispatch:
         )
 
     def record_tasks(self, tasks: Iterable[int]) -> None:
-        """Note that a record names ``tasks`` as aggregated, or as lost."""
+        """Remove tasks that a record names as aggregated or lost from ``unrecorded``."""
         for task in tasks:
             self.unrecorded.pop(task, None)
 

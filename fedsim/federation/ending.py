@@ -101,7 +101,7 @@ class StopRules:
                 progress.models = {name: model for name, (model, _) in models.items()}
 
     def _is_better(self, value: float, than: float | None, by: float) -> bool:
-        """Whether a value is better than another one by more than ``by``; any is if it is None."""
+        """Whether ``value`` beats ``than`` by more than ``by``; True if ``than`` is None."""
         if than is None:
             return True
         if self.monitor in self._maximised:

@@ -1,4 +1,4 @@
-"""Evaluation: accuracy, losses and further measures of the models.
+"""Evaluation: accuracy, losses and other measures of the models.
 
 Measuring takes no simulated time and moves no bytes.
 """
@@ -69,7 +69,7 @@ class EvaluationSpec(Spec):
     in Fig. 3 of the CFL paper.
     """
     fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
-    """epochs that each device trains its model after the run, for a further test
+    """epochs that each device trains its model after the run, for an additional test
     (``accuracy.fine_tuned``); 0: no such test.
     """
 
@@ -126,7 +126,7 @@ class Evaluator:
         stop: ``[stop]`` of the scenario.
         spec: ``[evaluation]`` of the scenario.
         world: the present devices and their data.
-        metrics: further metrics of tests.
+        metrics: metrics of tests, in addition to accuracy and loss.
         local: local trainings of the devices, for fine-tuning; None if all devices train alike.
         ending: decides when the run ends; None for ``stop`` alone.
         unseen: IDs of the devices that never train. They have the last IDs.
@@ -456,7 +456,7 @@ class Evaluator:
     async def fine_tuned(
         self, models: ModelAssignment, number: int, usual_score: str
     ) -> float | None:
-        """Return the accuracy after each device has trained its assigned model further.
+        """Return the accuracy after each device has fine-tuned the model that serves it.
 
         Args:
             models: the strategy's models.

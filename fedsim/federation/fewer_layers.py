@@ -24,7 +24,7 @@ class FewerLayers:
         self._frozen = cache(self._find_frozen)
 
     def limit_step(self, device: int, step: Computation) -> Computation:
-        """Return a step of a task; a training has only the layers for which there is memory.
+        """Return a step of a task, limited to the layers for which its device has memory.
 
         Args:
             device: ID of the device.
@@ -35,11 +35,12 @@ class FewerLayers:
         return replace(step, training=self.limit(device, step.training))
 
     def limit(self, device: int, training: Training) -> Training:
-        """Return a training of the layers for which a device has memory; earlier layers are held.
+        """Return a training of the last layers for which its device has memory.
 
         Args:
             device: ID of the device.
-            training: the training; unchanged if all layers fit, or none.
+            training: the training; returned unchanged if all layers fit into the memory, or no
+                layer. Otherwise the earlier layers stay fixed.
         """
         samples = self._population.samples.item(device)
         if training.part is not None:

@@ -56,8 +56,8 @@ class LocalTrainings:
     def adapt_step(self, device: int, round_number: int, step: Computation) -> Computation:
         """Return a step of a task with the local training of its device.
 
-        A training in epochs is one in SGD steps if its device has such. A step that is no training
-        is unchanged.
+        If the device has a count of SGD steps, a training in epochs becomes a training of that many
+        steps. A step that is no training is unchanged.
 
         Args:
             device: ID of the device.
@@ -109,7 +109,7 @@ class ClientHalves:
         return self._half(epochs, self._local.lr_in(device))
 
     def _build(self, epochs: int, lr_in: Callable[[int], float] | None) -> AnyClient:
-        """Build the client half for a count of epochs (0: usual) and a learning rate by round."""
+        """Build a client half with a count of epochs (0: the strategy's) and a learning rate."""
         params = self._params
         setting = self._setting
         if epochs:

@@ -49,7 +49,7 @@ class Peer(Device):
         return self._dispatch.tasks.reachable_until(self.number) > self.now
 
     def train(self, model: Ref, number: int, steps: int | None = None) -> None:
-        """Train from a model, as a task that moves no bytes; ``on_trained`` follows.
+        """Start a training from a model, as a task that moves no bytes; ``on_trained`` follows.
 
         Args:
             model: the model from which the training starts.
@@ -105,7 +105,7 @@ class Peer(Device):
 
         Args:
             purpose: name of the stream (``strategy/purpose``).
-            ids: further numbers in the name of the stream.
+            ids: numbers that complete the name of the stream.
         """
         return self._server.rng(purpose, *ids)
 
@@ -140,9 +140,10 @@ class Server:
         return self._simulation.now
 
     def timer(self, name: str, when: float) -> float:
-        """Call ``Strategy.on_timer`` with a name, in place of the name's earlier timer.
+        """Call ``Strategy.on_timer`` at a time; replaces an earlier timer of the same name.
 
-        The call waits until the server has computed (``compute``).
+        If the server still computes at that time (``compute``), the call follows when it has
+        finished.
 
         Args:
             name: name of the timer, which ``on_timer`` receives.
@@ -201,7 +202,7 @@ class Server:
             self.timer(name, self.now + delay)
 
     def lacks_clients(self, least: int | None) -> bool:
-        """Return whether fewer clients than wanted can be reached now, idle or busy.
+        """Return whether fewer than ``least`` clients can be reached now, idle or busy.
 
         Args:
             least: count of clients; None: none is needed, and no device is looked at.
@@ -305,7 +306,7 @@ class Server:
         return Peer(device, self, self._dispatch)
 
     async def result(self, work: Future[T]) -> T:
-        """Await a future from the strategy's own thread; simulated time does not advance meanwhile.
+        """Await a future of the strategy's own thread or process; simulated time stands still.
 
         Args:
             work: a future that some thread or process completes.
@@ -322,7 +323,7 @@ class Server:
 
         Args:
             purpose: name of the stream (``strategy/purpose``).
-            ids: further numbers in the name of the stream, such as the round and the device.
+            ids: numbers that complete the name of the stream, such as the round and the device.
         """
         return self._streams.generator(f"strategy/{purpose}", *ids)
 
@@ -407,7 +408,7 @@ class Server:
                 other name is only in the record ``round``.
 
         Returns:
-            Whether the run goes on. If it does not, no further round may begin.
+            Whether the run goes on. If it does not, no other round may begin.
         """
         evaluator = self._evaluator
         strategy = self._dispatch.strategy
@@ -441,7 +442,7 @@ class Server:
         self.emit("aggregate", round=number, **fields)
 
     def note_round(self, number: int, figures: Mapping[str, float | None], **counts: float) -> bool:
-        """Record the end of a round as ``finish_round`` does, with measures from elsewhere.
+        """Record the end of a round as ``finish_round`` does, with measures by the strategy itself.
 
         Args:
             number: the round, from 0.

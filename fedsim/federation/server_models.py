@@ -115,7 +115,7 @@ class ServerModels:
                 ``otherwise`` is then the result if no model remains.
             size: length of the result; None if the result is a model. If a size is given, the
                 function receives all models, finite or not.
-            constants: further arguments of the function, JSON-able.
+            constants: keyword arguments of the function, JSON-able.
 
         Returns:
             A model, or with ``size`` a ref of an array [size], which ``value`` computes.

@@ -37,15 +37,15 @@ class UnseenTests:
         self.accuracy: dict[int, float | None] = {}
 
     def not_measured(self) -> dict[str, float | None]:
-        """Return the columns of a round without a test; empty if all devices may train."""
+        """Return the columns of a round without a test, all None; empty if all devices may train."""
         return dict.fromkeys(COLUMNS) if self._devices else {}
 
     async def measure(self, models: Assigned, score: str) -> dict[str, float | None]:
         """Test the models on each device's own test samples.
 
-        With several models, a figure is the mean over the models, each with the count of the
-        devices that it serves as weight: what a device expects that is given the model of another
-        one, drawn at random.
+        With several models, a measure is the mean over the models, weighted by the counts of the
+        devices that they serve. It is the expected value for a device that gets the model of a
+        random device.
 
         Args:
             models: the strategy's models.
@@ -73,7 +73,7 @@ class UnseenTests:
 
 
 class _FigureOverModels:
-    """A weighted mean; None without values, or with a value that is None."""
+    """Weighted mean of a measure over models; None if there are no values, or a value is None."""
 
     def __init__(self) -> None:
         self._sum = 0.0
@@ -102,7 +102,8 @@ def weighted(models: Assigned) -> list[tuple[Ref, float]]:
 
     Returns:
         The model for all devices, or else the model ``global``, with weight 1. If there is neither,
-        all models with the counts of the devices that each serves; all alike if none serves one.
+        all models, weighted by the counts of the devices that they serve; with equal weights if no
+        model serves a device.
     """
     for model, served in models.values():
         if served is None:

@@ -166,7 +166,7 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
     Args:
         path: the run folder.
         parts: the parts of tables on which the checkpoint counts; all other parts are removed.
-        more: names of further final files to remove, such as those of meters.
+        more: names of other final files to remove, such as those of meters.
     """
     tables = (EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, TRACES, TRACED_LINKS)
     names = (SUMMARY, *tables, MODELS, BEST, NETWORK, *more)

@@ -64,14 +64,14 @@ def total(moved: Mapping[str, Any]) -> float:
 
 
 def show_peer(moved: Mapping[str, Any]) -> list[str]:
-    """Say how many bytes moved outside of tasks, and of what.
+    """Describe the bytes that moved between devices, and by processes of the world.
 
     Args:
         moved: a summary's entry ``bytes``.
 
     Returns:
-        Words such as ``1.05 MB between devices`` and ``2 MB of processes``; none without such
-        messages.
+        Texts such as ``1.05 MB between devices`` and ``2 MB of processes``; an empty list if no
+        such bytes moved.
     """
     if "peer" not in moved:
         return []
@@ -168,11 +168,11 @@ class Ledger:
             self._at_edges[task] = moved
 
     def count_as_wasted(self, tasks: Sequence[int]) -> None:
-        """Count the bytes of ``tasks`` as wasted, whose answers were lost with an edge server."""
+        """Count the bytes of tasks whose answers were lost with an edge server as wasted."""
         self.wasted += sum([self._at_edges.pop(task, 0.0) for task in tasks])
 
     def close_round(self, running: Collection[int]) -> None:
-        """Forget the answers at edge servers, which the closed round contains.
+        """Forget the answers at edge servers, which the closed round has used.
 
         Args:
             running: tasks that still run; their answers may still be lost.

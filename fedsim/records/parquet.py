@@ -113,10 +113,10 @@ class TableWriter:
         return self._path.with_suffix(f".part-{number:05d}.parquet")
 
     def _pack(self, at_least: int = 0) -> None:
-        """Convert the collected rows to columns, and write the columns to a part if they suffice.
+        """Convert the collected rows to columns, and write them to a part if there are enough rows.
 
         Args:
-            at_least: count of rows that suffice for a part; 0 for the usual count.
+            at_least: least count of rows for a part; 0 for ``_ROWS_A_PART``.
         """
         if self._rows:
             columns = zip(*self._rows, strict=True)
@@ -167,7 +167,7 @@ def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> N
 
 
 def write_meters(folder: Path, meters: Meters) -> None:
-    """Write the further files of meters, as Parquet or JSON."""
+    """Write the files that meters add to the run folder, as Parquet or JSON."""
     for name, content, columns in meters.files():
         if columns:
             write_columns(folder / name, content, typed(columns))

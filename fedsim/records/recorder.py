@@ -46,7 +46,7 @@ class Recorder:
         self.meters = Meters() if meters is None else meters
         self._is_metered = bool(self.meters)
         self._chain = EventChain()
-        # rows of events and transfers that are in no table yet
+        # rows of events and transfers that are not in a table yet
         self._rows: list[EventRow] = []
         self._transfers: list[tuple[Any, ...]] = []
         self.ledger = Ledger()

@@ -1,6 +1,6 @@
 """The tables of a run folder, for writers and readers: columns, types, and fingerprints.
 
-All records have the same named columns. Further fields of a kind are in ``data``, as JSON with
+All records have the same named columns. All other fields of a record are in ``data``, as JSON with
 sorted keys.
 
 A transfer within the server's side has ``sender`` and ``receiver`` instead of device and task. If an
@@ -48,7 +48,7 @@ They have device, round, group and task, and their fields are not changed after 
 
 
 def _columns(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
-    """Return columns of one type, as pairs of name and type."""
+    """Return pairs (name, type) of columns that have one type."""
     return [(name, kind) for name in names]
 
 
@@ -185,7 +185,9 @@ OF_METERS = {
 
 
 def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
-    """Return a schema with the columns of meters appended, whose metadata has unit and meaning.
+    """Return a schema with a float64 column appended for each column of the meters (``Column``).
+
+    Unit and meaning of the column are the metadata of its field.
 
     Raises:
         ScenarioError: the schema has a column of the same name.

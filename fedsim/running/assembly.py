@@ -1,4 +1,4 @@
-"""Builds a scenario into a simulation: here world, learning and strategy meet."""
+"""Builds a simulation of world, learning and strategy from a scenario."""
 
 import math
 from collections.abc import Collection
@@ -426,7 +426,7 @@ class Run:
         }
 
     def trace_columns(self) -> tuple[TraceColumns, TraceColumns] | None:
-        """Return the columns of the traces that links follow, and of these links; None without any.
+        """Return the columns of traces, and of the links that follow them; None without traces.
 
         Large populations have rows only for devices that were asked.
         """

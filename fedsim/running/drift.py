@@ -97,7 +97,7 @@ class Drift:
         return {"begun": self._begun, "candidates": self._candidates_before}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Apply all past shifts to the data again, without records and without telling the server.
+        """Apply all past shifts to the data again, without records and messages to the server.
 
         The caller sets the alarms of future shifts.
         """

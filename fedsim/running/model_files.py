@@ -109,7 +109,7 @@ def not_finite(models: Models) -> Iterator[str]:
     """Yield the names of the files with weights that are not finite.
 
     Args:
-        models: the models, of which those in memory are looked through.
+        models: the models; weights on disk are not checked.
     """
     for name, tensors in models.items():
         if not all(map(_is_finite, tensors.values())):

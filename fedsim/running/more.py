@@ -127,7 +127,8 @@ def refuse_dependent(run: "Run", planned: int | None) -> str | None:
         planned: the count of rounds that was planned at that moment; None if none was.
 
     Returns:
-        A note for the user if the strategy is the user's own, which nobody has looked into.
+        A note for the user if the strategy is the user's own, whose code may depend on the planned
+        count; otherwise None.
 
     Raises:
         CheckpointError: the strategy has already acted by the planned count of rounds.

@@ -61,7 +61,7 @@ class Sections(Spec):
     costs: CostsSpec | None = None
     """prices of hours, bytes, messages and tasks; None: there is no bill."""
     meters: list[Annotated[MeterSpec, METERS]] = Field(default_factory=list)
-    """further meters, each a kind, a table with a kind and its parameters, or a class by import
+    """additional meters, each a kind, a table with a kind and its parameters, or a class by import
     path.
     """
     drift: ShiftSpec | None = None

@@ -39,7 +39,7 @@ class Interruption:
 
 
 def raise_interruption(number: int, frame: FrameType | None) -> None:
-    """Signal handler that raises ``KeyboardInterrupt``, whose subclass tells the exit status."""
+    """Signal handler that raises ``KeyboardInterrupt``; ``Paused`` on a batch system's signal."""
     if number in ANNOUNCEMENTS:
         raise Paused
     signal.default_int_handler(number, frame)
@@ -95,7 +95,7 @@ def signals() -> list[signal.Signals]:
 
 
 def let_go(number: int) -> None:
-    """Discard all further output to the terminal after SIGHUP, as the terminal no longer exists.
+    """Discard all later output to the terminal after SIGHUP, as the terminal no longer exists.
 
     Args:
         number: the signal received. For signals other than SIGHUP the function does nothing.

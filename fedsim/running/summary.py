@@ -85,7 +85,7 @@ def values_of(recorder: Recorder, column: str) -> list[float]:
 
 
 def _metrics(run: "Run", recorder: Recorder) -> dict[str, dict[str, object]]:
-    """Return by metric: its final and best value, and whether the best is the most or the least."""
+    """Return each metric's final value, best value, and whether the largest or smallest is best."""
     entries: dict[str, dict[str, object]] = {}
     for metric in run.metrics:
         values = values_of(recorder, metric.name)

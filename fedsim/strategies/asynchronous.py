@@ -205,7 +205,7 @@ class Asynchronous(Strategy[A]):
             model: the next version.
             updates: the updates in the version. Each is an ``entry`` with ``weight``, its weight in
                 the version, and ``staleness``, a count of versions.
-            about: further fields of the record ``aggregate``.
+            about: additional fields of the record ``aggregate``.
         """
         state = self.state
         server = self.server

@@ -84,7 +84,7 @@ class StrategyParams(Spec):
         return {}
 
     def usual_training(self, kind: str) -> Training:
-        """Return the training by which the memory of a device is judged; by default a plain one.
+        """Return the training that must fit into a device's memory; by default plain local SGD.
 
         Args:
             kind: name of the device's kind.
@@ -138,7 +138,8 @@ class StrategyParams(Spec):
     def unprotected(self, protection: Protection) -> str | None:
         """Return the reason for which an aggregation does not protect all answers of devices.
 
-        None if the aggregation protects all answers. If there is a reason, it is refused.
+        None if the aggregation protects all answers. If there is a reason, a scenario with such an
+        aggregation is refused.
 
         Args:
             protection: ``private`` or ``robust``.
@@ -382,6 +383,8 @@ class Strategy(Generic[P]):
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
         """Return the client half, with the jobs of kept tensors, selection, secure aggregation.
+
+        Each of these parts that has jobs of its own wraps the client half that the strategy defines.
 
         Args:
             params: the keys of ``[strategy]``.

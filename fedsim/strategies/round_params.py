@@ -117,7 +117,7 @@ class RoundParams(StrategyParams):
         return self.deadline.among(mean_epoch_s)
 
     def deadline_s(self, mean_epoch_s: float) -> float | None:
-        """Return the time that clients have at first (s), ``Deadline.least_s``.
+        """Return the time limit by which a scenario is checked (s), see ``Deadline.least_s``.
 
         None if there is no deadline.
 

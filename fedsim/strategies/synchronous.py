@@ -83,7 +83,7 @@ class SynchronousClient(Client[S]):
         return Limit(budget=self.training_limit, at_least=self.params.local_epochs)
 
     def testing_limit(self, instruction: Instruction) -> Limit:
-        """Return the time limit of tests of models: in a round the limit of the training.
+        """Return the time limit of a test of models: in a round ``training_limit``, otherwise none.
 
         Args:
             instruction: the message to the device.
@@ -138,7 +138,8 @@ class Synchronous(Strategy[S]):
 
         Args:
             count: wanted count of clients.
-            ids: further numbers in the name of the random stream, if a round selects several times.
+            ids: numbers that complete the name of the random stream, if a round selects several
+                times.
             among: the devices to select from; None for all.
 
         Returns:
@@ -240,7 +241,7 @@ class Synchronous(Strategy[S]):
             entries: the updates, such as ``state["received"]``; at least one.
             slot: index of the model if there are several; aggregation and optimiser have a state
                 for each index.
-            record: further fields of the record ``aggregate``.
+            record: additional fields of the record ``aggregate``.
 
         Returns:
             The next model [d].
@@ -279,7 +280,7 @@ class Synchronous(Strategy[S]):
         Args:
             entries: the updates.
             weights: the weight of each update.
-            record: further fields of the record ``aggregate``.
+            record: additional fields of the record ``aggregate``.
         """
         tasks = [entry["task"] for entry in entries]
         if self._aggregation is not None:

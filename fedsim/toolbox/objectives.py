@@ -1,4 +1,4 @@
-"""Further objectives (tokens of a sequence, numbers, several labels), and metrics of tests."""
+"""Objectives for tokens of a sequence, for numbers and for several labels; metrics of tests."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,7 @@ UNASKED = -100
 
 
 def _entropies(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    """The sum of the cross-entropies of each sample's tokens, and the number of tokens, [n, 2]."""
+    """Compute each sample's sum of cross-entropies over its tokens, and count of tokens, [n, 2]."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -122,7 +122,7 @@ class _Tokens(Objective):
     needs: ClassVar[str] = "samples that are sequences of two tokens or more"
 
     def _vocabulary(self, shape: Shape) -> int:
-        """The vocabulary of samples of a shape; ``ScenarioError`` if they are no sequences."""
+        """Return the vocabulary of samples of a shape; ``ScenarioError`` if it is not of sequences."""
         if not isinstance(shape, TokenShape):
             raise self.misfit(f"numbers of shape {tuple(shape)}")
         if len(shape) != 1 or shape[0] < 2:
@@ -158,7 +158,7 @@ class NextToken(_Tokens):
 class MaskedToken(_Tokens):
     """Prediction of hidden tokens, which a token above the vocabulary replaces (Devlin 2019).
 
-    The hidden tokens are drawn once, at least one a sample.
+    The hidden tokens of a sample are drawn once, at least one.
     """
 
     kind: Literal["masked-token"] = "masked-token"
@@ -197,7 +197,7 @@ class _Numbers(Objective):
 
 
 class Regression(_Numbers):
-    """Numbers, by the squared error."""
+    """Prediction of numbers; the loss is the squared error."""
 
     kind: Literal["regression"] = "regression"
     metrics: list[str] = Field(default=["mse"])
@@ -215,9 +215,9 @@ class Regression(_Numbers):
 
 
 class MultiLabel(_Numbers):
-    """Any number of C labels a sample, by binary cross-entropy.
+    """Prediction of any number of C labels for a sample; the loss is the binary cross-entropy.
 
-    The labels whose output is above 0 are answered.
+    The predicted labels are those with an output above 0.
     """
 
     kind: Literal["multi-label"] = "multi-label"

@@ -19,10 +19,10 @@ from fedsim.strategies.state import State
 def second_moment(
     models: list[NDArray[np.float32]], rule: str, at_first: float, beta: float
 ) -> Floats:
-    """The second moment v after an update delta, float64 [d]: Reddi et al. (2021), Algorithm 2.
+    """Compute the second moment v after an update delta, float64 [d] (Reddi 2021, Algorithm 2).
 
     Args:
-        models: delta and v, each float32 [d]; without v it is ``at_first`` everywhere.
+        models: delta and v, each float32 [d]; if v is missing, all its entries are ``at_first``.
         rule: ``adagrad``, ``adam`` or ``yogi``.
         at_first: the first value of v.
         beta: beta2, the weight of the old v; not used by ``adagrad``.
@@ -35,7 +35,7 @@ def second_moment(
         moment = delta**2 * (1 - beta) + beta * square
     else:
         moment = square - (1 - beta) * delta**2 * np.sign(square - delta**2)
-    # one huge update must not last for ever
+    # v stays finite: with an infinite v no later step would move the model
     return np.minimum(moment, np.finfo(np.float32).max, out=moment)
 
 
@@ -43,7 +43,7 @@ def second_moment(
 def adaptive_step(
     models: list[NDArray[np.float32]], lr: float, tau: float, mean_scale: float, square_scale: float
 ) -> Floats:
-    """The next model w + lr m / (sqrt(v) + tau), float64 [d].
+    """Compute the next model w + lr m / (sqrt(v) + tau), float64 [d].
 
     Args:
         models: w, m and v, each float32 [d].

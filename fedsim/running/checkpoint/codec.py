@@ -1,9 +1,9 @@
 """Encoding of objects as JSON and arrays, and decoding. Reading never executes code.
 
-Values of known kinds pass: plain values, lists, tuples, dicts, arrays, and objects of the classes
-that the caller names, field by field. Two places that held one object hold one object again.
-Floats come back to the last bit. Weights of models on disk are read when they are written, and after
-a resume when they are needed.
+Values of these kinds can be encoded: plain values, lists, tuples, dicts, arrays, and objects of the
+classes that the caller names, field by field. An object to which two places refer is restored as one
+object. Floats are restored exactly. Weights of models on disk are read only when the checkpoint is
+written, and after a resume only when they are needed.
 """
 
 import math

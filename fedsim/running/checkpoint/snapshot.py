@@ -250,7 +250,7 @@ def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Check
 
 
 def saved_models(run: "Run") -> list[Ref]:
-    """Return the different models that a checkpoint of a run would have.
+    """Return the models that a checkpoint of a run would contain, each once.
 
     Args:
         run: the run, between two instants.
@@ -331,9 +331,10 @@ def _restore(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
 def _with_present_end(
     run: "Run", alarms: Sequence[tuple[str, int, float]]
 ) -> list[tuple[str, int, float]]:
-    """Return alarms with the end of the present scenario, which may be later than when they were set.
+    """Return the saved alarms, with the alarm of the run's end at the time of the present scenario.
 
-    The alarm of the end was set first, so it is the first of its instant.
+    This time may be later than the saved one (``--more``). The alarm of the end is the first of its
+    instant, as it was set first.
     """
     later = [alarm for alarm in alarms if alarm[0] != "stop"]
     end_s = run.scenario.stop.simulated_time

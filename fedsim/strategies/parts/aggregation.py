@@ -245,7 +245,7 @@ class Aggregation(Spec):
         return [(model, share) for model in models]
 
     def told(self, updates: int) -> dict[str, int]:
-        """Return further fields of the record ``aggregate``; by default an empty dict.
+        """Return additional fields of the record ``aggregate``; by default an empty dict.
 
         Args:
             updates: count of the aggregated updates.
@@ -253,7 +253,7 @@ class Aggregation(Spec):
         return {}
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
-        """Return further fields of a round's record: the privacy spent in all rounds so far.
+        """Return the privacy spent in all rounds so far, as fields of the record ``round``.
 
         Args:
             draws: pair of the count of drawn clients and the count of devices that they were drawn

@@ -48,10 +48,10 @@ class Deadline(Spec):
         return None
 
     def among(self, mean_epoch_s: float) -> "Deadline":
-        """Return the deadline in seconds for devices with a known mean epoch; by default itself.
+        """Return this deadline with its times in seconds; by default the deadline itself.
 
         Args:
-            mean_epoch_s: time of the devices' mean epoch (s).
+            mean_epoch_s: mean over the devices of an epoch's time (s), the unit of some deadlines.
         """
         return self
 

@@ -39,7 +39,7 @@ NeighbourLists = Mapping[int, Sequence[int]]
 class SecureAggregation(Spec):
     """``strategy.secure_aggregation``: the cost of SecAgg+, which hides all but sums of updates.
 
-    A round has three further phases. Before the training each client sends two public keys and
+    A round has three additional phases. Before the training each client sends two public keys and
     receives the keys of its k neighbours. It then sends each neighbour a share of each of its two
     secrets, and receives the neighbours' shares with the model. After the training, each client
     whose update has arrived sends one share per neighbour. The server then removes the masks: one
@@ -65,7 +65,7 @@ class SecureAggregation(Spec):
     mask_rate: LinkRate | None = None
     """bytes of float32 for which the server computes masks in a second; None: it takes no time."""
     patience: PositiveSeconds = 60.0
-    """time that clients have for each of the three further phases (s)."""
+    """time that clients have for each of the three additional phases (s)."""
 
     @field_validator("neighbors")
     @classmethod

@@ -195,7 +195,10 @@ class Selection(Spec):
     @property
     @returns("a finite time, 0 or more (s), or None", find_outside(least=0.0))
     def patience_s(self) -> float | None:
-        """Longest wait for answers to the question (s); None: until all candidates have ended."""
+        """Longest time for which the server waits for the answers to ``question`` (s).
+
+        None: the server waits until the task of every candidate has ended.
+        """
         patience: float | None = getattr(self, "patience", None)
         return patience
 
@@ -228,7 +231,7 @@ class Selection(Spec):
             server: API of the server half, with clients and random streams.
             state: state of the selection.
             count: wanted count of devices.
-            ids: numbers in the name of a random stream: the round (or the draw) from 0, and further
+            ids: numbers in the name of a random stream: the round (or the draw) from 0, and more
                 numbers if a round selects several times.
             among: the devices to choose from; None for all.
 

@@ -239,13 +239,12 @@ class Private(Aggregation):
     shorter.
 
     Each record of a round has the epsilon spent until then. Epsilon compares the run with a run in
-    which the updates of one device are 0. It holds for the aggregates alone, without further
-    contents of answers (group, number of samples). Groups are disjoint, so that a round is one
-    release for each device, even without updates. If all clients of a round are drawn uniformly
-    from available clients, each takes part with probability q, the share of clients that are drawn.
-    The paper's Poisson sampling then approximates draws of exactly K clients. In all other rounds,
-    and with local noise, q is 1. Strategies that use updates or losses before clipping refuse the
-    account.
+    which the updates of one device are 0. It holds for the aggregates alone, without other contents
+    of answers (group, number of samples). Groups are disjoint, so that a round is one release for
+    each device, even without updates. If all clients of a round are drawn uniformly from available
+    clients, each takes part with probability q, the share of clients that are drawn. The paper's
+    Poisson sampling then approximates draws of exactly K clients. In all other rounds, and with
+    local noise, q is 1. Strategies that use updates or losses before clipping refuse the account.
     """
 
     protection: ClassVar[Protection | None] = "private"

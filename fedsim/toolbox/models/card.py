@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from fedsim.learning.objectives import Objective
     from fedsim.learning.spec import Trainer
 
-_KEPT = (
-    34.0  # bytes that a layer keeps of each token and unit of its width (Korthikanti et al. 2022)
-)
-_KEPT_INPUT = 2.0  # of these for the layer's input, in 16 bits
-_LOGIT_BYTES = 8.0  # of an output of a token: its logit, and the logarithm of its probability
+# bytes that a layer keeps of each token and unit of its width (Korthikanti et al. 2022)
+_KEPT = 34.0
+_KEPT_INPUT = 2.0  # the part of these bytes that is for the layer's input, in 16 bits
+_LOGIT_BYTES = 8.0  # bytes for an output of a token: its logit, and its logarithmic probability
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -43,7 +42,7 @@ class ModelCard(PartedModel):
     )
     """dense layers of each layer: name -> inputs and outputs.
 
-    Adapters (``model.lora``) are further layers.
+    Adapters (``model.lora``) are additional layers.
     """
     tokens: int = Field(ge=1, le=10**9)
     """number of tokens of a sample."""
@@ -143,8 +142,8 @@ class ModelCard(PartedModel):
 
         A token keeps 34 bytes a layer and output of the first dense layer until its backward pass
         (Korthikanti et al. 2022, in 16 bits, without the scores of attention). With ``recompute``
-        these are 2 bytes, and 34 of the layer that is computed again. Layers before the first
-        trained one keep nothing.
+        it keeps 2 bytes of each layer, and 34 bytes of the one layer that is computed again. Layers
+        before the first trained one keep nothing.
         """
         forward, _ = self._passes()
         frozen = self.base_bytes((), 0)

@@ -8,8 +8,8 @@ views move no bytes. Recurrent layers other than LSTM are counted step by step, 
 them. Each step of a recurrent layer has an additional fixed cost.
 
 A CPU does more work than these counts. Matrix products and convolutions change the layout of their
-data, and pooling and some further operations handle one value at a time. ``_PASSES`` expresses this
-work on a server's CPU by further passes over the data. Boards with ARM cores run the kernels of
+data, and pooling and some other operations handle one value at a time. ``_PASSES`` expresses this
+work on a server's CPU by additional passes over the data. Boards with ARM cores run the kernels of
 another library. ``_ARM_SHARES`` and ``_ARM_PASSES`` have the speeds of these kernels.
 """
 
@@ -74,8 +74,8 @@ _ARM_PASSES = {"norm": 25.0, "curve": 1.1, "other": 3.7}
 """Speeds of torch's kernels on boards with ARM cores, by kind of operation.
 
 ``_ARM_SHARES`` has the speed of convolutions, as a share of the speed of matrix products.
-``_ARM_PASSES`` has the further passes over their data of all other operations. Both were fitted by
-``scenarios/outside/pis/predict.py --fit`` to 51 published times of batches of 26 models on a
+``_ARM_PASSES`` has the additional passes of all other operations over their data. Both were fitted
+by ``scenarios/outside/pis/predict.py --fit`` to 51 published times of batches of 26 models on a
 Raspberry Pi 4. These times separate kernels only as far as the models differ in them.
 """
 

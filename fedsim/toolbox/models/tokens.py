@@ -63,7 +63,7 @@ class CharLSTM(TokenModel):
 
 
 class Transformer(TokenModel):
-    """A transformer with learned places, norms before blocks, and no dropout.
+    """A transformer with learned positions, norms before blocks, and no dropout.
 
     Attention is causal for the prediction of next tokens (Radford et al. 2019).
     """

@@ -97,7 +97,7 @@ class Femnist(Partition):
     kind: Literal["femnist"] = "femnist"
     overlap: bool = True
     """as in the published code, in which an inverted test makes every device take the *first*
-    images of a class. Devices then share images, and train on test images of further devices.
+    images of a class. Devices then share images, and train on test images of other devices.
     Published accuracies need the overlap. False: each image is on one device.
     """
 
@@ -286,7 +286,7 @@ class ClassImbalance(Partition):
     Middle classes thus dominate globally. The majority class, counted from 1, is Normal(5, 10)
     (mean and variance) rounded, redrawn outside 1..C. B whole numbers uniform in 0..``largest``,
     not all 0, are drawn. The largest is the amount of the majority class; the rest are amounts of
-    random further classes. A training image is on two devices only if its class is used up (MNIST
+    other random classes. A training image is on two devices only if its class is used up (MNIST
     nearly suffices for B = 10). The published (balanced) test set is dealt evenly. With one class a
     device, the devices of a class are a true group.
     """

@@ -319,7 +319,7 @@ class Peers(Strategy[P]):
         """Store the device's model and its count of finished rounds.
 
         Returns:
-            Whether the device has finished a further round.
+            Whether the device has finished another round.
         """
         state = self.state
         number = device.number

@@ -44,7 +44,9 @@ class DiLoCoParams(PeerParams):
     many steps; a device waits for a result that is not there by then.
     """
     mixing: Annotated[float, Field(ge=0.0, lt=1.0), OnlyWith("overlap")] = 0.5
-    """share of a device's further trained fragment in its mix with the result."""
+    """weight of a device's own fragment, trained meanwhile, in its mix with the all-reduce's
+    result.
+    """
 
     @property
     def not_by_device(self) -> Mapping[str, str]:
@@ -178,7 +180,11 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             self._go_on(device)
 
     def _go_on(self, device: Peer) -> None:
-        """Do what follows a training, when no all-reduce is under way."""
+        """Go on after a training, when no all-reduce is under way.
+
+        After the early steps of a training (``early``), mix the last result into the model and do
+        the remaining steps. Otherwise begin the next all-reduce.
+        """
         state = device.state
         if not state["early"]:
             self._synchronise(device)

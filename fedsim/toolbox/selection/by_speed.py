@@ -187,8 +187,8 @@ class FLANP(BySpeed):
         self, server: Server, state: FLANPState, received: Updates, models: ModelAssignment
     ) -> None:
         stage = state.stage
-        # The stage is None if the strategy has selected the clients without this selection (in a
-        # sweep).
+        # The stage is None if the strategy has selected the clients without this selection (in the
+        # first rounds of FlexCFL's code).
         if not received or stage is None:
             return
         samples = sum(entry["samples"] for entry in received)

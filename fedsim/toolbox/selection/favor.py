@@ -78,8 +78,8 @@ class FAVOR(Selection):
     ``batch`` actions drawn from the last ``memory``. In the paper it is trained in many runs, by
     one device a round; here it learns in the run, in no simulated time. The discount, and how it
     explores and learns, are our choice. A newcomer, or a device that was away, is profiled as soon
-    as it is available; until then the first model stands for its own. In strategies with groups the
-    model is the mean of the groups'. Without learning clients are random.
+    as it is available; until then the initial model counts as its model. In strategies with groups
+    the model is the mean of the groups' models. Without learning clients are drawn at random.
     """
 
     not_by_device: ClassVar[Mapping[str, str]] = {
@@ -262,10 +262,11 @@ class FAVOR(Selection):
         state.q_values = (await server.models.value(values)).tolist()
 
     async def _reward(self, server: Server, state: FAVORState, models: ModelAssignment) -> float:
-        """Return the round's reward, and store the mean of the models.
+        """Return the reward of the closed round, and store the mean of the strategy's models.
 
-        The reward is base^(accuracy - target) - 1, with the mean accuracy of each model on the
-        devices that use it.
+        The reward is base^(a - target) - 1. a is the mean accuracy of the models, each on the
+        devices that it serves. Accuracies and models are weighted by the counts of these devices.
+        ``state.model`` becomes the mean of the models.
         """
         served = list[tuple[Ref, Sequence[int] | None, int]]()
         for model, devices in models.values():
@@ -446,7 +447,7 @@ def principal_axes(models: list[Floats32], count: int) -> Floats:
     """Compute the mean of models and their leading principal axes.
 
     The entry of largest magnitude of each axis is positive. There are at most (count of models) - 1
-    axes; all further axes are 0.
+    axes; all other axes are 0.
 
     Args:
         models: the models, float32 [d] each.

@@ -74,7 +74,7 @@ class Oort(Selection):
     clients whose Util is at least ``cutoff`` U_k. The rest of the cohort has never reported: first
     clients that were never asked, at random, then late clients, by their time. epsilon is 0.9 in
     the first round, and falls by 2 % a round to ``least_exploration``. A client that was asked ten
-    times is asked again only if no further client is available.
+    times is asked again only if no other client is available.
 
     The pacer sets T. With ``pacer = "paper"``, T begins at ``pacer_step``. T grows by
     ``pacer_step`` in each round in which the last ``window`` rounds have less utility than the
@@ -84,9 +84,9 @@ class Oort(Selection):
     5 if they differ by a factor of five or more. From 100 on no client is too slow.
 
     The time of a late client is used as its D, but is no report. Clients that the strategy has
-    selected without this selection (in a sweep) are ignored. In runs without learning all losses
-    are 1. In strategies without rounds R counts the draws of clients, and the pacer counts
-    versions.
+    asked without this selection, such as in FlexCFL's first rounds, are ignored. In runs without
+    learning all losses are 1. In strategies without rounds R counts the draws of clients, and the
+    pacer counts versions.
 
     Attributes:
         pacer_step: Delta (s); the published code has none.

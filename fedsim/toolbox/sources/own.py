@@ -35,8 +35,8 @@ class Npz(Source):
     ``data.column``. Any other array is refused.
     """
     columns: list[str] = Field(default_factory=list)
-    """further columns that may be there without use; one that is neither here nor
-    ``data.column`` is refused.
+    """other columns that may be there without use; one that is neither here nor ``data.column`` is
+    refused.
     """
     layout: Layout = None
     """of samples of three dimensions: ``channels-last`` for [n, h, w, c]; None: [n, c, h, w],
@@ -88,7 +88,7 @@ class HuggingFace(Source):
     y: str = "label"
     """the column of the labels, or of targets as in ``Npz``."""
     columns: list[str] = Field(default_factory=list)
-    """further columns of integers, for ``data.column``; all others are left alone."""
+    """additional columns of integers, for ``data.column``; all others are left alone."""
     layout: Layout = None
     """as of ``npz``, of lists of numbers; decoded images need none."""
     vocabulary: Vocabulary = None

@@ -101,7 +101,7 @@ class Cut(NamedTuple):
         group: index of the cluster.
         entries: the entries of ``received`` of the cluster's clients.
         sides: positions in ``entries`` of the clients of the first and of the second part.
-        criteria: further fields of the record ``cluster-split``.
+        criteria: additional fields of the record ``cluster-split``.
         pairs: the field of the record ``clustering`` with the cosines; empty if the cosines are not
             recorded.
     """
@@ -263,9 +263,9 @@ class CFL(Grouped[CFLParams]):
         return [max(divisible, key=lambda cluster: cluster.lengths["max_norm"])]
 
     def _split_is_due(self, schedule: Sequence[int]) -> bool:
-        """Return whether fewer splits are done than ``schedule`` (rounds) has until this round.
+        """Return whether fewer splits have been done than ``schedule`` has rounds up to this round.
 
-        A split that was impossible in its round is thereby done in a later round.
+        A split that was impossible in its round is thus done in a later round.
         """
         due = sum(number <= self.state.round for number in schedule)
         return due > self.state.scheduled

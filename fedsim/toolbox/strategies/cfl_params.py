@@ -16,18 +16,19 @@ class CFLParams(GroupedParams):
     Attributes:
         clients_per_round: the number of clients that a round asks; None for all available ones,
             as in the paper.
-        groups: 1. All devices begin in one cluster, and splits make the other clusters.
+        groups: always 1. All devices begin in one cluster, and splits make the other clusters.
         aggregation: ``weighted`` by samples, as in the paper; ``mean``, as in the published code.
         eps1: a cluster has converged when its aggregated update is shorter than this (Algorithm
             1, line 8); by default 0.2 times the mean length of the first round's updates.
         eps2: a cluster's clients are congruent when all of their updates are shorter than this
             (Eq. 5); by default 2.5 ``eps1``.
-        split_rounds: rounds, from 0, in which, or after which, the cluster with the longest
-            update is split (Fig. 3).
+        split_rounds: the rounds, from 0, at which the cluster with the longest update is split
+            (Fig. 3). A split that is impossible in such a round is done in a later one.
         split: ``single`` linkage, which solves Eq. 6 exactly; ``complete``, as in the published
             code.
-        as: new clusters move apart in the round of the split (``published-code``), or only
-            afterwards (``paper``).
+        as: the order in the round of a split. ``published-code``: the cluster is split, and then
+            each new cluster moves by its own updates. ``paper``: the cluster moves by all its
+            updates, and both new clusters begin with its model.
         order: all clusters advance ``together``, as in the published code, or one after the
             other (``recursive``, Algorithm 2).
     """

@@ -21,8 +21,8 @@ class FedNovaParams(FedProxParams):
         mu: weight of the proximal term; by default 0, plain local SGD.
         partial_work: a client that cannot finish all epochs sends its model as it is, which counts
             by the steps that the client took.
-        effective: tau_eff with mu: the mean ``reach`` of the clients (the paper), or of their
-            ``steps`` (the authors' code).
+        effective: how tau_eff is computed if ``mu`` is above 0: as the mean ``reach`` of the
+            clients (the paper), or as the mean of their ``steps`` (the authors' code).
     """
 
     counts_steps: ClassVar[str] = "FedNova normalises by how far steps of SGD reach"

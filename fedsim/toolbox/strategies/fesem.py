@@ -22,8 +22,8 @@ class FeSEMParams(GroupedParams):
             published code of FlexCFL.
         as: ``published-code``: the code of FlexCFL, see ``FeSEM``. ``paper`` (Algorithm 1): after
             each round every client that has sent a model joins the group whose model is nearest to
-            that, and a group's model becomes the mean of its members' last models; k-means makes
-            the first groups.
+            the sent one, and a group's model becomes the mean of its members' last models; k-means
+            makes the first groups.
     """
 
     instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "centers": "as"}

@@ -25,7 +25,7 @@ class FLHCParams(LCFLParams):
             cosine (``cosine``).
         clusterer: ``hierarchical``.
         groups: the number of clusters; with ``clusterer.threshold``, the least number of devices
-            that must come back from the warm-up.
+            that must answer in the warm-up.
         aggregation: weighted by samples, as in the paper.
     """
 

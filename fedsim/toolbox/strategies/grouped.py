@@ -36,7 +36,7 @@ class ClusteredParams(SelectingParams, CombiningParams):
     """Whether the published code first asks the devices in turn, until each was asked once."""
 
     groups: int = Field(default=3, ge=1, le=10_000)
-    # a keyword of Python
+    # ``as`` is a keyword of Python, so that the class cannot declare this key in the usual form
     __annotations__["as"] = Annotated[Preset, Field(default="published-code")]
 
     @property

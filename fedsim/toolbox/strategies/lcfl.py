@@ -140,8 +140,8 @@ class LCFL(Grouped[LCFLParams]):
     each device receives the initial model (d parameters; nothing if it draws a model), trains, and
     sends w_i (d parameters).
 
-    Exchange: each of the M devices with a w_i receives the models of the M - 1 further devices ((M
-    - 1) d parameters). It computes the objective L_i of all M models on its training data, with
+    Exchange: each of the M devices with a w_i receives the models of the M - 1 other devices ((M -
+    1) d parameters). It computes the objective L_i of all M models on its training data, with
     ``training.l2``, and sends |L_i(w_j) - L_i(w_i)| for each model (M - 1 scalars of 4 bytes; for
     ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of both figures (Eq.
     2). Other measures need no exchange. For ``grad-cos`` each device sends the model after one step

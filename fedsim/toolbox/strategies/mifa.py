@@ -50,7 +50,8 @@ class MIFA(FedAvg[MIFAParams]):
     for nobody: a device that is absent counts with its last update. A round without any answer
     moves the model as well.
 
-    In the paper every device answers in the first round. Here ``unheard`` says how others count.
+    In the paper every device answers in the first round. Here the key ``unheard`` determines how
+    devices without an answer count.
 
     Sends what FedAvg sends. An update that is not finite leaves the memory of its device unchanged.
     """

@@ -62,7 +62,7 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """Return R trainings of K steps on loss(batch) + lambda / 2 ||theta - w_r||^2.
 
-        The first training begins at the received model, each further training at the last theta.
+        The first training begins at the received model, each later training at the theta before.
         """
         params = self.params
         received = instruction["model"]

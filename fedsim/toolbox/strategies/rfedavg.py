@@ -191,7 +191,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             self._request_size(device)
         self._begin()
 
-    # sizes of all devices (D)
+    # sample counts of all devices, whose sum is D
 
     async def on_return(self, device: int) -> None:
         self._request_size(device)
@@ -199,9 +199,10 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     on_arrival = on_return
 
     def _request_size(self, device: int) -> None:
-        """Ask a device for its size, now or when it returns.
+        """Ask a device for its count of samples, now or when it returns.
 
-        Does nothing if D is not used, or if the size is known or already requested.
+        Does nothing if the total count D is not needed (``uses_total``), or if the device has
+        reported its count or was asked already.
         """
         state = self.state
         is_unknown = state.sizes[device] is None and device not in state.reporting

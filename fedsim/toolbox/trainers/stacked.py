@@ -1,4 +1,4 @@
-"""Steps of a torch optimiser on stacks of models, of which each lane is one device's."""
+"""Steps of a torch optimiser on stacks of models, which have one model (lane) for each device."""
 
 from collections.abc import Mapping
 

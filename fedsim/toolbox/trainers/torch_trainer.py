@@ -134,7 +134,7 @@ class TorchTrainer(Trainer):
 
     @model_validator(mode="after")
     def _torch_takes_it(self) -> Self:
-        """Refuse names and arguments that torch does not take, also by a trial of two steps."""
+        """Check that torch accepts the names and arguments, also by a trial of two steps."""
         import torch
         from torch.optim import lr_scheduler
 
@@ -205,7 +205,7 @@ class TorchTrainer(Trainer):
         return optimiser
 
     def _group_of(self, name: str) -> int:
-        """The first group that matches a parameter's name; -1 without such a group."""
+        """Return the first group that matches a parameter's name; -1 if no group does."""
         for position, group in enumerate(self.groups):
             if any(fnmatchcase(name, pattern) for pattern in group.match):
                 return position
@@ -331,7 +331,7 @@ class TorchTrainer(Trainer):
 
 
 def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tuple[float, bool]]:
-    """The share of each batch in its step's gradient, and whether the batch ends its step.
+    """Return each batch's share in its step's gradient, and whether the batch ends the step.
 
     Args:
         counts: number of samples in each batch.
@@ -351,7 +351,7 @@ def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tu
 
 
 def _classes(module: ModuleType, base: type) -> dict[str, type]:
-    """The public subclasses of a base in a module, by name, sorted."""
+    """Return the public subclasses of a base in a module, by name, sorted."""
     classes = {}
     for name, value in sorted(vars(module).items()):
         is_private = name.startswith("_") or value is base

@@ -121,8 +121,8 @@ class CloudFacts:
         source: source with licence, and date of the measurements.
         measured: (sender's region, receiver's region) -> connection.
         windows: cloud -> rule for the rate of a connection into the cloud, fitted by least squares
-            of relative errors. That of Azure is not fitted: Linux's default receive buffer, and
-            what slow start takes into GCP, whose window has this size.
+            of relative errors. Azure's rule is not fitted: its window is Linux's default receive
+            buffer, and its loss by slow start is that of GCP, whose window has this size.
         ways: whether both regions are of AWS -> rule for the round trip, fitted by least squares of
             relative errors. Distances are those of ``way_km``.
     """

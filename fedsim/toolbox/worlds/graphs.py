@@ -66,7 +66,7 @@ class Graph(Network):
         server: the node of the server.
         transport: the protocol of transfers.
         edges: the edge servers; None for no edge servers.
-        hosts: the nodes of further hosts.
+        hosts: the nodes of additional hosts.
         delay_s: returns the latency of the route from one node to another (s), which is added to
             the latencies of the endpoints; None if routes have no latency.
     """
@@ -238,8 +238,8 @@ class EdgeLinks(Spec):
 
     Attributes:
         receive, send: rates of each edge server's links, shared by its devices and the server.
-        latency: between an edge server and the server; also paid, beside its own, by a device
-            that talks to the server.
+        latency: latency between an edge server and the server. A message between a device and the
+            server has it in addition to the device's own latency.
     """
 
     receive: SharedRate = math.inf
@@ -310,7 +310,7 @@ def between(
         attach: nodes to which devices are attached; device i is at ``attach[i % len(attach)]``.
         transport: the protocol of transfers.
         edges: the edge servers, whose ``of`` is computed here; None for no edge servers.
-        hosts: the nodes of further hosts.
+        hosts: the nodes of additional hosts.
 
     Returns:
         The network.
@@ -393,7 +393,7 @@ class GraphSpec(NetworkModel):
     """the nodes that devices are dealt over in turn."""
     edge: EdgeNodesSpec | None = None
     hosts: list[str] = Field(default_factory=list)
-    """further nodes that send and receive, such as a cache."""
+    """additional nodes that send and receive, such as a cache."""
 
     @property
     def places(self) -> int:

@@ -54,8 +54,9 @@ class TraceOptions:
         key: the key of the scenario that names the file, for messages.
         quantity: ``rate``, ``latency`` or ``loss``.
         upward: whether the link leads to the server, by which a column is chosen.
-        time_factor: bare times to seconds.
-        factor: bare values to bytes/s, s or a share; None if the scenario has no unit of them.
+        time_factor: seconds in the unit of bare times.
+        factor: bytes/s, s or a share in the unit of bare values; None if the scenario gives no
+            unit.
         time_column, value_column, device_column: names of columns; None for the usual names.
         every: time between two rows, in place of the times of the file (s); None for these.
         average: length of pieces over which rates are averaged (s); None for the pieces as they
@@ -375,7 +376,7 @@ def _read_pairs(file: _File) -> Recording:
 
 
 def _read_packets(file: _File) -> Recording:
-    """Read a packet file; an opportunity at t ms is of the piece that ends at t or later."""
+    """Read a packet file; a packet at t ms counts in the first piece that ends at t or later."""
     _refuse_unit(file, "a packet file")
     if file.options.every is not None:
         raise file.wrong("is a packet file, whose lines are times; leave 'every' out")
