@@ -163,12 +163,12 @@ def run_command(
     from fedsim.lab.terminal import Console, RunProgress, summary_lines
     from fedsim.records.folder import SCENARIO
     from fedsim.records.live import EVERY_S
-    from fedsim.running.more import More
+    from fedsim.running.more import Extension
     from fedsim.running.runner import Job, end_soon
     from fedsim.running.scenario import load
 
     scenario, out = _places(scenario, out, resume=resume or more is not None)
-    extension = None if more is None else More.read(more)
+    extension = None if more is None else Extension.read(more)
     served_port = options.port_of(watch, port)
     if watch:
         from fedsim.analysis.watch import watching

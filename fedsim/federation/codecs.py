@@ -171,8 +171,8 @@ class Codec(Spec):
 
     kind: str
     encode_rate: LinkRate | None = None
-    """bytes of float32 that any device encodes (``up``) or decodes (``down``) in a second; None: it
-    takes no time. The server's part never takes time.
+    """bytes of float32 that any device encodes (``up``) or decodes (``down``) in a second; None:
+    coding takes no time. The server's part never takes time.
     """
 
     @property
@@ -325,7 +325,7 @@ class Plain(Codec):
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int8"] = "float32"
     """number format."""
     size: Bytes | None = None
-    """size of a whole model, in place of the number format's, for compressed messages."""
+    """size of a whole model, for compressed messages; None: the size in the format ``dtype``."""
 
     def bytes(self, parameters: int) -> float:
         return parameters * _BYTES_OF[self.dtype] if self.size is None else self.size
@@ -422,7 +422,7 @@ class Wire:
         seconds = models * self.model_s + parts_s
         return (Code(name, seconds),) if seconds else ()
 
-    def through(
+    def encode_and_decode(
         self,
         contents: Contents,
         bases: dict[Ref, Ref],

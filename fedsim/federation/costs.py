@@ -16,7 +16,7 @@ class ServerSpec(Spec):
 
     speed: float | None = Field(default=None, gt=0.0, le=1e9)
     """speed of the server's computations, in units of the core on which ``cost_s`` was measured;
-    None: they take no time.
+    None: computations take no time.
     """
     patience: Seconds = 0.0
     """time (s) after which the server notices that a task is lost, unless the device is back

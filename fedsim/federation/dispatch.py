@@ -49,7 +49,6 @@ _SAVED = (
     "unrecorded",
     "finished",
     "postponed",
-    "sent",
     "residuals",
     "bases_at",
 )
@@ -77,7 +76,8 @@ class Dispatch:
         finished: device -> ID and round of the device's last task, if that task is done and was
             asked for a round.
         postponed: kind and device of each notification that waits until the device is switched on.
-        sent: message outside of tasks -> decoded contents, and new residuals of the sender.
+        in_transit: message outside of tasks that has not ended -> decoded contents, and new residuals
+            of the sender.
         residuals: edge server -> name of a content -> residual of the codec.
         bases_at: edge server -> True if it has the model's frozen tensors.
     """
@@ -114,7 +114,7 @@ class Dispatch:
         self.unrecorded: dict[int, tuple[int, list[int]]] = {}
         self.finished: dict[int, tuple[int, int]] = {}
         self.postponed: list[tuple[str, int]] = []
-        self.sent: dict[int, tuple[Contents, dict[str, Any]]] = {}
+        self.in_transit: dict[int, tuple[Contents, dict[str, Any]]] = {}
         self.residuals: dict[int, dict[str, Any]] = {}
         self.bases_at: dict[int, bool] = {}
         self._timers: dict[str, Alarm] = {}
@@ -191,10 +191,10 @@ class Dispatch:
     ) -> None:
         """Send the same contents from one device to several other devices at once."""
         parts = payloads(contents, self.up)
-        arriving, _ = self.up.through(contents, {}, {})
+        arriving, _ = self.up.encode_and_decode(contents, {}, {})
         for device in receivers:
             message = self.messages.send(sender, device, parts, round_number, self.on_message_end)
-            self.sent[message.id] = arriving, {}
+            self.in_transit[message.id] = arriving, {}
 
     def carry(
         self,
@@ -214,7 +214,7 @@ class Dispatch:
             bases = dict.fromkeys(models, start)
         residuals = self.residuals.get(edge, {}) if direction == "up" else {}
         wire = self._envelopes.wire(direction)
-        self.sent[message.id] = wire.through(contents, bases, residuals)
+        self.in_transit[message.id] = wire.encode_and_decode(contents, bases, residuals)
 
     def compute(self, what: str, n: int, d: int, m: int) -> None:
         """Add an operation (``cost_s``) to the server's computations, after the present ones."""
@@ -392,7 +392,7 @@ class Dispatch:
         from an edge server has arrived, its sender's new residuals are stored. If it was lost, the
         residuals remain as they were.
         """
-        contents, residuals = self.sent.pop(message.id)
+        contents, residuals = self.in_transit.pop(message.id)
         is_done = outcome == "done"
         arrived = received(contents) if is_done else {}
         source = message.source
@@ -479,6 +479,7 @@ class Dispatch:
     def snapshot(self) -> dict[str, Any]:
         """Return the state for ``restore``, without the alarms, which the clock saves."""
         state: dict[str, Any] = {name: getattr(self, name) for name in _SAVED}
+        state["sent"] = self.in_transit
         state["timers"] = {alarm.name[1]: name for name, alarm in self._timers.items()}
         state["count"] = self._timer_count
         state["devices"] = self.devices.snapshot()
@@ -492,7 +493,8 @@ class Dispatch:
         self.devices.restore(state["devices"])
         for name in _SAVED:
             setattr(self, name, state[name])
-        for number in self.sent:
+        self.in_transit = state["sent"]
+        for number in self.in_transit:
             self.messages.under_way[number].on_end = self.on_message_end
 
     def _rearm_timer(self, number: int, when: float) -> None:

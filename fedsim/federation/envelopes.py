@@ -138,7 +138,7 @@ class Envelopes:
             steps = (Download(parts),)
             if self._down.model_s:
                 steps += self._down.work_on(contents, "decode")
-        arriving, _ = self._down.through(contents, {}, {})
+        arriving, _ = self._down.encode_and_decode(contents, {}, {})
         instruction = Instruction(job, received(arriving), round_number)
         return Request(steps, TaskContext(instruction, brings_base=brings_base))
 
@@ -168,7 +168,7 @@ class Envelopes:
         if update is not None and result.start is not None:
             bases[update] = result.start
         residuals = self._devices.residuals.get(device, {})
-        context.reply, context.residuals = self._up.through(
+        context.reply, context.residuals = self._up.encode_and_decode(
             contents, bases, residuals, self._added_up
         )
         _copy_loss(contents, context.reply, result)

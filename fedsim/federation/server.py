@@ -85,7 +85,7 @@ class Peer(Device):
         """
         up = self._dispatch.up
         contents = {"part": value}
-        arriving, _ = up.through(contents, {}, {})
+        arriving, _ = up.encode_and_decode(contents, {}, {})
         return arriving["part"], sum(part.bytes for part in payloads(contents, up))
 
     def timer(self, seconds: float) -> None:

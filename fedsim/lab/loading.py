@@ -69,14 +69,14 @@ async def run_async(
         SimulationError: the run failed; the folder has its records until then.
     """
     from fedsim.clock.executors import make_executor
-    from fedsim.running.more import More
+    from fedsim.running.more import Extension
     from fedsim.running.runner import Job
 
     if not isinstance(scenario, Scenario):
         scenario = load(scenario)
     folder = None if out is None else Path(out)
     device = scenario.training.device
-    extension = None if more is None else More.read(more)
+    extension = None if more is None else Extension.read(more)
     with closing(make_executor(executor, workers, address, device, resources)) as engine:
         job = Job(scenario, folder, engine, resume=resume, more=extension)
         return Result(await job.execute())

@@ -29,7 +29,9 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
         "status": f"{summary['status']} ({summary['stopped']})",
         "rounds": str(summary["rounds"]),
         "accuracy": best,
-        **{name: f"{told['best']} at best" for name, told in summary.get("metrics", {}).items()},
+        **{
+            name: f"{metric['best']} at best" for name, metric in summary.get("metrics", {}).items()
+        },
         "simulated time": show_seconds(summary["simulated_s"]),
         "moved": f"{show_bytes(total(moved))}, {show_bytes(moved['wasted'])} of it wasted",
     }

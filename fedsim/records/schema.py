@@ -192,15 +192,14 @@ def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
     Raises:
         ScenarioError: the schema has a column of the same name.
     """
-    for one in columns:
-        if one.name in schema.names:
+    for meter_column in columns:
+        if meter_column.name in schema.names:
             raise ScenarioError(
-                f"meters: the column {one.name!r} is in the table already, beside "
+                f"meters: the column {meter_column.name!r} is in the table already, beside "
                 f"{', '.join(schema.names)}"
             )
-        schema = schema.append(
-            pa.field(one.name, pa.float64(), metadata={"unit": one.unit, "about": one.about})
-        )
+        metadata = {"unit": meter_column.unit, "about": meter_column.about}
+        schema = schema.append(pa.field(meter_column.name, pa.float64(), metadata=metadata))
     return schema
 
 
@@ -297,7 +296,7 @@ def models_digest(models: "Mapping[str, Mapping[str, AnyTensor]]") -> str:
     digest = hashlib.sha256()
     for name in sorted(models):
         for tensor, values in sorted(models[name].items()):
-            told = "" if values.dtype == np.float32 else f"/{values.dtype}"
-            digest.update(f"{name}/{tensor}/{list(values.shape)}{told}\n".encode())
+            suffix = "" if values.dtype == np.float32 else f"/{values.dtype}"
+            digest.update(f"{name}/{tensor}/{list(values.shape)}{suffix}\n".encode())
             digest.update(bytes_of(array_of(values)))
     return digest.hexdigest()

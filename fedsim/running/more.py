@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from fedsim.running.scenario import Scenario
 
 
-class More(NamedTuple):
+class Extension(NamedTuple):
     """The rounds, or the simulated time (s), by which a finished run goes on; the other is None."""
 
     rounds: int | None
     seconds: float | None
 
     @classmethod
-    def read(cls, value: int | str) -> "More":
+    def read(cls, value: int | str) -> "Extension":
         """Read a count of rounds, or a time such as ``2 h``.
 
         Args:

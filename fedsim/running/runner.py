@@ -24,7 +24,7 @@ from fedsim.records.recorder import Recorder
 from fedsim.records.schema import AVAILABILITY, TRACED_LINKS, TRACES, models_digest
 from fedsim.running.checkpoint import snapshot, store
 from fedsim.running.model_files import Models, best_models, last_models, not_finite
-from fedsim.running.more import More, find_checkpoint, refuse_dependent
+from fedsim.running.more import Extension, find_checkpoint, refuse_dependent
 from fedsim.running.signals import ANNOUNCEMENTS, end_at_once
 from fedsim.running.summary import summarise
 
@@ -83,7 +83,7 @@ class Job:
         executor: Executor,
         *,
         resume: bool = False,
-        more: More | None = None,
+        more: Extension | None = None,
         live_every_s: float = EVERY_S,
     ) -> None:
         self._started = time.perf_counter()

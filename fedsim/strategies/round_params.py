@@ -64,7 +64,7 @@ class RoundParams(StrategyParams):
     None: no limit.
     """
     retry: PositiveSeconds = 60.0
-    """without an available client, look again after this time (s)."""
+    """time (s) after which the server looks for clients again if none is available."""
     min_available: int | None = Field(default=None, ge=1)
     """clients are selected only while this many can be reached, idle or busy; otherwise the server
     looks again after ``retry``. None: with any number.
@@ -185,7 +185,9 @@ class SynchronousParams(SelectingParams):
     """Parameters of strategies in rounds with over-selection."""
 
     over_selection: float = Field(default=1.0, ge=1.0, le=1_000_000)
-    """ask this many times K clients, and close the round with K updates (1: ask K)."""
+    """factor of K: the round asks this many times K clients, and closes with K updates; 1: it asks
+    K.
+    """
 
     @property
     def asked_per_round(self) -> int:

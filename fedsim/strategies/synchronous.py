@@ -490,7 +490,7 @@ class Synchronous(Strategy[S]):
             secure.ended(message)
             return
         del state.open[message.task]
-        self._heard(message)
+        self._notify_parts(message)
         verdict = self._verdict(message)
         if verdict == "valid":
             state.received.append(Update.of(self.entry(message)))
@@ -507,7 +507,7 @@ class Synchronous(Strategy[S]):
         else:
             secure.begin("secure-unmask", [update.device for update in state.received])
 
-    def _heard(self, message: TaskEnd) -> None:
+    def _notify_parts(self, message: TaskEnd) -> None:
         state = self.state
         if self._selection is not None:
             self._selection.heard(self.server, state.selection, message)

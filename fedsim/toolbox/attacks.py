@@ -110,7 +110,7 @@ class SignFlip(_ScaledChange):
     sign = -1.0
     kind: Literal["sign-flip"] = "sign-flip"
     factor: float = Field(default=1.0, gt=0.0, le=1e6)
-    """how far it goes the other way."""
+    """length of the sent change, relative to the honest change."""
 
 
 class Scaled(_ScaledChange):
@@ -121,7 +121,7 @@ class Scaled(_ScaledChange):
 
     kind: Literal["scaled"] = "scaled"
     factor: float = Field(default=10.0, gt=0.0, le=1e6)
-    """how many times as long the change is."""
+    """length of the sent change, relative to the honest change."""
 
 
 @pure

@@ -39,8 +39,8 @@ class Lossy(Codec):
     ``model``, as on the way down.
     """
     error_feedback: bool = False
-    """whether devices keep the error of uploaded changes (d numbers for each device ever
-    selected).
+    """whether devices store the residual of uploaded changes for the next upload (d numbers for
+    each device ever selected).
     """
 
     @model_validator(mode="after")
@@ -330,7 +330,7 @@ class QSGD(Bucketed):
     kind: Literal["qsgd"] = "qsgd"
     function: ClassVar[Function] = as_levels
     levels: int = Field(default=127, ge=1, le=32_767)
-    """s."""
+    """s, the number of levels of a norm."""
 
     def bytes(self, parameters: int) -> float:
         bits = (2 * self.levels).bit_length()

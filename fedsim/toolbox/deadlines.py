@@ -32,7 +32,7 @@ class Relative(Deadline):
     (``unslowed``) or over the devices as they are (``all``).
     """
     since: Since = "download"
-    """begin of the time, as in ``Fixed``."""
+    """event from which the time counts, as in ``Fixed``."""
 
     @property
     def mean_over(self) -> DeadlineBase:

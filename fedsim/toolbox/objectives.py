@@ -109,7 +109,7 @@ METRICS = {
 """The built-in metrics by name.
 
 ``perplexity`` is e to the mean cross-entropy of all tokens. ``mse`` and ``rmse`` are the mean
-squared error and its root. ``f1`` is the mean F1 over the labels that are true or answered for at
+squared error and its root. ``f1`` is the mean F1 over the labels that are true or predicted for at
 least one sample. ``auc`` is the mean area under the ROC curve over the labels that some samples
 have and some samples lack. A class counts as a label, against all other classes.
 """

@@ -82,11 +82,12 @@ class Adaptive(ServerOptimizer):
     lr: float = Field(default=0.01, gt=0.0, le=1e6)
     """the server's learning rate, eta."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
-    """how long the first moment remembers."""
+    """decay factor of the first moment in each step."""
     tau: float = Field(default=1e-3, ge=1e-12, le=1e6)
-    """how adaptive it is; the smaller the more."""
+    """constant that is added to the root of v; the smaller it is, the more a step is scaled by v.
+    """
     bias_correction: bool = False
-    """whether both moments begin at 0 and are corrected for it."""
+    """whether both moments begin at 0 and are divided by 1 - beta^t, as in Adam."""
 
     State = AdaptiveState
 
@@ -133,7 +134,7 @@ class Adam(Adaptive):
 
     kind: Literal["adam"] = "adam"
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
-    """how long the second moment remembers."""
+    """decay factor of the second moment in each step."""
 
 
 class Yogi(Adaptive):
@@ -141,4 +142,4 @@ class Yogi(Adaptive):
 
     kind: Literal["yogi"] = "yogi"
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
-    """how slowly the second moment follows."""
+    """1 - beta2 is the rate at which the second moment follows delta^2."""

@@ -42,7 +42,7 @@ def test_rules_on_the_measured_pairs() -> None:
             if all(name.startswith("aws") for name in pair) == within
         ]
         trips = [
-            abs(facts.ruled(*pair).round_trip / facts.measured[pair].round_trip - 1)
+            abs(facts.estimate(*pair).round_trip / facts.measured[pair].round_trip - 1)
             for pair in pairs
         ]
         assert len(trips) == rows
@@ -192,7 +192,7 @@ def test_pairs_do_not_share_and_a_region_has_no_limit_but_own_links() -> None:
     assert world.now == pytest.approx(1.0 + 0.176813 / 2 + 0.002, abs=1e-4)
     assert (
         world.rate("device 0 -> device 2")
-        == facts.ruled(OF[0], OF[2]).rate
+        == facts.estimate(OF[0], OF[2]).rate
         == facts.connection(OF[0], OF[2]).rate
     )
 

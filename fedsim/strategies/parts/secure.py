@@ -52,7 +52,8 @@ class SecureAggregation(Spec):
     renamed: ClassVar[Mapping[str, str]] = {"neighbours": "neighbors"}
 
     neighbors: int | None = Field(default=None, ge=2, le=1_000_000)
-    """k, even; the graph is a ring in random order, each joined to the k nearest.
+    """k, even; the clients form a ring in random order, and the neighbours of a client are the k
+    nearest.
 
     None: all clients of the round.
     """
@@ -63,7 +64,8 @@ class SecureAggregation(Spec):
     share: Bytes = 32.0
     """bytes of an encrypted share."""
     mask_rate: LinkRate | None = None
-    """bytes of float32 for which the server computes masks in a second; None: it takes no time."""
+    """bytes of float32 for which the server computes masks in a second; None: masks take no time.
+    """
     patience: PositiveSeconds = 60.0
     """time that clients have for each of the three additional phases (s)."""
 

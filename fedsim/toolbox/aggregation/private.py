@@ -208,9 +208,9 @@ class AdaptiveClip(Spec):
     """
 
     quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
-    """gamma."""
+    """gamma, the share of changes that are to be shorter than C."""
     lr: float = Field(default=0.2, gt=0.0, le=10.0)
-    """eta_C."""
+    """eta_C, the rate at which C adapts."""
     count_noise: float = Field(ge=0.0, le=1e6)
     """sigma_b, standard deviation of the noise of the count behind b; in the paper a 20th of a
     round's clients.
@@ -251,18 +251,16 @@ class Private(Aggregation):
     uses_weights: ClassVar[bool] = False
     kind: Literal["private"] = "private"
     clip: float = Field(default=1.0, gt=0.0, le=1e12)
-    """C; with ``adaptive`` the initial C."""
+    """C, the maximum L2 norm of a change; with ``adaptive`` the initial C."""
     noise: float = Field(default=1.0, ge=0.0, le=1e6)
     """z, the noise multiplier. 0: changes are clipped, and nothing is private."""
     where: Literal["central", "local"] = "central"
-    """the place at which noise is added."""
+    """the place at which noise is added: ``central``, the server; ``local``, each client."""
     adaptive: AdaptiveClip | None = None
     """the adaptation of C, with central noise only; None: C is fixed."""
     divide_by: int | None = Field(default=None, ge=1)
-    """n.
-
-    None: the number of updates that a round asks for, of all groups; with local noise, and at edge
-    servers, the number of received updates.
+    """n, the divisor of the sum of changes. None: the number of updates that a round asks for, of
+    all groups; with local noise, and at edge servers, the number of received updates.
     """
     account: bool = True
     """whether epsilon is computed (needs the package dp-accounting)."""

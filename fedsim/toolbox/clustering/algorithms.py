@@ -360,11 +360,12 @@ class Hierarchical(Clusterer):
 
     kind: Literal["hierarchical"] = "hierarchical"
     linkage: Linkage = "complete"
-    """how far apart two clusters are: ``single``, ``complete`` or ``average``."""
+    """distance of two clusters: the ``single`` (least), ``complete`` (largest) or ``average``
+    distance of two members.
+    """
     threshold: float | None = Field(default=None, gt=0.0)
-    """clusters are merged as long as they are not farther apart.
-
-    None: until ``groups`` are left.
+    """largest distance at which two clusters are merged. None: clusters are merged until ``groups``
+    remain.
     """
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:

@@ -13,9 +13,8 @@ class Once(Spec):
     """Base of moments at which devices are grouped once, by models that all devices have sent."""
 
     deadline: PositiveSeconds | None = None
-    """longest time of the warm-up, and of the exchange (s).
-
-    They go on with the devices that have answered by then. None: all are waited for.
+    """longest time of the warm-up, and of the exchange (s). At its end the strategy goes on with
+    the devices that have answered. None: the server waits for all devices.
     """
 
 
@@ -24,9 +23,9 @@ class AfterRounds(Once):
 
     kind: Literal["rounds"] = "rounds"
     rounds: int = Field(default=5, ge=1)
-    """number of these rounds; they count as rounds of the run."""
+    """number of FedAvg rounds before the grouping; they count as rounds of the run."""
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
-    """share of all devices that are asked in each of these rounds."""
+    """share of all devices that each FedAvg round asks."""
 
 
 class AfterLocalTraining(Once):

@@ -168,10 +168,10 @@ class ModelCard(PartedModel):
     def _token_bytes(self) -> float:
         """Return the memory that a token needs until its backward pass (bytes)."""
         _, width = next(iter(self.dense.values()))
-        kept = _KEPT * self._layers_back()
+        bytes_per_unit = _KEPT * self._layers_back()
         if self.recompute:
-            kept = _KEPT_INPUT * self._layers_back() + _KEPT
-        return width * kept + _LOGIT_BYTES * self.vocabulary
+            bytes_per_unit = _KEPT_INPUT * self._layers_back() + _KEPT
+        return width * bytes_per_unit + _LOGIT_BYTES * self.vocabulary
 
 
 def _adapter(name: str, shape: Shape) -> Tensor:

@@ -50,11 +50,11 @@ class CharLSTM(TokenModel):
 
     kind: Literal["char-lstm"] = "char-lstm"
     embedding: int = Field(default=8, ge=1, le=100_000)
-    """numbers of an embedded token."""
+    """width of the embedding of a token."""
     hidden: int = Field(default=64, ge=1, le=100_000)
-    """units of each layer."""
+    """units of each LSTM layer."""
     layers: int = Field(default=1, ge=1, le=100)
-    """one above the other."""
+    """number of LSTM layers."""
 
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
         from fedsim.toolbox.models.sequences import LSTMModule

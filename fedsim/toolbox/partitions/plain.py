@@ -104,8 +104,8 @@ class Shards(Partition):
     per_device: int = Field(default=2, ge=1, le=1_000_000)
     """shards of a device: 2 as in the source, 1 as in Karimireddy et al. 2020 (SCAFFOLD)."""
     similarity: float = Field(default=0.0, ge=0.0, le=1.0)
-    """the share of the samples that is dealt at random instead, as in Karimireddy et al. 2020; 1
-    gives IID data.
+    """share of the samples that is dealt at random instead of by shards, as in Karimireddy et al.
+    2020; 1 gives IID data.
     """
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
@@ -140,9 +140,11 @@ class Dirichlet(Partition):
 
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(default=0.5, ge=0.001, le=1e6)
-    """the smaller, the fewer classes a device holds; 100 is nearly IID."""
+    """concentration; the smaller it is, the fewer classes a device holds, and 100 is nearly IID."""
     minimum: int = Field(default=2, ge=1)
-    """least training samples of a device; one below it gets random ones of the largest device."""
+    """least count of training samples of a device. A device with fewer gets random samples of the
+    largest device.
+    """
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         size = dataset.train_size
@@ -412,7 +414,7 @@ class Rotations(Partition):
     CIFAR-10.
     """
     most_samples: int | None = Field(default=None, ge=1)
-    """most training samples of a device, out of its even share."""
+    """largest count of training samples of a device; None: its whole even share."""
 
     @field_validator("degrees")
     @classmethod

@@ -96,9 +96,9 @@ class Femnist(Partition):
 
     kind: Literal["femnist"] = "femnist"
     overlap: bool = True
-    """as in the published code, in which an inverted test makes every device take the *first*
-    images of a class. Devices then share images, and train on test images of other devices.
-    Published accuracies need the overlap. False: each image is on one device.
+    """whether images overlap as in the published code, in which an inverted test makes every device
+    take the *first* images of a class. Devices then share images, and train on test images of other
+    devices. Published accuracies need the overlap. False: each image is on one device.
     """
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
@@ -217,7 +217,9 @@ class ClassBias(Partition):
     usually_augmented: ClassVar[bool] = True
 
     classes_per_device: int = Field(default=1, ge=1)
-    """H, the number of classes that make the larger part; all of them gives IID data."""
+    """H, the number of classes that make the larger part of a device's data; with H = C data are
+    IID.
+    """
     share: float = Field(default=0.9, gt=0.0, le=1.0)
     """the larger part, in equal amounts of the H classes; the rest is random among the other
     classes.

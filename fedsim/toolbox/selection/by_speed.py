@@ -53,7 +53,9 @@ class FedCS(BySpeed):
     candidates: int = Field(default=20, ge=1)
     """number of devices that are asked; at least the number of clients of a round."""
     patience: PositiveSeconds | None = None
-    """time (s) after which candidates without an answer are left out; None: all are awaited."""
+    """time (s) after which candidates without an answer are left out; None: the server waits for
+    all candidates.
+    """
 
     def select(
         self, server: Server, state: object, count: int, ids: Ids, among: Among = None
@@ -135,7 +137,7 @@ class FLANP(BySpeed):
     }
 
     first: int = Field(default=2, ge=1)
-    """n of the first stage."""
+    """n, the number of clients, in the first stage."""
     accuracy: float = Field(gt=0.0, le=1e12)
     """2 mu c: a stage is over when the gradient's squared norm, times the samples of its
     clients, is at most this.

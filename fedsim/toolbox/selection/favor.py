@@ -93,17 +93,17 @@ class FAVOR(Selection):
     target: float = Field(gt=0.0, le=1.0)
     """Omega, the accuracy that is aimed at."""
     base: float = Field(default=64.0, gt=1.0, le=1e6)
-    """Xi, of the reward."""
+    """Xi, the base of the reward."""
     discount: float = Field(default=0.9, ge=0.0, lt=1.0)
     """gamma, the weight of the next state's value."""
     components: int = Field(default=100, ge=1, le=10_000)
-    """principal axes; at most one a device."""
+    """number of principal axes, at most the number of devices."""
     hidden: int = Field(default=512, ge=1, le=100_000)
     """units of the agent's hidden layer."""
     exploration: float = Field(default=0.9, ge=0.0, le=1.0)
     """epsilon in the first round."""
     decay: float = Field(default=0.95, gt=0.0, le=1.0)
-    """the factor of epsilon from round to round."""
+    """factor of epsilon from one round to the next."""
     least_exploration: float = Field(default=0.05, ge=0.0, le=1.0)
     """the least epsilon."""
     memory: int = Field(default=1000, ge=1, le=1_000_000)

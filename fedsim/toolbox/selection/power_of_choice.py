@@ -68,7 +68,9 @@ class PowerOfChoice(Selection):
     samples: Annotated[int | None, Field(ge=1), OnlyWith("losses", values=("asked",))] = None
     """b, the number of samples on which a candidate tests the model; None: all its samples."""
     patience: Annotated[PositiveSeconds | None, OnlyWith("losses", values=("asked",))] = None
-    """time (s) after which candidates without an answer are left out; None: all are awaited."""
+    """time (s) after which candidates without an answer are left out; None: the server waits for
+    all candidates.
+    """
 
     @property
     def asks(self) -> bool:

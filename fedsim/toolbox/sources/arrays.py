@@ -24,7 +24,7 @@ Layout = Literal["channels-first", "channels-last"] | None
 NamedArrays = dict[str, AnyArray]
 
 
-class Meaning(NamedTuple):
+class ArrayOptions(NamedTuple):
     """Settings of a scenario's source that say how to read the arrays.
 
     Attributes:
@@ -37,13 +37,13 @@ class Meaning(NamedTuple):
     layout: Layout = None
 
 
-def raw_of(path: Path, arrays: NamedArrays, meaning: Meaning) -> Raw:
+def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
     """Convert arrays that are named as in ``Npz`` to a data set.
 
     Args:
         path: the file or the factory, for error messages.
         arrays: name: array.
-        meaning: settings of the scenario's source.
+        options: settings of the scenario's source.
 
     Raises:
         DataError: an array is missing, is malformed, or has a name that is not allowed.
@@ -56,7 +56,7 @@ def raw_of(path: Path, arrays: NamedArrays, meaning: Meaning) -> Raw:
             f"{_NEEDS}, not both"
         )
     if whole:
-        x, y = _pair(path, arrays, "", meaning)
+        x, y = _pair(path, arrays, "", options)
         columns = _columns(path, arrays, ("",), {"": len(x)})
         test = every_fifth(y if y.ndim == 1 else np.zeros(len(y), np.int64))
         x_train = x[~test]
@@ -66,13 +66,13 @@ def raw_of(path: Path, arrays: NamedArrays, meaning: Meaning) -> Raw:
         for name, column in columns.items():
             columns[name] = np.concatenate([column[~test], column[test]])
     else:
-        x_train, y_train = _pair(path, arrays, "_train", meaning)
-        x_test, y_test = _pair(path, arrays, "_test", meaning)
+        x_train, y_train = _pair(path, arrays, "_train", options)
+        x_test, y_test = _pair(path, arrays, "_test", options)
         columns = _columns(path, arrays, _PARTS, {"_train": len(x_train), "_test": len(x_test)})
     _refuse_unlike(path, "x", "samples", x_train, x_test)
     _refuse_unlike(path, "y", "targets", y_train, y_test)
     classes = _count_classes(y_train, y_test)
-    tokens = _tokens(path, x_train, x_test, meaning.vocabulary)
+    tokens = _tokens(path, x_train, x_test, options.vocabulary)
     peak = 255.0 if x_train.dtype == np.uint8 else 1.0
     _note(path, arrays, columns, has_tests=not whole)
     return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak, tokens, columns)
@@ -210,7 +210,7 @@ def _split_name(name: str, parts: Sequence[str]) -> tuple[str, str]:
 
 
 def _pair(
-    path: Path, arrays: NamedArrays, part: str, meaning: Meaning
+    path: Path, arrays: NamedArrays, part: str, options: ArrayOptions
 ) -> tuple[AnyArray, AnyArray]:
     """Check and convert the samples and the targets of one part.
 
@@ -218,7 +218,7 @@ def _pair(
         path: the file or the factory, for error messages.
         arrays: name: array.
         part: suffix of the names: ``_train``, ``_test`` or "".
-        meaning: settings of the scenario's source.
+        options: settings of the scenario's source.
 
     Returns:
         Samples [n, ...], and labels (int64 [n]) or targets (float32 or int64 [n, k]).
@@ -228,7 +228,7 @@ def _pair(
     x = arrays.get(x_name)
     y = arrays.get(y_name)
     if x is not None and y is None and _is_tokens(x):
-        return _samples(path, x_name, x, meaning.layout), np.zeros((len(x), 0))
+        return _samples(path, x_name, x, options.layout), np.zeros((len(x), 0))
     if x is None or y is None:
         missing = x_name if x is None else y_name
         names = ", ".join(arrays) or "none"
@@ -250,7 +250,7 @@ def _pair(
         raise DataError(
             f"'{path}': '{y_name}' is of shape {y.shape}; each sample needs one target at least"
         )
-    samples = _samples(path, x_name, x, meaning.layout)
+    samples = _samples(path, x_name, x, options.layout)
     if y.ndim == 1 and not is_real:
         if y.dtype.kind == "u" and y.max() >= _MOST_CLASSES:  # may not fit into int64
             raise DataError(

@@ -20,7 +20,14 @@ from fedsim.common.errors import DataError, place_of
 from fedsim.common.imports import find, refuse_unless_allowed
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
-from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
+from fedsim.toolbox.sources.arrays import (
+    ArrayOptions,
+    Layout,
+    NamedArrays,
+    Vocabulary,
+    raw_of,
+    surplus,
+)
 
 _REREAD_ITEMS = 512  # items that are read twice, to detect draws in ``__getitem__``
 _OTHER_SEEDS = (20_231, 77_003)  # seeds of the global generators while items are read again
@@ -49,7 +56,7 @@ class MapDataset(Source):
     annotated to return one.
     """
     args: dict[str, Any] = Field(default_factory=dict)
-    """keyword arguments for it."""
+    """keyword arguments of the factory."""
     test: dict[str, Any] | None = None
     """keyword arguments that differ for the test samples (``{ train = false }``); None: every
     fifth sample is one.
@@ -82,7 +89,7 @@ class MapDataset(Source):
             for key, array in columns.items():
                 arrays[f"{key}{suffix}"] = array
         name = self.factory.rpartition(":")[2]
-        return raw_of(Path(name), arrays, Meaning(self.vocabulary, self.layout))
+        return raw_of(Path(name), arrays, ArrayOptions(self.vocabulary, self.layout))
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
         return surplus(raw.columns, self.columns, column)

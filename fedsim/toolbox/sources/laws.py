@@ -24,10 +24,11 @@ class Text(Source):
     kind: Literal["text"] = "text"
     path: str | None = None
     """a text of your own in UTF-8, as plays are written: a line ``NAME:``, the lines, an empty
-    line; or of one speaker. It is sought as a file of ``npz`` is. None: the embedded one.
+    line; or of one speaker. A relative path is resolved as in ``npz``. None: the embedded text.
     """
     length: int = Field(default=40, ge=1, le=100_000)
-    """characters that a model sees of a window, T; samples are int64 [n, T + 1]."""
+    """T, the count of characters of a window that the model receives; samples are int64 [n, T + 1].
+    """
 
     def load(self, root: Path | None) -> Raw:
         path = Path(__file__).parent / "shakespeare.txt"

@@ -44,7 +44,7 @@ class Leaf(Source):
     kind: Literal["leaf"] = "leaf"
     path: str
     """the folder with ``train`` and ``test``, or a JSON file, of which every fifth sample of each
-    user is a test sample; sought as the file of ``csv`` is.
+    user is a test sample; a relative path is resolved as in ``csv``.
     """
     shape: list[Dimension] | None = None
     """shape of a sample, such as [28, 28] for FEMNIST; None: a list of numbers."""

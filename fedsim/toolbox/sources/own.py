@@ -16,7 +16,14 @@ from fedsim.common.files import find_file, read_bytes, read_json, reading, regul
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
-from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
+from fedsim.toolbox.sources.arrays import (
+    ArrayOptions,
+    Layout,
+    NamedArrays,
+    Vocabulary,
+    raw_of,
+    surplus,
+)
 
 _MOST_PIXELS = 1 << 24  # greatest count of pixels of an image, as few bytes may unpack to gigabytes
 
@@ -43,7 +50,7 @@ class Npz(Source):
     and a shape that is more likely the other is refused.
     """
     vocabulary: Vocabulary = None
-    """tokens are 0..vocabulary-1; None: up to the largest that is there."""
+    """count of different tokens, which are 0..vocabulary-1; None: the largest token + 1."""
 
     def load(self, root: Path | None) -> Raw:
         path = find_file(self.path, root)
@@ -69,7 +76,7 @@ class Npz(Source):
                 raise DataError(
                     f"'{path}' holds {name!r} {fault}; allowed are arrays, each of its own name"
                 )
-        return raw_of(path, arrays, Meaning(self.vocabulary, self.layout))
+        return raw_of(path, arrays, ArrayOptions(self.vocabulary, self.layout))
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
         return surplus(raw.columns, self.columns, column)
@@ -80,7 +87,7 @@ class HuggingFace(Source):
 
     kind: Literal["huggingface"] = "huggingface"
     path: str
-    """the folder, sought as an ``npz`` file is."""
+    """the folder; a relative path is resolved as in ``npz``."""
     x: str = "image"
     """the column of the samples: images (decoded by Pillow), or lists of numbers of equal length;
     integers are tokens.
@@ -122,7 +129,7 @@ class HuggingFace(Source):
             if _holds_images(table[self.x].type):
                 layout = self._layout_of_images(arrays[f"x{suffix}"])
         self._note(folder, table.column_names)
-        return raw_of(folder, arrays, Meaning(self.vocabulary, layout))
+        return raw_of(folder, arrays, ArrayOptions(self.vocabulary, layout))
 
     def _note(self, folder: Path, names: list[str]) -> None:
         """Print a note on the columns that are used, and on unused columns and splits."""

@@ -45,8 +45,8 @@ class TableSource(Source):
     features: list[str] | None = None
     """the columns of numbers that make a sample, in order; None: all columns but label and user."""
     user: str | None = None
-    """the column that says whose each sample is, words or integers: ``data.column = "user"`` deals by
-    it.
+    """the column of each sample's user, words or integers; ``data.column = "user"`` divides the
+    samples by user.
     """
     shape: list[Dimension] | None = None
     """shape of a sample, such as [28, 28] or [3, 32, 32]; None: a list of numbers."""

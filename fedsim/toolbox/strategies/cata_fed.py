@@ -164,7 +164,7 @@ class CataFedParams(CombiningParams):
     If false, it trains exactly ``local_epochs``, or is a slow straggler.
     """
     local_epochs: Epochs = 5
-    """K_local, if ``adaptive`` is false."""
+    """K_local, the epochs of a training if ``adaptive`` is false."""
     mitigation: bool = True
     """slow stragglers split their data (straggler mitigation, SMS)."""
     upload_time: Literal["reserved", "ignored"] = "reserved"
@@ -187,7 +187,7 @@ class CataFedParams(CombiningParams):
     ``flag`` alone.
     """
     clusters: int = Field(default=4, ge=1)
-    """P."""
+    """P, the number of clusters."""
     selection: Literal["proportional-fair", "round-robin", "random"] = "proportional-fair"
     """``proportional-fair``; ``round-robin`` over the clusters; ``random`` out of all connected
     clients.

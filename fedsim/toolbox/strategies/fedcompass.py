@@ -28,7 +28,9 @@ class FedCompassParams(AsynchronousParams):
 
     kind: Literal["fedcompass"] = "fedcompass"
     min_steps: int = Field(default=20, ge=1)
-    """Q_min, the least count of SGD steps of a training, and the count of a client's first."""
+    """Q_min, the least count of SGD steps of a training, and the count of each client's first
+    training.
+    """
     max_steps: int = Field(default=100, ge=1)
     """Q_max, the largest count of SGD steps of a training."""
     latest_factor: float = Field(default=1.2, ge=1.0)

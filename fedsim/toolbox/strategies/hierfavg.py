@@ -246,7 +246,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         else:
             edge_round.clients.remove(message.device)
         if verdict != "valid" or edge_round.remaining == 1:
-            self._heard(message)
+            self._notify_parts(message)
         if edge_round.open:
             return
         if edge_round.is_lost:

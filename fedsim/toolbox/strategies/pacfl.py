@@ -67,11 +67,13 @@ class PACFLParams(GroupedParams):
     of the same position.
     """
     beta: float | None = Field(default=None, gt=0.0)
-    """clusters are merged as long as they are nearer than this (degrees), and a newcomer that is
-    farther from all clusters begins one. None: ``groups`` clusters.
+    """distance (degrees) below which two clusters are merged. A newcomer that is farther from all
+    clusters begins a new one. None: clusters are merged until ``groups`` remain.
     """
     linkage: Linkage = "average"
-    """how far apart two clusters are: ``single``, ``complete`` or ``average``."""
+    """distance of two clusters: the ``single`` (least), ``complete`` (largest) or ``average``
+    distance of two members.
+    """
 
 
 class PACFLClient(SynchronousClient[PACFLParams]):

@@ -144,7 +144,7 @@ class REFL(FedAvg[REFLParams]):
             await super().on_task_end(message)
             return
         del self.state.late[message.task]
-        self._heard(message)
+        self._notify_parts(message)
         if message.outcome == "done":
             self.state.stale.append(self.entry(message) | {"round": message.round})
 

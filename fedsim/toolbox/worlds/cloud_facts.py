@@ -234,13 +234,13 @@ class CloudFacts:
             return self.measured[source, target]
         reverse = self.measured.get((target, source))
         if reverse is None:
-            return self.ruled(source, target)
+            return self.estimate(source, target)
         if cloud_of(source) == cloud_of(target):
             return reverse
         rate = self.windows[cloud_of(target)].rate(reverse.round_trip)
         return Connection(reverse.round_trip, rate, measured=False)
 
-    def ruled(self, source: str, target: str) -> Connection:
+    def estimate(self, source: str, target: str) -> Connection:
         """Estimate the connection from one region to another by the rules, without measurements."""
         rule = self.ways[_within_aws(source, target)]
         round_trip = rule.fixed + rule.per_km * self.way_km(source, target)

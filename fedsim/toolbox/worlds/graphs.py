@@ -390,7 +390,7 @@ class GraphSpec(NetworkModel):
     server: str
     """the server's node."""
     attach: list[str] = Field(min_length=1)
-    """the nodes that devices are dealt over in turn."""
+    """the nodes to which devices are attached, in turn."""
     edge: EdgeNodesSpec | None = None
     hosts: list[str] = Field(default_factory=list)
     """additional nodes that send and receive, such as a cache."""

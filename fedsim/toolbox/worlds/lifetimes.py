@@ -23,9 +23,9 @@ class Schedule(Turnover):
 
     kind: Literal["schedule"] = "schedule"
     times: list[PositiveSeconds] = Field(min_length=1)
-    """in any order; each is for one device."""
+    """the times, in any order; each is for one device."""
     devices: list[int]
-    """the device of each time, none twice."""
+    """the device of each time; no device occurs twice."""
 
     def check(self, key: str, devices: int) -> None:
         if len(self.devices) != len(self.times):
@@ -73,7 +73,7 @@ class PoissonArrivals(Turnover):
     rate: Annotated[PerSecond, AfterValidator(_positive)]
     """mean arrivals per unit of time."""
     newcomers: int | None = Field(default=None, ge=1)
-    """how many join in all; None for half of the devices, rounded down."""
+    """count of devices that join during the run; None: half of the devices, rounded down."""
 
     def check(self, key: str, devices: int) -> None:
         if self.newcomers is not None and self.newcomers > devices:

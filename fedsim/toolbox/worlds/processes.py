@@ -137,12 +137,12 @@ class Heat(Process):
     factor: float = Field(default=0.5, gt=0.0, lt=1.0)
     """speed of a slow device, relative to its own."""
     warms: PositiveSeconds = 180.0
-    """time constant."""
+    """time constant of warming and cooling."""
     slow_at: float = Field(default=0.9, gt=0.0, lt=1.0)
     fast_at: float = Field(default=0.85, gt=0.0, lt=1.0)
 
     @model_validator(mode="after")
-    def _apart(self) -> Self:
+    def _check_thresholds(self) -> Self:
         if self.fast_at >= self.slow_at:
             raise ValueError(
                 "'fast_at' must be below 'slow_at', or a device would change between them "

@@ -76,13 +76,13 @@ def main() -> None:
     held_out = []
     for pair in rows:
         if is_held[pair]:
-            held_out += predictions(pair, facts.ruled(*pair), rows[pair])
+            held_out += predictions(pair, facts.estimate(*pair), rows[pair])
     for what in ("rtt_ms", "mbit_s"):
         show(f"the half held out, {what}", [row for row in held_out if row.what == what])
     facts.measured = measured
     facts.fit()
     ruled = [
-        each for pair, row in rows.items() for each in predictions(pair, facts.ruled(*pair), row)
+        each for pair, row in rows.items() for each in predictions(pair, facts.estimate(*pair), row)
     ]
     show("after", ruled)
     for cloud, window in facts.windows.items():
@@ -110,7 +110,7 @@ def main() -> None:
     measurable = [name for name in facts.sites if not name.startswith("azure:")]
     for pair in permutations(measurable, 2):
         if pair not in rows:
-            ruled += predictions(pair, facts.ruled(*pair), None)
+            ruled += predictions(pair, facts.estimate(*pair), None)
     for cloud, window in facts.windows.items():
         for ms in ROUND_TRIPS_MS:
             cell = f"rate into {cloud} at a round trip of {ms} ms"
