@@ -56,7 +56,7 @@ _SAVED = (
 
 
 class Dispatch:
-    """Carrier of the messages between the two halves of a strategy.
+    """Carries the messages between the server half and the client half of a strategy.
 
     Args:
         simulation: the clock.

@@ -15,7 +15,7 @@ MeasuredRound = Mapping[str, float | None]
 
 @dataclass
 class Progress:
-    """The tests so far, as ``[stop]`` and ``evaluation.keep_best`` compare them."""
+    """Results of the tests so far that ``[stop]`` and ``evaluation.keep_best`` compare."""
 
     value: float | None = None
     """Value of the last test that was better by ``stop.min_delta``; None before a finite value."""

@@ -41,7 +41,7 @@ _FINE_TUNING = 1 << 62
 
 
 class EvaluationSpec(Spec):
-    """``[evaluation]``: when and how accuracy is counted. Measuring takes no simulated time."""
+    """``[evaluation]``: when and how accuracy is measured. Measuring takes no simulated time."""
 
     every: int = Field(default=1, ge=1)
     """count of rounds from one test to the next; the last round is always tested."""
@@ -119,7 +119,7 @@ class WorldView(NamedTuple):
 
 
 class Evaluator:
-    """Measures of models after rounds, and the decision when the run ends.
+    """Measures the models after rounds, and decides when the run ends.
 
     Args:
         learner: computes and tests models.

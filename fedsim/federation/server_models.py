@@ -226,7 +226,7 @@ class ServerModels:
     async def test(self, model: Ref, devices: Sequence[int] | None = None) -> float | None:
         """Return the accuracy of a model on test samples, at no cost in time or bytes.
 
-        No real server could measure it.
+        A real server could not measure this accuracy.
 
         Args:
             model: a model.

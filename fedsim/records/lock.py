@@ -79,7 +79,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _holder(path: Path) -> str:
-    """Return a description of the process that holds a lock, for messages."""
+    """Describe the process that holds a lock, for error messages."""
     try:
         process, host = read_text(path, errors="replace")[:300].split()
         return f"another process ({int(process)} on {host!r})"

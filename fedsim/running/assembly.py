@@ -121,7 +121,7 @@ class Run:
         self._past: Spans = self._world.availability.spans
 
     def _relative_cost(self, by: CutBy, size: float) -> float:
-        """Return the FLOPs of a sample in a reduced model, as a fraction of those in the whole model."""
+        """Return a reduced model's FLOPs of a sample, as a fraction of the whole model's FLOPs."""
         smaller = self.scenario.model.cut(by, size)
         return smaller.flops(*self._shape_and_classes) / self.learner.flops_per_sample
 

@@ -66,7 +66,7 @@ def explained(
 
     Args:
         program: name of the program, at the beginning of each message.
-        report: prints a mistake. An interrupted command has one with an empty message.
+        report: prints a ``Mistake``; after an interrupt the mistake has an empty message.
 
     Returns:
         The decorator. The command returns its exit status; None is 0.

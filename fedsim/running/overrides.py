@@ -145,7 +145,7 @@ def apply_changes(
 
 
 def _order(change: SetChange) -> tuple[int, bool]:
-    """Sort key of changes: whole tables before keys in them, a ``kind`` before other keys."""
+    """Return a change's sort key: whole tables before keys in them, ``kind`` before other keys."""
     return len(change.keys), change.keys[-1] != "kind"
 
 

@@ -37,7 +37,7 @@ def is_installed(package: str) -> bool:
 
 
 def _find_modules(value: object, key: str) -> Iterator[tuple[str, str]]:
-    """Yield each part of ``value`` whose class is not of fedsim: its key, and its package's module."""
+    """Yield key and module of each part of ``value`` whose class is not fedsim's."""
     if isinstance(value, BaseModel):
         kind = getattr(value, "kind", None)
         module = type(value).__module__.partition(".")[0]

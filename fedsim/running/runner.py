@@ -42,7 +42,7 @@ FAILED = "failed"  # status of a run that ended with an error
 
 
 class EndedRun(NamedTuple):
-    """Result of a run that has ended: summary, rows of rounds, and folder."""
+    """Result of an ended run: summary, rows of ``rounds.parquet``, and folder."""
 
     summary: dict[str, Any]
     """content of ``summary.json``."""

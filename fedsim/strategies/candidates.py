@@ -84,7 +84,7 @@ class Candidates:
             message: the end of the question's task.
 
         Returns:
-            Whether no other question is open.
+            Whether this was the last open question.
         """
         state = self._state
         device = state.questions.pop(message.task)

@@ -139,7 +139,7 @@ class RoundParams(StrategyParams):
 
     @property
     def enough(self) -> float:
-        """Count of updates with which a round closes early; infinite if it waits for all clients."""
+        """Count of updates with which a round closes; infinite if it waits for all clients."""
         return math.inf
 
     def cohort_size(self, devices: int) -> int:

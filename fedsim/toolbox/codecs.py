@@ -278,7 +278,7 @@ class BFloat16(Halved):
 
 
 class Bucketed(Lossy):
-    """Codec that scales the values of each bucket, by a factor of 4 bytes a bucket."""
+    """Codec that scales the values of each bucket by one factor, which takes 4 bytes."""
 
     bucket: int | None = Field(default=None, ge=1)
     """length of the runs of numbers that share a scale; None: one scale for all numbers."""

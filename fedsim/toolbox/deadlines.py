@@ -16,7 +16,7 @@ from fedsim.world.population import DeadlineBase
 
 
 class Relative(Deadline):
-    """A multiple of the mean training time of all devices (T of CATA-Fed, section 5.2).
+    """A multiple of the devices' mean training time (T of CATA-Fed, section 5.2).
 
     It is ``times`` the mean over all devices of the time for ``epochs`` of training without
     disturbances.

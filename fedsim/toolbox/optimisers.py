@@ -122,7 +122,7 @@ class Adaptive(ServerOptimizer):
 
 
 class Adagrad(Adaptive):
-    """FedAdagrad: v <- v + delta^2, which forgets nothing and is never corrected."""
+    """FedAdagrad: v <- v + delta^2. v never falls, and has no bias correction."""
 
     kind: Literal["adagrad"] = "adagrad"
     beta1: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -138,7 +138,7 @@ class Adam(Adaptive):
 
 
 class Yogi(Adaptive):
-    """FedYogi: v <- v - (1 - beta2) delta^2 sign(v - delta^2), which forgets slowly."""
+    """FedYogi: v <- v - (1 - beta2) delta^2 sign(v - delta^2), slower than Adam's."""
 
     kind: Literal["yogi"] = "yogi"
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)

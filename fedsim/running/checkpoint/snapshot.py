@@ -192,7 +192,7 @@ class Checkpointer:
         rounds = run.scenario.stop.rounds
         self._last = rounds if spec.last else None
         run.simulation.env.require_rearm()
-        if self._last == 1:  # there is no round before
+        if self._last == 1:  # no round comes before the last one: the run is saved at its begin
             self.request()
 
     def watch(self, record: Record) -> None:

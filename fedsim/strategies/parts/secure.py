@@ -1,4 +1,4 @@
-"""Cost of secure aggregation by the semi-honest protocol of Bell et al.
+"""Cost of secure aggregation by the protocol of Bell et al. for semi-honest parties.
 
 Source: Bell et al., "Secure single-server aggregation with (poly)logarithmic overhead" (CCS 2020).
 With all clients as neighbours it is the protocol of Bonawitz et al. (CCS 2017).

@@ -10,7 +10,7 @@ from fedsim.common.units import PositiveSeconds
 
 
 class Once(Spec):
-    """Base of moments at which devices are grouped once, by models that all devices have sent."""
+    """Base of moments at which devices are grouped once, by models that the devices have sent."""
 
     deadline: PositiveSeconds | None = None
     """longest time of the warm-up, and of the exchange (s). At its end the strategy goes on with
@@ -60,7 +60,7 @@ class WhenShifted(Spec):
 
 
 class EachRound(WhenShifted):
-    """The clients of each round choose their groups in the round."""
+    """The clients of a round choose their groups anew in each round."""
 
     kind: Literal["each-round"] = "each-round"
 

@@ -127,7 +127,7 @@ class ModelCard(PartedModel):
         return forward * self._passes_back() + trained
 
     def _passes_back(self) -> float:
-        """Return the FLOPs of the backward pass through activations, in forward passes."""
+        """Return the FLOPs of the backward pass through activations, relative to a forward pass."""
         passes = 2.0 if self.recompute else 1.0
         return passes * (self._layers_back() / self.layers)
 

@@ -148,7 +148,7 @@ class PeerHalf(Generic[P]):
         """
 
     def on_return(self, device: Peer) -> None:
-        """Called when a device is available again. A training that the absence cut off is lost.
+        """Called when a device is available again; a training during which it left is lost.
 
         Args:
             device: the device that has returned.

@@ -55,7 +55,7 @@ class WorkerLostError(SimulationError):
 
 
 class HomeLostError(SimulationError):
-    """Error: the node of this process was lost, by which the process has lost the cluster."""
+    """Error: the node of this process was lost, and with it the connection to the cluster."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -139,7 +139,7 @@ class Ray(Executor):
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def count_places(self) -> int:
-        """Return how many tasks the present nodes of the cluster can carry out at once."""
+        """Count the tasks that the cluster's present nodes can carry out at once."""
         return sum(map(self._resources.count_on, self._nodes()))
 
     def _start(self, address: str | None, workers: int | None) -> None:

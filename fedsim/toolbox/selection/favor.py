@@ -1,4 +1,4 @@
-"""FAVOR: clients from whom an agent has learnt to expect most (Wang, Kaplan, Niu and Li, 2020)."""
+"""FAVOR: an agent that learns in the run selects the clients (Wang, Kaplan, Niu and Li, 2020)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class FAVORState(State):
 
 
 class FAVOR(Selection):
-    """The clients from whom an agent expects most; the agent learns by double deep Q-learning.
+    """The clients with the highest Q-values of an agent, which learns by double deep Q-learning.
 
     Source: Wang, Kaplan, Niu and Li, "Optimizing federated learning on non-IID data with
     reinforcement learning" (INFOCOM 2020), sections III and IV (by a summary of them). At first

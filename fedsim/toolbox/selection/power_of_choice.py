@@ -41,7 +41,7 @@ class PowerOfChoiceState(State):
 
 
 class PowerOfChoice(Selection):
-    """The candidates with the highest loss, of d candidates that are drawn by samples.
+    """The clients with the highest loss, out of d candidates drawn in proportion to their samples.
 
     Source: Cho, Wang and Joshi, "Towards understanding biased client selection" (AISTATS 2022),
     section 3, pi_pow-d. Candidates are drawn without replacement, with probabilities proportional

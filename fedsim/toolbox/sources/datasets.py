@@ -318,7 +318,7 @@ def _seed_generators(seed: int) -> None:
 
 @contextmanager
 def _generators_restored() -> Iterator[None]:
-    """Context at whose end the states of the global generators are restored."""
+    """Return a context that restores the states of the global generators at its end."""
     import torch
 
     python_state = random.getstate()

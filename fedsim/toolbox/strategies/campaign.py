@@ -84,11 +84,11 @@ class Campaign:
             self._ask([device])
 
     def awaits(self, device: int) -> bool:
-        """Whether ``device`` (ID) is disconnected, and is sent its task once it is online again."""
+        """Whether ``device`` (ID) is unavailable, and receives its task when it returns."""
         return device in self._state.waiting
 
     def resume(self, device: int) -> None:
-        """Send a device that has returned its task of the campaign."""
+        """Send its task of the campaign to a device that has returned."""
         self._state.waiting.remove(device)
         self._ask([device])
 

@@ -74,7 +74,7 @@ class Pull(NamedTuple):
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
-        """Return the update of an entry of ``received``."""
+        """Return the update in ``entry``, an item of the state's list ``received``."""
         return cls(entry["update"], entry["start"])
 
 

@@ -170,7 +170,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         state.open[task] = OpenTask(state.version, state.model)
 
     def _assign(self, device: int) -> int:
-        """Put a client into an arrival group, and return its count of steps."""
+        """Put a client into an arrival group, and return its count of local steps."""
         state = self.state
         joined = self._best_group(device)
         if joined is None:
@@ -274,7 +274,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         state.step_s[device] = (1.0 - momentum) * before + momentum * measured
 
     async def _aggregate_group(self, number: int) -> None:
-        """Aggregate what has arrived of a group; clients that have not answered become late."""
+        """Aggregate the updates of a group that have arrived; all other clients become late."""
         group = self.state.groups.pop(number)
         late = self.state.late
         self.state.late = []

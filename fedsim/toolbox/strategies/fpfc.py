@@ -1,4 +1,4 @@
-"""FPFC: a model for each device, fused with models near it (Yu, Liu, Wang and Sun, 2022)."""
+"""FPFC: a model for each device, drawn towards similar models (Yu, Liu, Wang and Sun, 2022)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

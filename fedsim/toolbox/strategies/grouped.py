@@ -284,7 +284,7 @@ class Grouped(Synchronous[G]):
         self._prepare_aside(device)
 
     def _prepare_aside(self, device: int) -> None:
-        """Prepare a device outside the rounds, if it is idle and not selected for the next tasks.
+        """Prepare a device outside the rounds, if it is idle and not about to be asked.
 
         Otherwise it is prepared in its round, when its task ends, or when it returns.
         """

@@ -1,4 +1,4 @@
-"""MIFA: the latest update of every device is remembered, and counts again (Gu et al., 2021)."""
+"""MIFA: the latest update of every device is stored, and counts in each round (Gu et al., 2021)."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -77,7 +77,7 @@ class MIFA(FedAvg[MIFAParams]):
         state.model = mix(parts, otherwise=state.model, rescale=False)
 
     def _remember(self, update: Entry, lr: float) -> Memory:
-        """Return the memory of a device after an update; the earlier one if it is not finite."""
+        """Return a device's memory after an update; unchanged if the update is not finite."""
         models = self.server.models
         before = self.state.memory.get(update.device)
         zero = models.zero()

@@ -23,7 +23,7 @@ class MOONParams(AggregatingParams):
 
 
 class MOONClient(OwnModelClient[MOONParams]):
-    """Client that trains with the contrastive term, and keeps its last model as personal model."""
+    """Client that trains with MOON's contrastive term (see ``MOON``), and stores its last model."""
 
     def __init__(self, params: MOONParams, setting: RunInfo) -> None:
         super().__init__(params, setting)

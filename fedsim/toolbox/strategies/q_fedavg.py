@@ -33,7 +33,7 @@ class QFedAvgParams(SynchronousParams):
 
 
 class QFedAvgClient(SynchronousClient[QFedAvgParams]):
-    """Client that computes the loss of the received model, trains, and reports both."""
+    """Client that computes the loss of the received model, trains, and sends update and loss."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         test = Evaluate((instruction["model"],), self.testing_limit(instruction))

@@ -38,11 +38,11 @@ class TieredState(State):
 class Tiered(Strategy[P]):
     """Base of strategies that assign each device to a tier, by its data size or its latency.
 
-    The first task of a device, called its meeting, measures the device. It is a report of its size
-    or a whole training. When all reachable devices are measured, ``begin`` is called with the IDs
-    of the measured devices. ``begin`` sets ``cuts``, assigns these devices to their tiers
-    (``_sort_in``), and starts the training. Devices that are measured later are assigned to the
-    existing tiers.
+    The first task of a device, called its meeting, measures the device. In this task the device
+    reports its count of samples, or does a whole training. When all reachable devices are measured,
+    ``begin`` is called with the IDs of the measured devices. ``begin`` sets ``cuts``, assigns these
+    devices to their tiers (``_sort_in``), and starts the training. Devices that are measured later
+    are assigned to the existing tiers.
     """
 
     state: TieredState

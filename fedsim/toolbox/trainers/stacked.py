@@ -26,7 +26,7 @@ class SteppedSchedule:
         self._taken = 0
 
     def count(self) -> None:
-        """Count a step, and move on if that is due."""
+        """Count a step of the optimiser, and move the schedule on if ``every`` steps are done."""
         self._taken += 1
         if self._taken % self._every == 0 or self._taken == self._steps:
             self._schedule.step()

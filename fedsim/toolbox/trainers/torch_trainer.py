@@ -84,7 +84,7 @@ class LearningRateSchedule(Spec):
 
 
 class ParameterGroup(Spec):
-    """Parameters with special arguments of the optimiser, such as no weight decay."""
+    """Arguments of the optimiser for some of the parameters, such as no weight decay for biases."""
 
     match: list[str] = Field(min_length=1)
     """patterns of the parameters' names in the model, such as ``*.bias``."""

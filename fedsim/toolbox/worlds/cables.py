@@ -9,7 +9,7 @@ _EARTH_KM = 6371.0
 
 
 class City(NamedTuple):
-    """City with the part of the world from which cables lead to it."""
+    """City, with the part of the world to which it belongs (see ``Cables``)."""
 
     name: str
     part: str

@@ -446,7 +446,7 @@ class GraphSpec(NetworkModel):
 
 
 class TreeSpec(NetworkModel):
-    """Cells with a link each to the server; device i is in cell i mod ``cells``."""
+    """Cells, each with a shared link to the server; device i is in cell i mod ``cells``."""
 
     kind: Literal["tree"] = "tree"
     cells: int = Field(ge=1, le=100_000)

@@ -96,7 +96,7 @@ class PoissonArrivals(Turnover):
 class ExponentialStays(Turnover):
     """A device stays for an exponential time from its arrival.
 
-    The devices that leave in a world also leave in a world with a larger share.
+    The devices that leave with one ``share`` also leave with a larger one.
     """
 
     kind: Literal["exponential"] = "exponential"

@@ -119,7 +119,7 @@ class LinkTrace(_FileTrace):
     file. The form of a file is recognised: lines of a time and a rate (Lumos5G), a CSV with a
     header, Mahimahi's packet files, the FCC's ``curr_httpgetmt.csv``, or the CSVs of the Irish 4G
     and 5G drives. The first time of a trace is its begin. Each rate lasts until the next; the last
-    one lasts as long as the one before. Where a rate is 0, flows stand still.
+    one lasts as long as the one before. While a rate is 0, flows stand still.
     """
 
     rate: str | None = None

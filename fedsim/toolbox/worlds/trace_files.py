@@ -194,11 +194,11 @@ class _File:
         self.options = options
 
     def wrong(self, why: str) -> DataError:
-        """Make the error about the whole file, which the caller raises."""
+        """Return an error about the whole file, which the caller raises."""
         return DataError(f"{self.options.key}: {self.name!r} {why}")
 
     def wrong_line(self, line: int, why: str) -> DataError:
-        """Make the error about a line, which the caller raises."""
+        """Return an error about a line, which the caller raises."""
         return DataError(f"{self.options.key}: line {line} of {self.name!r}: {why}")
 
     def number(self, line: int, cell: str, what: str, most: float) -> float:
@@ -245,7 +245,7 @@ class _File:
     def recording(
         self, name: str, lines: Sequence[int], times: list[float], rates: list[float]
     ) -> Recording:
-        """Make a trace of the rows of a device.
+        """Return the trace of a device from its rows.
 
         Args:
             name: name of the trace.
@@ -423,7 +423,7 @@ def _column(file: _File, name: str | None, usual: Sequence[str], key: str) -> in
 
 
 def _rows(file: _File) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each line below the header, which has as many cells."""
+    """Yield number and cells of each line below the header; all lines have as many cells as it."""
     width = len(file.lines[0][1])
     if len(file.lines) == 1:
         raise file.wrong("has a header and no rows")
