@@ -138,7 +138,7 @@ class Adam(Adaptive):
 
 
 class Yogi(Adaptive):
-    """FedYogi: v <- v - (1 - beta2) delta^2 sign(v - delta^2), slower than Adam's."""
+    """FedYogi: v <- v - (1 - beta2) delta^2 sign(v - delta^2), so that v falls slowly."""
 
     kind: Literal["yogi"] = "yogi"
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
