@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 from fedsim.clock.environment import ProcessGenerator
 from fedsim.clock.simulation import Record
 from fedsim.common.units import BytesPerSecond, PositiveSeconds
-from fedsim.world.meters.energy import computing_steps
 from fedsim.world.processes.base import Process
 from fedsim.world.processes.holds import Hold
 from fedsim.world.processes.world import World
+from fedsim.world.steps import computing_steps
 
 
 class Outage(Process):

@@ -1,5 +1,6 @@
 """Kinds of steps that tasks are made of: each kind is one class with its begin, end and costs."""
 
+from fedsim.world.meters.energy import computing_steps
 from fedsim.world.steps.computations import EpochStep, Evaluate, Plan, Train, Work
 from fedsim.world.steps.pauses import Code, Pause, Queue
 from fedsim.world.steps.transfers import Download, Payload, TransferStep, Upload
@@ -26,4 +27,5 @@ __all__ = [
     "TransferStep",
     "Upload",
     "Work",
+    "computing_steps",
 ]
