@@ -103,11 +103,8 @@ class Ranking:
             estimate = self.against(line, first)
             if estimate is None:
                 continue
-            if estimate.pairs < 2:
-                is_alike = estimate.mean == equal  # one seed: without an interval
-            else:
-                is_alike = estimate.low <= equal <= estimate.high
-            if is_alike:
+            has_interval = estimate.pairs > 1
+            if (has_interval and estimate.low <= equal <= estimate.high) or (not has_interval and estimate.mean == equal):
                 lines.append(line)
         return lines
 

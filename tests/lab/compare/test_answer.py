@@ -175,7 +175,9 @@ def test_a_count_of_further_seeds_names_the_lines_for_which_it_is(tmp_path: Path
     (answer,) = answers(*made(tmp_path, times), [0.5])
     doubt = answer.rankings[0].sentences[-1]
     assert doubt.startswith("These 3 seeds do not tell it apart from ")
-    assert re.search(r"\. For near, some \d+ seeds? more would, if they differ as these do\.$", doubt)
+    assert re.search(
+        r"\. For near, some \d+ seeds? more would, if they differ as these do\.$", doubt
+    )
 
 
 def test_targets(tmp_path: Path) -> None:
