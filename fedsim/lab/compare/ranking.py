@@ -103,8 +103,7 @@ class Ranking:
             estimate = self.against(line, first)
             if estimate is None:
                 continue
-            has_interval = estimate.pairs > 1
-            if (has_interval and estimate.low <= equal <= estimate.high) or (not has_interval and estimate.mean == equal):
+            if _includes(estimate, equal):
                 lines.append(line)
         return lines
 
@@ -283,3 +282,10 @@ class Ranking:
         for seed in line.values.keys() & first.values.keys():
             worse += sign * line.values[seed] > sign * first.values[seed]
         return f"{text} (95 % interval {interval}; worse in {worse} of {estimate.pairs} worlds)"
+
+
+def _includes(estimate: Estimate, value: float) -> bool:
+    """Whether an estimate's interval includes a value; a single pair is an interval of its own."""
+    if estimate.pairs < 2:
+        return estimate.mean == value
+    return estimate.low <= value <= estimate.high
