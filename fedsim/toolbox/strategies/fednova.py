@@ -21,7 +21,7 @@ class FedNovaParams(FedProxParams):
         mu: weight of the proximal term; by default 0, plain local SGD.
         partial_work: a client that cannot finish all epochs sends its model as it is, which counts
             by the steps that the client took.
-        effective: how tau_eff is computed if ``mu`` is above 0: as the mean ``reach`` of the
+        effective: how tau_eff is computed if mu is above 0: as the mean ``reach`` of the
             clients (the paper), or as the mean of their ``steps`` (the authors' code).
     """
 
