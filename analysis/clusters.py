@@ -67,8 +67,9 @@ class ReportedGrouping:
 def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
     """Read every grouping of the run by data size, in order. Tiers by latency are left out.
 
-    A device reports its count of samples by a task outside of rounds, and the size of its largest
-    part by a split. The report of a lost device is removed.
+    Each grouping has the sizes that devices had reported until then: the count of samples after a
+    task outside of rounds that is done, the largest size in the record ``split`` after a split, and
+    none after the device was lost, left, or ran flat.
     """
     by_latency = run.scenario.get("strategy", {}).get("tiers_from") == "latency"
     table = run.table(DEVICES).select(["device", "samples"])

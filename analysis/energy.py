@@ -237,7 +237,13 @@ def _draw_level(panel: Axes, times: Floats, percent: Floats, steps: Floats) -> N
 
 
 def _choose_devices(history: History, levels: Iterable[int]) -> list[int]:
-    """Choose a few devices with levels, by how often they ran flat, then by their tasks.
+    """Choose at most ``_MOST_BATTERIES`` devices whose battery levels are known.
+
+    They are the devices that ran flat most often, and among equals the devices with most tasks.
+
+    Args:
+        history: the run.
+        levels: devices whose battery levels are known.
 
     Returns:
         The devices, ascending.

@@ -281,12 +281,15 @@ def _returns_of(override: Override) -> Returns:
 
 @cache
 def guard(user_class: type, key: str, class_key: str = "", like: type | None = None) -> None:
-    """Replace the hooks of a user's class by hooks that check their results.
+    """Replace the hooks of a user's class, in place, by hooks that check their results.
+
+    The classes of its client half and of other halves within it are changed too.
 
     Args:
         user_class: the class.
-        key: the key of a scenario that names the class, in messages about results.
-        class_key: the key in messages about the class itself; empty for ``key``.
+        key: key of the scenario that errors about results of hooks name.
+        class_key: key that errors about the form of a hook or the value of an attribute name; by
+            default ``key``.
         like: a fedsim class that counts as its base, although the class may not inherit it.
 
     Raises:

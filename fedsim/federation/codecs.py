@@ -468,7 +468,7 @@ class Wire:
         return arriving, new_residuals
 
     def _code_item(self, item: Any) -> Any:
-        """Return an item of a list as the receiver decodes it; only models are encoded."""
+        """Encode and decode an item of a list in a message; an item that is no model is unchanged."""
         if not isinstance(item, Ref):
             return item
         coded = self._codec.code(self._learner, self._parameters, item, base=None, kept=None)

@@ -392,7 +392,7 @@ class Session(SessionBase):
         return replies
 
     def _receive(self, names: Iterable[str]) -> list[Message]:
-        """Return the replies to some messages that the ServerApp has not received yet.
+        """Hand over those replies to some messages that have come and were not handed over before.
 
         Args:
             names: IDs of the messages.

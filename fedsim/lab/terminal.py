@@ -60,7 +60,8 @@ class RunProgress:
     Args:
         stop: limits at which the run ends.
         console: console to print to.
-        facts: returns the facts of the strategy. New entries of ``warnings`` are printed.
+        facts: function that returns the strategy's facts. New entries of their list ``warnings`` are
+            printed at the end of a round.
     """
 
     def __init__(

@@ -408,10 +408,12 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete: list[str]) -> l
     Args:
         client: log and name of the client, for error messages.
         rows: rows of the client's steps.
-        complete: kinds of steps of which a task has to have all up to its last step.
+        complete: kinds of steps in their order. A task may end early, but it must have every kind
+            that precedes its last step.
 
     Raises:
-        DataError: two trainings, or two steps of a task, overlap, or a step is missing.
+        DataError: two trainings, or two steps of a task, overlap; a step is missing; or a step
+            belongs to a round that is over.
     """
     tasks: list[_Task] = []
     latest: dict[int, _Task] = {}  # from round to its last task

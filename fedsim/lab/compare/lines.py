@@ -129,10 +129,12 @@ class Lines:
         return firsts
 
     def seeds_of(self, place: int) -> frozenset[int]:
-        """Return the seeds of the finished runs of a line; of a single run, seed 0.
+        """Return the seeds of the finished runs of a line.
+
+        If the lines are single runs, the result is always seed 0, so that any two can be compared.
 
         Args:
-            place: place of the line.
+            place: index of the line in ``lines``.
         """
         if self.are_runs:
             return frozenset({0})

@@ -153,15 +153,18 @@ class Cohort(Reference):
         kind: StackKind,
         trainings: Sequence[tuple[LocalSolve, Descent]],
     ) -> list[Solved]:
-        """Train models in one stack.
+        """Carry out several trainings at once, as one stack of models of the width ``lanes``.
+
+        Places of the stack that are free repeat the last training.
 
         Args:
             copied_module: a copy of the module.
-            kind: the facts that the trainings share.
-            trainings: inputs and rule of 1 to ``lanes`` trainings with one step or more.
+            kind: what all trainings have in common.
+            trainings: for each training, its inputs and its rule of descent; 1 to ``lanes``
+                trainings, each with at least one step.
 
         Returns:
-            The result of each training.
+            The result of each training, in order.
         """
         lanes = [*trainings]
         while len(lanes) < self.lanes:

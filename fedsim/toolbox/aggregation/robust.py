@@ -316,7 +316,9 @@ def bulyan(models: ModelList, malicious: int) -> NDArray[np.floating]:
 
 
 class Bulyan(_ByDistance):
-    """Krum selects n - 2 f updates, one by one; a coordinate is the mean around their median.
+    """Krum selects n - 2 f updates, one by one, whose values near the median are averaged.
+
+    Each coordinate is the mean of the n - 4 f values that are nearest to their median.
 
     Source: El Mhamdi, Guerraoui and Rouault, "The hidden vulnerability of distributed learning in
     Byzantium" (ICML 2018), section 4. It tolerates f malicious updates of n >= 4 f + 3. With fewer

@@ -27,7 +27,10 @@ class GraphParams(PeerParams):
 
 
 class GraphHalf(PeerHalf[G]):
-    """Base of device halves on a graph, which all devices know from a common seed."""
+    """Base of the devices' halves of strategies without a server, whose devices form a graph.
+
+    Every device draws the same graph, from a common seed.
+    """
 
     def neighbours(self, device: Peer, number: int) -> Neighbours:
         """Return the neighbours of all devices in a round.

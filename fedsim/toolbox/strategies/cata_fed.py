@@ -45,8 +45,7 @@ def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints
 
     The range from R_l to R_u is cut into P intervals of equal width theta. A size on the border of
     two clusters belongs to the upper cluster, an outlier to the first or the last cluster. If theta
-    is 0, all clients are in the last cluster. R_l in Eq. 20 is read
-    as the offset of the data sizes.
+    is 0, all clients are in the last cluster. Eq. 20 is read as floor((size - R_l) / theta).
 
     Args:
         sizes: reported data sizes (samples), int64 [n].

@@ -168,7 +168,7 @@ class TorchTrainer(Trainer):
 
     @property
     def _patterns(self) -> list[str]:
-        """The patterns of all groups, in order."""
+        """Patterns of parameter names of all optimizer groups, in the order of ``groups``."""
         patterns = []
         for group in self.groups:
             patterns += group.match

@@ -331,7 +331,7 @@ class Queueing(AcknowledgedFlows):
         reached = missing[over] / np.maximum(delivered[over], NO_BYTES)
         ends[over] = self._since + length_s * busy[over] * np.clip(reached, 0.0, 1.0)
         if over.any():
-            # what ends within the step moves only in its first part
+            # a flow that ends within the step moves all its bytes in the first part of the step
             speed = np.ones(len(over))
             speed[over] = 1 / np.maximum(busy[over], _LEAST_BUSY)
             sent = sent * speed
