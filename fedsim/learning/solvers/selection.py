@@ -33,48 +33,39 @@ def pick(
         losses: a function that computes the loss of each sample, [n]; None for cross-entropy.
         lanes: ``training.lanes``, the count of models in a stack.
 
+    Returns:
+        For a trainer other than fedsim's SGD, ``CohortByTrainer`` if it trains several devices at
+        once, else ``ByTrainer``. For fedsim's SGD, ``Cohort`` if ``choice`` names it, or on a GPU;
+        ``Dense`` for dense layers with cross-entropy on a CPU; ``Reference`` in all other cases.
+
     Raises:
         ScenarioError: the solver or the model does not take ``training.precision``.
     """
-    solver = _pick(model, device, choice, trainer, losses, lanes)
-    if trainer is not None and trainer.in_bf16:
-        if not isinstance(solver, Reference):
+    in_bf16 = trainer is not None and trainer.in_bf16
+    solver: Reference
+    allows_closed_form = losses is None and choice == "fast" and device.type == "cpu"
+    if trainer is not None and not isinstance(trainer, TrainingSpec):
+        if trainer.stack_lanes > 1:
+            solver = CohortByTrainer(_as_module(model), device, trainer, losses)
+        else:
+            solver = ByTrainer(_as_module(model), device, trainer, losses=losses)
+    elif choice == "cohort" or (choice == "fast" and device.type == "cuda"):
+        solver = Cohort(_as_module(model), device, losses=losses, lanes=lanes)
+    elif allows_closed_form and isinstance(model, Architecture) and model.is_dense:
+        if in_bf16:
             raise ScenarioError(
                 "training.precision is 'bf16', but models of dense layers are trained in closed "
                 "form, in float32, on a CPU; allowed are training.solver = 'reference' and "
                 "'cohort', and training.precision = 'float32'"
             )
-        solver.use_bf16()
-    return solver
-
-
-def _pick(
-    model: Architecture | nn.Module,
-    device: torch.device,
-    choice: str,
-    trainer: Trainer | None = None,
-    losses: Callable[..., torch.Tensor] | None = None,
-    lanes: int = LANES,
-) -> Solver:
-    """Return the fastest solver that can train a model, with the arguments of ``pick``.
-
-    Returns:
-        For a trainer other than fedsim's SGD, ``CohortByTrainer`` if it trains several devices at
-        once, else ``ByTrainer``. For fedsim's SGD, ``Cohort`` if ``choice`` names it, or on a GPU;
-        ``Dense`` for dense layers with cross-entropy on a CPU; ``Reference`` in all other cases.
-    """
-    if trainer is not None and not isinstance(trainer, TrainingSpec):
-        if trainer.stack_lanes > 1:
-            return CohortByTrainer(_as_module(model), device, trainer, losses)
-        return ByTrainer(_as_module(model), device, trainer, losses=losses)
-    if choice == "cohort" or (choice == "fast" and device.type == "cuda"):
-        return Cohort(_as_module(model), device, losses=losses, lanes=lanes)
-    allows_closed_form = losses is None and choice == "fast" and device.type == "cpu"
-    if allows_closed_form and isinstance(model, Architecture) and model.is_dense:
         from fedsim.learning.solvers.dense import Dense  # imports numba
 
         return Dense(model)
-    return Reference(_as_module(model), device, losses=losses)
+    else:
+        solver = Reference(_as_module(model), device, losses=losses)
+    if in_bf16:
+        solver.use_bf16()
+    return solver
 
 
 def _as_module(model: Architecture | nn.Module) -> nn.Module:

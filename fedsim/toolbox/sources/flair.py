@@ -1,8 +1,6 @@
 """Source of FLAIR, photographs of many people with labels, in its published files."""
 
-import io
 import re
-import warnings
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
@@ -15,6 +13,7 @@ from fedsim.common.files import find_file, read_bytes, read_json
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
+from fedsim.toolbox.sources.decoding import open_image
 from fedsim.toolbox.sources.tables import USER
 
 LABELS = "labels_and_metadata.json"
@@ -22,7 +21,7 @@ IMAGES = "small_images"
 
 _NAME = re.compile(r"[\w-]{1,100}")
 _KEYS = ("image_id", "user_id", "partition", "labels", "fine_grained_labels")
-_MOST_PIXELS = 1 << 24  # greatest count of pixels of an image, as few bytes may unpack to gigabytes
+_BILINEAR = 2  # ``PIL.Image.Resampling.BILINEAR``
 _MOST_BYTES = 64 * 10**9  # greatest size of all images in memory
 
 
@@ -153,25 +152,13 @@ def _photo(path: Path, number: int, entry: object, labels: Literal["coarse", "fi
 def _decode(path: Path, side: int | None) -> NDArray[np.uint8]:
     """Return an image, uint8 [height, width, 3], scaled to ``side`` if it is given."""
     try:
-        from PIL import Image
-    except ImportError as error:
-        raise DataError(
-            f"data.source: images need Pillow, which cannot be imported ({error}); pip install "
-            "pillow"
-        ) from error
-    try:
-        # Pillow warns of many pixels, which are refused below
-        with warnings.catch_warnings(action="ignore"):
-            image = Image.open(io.BytesIO(read_bytes(path)))
-        width, height = image.size
-        if width * height > _MOST_PIXELS:
-            raise ValueError(
-                f"it has {width} x {height} pixels; allowed are at most {_MOST_PIXELS} in all"
-            )
+        image = open_image(read_bytes(path))
         coloured = image.convert("RGB")
         if side is not None:
-            coloured = coloured.resize((side, side), Image.Resampling.BILINEAR)
+            coloured = coloured.resize((side, side), _BILINEAR)
         return np.asarray(coloured, dtype=np.uint8)
+    except DataError:
+        raise
     except FileNotFoundError:
         raise DataError(f"'{path}' is missing, and {LABELS} lists it") from None
     except Exception as error:  # Pillow raises many kinds for damaged images

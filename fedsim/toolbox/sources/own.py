@@ -1,7 +1,5 @@
 """Sources of users' files: numpy archives, and folders of Hugging Face's ``datasets``."""
 
-import io
-import warnings
 from pathlib import Path
 from typing import Any, Literal
 from zipfile import is_zipfile
@@ -24,8 +22,7 @@ from fedsim.toolbox.sources.arrays import (
     raw_of,
     surplus,
 )
-
-_MOST_PIXELS = 1 << 24  # greatest count of pixels of an image, as few bytes may unpack to gigabytes
+from fedsim.toolbox.sources.decoding import open_image
 
 
 class Npz(Source):
@@ -256,22 +253,9 @@ def _holds_images(kind: Any) -> bool:
 
 def _image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
     try:
-        from PIL import Image
-    except ImportError as error:
-        raise DataError(
-            f"data.source: images need Pillow, which cannot be imported ({error}); pip install "
-            "pillow"
-        ) from error
-    try:
-        # Pillow warns of many pixels, which are refused below
-        with warnings.catch_warnings(action="ignore"):
-            image = Image.open(io.BytesIO(data or b""))
-        width, height = image.size
-        if width * height > _MOST_PIXELS:
-            raise ValueError(
-                f"it has {width} x {height} pixels; allowed are at most {_MOST_PIXELS} in all"
-            )
-        return np.asarray(image, dtype=np.uint8)
+        return np.asarray(open_image(data or b""), dtype=np.uint8)
+    except DataError:
+        raise
     except Exception as error:  # Pillow raises many kinds for damaged images
         raise DataError(
             f"'{folder}': column '{name}' has an image that cannot be read: {error}"
