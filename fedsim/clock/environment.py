@@ -42,9 +42,13 @@ Rearm = Callable[[int, float], object]
 
 
 class Alarm(Event):
-    """Named event at ``when`` (s), which can be cancelled and saved.
+    """Call of a function at a simulated time, as an event of SimPy that can be cancelled.
 
-    ``ring`` is the function to call; it is None after the call or a cancellation.
+    ``Environment.at`` makes it. Kind and number, its name, let a checkpoint save it and set it again.
+
+    Attributes:
+        when: the time of the call (s).
+        ring: the function to call; None after the call or after ``cancel``.
     """
 
     # it has been triggered
@@ -66,7 +70,7 @@ class Alarm(Event):
         self.ring = None
 
     def process(self) -> None:
-        """Call ``ring`` and then the callbacks of this event, at its time."""
+        """Call the function of the alarm, and then the callbacks that SimPy added to the event."""
         ring = self.ring
         self.ring = None
         callbacks = self.callbacks
@@ -89,9 +93,10 @@ def _is_cancelled(event: Event) -> bool:
 
 
 class Join(Event):
-    """Event of the result of real work, for which the clock stands still.
+    """Event that fires with the result of real work, such as a training in a worker process.
 
-    A process waits for it by ``yield join``, a handler by ``await join``.
+    Simulated time stands still until the work is done. A SimPy process waits for the result by
+    ``yield join``, a handler of the server by ``await join``.
     """
 
     def __init__(self, env: "Environment", work: "Future[Any]") -> None:
@@ -108,7 +113,7 @@ class Join(Event):
         return self.work.result()
 
     def resolve(self) -> None:
-        """Fire with the value or the exception of the finished work."""
+        """Fire the event with the value that the finished work returned, or the exception it raised."""
         error: Any = self.work.exception()
         if error is None:
             self.succeed(self.work.result())
@@ -152,7 +157,10 @@ class Environment(simpy.Environment):
         return inf
 
     def advance(self) -> float:
-        """Process the events of this instant, up to the first that joins real work (``pending``).
+        """Process the events of the present time, until none is left or one waits for real work.
+
+        Real work is a computation in this or another process, such as a training; what must be done
+        is then in ``pending``.
 
         Returns:
             The time of the next event (s).
@@ -175,7 +183,7 @@ class Environment(simpy.Environment):
         return inf
 
     def move(self) -> None:
-        """Move the clock to the next event, if there is one."""
+        """Set the clock to the time of the next event, if there is one, without processing the event."""
         when = self.peek()
         if self.moved is not None and self._now < when:
             self.moved(when)
@@ -183,7 +191,7 @@ class Environment(simpy.Environment):
             self._now = when
 
     def step(self) -> None:
-        """Process the next event, and wait for the real work that it joins."""
+        """Process the next event; if it waits for real work, such as a training, wait for it too."""
         self.move()
         if self._schedule and type(self._schedule[0][3]) is Alarm:
             self._now, _, _, alarm = heappop(self._schedule)
@@ -214,7 +222,7 @@ class Environment(simpy.Environment):
         return alarm
 
     def call(self, ring: Callable[[], object], priority: EventPriority = NORMAL) -> None:
-        """Call ``ring`` in this instant, after its scheduled events of the same priority."""
+        """Call ``ring`` at the present time, after the events of its priority that are due now."""
         now = self._now
         alarm = Alarm(self, _UNNAMED, now, ring)
         heappush(self._schedule, (now, priority, next(self._eid), alarm))
@@ -267,7 +275,7 @@ class Environment(simpy.Environment):
         )
 
     def trim(self) -> None:
-        """Drop cancelled alarms if they are half of a long schedule."""
+        """Remove cancelled alarms from a long schedule when they are half of it, to free memory."""
         if len(self._schedule) > self._room:
             self._schedule[:] = [entry for entry in self._schedule if not _is_cancelled(entry[3])]
             heapify(self._schedule)

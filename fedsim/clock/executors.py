@@ -48,7 +48,10 @@ class Executor(Protocol):
     workers: int
 
     def place(self, thing: object) -> None:
-        """Broadcast an immutable object, which many calls have as an argument, to all workers."""
+        """Send an immutable object, which many calls take as an argument, to all workers once.
+
+        Later calls of ``submit`` with this object as an argument then need not copy it.
+        """
         return
 
     def submit(self, function: Callable[..., T], *args: object) -> "Future[T]":
@@ -139,7 +142,12 @@ def make_executor(
 
 
 def _refuse_unplaced(device: str, resources: TaskResources) -> None:
-    """Raise ``ScenarioError`` if Ray would give a task no GPU, or a GPU other than ``device``."""
+    """Raise ``ScenarioError`` if tasks on Ray could not compute on the device that the run asks for.
+
+    Args:
+        device: torch's name of the device, such as ``cuda``.
+        resources: what each task reserves; without GPUs in it, a task sees none.
+    """
     if device == "cpu":
         return
     if device not in ("cuda", "cuda:0"):
@@ -231,7 +239,9 @@ def start(
 
 
 class WorkerProcesses:
-    """Pool of processes, each the child of a thread that starts it for its first call.
+    """Pool of processes that run functions, as many at a time as there are processes.
+
+    A thread of this process starts each of them for its first function, and talks to it.
 
     Args:
         workers: count of processes.
@@ -255,7 +265,10 @@ class WorkerProcesses:
         return self._threads.submit(self._call, function, args)
 
     def _call(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
-        """Call a function in the worker process of this thread, and return its value."""
+        """Call a function in the worker process of the calling thread; return the function's value.
+
+        The process is started at the thread's first call.
+        """
         if not hasattr(self._of_thread, "worker"):
             self._of_thread.worker = start(
                 "fedsim.clock.executors", "serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE

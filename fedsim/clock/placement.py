@@ -17,10 +17,10 @@ _STEP = 0.0001  # least amount that Ray counts
 
 @dataclass(frozen=True)
 class TaskResources:
-    """Resources that each task reserves on its node.
+    """Cores, GPUs and memory that Ray reserves for each task on one of its nodes.
 
     Ray counts what tasks declare, and limits nothing: a task may use more threads or memory. Of
-    GPUs, a task sees only its own.
+    the node's GPUs, a task sees only those that it has reserved.
 
     Attributes:
         num_cpus: cores.
@@ -88,7 +88,7 @@ class TaskResources:
 
     @property
     def demand(self) -> dict[str, float]:
-        """Amounts that a task reserves: Ray's name of a resource -> amount."""
+        """Amounts that a task reserves, as Ray takes them: Ray's name of a resource -> amount."""
         return {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": self.memory, **self.named}
 
     def count_on(self, node: Mapping[str, float]) -> int:
@@ -135,7 +135,12 @@ def _parse(text: str) -> object:
 
 
 def _amount(key: str, value: object) -> float:
-    """Check an amount of a resource that Ray can count."""
+    """Return the amount of a resource as a number; ``ScenarioError`` if Ray cannot count it.
+
+    Args:
+        key: name of the resource, for the message.
+        value: the amount that the user gave.
+    """
     amount = -1.0
     if isinstance(value, int | float) and not isinstance(value, bool):
         amount = float(value)
@@ -151,7 +156,7 @@ def _amount(key: str, value: object) -> float:
 
 
 def _memory(value: object) -> int:
-    """Read an amount of memory (bytes)."""
+    """Return an amount of memory (bytes) that a user wrote with a unit, such as ``2 GB``."""
     if value == 0 and not isinstance(value, bool):
         return 0
     if not isinstance(value, str):

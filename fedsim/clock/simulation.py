@@ -95,7 +95,9 @@ class Blueprint(Protocol):
     """Interface of ``Scenario``, which builds a world and its server in an empty simulation."""
 
     def install(self, simulation: "Simulation") -> Any:
-        """Build the world and its server in ``simulation``: processes, first alarms, sinks.
+        """Build the devices, the network and the server in ``simulation``.
+
+        This starts their processes, sets their first alarms, and registers who receives records.
 
         Returns:
             Any object, which the simulation stores for the caller.
@@ -194,7 +196,7 @@ class Simulation:
 
     @property
     def world(self) -> Any:
-        """The ``fedsim.plugin.World`` for processes that are started from Python."""
+        """The ``fedsim.plugin.World``, by which a user's Python code acts on devices and network."""
         if self.installed is None:
             raise SimulationError(
                 "there is no world in a bare clock; give Simulation a scenario, or use "
@@ -236,18 +238,21 @@ class Simulation:
         return self.env.at(name, when, callback, priority)
 
     def unsettle(self, solve: Callable[[], None]) -> None:
-        """Call a function after the world's events of this instant, before the server's handlers.
+        """Call a function once, after the other events of the present time and before the server acts.
+
+        The network uses it: it divides rates anew once, after all flows of this time have begun or
+        ended.
 
         Args:
-            solve: the function, such as the solver of the network.
+            solve: the function, without arguments.
         """
         self.env.call(solve, SETTLE)
 
     def post(self, handler: Handler) -> None:
-        """Run a handler of the server in this instant, after the world's events.
+        """Run a handler of the server at the present time, after the events of devices and network.
 
         Args:
-            handler: coroutine function without arguments, which may only await real work.
+            handler: coroutine function without arguments, which may only await real work (``join``).
         """
         if not self._over:
             self.env.call(lambda: self._handle(handler().__await__()), SERVE)
@@ -255,7 +260,7 @@ class Simulation:
     def submit(
         self, function: Callable[..., Any], *args: Any, alone: bool = False
     ) -> "Future[Any]":
-        """Start real work on the executor; ``join`` waits for it.
+        """Start a real computation, such as a training, on the executor; ``join`` waits for it.
 
         Args:
             function: the function to call.
@@ -284,10 +289,10 @@ class Simulation:
         return self.env.join(work)
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Record an event in this instant.
+        """Record an event at the present simulated time, and pass the record to all that listen.
 
         Args:
-            kind: name of the kind.
+            kind: name of the kind, such as ``task-end``.
             fields: JSON-able values, by name.
         """
         self.record(kind, fields)
@@ -306,12 +311,12 @@ class Simulation:
             self._watched.append(record)
 
     def listen(self, sink: Sink, *, kinds: Sequence[str] = ()) -> None:
-        """Call a sink with every record as it is emitted.
+        """Have a function called with every record as it is emitted.
 
         Args:
-            sink: called with each record.
-            kinds: the kinds of records; none for all. Sinks of some kinds follow sinks of all
-                kinds.
+            sink: the function, which takes a ``Record``.
+            kinds: the kinds of records that it gets; empty for all. Functions for some kinds are
+                called after those for all kinds.
         """
         if not kinds:
             self._sinks.append(sink)
@@ -320,7 +325,9 @@ class Simulation:
         self._receivers = {kind: [*self._sinks, *own] for kind, own in self._sinks_of.items()}
 
     def at_end(self, final: Callable[[], None]) -> None:
-        """Register a function to call at the run's end; it may emit records, and no handler runs.
+        """Register a function to call when the run is over, while records can still be emitted.
+
+        The server's handlers do not run any more.
 
         Args:
             final: the function, without arguments.
@@ -336,7 +343,7 @@ class Simulation:
         self._closers.append(close)
 
     def stop(self, reason: str) -> None:
-        """End the run when this instant is over; of several reasons the first counts.
+        """End the run after all events of the present time; the reason of the first call counts.
 
         Args:
             reason: the reason, which ``run`` returns.
@@ -346,13 +353,16 @@ class Simulation:
             self.env.call(lambda: self.ended.succeed(self.stopped), LAST)
 
     def interrupt(self) -> None:
-        """End the run after this instant, as ``interrupted`` unless it has another reason."""
+        """End the run after all events of the present time.
+
+        ``run`` then returns ``interrupted``, or the reason that ``stop`` was given before.
+        """
         self._interrupted = True
 
     # snapshots between two instants
 
     def between_instants(self, action: Callable[[], None]) -> None:
-        """Call a function once, when this instant is over and before time moves on.
+        """Call a function once, after all events of the present time and before the clock moves on.
 
         Args:
             action: the function, without arguments.
@@ -392,7 +402,10 @@ class Simulation:
             yield self._watched.popleft()
 
     async def _drive(self) -> AsyncIterator[None]:
-        """Carry out instant after instant; yields often enough to keep the event loop alive."""
+        """Process the events of one time after the other until the run is over.
+
+        It yields to asyncio's event loop often enough for other coroutines to go on.
+        """
         try:
             with _rare_collections():
                 breath = time.perf_counter()
@@ -425,7 +438,7 @@ class Simulation:
                 close()
 
     async def _join(self) -> None:
-        """Wait for the real work that this instant has joined, and process its results."""
+        """Wait for the real work for which an event of the present time waits; give it the result."""
         assert self.env.pending is not None
         (work, go_on), self.env.pending = self.env.pending, None
         with suppress(Exception):  # the error is raised where the work is joined
@@ -433,7 +446,11 @@ class Simulation:
         go_on()
 
     def _goes_on(self, due: float) -> bool:
-        """End this instant; return whether the run continues with an instant at ``due`` (s)."""
+        """Call what waits for the end of the present time; return whether the run continues.
+
+        Args:
+            due: time of the next event (s), infinity if there is none.
+        """
         if self._between:
             self.settled = True
             while self._between:
@@ -449,7 +466,12 @@ class Simulation:
         return True
 
     def _handle(self, handler: Generator[Any, None, None]) -> None:
-        """Continue a handler to its end or its next wait."""
+        """Run a handler of the server until it returns or waits for real work.
+
+        Args:
+            handler: the handler, whose coroutine yields a ``Join`` for each wait; anything else that
+                it awaits raises ``SimulationError`` in it.
+        """
         self.env.handling = True
         try:
             waited = next(handler)
@@ -464,7 +486,10 @@ class Simulation:
 
 
 def _raise_failure(process: simpy.events.Event) -> None:
-    """Raise the exception of a failed process itself: SimPy's copy lacks the traceback."""
+    """Raise the exception with which a SimPy process has failed, if it has failed.
+
+    SimPy would raise a copy, which lacks the traceback.
+    """
     if not process.ok:
         error: Any = process.value
         raise error

@@ -13,11 +13,12 @@ ROWS_A_BLOCK = 512
 
 
 class EventChain:
-    """Chain of hashes over all records in order, which can be saved at any record and continued.
+    """Fingerprint of a run's records, which grows with each record and can be saved and continued.
 
-    The rows form blocks of ``ROWS_A_BLOCK`` rows; the last block may be shorter. Each block changes
-    the state h, at first empty, to sha256(h + block). The bytes of a block are its times
-    (little-endian float64), followed by ``repr`` of the list of its other columns, each a tuple.
+    The records, as rows of ``events.parquet``, form blocks of ``ROWS_A_BLOCK`` rows; the last block
+    may be shorter. Each block changes the state h, at first empty, to sha256(h + block). The bytes
+    of a block are its times (little-endian float64), followed by ``repr`` of the list of its other
+    columns, each a tuple.
 
     Attributes:
         count: count of rows so far.
@@ -29,7 +30,7 @@ class EventChain:
         self._rows: list[EventRow] = []  # rows of the incomplete block
 
     def extend(self, rows: Iterable[EventRow]) -> None:
-        """Append rows of ``EVENTS`` to the chain."""
+        """Take in further records, as rows of ``events.parquet`` in their order."""
         waiting = self._rows
         before = len(waiting)
         waiting.extend(rows)
@@ -69,9 +70,10 @@ def _hash_block(state: bytes, rows: Sequence[EventRow]) -> bytes:
 
 
 class RowChain:
-    """Chain of hashes of older run folders, whose summary has no ``events_block``.
+    """Fingerprint of a run's records as older versions computed it, to check their run folders.
 
-    Each row changes the state h, at first empty, to sha256(h + ``repr`` of the row).
+    A run folder is of that kind if its summary has no ``events_block``. Each row changes the state
+    h, at first empty, to sha256(h + ``repr`` of the row).
 
     Attributes:
         count: count of rows so far.
@@ -82,7 +84,7 @@ class RowChain:
         self._state = b""
 
     def extend(self, rows: Iterable[EventRow]) -> None:
-        """Append rows of ``EVENTS`` to the chain."""
+        """Take in further records, as rows of ``events.parquet`` in their order."""
         for row in rows:
             self._state = hashlib.sha256(self._state + repr(row).encode()).digest()
             self.count += 1

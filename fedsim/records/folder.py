@@ -98,7 +98,7 @@ def refuse_within_run(path: Path) -> None:
 
 
 def holds_nothing(path: Path) -> bool:
-    """Whether a folder is empty, apart from files of a run that was killed as it began."""
+    """Return whether a folder is empty, apart from files of a run that died as it began."""
     return all(entry.name in (LOCK, SCENARIO + WRITING) for entry in path.iterdir())
 
 
@@ -153,7 +153,12 @@ def summarised_status(path: Path) -> object:
 
 
 def summarised(path: Path, entry: str) -> object:
-    """Return an entry of the summary of a run folder; None if it cannot be read."""
+    """Return one entry of ``summary.json`` in a run folder; None if the file cannot be read.
+
+    Args:
+        path: the run folder.
+        entry: key of the entry.
+    """
     try:
         return read_json(path / SUMMARY)[entry]
     except (OSError, ValueError, KeyError, TypeError):
@@ -161,7 +166,9 @@ def summarised(path: Path, entry: str) -> object:
 
 
 def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
-    """Prepare a run folder for resuming: remove final files, unfinished files and old parts.
+    """Prepare a run folder for resuming from a checkpoint: remove all files that are written again.
+
+    Those are final files, unfinished files, and parts of tables that are newer than the checkpoint.
 
     Args:
         path: the run folder.
@@ -269,9 +276,9 @@ def changes(folder: Path) -> Iterator[str]:
 
 
 def _is_part(name: str) -> bool:
-    """Whether ``name`` is the file name of a part of a table.
+    """Return whether a file is one part of a table, of which the final file is made at the run's end.
 
-    Parts are removed when a run is done, so their absence or presence is no change of the run.
+    Parts are removed when a run is done, so a part more or less is no change of the run.
     """
     return re.fullmatch(r"(events|transfers|rounds)\.part-[0-9]{5,}\.parquet", name) is not None
 

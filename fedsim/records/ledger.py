@@ -28,13 +28,14 @@ NOT_IN_PAPER = (
 
 
 def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
-    """Return the delivered bytes of a message by purpose.
+    """Divide the delivered bytes of a message among its payloads, and sum them by purpose.
 
-    Payloads arrive in the order in which they were sent, so a cut message lacks the last ones.
+    Payloads arrive in the order in which they were sent, so a message that was cut off lacks the
+    last ones.
 
     Args:
-        payloads: purpose and bytes of each payload, in order.
-        delivered: delivered bytes of the message.
+        payloads: purpose (such as ``model``) and bytes of each payload, in order.
+        delivered: bytes of the message that arrived.
     """
     shares: dict[str, float] = {}
     for purpose, size in payloads:
@@ -45,11 +46,11 @@ def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
 
 
 def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
-    """Return the total bytes in a view of the ledger.
+    """Return the sum of bytes of those purposes that one way of counting includes.
 
     Args:
-        by_purpose: bytes by purpose.
-        preset: the view: ``strict`` or ``paper``.
+        by_purpose: bytes by purpose, such as ``model``.
+        preset: the way of counting: ``strict`` counts all bytes, ``paper`` those that papers count.
     """
     return sum(
         part
@@ -59,7 +60,11 @@ def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
 
 
 def total(moved: Mapping[str, Any]) -> float:
-    """Return the sum of down, up and peer bytes of a summary's entry ``bytes``."""
+    """Return the bytes that a run moved: to devices, from devices, and between devices.
+
+    Args:
+        moved: the entry ``bytes`` of the run's summary.
+    """
     return float(moved["down"] + moved["up"] + moved.get("peer", 0.0))
 
 
@@ -95,7 +100,11 @@ def has_no_server(moved: Mapping[str, Any]) -> bool:
 
 
 def total_of_round(row: Mapping[str, Any]) -> float:
-    """Return the sum of down, up and peer bytes of a row of ``rounds.parquet``."""
+    """Return the bytes that moved in a round: to devices, from devices, and between devices.
+
+    Args:
+        row: the round's row of ``rounds.parquet``.
+    """
     return float(row["bytes_down"] + row["bytes_up"] + (row.get("bytes_peer") or 0.0))
 
 
@@ -145,19 +154,29 @@ class Ledger:
             self._by_task[task] = self._by_task.get(task, 0.0) + delivered
 
     def note_idle(self, task: int) -> None:
-        """Note that a training of a task has finished no epoch, so all its bytes are wasted."""
+        """Note that a device's training finished no epoch: the bytes of its task will count as wasted.
+
+        Args:
+            task: number of the task, one device's work in a round.
+        """
         self._idle[task] = True
 
     def note_edge(self, task: int) -> None:
-        """Note that the answer of a task goes to an edge server, which may be lost later."""
+        """Note that a task's answer goes to an edge server, which may lose it before the round ends.
+
+        Args:
+            task: number of the task, one device's work in a round.
+        """
         self._at_edges[task] = 0.0
 
     def close_task(self, task: int, outcome: str) -> None:
-        """Count the bytes of an ended task as wasted, if it is not done or finished no epoch.
+        """End the account of a task; its bytes count as wasted if nothing of it could be used.
+
+        That is so if its outcome is not ``done``, or if its training finished no epoch.
 
         Args:
-            task: the task.
-            outcome: the outcome of the task, such as ``done`` or ``late``.
+            task: number of the task, one device's work in a round.
+            outcome: how the task ended, such as ``done`` or ``late``.
         """
         moved = self._by_task.pop(task, 0.0)
         idle = self._idle.pop(task, False)
@@ -168,11 +187,15 @@ class Ledger:
             self._at_edges[task] = moved
 
     def count_as_wasted(self, tasks: Sequence[int]) -> None:
-        """Count the bytes of tasks whose answers were lost with an edge server as wasted."""
+        """Count the bytes of tasks as wasted, because an edge server that held their answers was lost.
+
+        Args:
+            tasks: numbers of the tasks.
+        """
         self.wasted += sum([self._at_edges.pop(task, 0.0) for task in tasks])
 
     def close_round(self, running: Collection[int]) -> None:
-        """Forget the answers at edge servers, which the closed round has used.
+        """Forget which answers lie at edge servers: the round is closed and has used them.
 
         Args:
             running: tasks that still run; their answers may still be lost.

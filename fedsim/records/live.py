@@ -49,7 +49,11 @@ class Live:
         self._asked = False
 
     def watch(self, _: "Record") -> None:
-        """Request a copy if one is due; called with each record."""
+        """Have the tables copied after the present time, if the last copy is ``every_s`` old.
+
+        Args:
+            _: the record that was just emitted, which only shows that the run goes on.
+        """
         if not self._asked and time.monotonic() >= self._next:
             self._asked = True
             self._simulation.between_instants(self._copy)

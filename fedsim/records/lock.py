@@ -79,7 +79,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _holder(path: Path) -> str:
-    """Describe the process that holds a lock, for error messages."""
+    """Return words on the process that holds a lock, with its number and machine if known."""
     try:
         process, host = read_text(path, errors="replace")[:300].split()
         return f"another process ({int(process)} on {host!r})"

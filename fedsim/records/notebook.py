@@ -10,7 +10,7 @@ from fedsim.records.ledger import total
 
 
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return the main results of a run as texts by name.
+    """Return the main results of a run as short texts to show, by names such as ``accuracy``.
 
     Args:
         summary: the content of ``summary.json``.
@@ -47,11 +47,11 @@ def strategy_of(summary: Mapping[str, Any]) -> str:
 
 
 def as_line(what: str, facts: Mapping[str, str]) -> str:
-    """Return facts as a ``repr``: ``<fedsim run: scenario small, strategy fedavg>``.
+    """Return one line that shows an object: ``<fedsim run: scenario small, strategy fedavg>``.
 
     Args:
         what: noun for the object, such as ``run``.
-        facts: texts by name.
+        facts: what to say of it: texts by name.
     """
     return visible(
         f"<fedsim {what}: {', '.join(f'{key} {value}' for key, value in facts.items())}>"
@@ -59,11 +59,11 @@ def as_line(what: str, facts: Mapping[str, str]) -> str:
 
 
 def as_html(title: str, facts: Mapping[str, str]) -> str:
-    """Return facts as a small HTML table, escaped because files of any origin may be shown.
+    """Return a small HTML table that shows an object, with all text escaped.
 
     Args:
         title: caption of the table.
-        facts: texts by name.
+        facts: what to say of the object: texts by name.
     """
     left = 'style="text-align:left"'
     cells = ((html.escape(key), html.escape(clean(value, 400))) for key, value in facts.items())

@@ -27,7 +27,10 @@ _ROWS_A_PART = 100_000  # rows of a part, and of a row group of the final file
 
 
 class TableWriter:
-    """Writer of a table, which collects rows and writes them to parts.
+    """Writer of a Parquet table that grows during a run.
+
+    Rows are collected in memory, and written to files of their own, the parts, which a killed run
+    leaves behind; the final file is made of the parts.
 
     Args:
         path: path of the final file; the parts are in the same folder.
@@ -67,7 +70,7 @@ class TableWriter:
         return list(self._parts.values())
 
     def adopt(self, fingerprints: Sequence[str]) -> None:
-        """Continue after existing parts, and discard all collected rows.
+        """Continue the table of a killed run after the parts that it had written; drop collected rows.
 
         Args:
             fingerprints: sha256 of each part in order, as ``flush`` returned them.

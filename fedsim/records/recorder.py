@@ -25,9 +25,9 @@ _ROWS_AT_ONCE = 4_096
 
 
 class Recorder:
-    """Writer of a run's records to the run folder, with transfers, rounds and ledger.
+    """Writer of a run's records to the run folder, while the run goes on.
 
-    Transfers, rounds and ledger are derived from the records.
+    It also derives the tables of messages and of rounds and the sums of bytes from the records.
 
     Args:
         folder: the existing run folder; None to store only the rounds, in memory.
@@ -96,7 +96,11 @@ class Recorder:
             self._settle()
 
     def _add_transfer(self, ended: Transfer | None) -> None:
-        """Count an ended message; ``ended`` is None if a record ends no message."""
+        """Add a message that has ended to the sums of bytes and to the table of messages.
+
+        Args:
+            ended: the message; None, for a record that ends no message, changes nothing.
+        """
         if ended is None:
             return
         self.ledger.add(ended.task, ended.direction, ended.payloads, ended.delivered)
@@ -106,7 +110,12 @@ class Recorder:
             self._transfers.append((*ended[:11], encode(ended.payloads), *ended[12:]))
 
     def _take_round(self, time: float, fields: dict[str, Any]) -> None:
-        """Append the row of a round, with the bytes that moved since the round before."""
+        """Append a round's row to the table of rounds, with the bytes that moved since the round before.
+
+        Args:
+            time: time at which the round ended (s).
+            fields: fields of the record of its end; those that are columns of the table are taken.
+        """
         moved = (self.ledger.down, self.ledger.up, self.ledger.peer)
         down, up, peer = (now - before for now, before in zip(moved, self._moved, strict=True))
         self._moved = moved
@@ -126,7 +135,7 @@ class Recorder:
             self._tables[files.ROUNDS].extend([tuple(row.values())])
 
     def _settle(self) -> None:
-        """Move the collected rows to the tables and the fingerprint."""
+        """Append the rows collected in memory to the tables and to the fingerprint of records."""
         self._chain.extend(self._rows)
         if self._tables:
             self._tables[files.EVENTS].extend(self._rows)
@@ -136,7 +145,7 @@ class Recorder:
 
     @property
     def chain(self) -> EventChain:
-        """Fingerprint and count of all events so far."""
+        """Count and fingerprint (sha256) of all records so far."""
         self._settle()
         return self._chain
 

@@ -36,7 +36,13 @@ _ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on")
 
 
 def is_act(kind: str) -> bool:
-    """Whether records of a kind are actions of a process of the world."""
+    """Return whether records of a kind say what a process did to devices or network.
+
+    Such a process belongs to the scenario's world, or is a user's own.
+
+    Args:
+        kind: name of the kind of records.
+    """
     return kind in _ACTS or kind.startswith("process:")
 
 
@@ -235,10 +241,10 @@ _MAKE_CHUNKS = vars(json.encoder).get("c_make_encoder")
 
 
 def _encoding() -> "Callable[[object], str]":
-    """Return the function ``encode``.
+    """Return a function that encodes an object as JSON text.
 
-    ``JSONEncoder.encode`` creates a C encoder at every call, which takes longer than encoding a
-    record. This function creates the C encoder once.
+    It creates Python's C encoder once; ``JSONEncoder.encode`` creates one at every call, which takes
+    longer than encoding a record.
     """
     if _MAKE_CHUNKS is None:  # a Python without the C part of json
         return _ENCODER.encode
