@@ -23,7 +23,10 @@ BEST = "best"
 
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
-    """A ``start`` or ``anchor`` of a ``Training``: a combination of earlier results of its task.
+    """Model that a training starts from or is drawn to, made of earlier results of the same device.
+
+    It stands for the linear combination of models in ``parts``, which is computed when the earlier
+    trainings of the device's present task are done.
 
     Attributes:
         parts: pairs of a model and its coefficient. An int i in place of a model stands for the
@@ -35,7 +38,9 @@ class PreviousResult:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Facts of a run that both halves of a strategy read before it begins (``self.setting``).
+    """What a strategy's code on the server and on the devices knows of a run before it begins.
+
+    Both read it as ``self.setting``.
 
     Attributes:
         devices: count of devices.
@@ -46,8 +51,9 @@ class RunInfo:
         lr_in: function of a round's index (from 0) that returns the learning rate of the round.
         planned_rounds: count of rounds after which the run stops; None if no such stop is planned.
         momentum: momentum of local SGD.
-        tensors: function without arguments that returns the tensors (``Tensor``) of a flat
-            model, in order; an empty sequence if only the model's size is known.
+        tensors: function without arguments that returns the tensors (``Tensor``: name, shape and
+            place) of the model as a flat array, in order; an empty sequence if only the model's
+            size is known.
         keeps: whether the scenario determines which tensors stay on the devices.
         cut: function of a kind of cut (``width``, ``rank`` or ``adapters``) and a size that returns
             the tensors of a smaller model.
@@ -77,13 +83,14 @@ class RunInfo:
 
 @dataclass(slots=True)
 class Instruction:
-    """Request of the server to a device. ``instruction["model"]`` is one of its contents.
+    """Message of the server that asks a device for a job. ``instruction["model"]`` is a content of it.
 
     Attributes:
-        job: ``train``, or another name that the two halves of a strategy agree on (``Server.ask``).
+        job: ``train``, or another name on which the strategy's code on server and devices agrees
+            (``Server.ask``).
         contents: what the device received, by name.
         round: the round for which the device works; None if it works for no round.
-        value: the result of the real work (``Client.real``), set before ``Client.work`` is called.
+        value: what the function of ``Client.real`` returned, set before ``Client.work`` is called.
     """
 
     job: str
@@ -96,10 +103,11 @@ class Instruction:
 
 
 class Real(NamedTuple):
-    """Real work for a device's answer: a function at the top of a module, and its arguments.
+    """Function that computes something for a device's answer in real time, and its arguments.
 
-    No other real work runs in the same process meanwhile. The function may run in another process
-    on copies of the arguments, and restores the states of global random generators that it uses.
+    Simulated time does not pass meanwhile. The function is defined at the top of a module. It may
+    run in another process, on copies of the arguments, and restores the states of global random
+    generators that it uses; no other such function runs in the same process at the same time.
 
     Attributes:
         function: the function.
@@ -111,17 +119,17 @@ class Real(NamedTuple):
 
 
 class LocalResult(NamedTuple):
-    """Results of a device's computations in one task.
+    """What a device has computed in one task, that is, for one request of the server.
 
     Attributes:
         samples: count of training samples on which the device has computed.
         epochs: count of local epochs in the update.
         steps: count of SGD steps in the update.
-        update: the result of the last training; None if no training finished an epoch.
+        update: the model after the last training; None if no training finished an epoch.
         start: the model from which the update was trained; None if there is no update.
         tested: the best of the tested models; None if the task has no ``Evaluate`` step.
-        earlier: results of the earlier trainings that finished an epoch, in order.
-        trained: the result of the last training, before ``Client.computed`` or an attack changed
+        earlier: models after the earlier trainings that finished an epoch, in order.
+        trained: the model after the last training, before ``Client.computed`` or an attack changed
             the update.
     """
 
@@ -136,15 +144,16 @@ class LocalResult(NamedTuple):
 
 
 class Client(Generic[P]):
-    """Client half of a strategy. One object serves all devices.
+    """Base of a strategy's code on devices: what a device does with a message, and what it answers.
 
-    Each device's memory is in ``Device.state``. An attribute of this object is lost when a run is
-    resumed. For each task the hooks are called in this order: ``real``, ``work`` (by default
-    ``training`` and ``limit``), ``computed``, ``reply``, and ``sent`` if the answer arrives.
+    One object serves all devices (or those that train alike), so what a device remembers is in its
+    ``Device.state``; an attribute of this object is lost when a run is resumed. For each task the
+    methods are called in this order: ``real``, ``work`` (by default by way of ``training`` and
+    ``limit``), ``computed``, ``reply``, and ``sent`` if the answer arrives.
 
     Attributes:
         params: the keys of ``[strategy]``.
-        setting: facts of the run, a ``RunInfo``.
+        setting: what is known of the run before it begins, a ``RunInfo``.
     """
 
     def __init__(self, params: P, setting: RunInfo) -> None:
@@ -152,14 +161,16 @@ class Client(Generic[P]):
         self.setting = setting
 
     def real(self, device: Device, instruction: Instruction) -> Real | None:
-        """Return real work that begins after the message is sent; by default there is none.
+        """Return a function to compute for the answer in real time; by default there is none.
+
+        Simulated time stands still until the function has returned.
 
         Args:
             device: the device.
             instruction: the message to the device.
 
         Returns:
-            The function and its arguments; None for no real work. The result of the function is
+            The function and its arguments; None for no such function. What the function returns is
             ``instruction.value`` when ``work`` is called.
         """
         return None
@@ -237,20 +248,21 @@ class Client(Generic[P]):
         }
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Called when the answer has arrived; the place to change the device's state.
+        """Change the device's state (``Device.state``) after its answer has arrived; by default nothing.
 
-        The hook is not called if the answer is cut off.
+        The method is not called if the answer is cut off.
 
         Args:
             device: the device.
-            instruction: the message to the device.
-            reply: the contents that were sent.
+            instruction: the message to which the device has answered.
+            reply: the contents of the answer, as they were sent.
         """
 
     def on_shift(self, device: Device) -> Contents | None:
-        """Return a message about changed data, free of cost; by default there is none.
+        """Return what a device tells the server about its changed data; by default nothing.
 
-        Called when the device's data have changed and the device can be reached.
+        Called when the device's data have changed and the device can be reached. The message takes no
+        time and no bytes.
 
         Args:
             device: the device.

@@ -27,7 +27,7 @@ from fedsim.world.task import Task
 
 @dataclass(slots=True)
 class _Results:
-    """Results of a task's computations so far, as refs.
+    """What a device has computed in a task so far: names of models that are computed when needed.
 
     Attributes:
         tested: the best of the tested models; None before a test.
@@ -45,20 +45,20 @@ class _Results:
 
     @property
     def updates(self) -> tuple[Ref, ...]:
-        """Results of all trainings, in order."""
+        """The models after each training of the task so far, in order."""
         return self.earlier if self.update is None else (*self.earlier, self.update)
 
 
 class ClientSide:
-    """Caller of a strategy's client half, for all devices.
+    """Calls the strategy's code of each device, and turns what it returns into steps of simulated time.
 
     Args:
         simulation: the clock.
         learner: trains and tests models.
         envelopes: builds the messages of answers.
-        devices: the devices as their client halves see them.
+        devices: the devices as the strategy's code sees them.
         trainer: ``[training]`` of the scenario.
-        local: local trainings of the devices.
+        local: learning rate, batch size and steps of each device's trainings.
         fewer_layers: limits trainings to the layers for which a device has memory; None: trainings
             without enough memory fail.
         attack: changes the answers of malicious devices; None if no device is malicious.
@@ -90,7 +90,12 @@ class ClientSide:
         self.malicious = frozenset(malicious)
 
     def begin_real(self, device: int, context: TaskContext) -> None:
-        """Begin the real work of a device's task (``Client.real``), unless it has begun already."""
+        """Start the function that ``Client.real`` returns for a device's task, if it has not been started.
+
+        Args:
+            device: ID of the device.
+            context: state of the task, where the future of the function's result is stored.
+        """
         client = self.halves.of(device)
         if type(client).real is Client.real or context.real is not None:
             return
@@ -99,7 +104,10 @@ class ClientSide:
             context.real = self._simulation.submit(real.function, *real.arguments, alone=True)
 
     def next_steps(self, task: Task) -> tuple[TaskStep, ...]:
-        """Return a task's next steps when its earlier steps are done; empty at the task's end."""
+        """Return the steps that a device does next in its task, once its earlier steps are done.
+
+        Those are first what it computes, then the sending of its answer. Empty at the task's end.
+        """
         context: TaskContext = task.context
         if context.replied:
             return ()
@@ -161,7 +169,10 @@ class ClientSide:
     # Results of a task's steps.
 
     def _result(self, task: Task) -> LocalResult:
-        """Return the result of all computations of a task, with refs for its models."""
+        """Return what a device has computed in a task whose computations are done.
+
+        Its models are names (``Ref``) of models that are computed when their weights are needed.
+        """
         results = _Results()
         epochs = iter(task.trained)
         ahead = iter(task.context.ahead)
@@ -197,11 +208,11 @@ class ClientSide:
         computed: Ref | None,
         results: "_Results",
     ) -> None:
-        """Add the result of a training to ``results``.
+        """Add a training that a device has done, in whole or in part, to the results of its task.
 
         Args:
             task: the task.
-            training: the training as the client half asked for it.
+            training: the training as the strategy's code on the device asked for it.
             epochs: count of finished epochs, at least one.
             computed: the result, if the whole training was computed ahead; None: the result is
                 named now, and computed when it is needed.
@@ -226,10 +237,10 @@ class ClientSide:
         results.steps = training.sgd_steps(task.samples, self._trainer.batching)
 
     def train(self, task: Task, training: Training, number: int, version: int) -> Ref:
-        """Return the result of a training.
+        """Return the name of the model that a training makes; it is computed when its weights are needed.
 
         Args:
-            task: the task.
+            task: the task of the device that trains.
             training: the training.
             number: index of the training in the task, from 0.
             version: version of the device's data.
@@ -249,10 +260,13 @@ class ClientSide:
         )
 
     def _train_ahead(self, task: Task, step: Computation) -> Computation:
-        """Compute a training at once, and return its step with the share of batches that it took.
+        """Compute a training at once, and return its step shortened to the batches that it really took.
 
-        A step that is no training is returned unchanged. A trainer that may stop early needs this,
-        as the simulated duration follows from the batches.
+        A trainer that may stop early needs this, as the simulated duration follows from the batches.
+
+        Args:
+            task: the task of the device that trains.
+            step: the step; one that is no training is returned unchanged.
 
         Raises:
             ScenarioError: the training starts from a result of the same task.

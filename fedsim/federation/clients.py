@@ -24,10 +24,11 @@ _LEAST_ASKED = 16  # checking one device for availability takes about as long as
 
 
 class Clients:
-    """The clients as the server sees them (``Server.clients``): which devices can be asked.
+    """The devices as a strategy's code on the server sees them: which exist, and which can be asked.
 
-    ``idle``, ``arrived``, ``await_return``, ``look_for_shift`` and ``exists`` take the ID of one
-    device; ``online``, ``reachable`` and ``sample`` return lists of IDs.
+    A strategy reads it as ``Server.clients``. ``idle``, ``arrived``, ``await_return``,
+    ``look_for_shift`` and ``exists`` take the ID of one device; ``online``, ``reachable`` and
+    ``sample`` return lists of IDs.
 
     Attributes:
         count: count of all devices, including devices that have not joined yet. Their IDs are 0 to
@@ -39,12 +40,12 @@ class Clients:
         self.count = count
 
     def online(self) -> list[int]:
-        """Return the devices that are checked in and idle.
+        """Return the devices that can be reached and do no task, so that ``Server.ask`` accepts them.
 
         The call looks at every device: O(population).
 
         Returns:
-            IDs of devices, ascending; ``Server.ask`` accepts each of them now.
+            IDs of devices, ascending.
 
         Raises:
             SimulationError: the machine lacks the memory to look at all devices; ``sample`` does
@@ -176,7 +177,7 @@ class Clients:
         return bool(self._dispatch.population.arrival[device] <= self._dispatch.simulation.now)
 
     def await_return(self, device: int, delay: float = 0.0) -> bool:
-        """Call ``Strategy.on_return`` with a device as soon as the device can be reached.
+        """Have ``Strategy.on_return`` called with a device as soon as the device can be reached.
 
         Args:
             device: ID of a device.

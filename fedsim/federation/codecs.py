@@ -101,12 +101,12 @@ class Arithmetic(Protocol):
 
 
 class Coded(NamedTuple):
-    """Result of a codec for one content.
+    """What a codec makes of one model in a message.
 
     Attributes:
-        received: the decoded model.
-        kept: the residual: a model, such as the values left out, that the sender stores for its
-            next content of this name (error feedback); None for no residual.
+        received: the model as the receiver decodes it.
+        kept: the residual: a model, such as the values left out, that the sender stores and adds to
+            what it sends next under the same name (error feedback); None for no residual.
     """
 
     received: Ref
@@ -114,7 +114,7 @@ class Coded(NamedTuple):
 
 
 class CodedParts(NamedTuple):
-    """Models of which a codec's payload is made, for the packing of a real message.
+    """What a codec writes into a real message, in a deployment: an array, and what it was before.
 
     Attributes:
         exact: the array before encoding [d], such as a change.
@@ -186,7 +186,7 @@ class Codec(Spec):
 
     @property
     def keeps_rest(self) -> bool:
-        """Whether a device stores the residual of a model (``Coded.kept``) for its next message.
+        """Whether a device stores what was lost in encoding, and adds it to its next message.
 
         By default the value of the key ``error_feedback``. Allowed only for the direction ``up``.
         """
@@ -194,7 +194,10 @@ class Codec(Spec):
 
     @property
     def lengthens(self) -> bool:
-        """Whether a decoded array may be longer than the original, by more than rounding."""
+        """Whether decoding may give an array of a larger Euclidean norm than the original's.
+
+        Differences by rounding do not count.
+        """
         return False
 
     @property
@@ -265,7 +268,7 @@ class Codec(Spec):
 
     @property
     def packs(self) -> bool:
-        """Whether the codec writes payloads of ``bytes`` bytes, which a deployment needs."""
+        """Whether the codec can write real payloads, of ``bytes`` bytes each, as a deployment needs."""
         return type(self).pack is not Codec.pack
 
     def split(
@@ -355,7 +358,7 @@ class Plain(Codec):
 
 
 class MessagesSpec(Spec):
-    """``[messages]``: codec of models sent to the devices, and of updates sent to the server."""
+    """``[messages]``: how models sent to devices, and updates sent back, are encoded."""
 
     down: CodecSpec = Plain()
     up: CodecSpec = Plain()
@@ -377,14 +380,14 @@ class MessagesSpec(Spec):
 
 
 class Wire:
-    """Codec of a direction, applied to whole messages.
+    """Encodes and decodes all models of messages in one direction, by the codec of that direction.
 
     Args:
         codec: the codec of the direction.
         learner: names and computes the decoded models.
 
     Attributes:
-        model_bytes: size of a model on the wire (bytes).
+        model_bytes: size of an encoded model (bytes).
         model_s: time in which a device encodes or decodes a model (s).
     """
 
@@ -401,10 +404,10 @@ class Wire:
         return self._codec.part_bytes(count, self._parameters)
 
     def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
-        """Return the step in which a device encodes or decodes the models of contents.
+        """Return the step of a device's task in which it encodes or decodes the models of a message.
 
         Args:
-            contents: the contents by name.
+            contents: the contents of the message by name.
             name: ``encode`` or ``decode``.
 
         Returns:

@@ -89,7 +89,7 @@ class Lazy:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Some tensors of a model, which the receiver completes by tensors that it has already.
+    """Some tensors of a model as a content of a message; the receiver has the others already.
 
     Attributes:
         model: the model whose tensors are sent.
@@ -110,7 +110,7 @@ class Partial:
 
 
 class WireSizes(Protocol):
-    """Sizes of models on the wire (bytes)."""
+    """Interface of what gives the sizes of encoded models and parts of them (bytes)."""
 
     @property
     def model_bytes(self) -> float: ...
@@ -171,7 +171,10 @@ def has_model(contents: Contents) -> bool:
 
 
 def received(contents: Contents) -> dict[str, Any]:
-    """Return contents as the receiver reads them: the values of headers and opaque contents."""
+    """Return the contents of a message with plain values, as the receiver's code reads them.
+
+    ``Header`` and ``Opaque`` contents are replaced by their values; models remain.
+    """
     values: dict[str, Any] = {}
     for name, value in contents.items():
         values[name] = value.value if type(value) in (Header, Opaque) else value
@@ -257,9 +260,9 @@ class PeerMessage(_WithContents):
 
 
 class Handlers(Protocol):
-    """Interface of a server half: the handlers that ``Dispatch`` calls.
+    """Interface of a strategy's code on the server: the methods that are called when something happens.
 
-    ``strategies.base.Strategy`` documents each handler.
+    ``fedsim.plugin.Strategy`` documents each of them.
     """
 
     @property

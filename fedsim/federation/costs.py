@@ -12,7 +12,10 @@ from fedsim.common.units import Seconds
 
 
 class ServerSpec(Spec):
-    """``[server]``: server-side costs; zero by default, as in the papers."""
+    """``[server]``: how fast the server computes, and how long it waits for lost devices.
+
+    By default its work takes no time, as in the papers.
+    """
 
     speed: float | None = Field(default=None, gt=0.0, le=1e9)
     """speed of the server's computations, in units of the core on which ``cost_s`` was measured;
@@ -43,13 +46,13 @@ and hold within a factor of 2 (``tests/benchmarks/server.py`` measures them agai
 
 
 def cost_s(what: str, n: int, d: int = 0, m: int = 1) -> float:
-    """Return the time that a server of speed 1 takes for an operation (s).
+    """Return the time that a server of speed 1 takes for an operation on models (s).
 
     Args:
-        what: name of the operation, as in ``Server.compute``.
-        n: count of rows.
-        d: length of a row.
-        m: count of groups.
+        what: name of the operation, such as ``mix`` or ``k-means`` (``Server.compute``).
+        n: count of models, or other rows.
+        d: count of numbers in each.
+        m: count of groups that the operation forms.
     """
     fixed_s, ns, growth = _COSTS[what]
     return fixed_s + ns * growth(n, d, m) * 1e-9

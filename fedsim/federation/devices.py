@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Device:
-    """A device as its client half sees it: its ID, facts of its data, its state, and arithmetic.
+    """A device as a strategy's code on it sees it: its ID, its data, its state, and arithmetic.
 
     Attributes:
         number: ID of the device.
@@ -43,7 +43,10 @@ class Device:
 
     @property
     def state(self) -> dict[str, Any]:
-        """State of the device, saved with a run: a dict of JSON-able values and refs."""
+        """What the device remembers from task to task; saved in checkpoints.
+
+        A dict of JSON-able values and of models by name (``Ref``).
+        """
         return self._devices.states.setdefault(self.number, {})
 
     @property
@@ -80,7 +83,7 @@ class Device:
 
     @property
     def clock_s(self) -> float:
-        """Present time by the device's clock (s)."""
+        """Present time by the device's clock (s), which always shows the simulated time."""
         return self._devices.clock()
 
     def model_s(self, direction: Direction) -> float:
@@ -211,12 +214,12 @@ class Device:
         return Lazy("numbers", ref, count)
 
     def last_gradient(self, update: Ref) -> Ref:
-        """Return the gradient of an update's last mini-batch, as a ref [d].
+        """Return the gradient of the last mini-batch of a training, as the name (``Ref``) of an array [d].
 
-        The training has computed the gradient, so the call takes no time.
+        The training has computed the gradient, so the call takes no simulated time.
 
         Args:
-            update: the update of a training of this device.
+            update: the model after the training, which this device has done.
         """
         return self._devices.learner.last_gradient(update)
 
@@ -235,14 +238,14 @@ _REMEMBERED = ("states", "used_versions", "initial", "residuals", "bases", "zero
 
 
 class Devices:
-    """Data facts and states of all devices, from which ``Device`` objects read.
+    """Data, states and clocks of all devices, from which the ``Device`` of each one reads.
 
     Args:
         population: the devices.
         learner: names and computes models.
         label_counts: function of a device and a version of its data (None: the present version)
             that returns the count of training samples by class, int64 [C].
-        sizes: sizes of models on the wire.
+        sizes: sizes of encoded models.
 
     Attributes:
         clock: returns the present time (s).

@@ -56,7 +56,10 @@ _SAVED = (
 
 
 class Dispatch:
-    """Carries the messages between the server half and the client half of a strategy.
+    """Carries messages between a strategy's code on the server and its code on the devices.
+
+    It begins and ends tasks, tells the server half of their ends when the server can know of them,
+    and remembers which answers have not been aggregated yet.
 
     Args:
         simulation: the clock.
@@ -66,13 +69,13 @@ class Dispatch:
         evaluator: measures models after rounds.
         server: ``[server]`` of the scenario.
         envelopes: builds the messages of tasks.
-        client_side: calls the client half.
+        client_side: calls the strategy's code on devices.
 
     Attributes:
         busy_until: time at which the server's present computations end (s).
         unnoticed: task -> ``TaskEnd`` of each lost task whose loss the server has not noticed yet.
-        unrecorded: task -> round of the task and serials of the refs in its answer, for each answer
-            that no record ``aggregate`` has named.
+        unrecorded: task -> round of the task and serials of the models in its answer, for each
+            answer that no record ``aggregate`` has named.
         finished: device -> ID and round of the device's last task, if that task is done and was
             asked for a round.
         postponed: kind and device of each notification that waits until the device is switched on.
@@ -133,13 +136,13 @@ class Dispatch:
         halves: ClientHalves,
         begin_round: Callable[[int], None] | None,
     ) -> None:
-        """Connect the objects that need this object for their own construction.
+        """Store the objects that need this object for their own construction, and so are made after it.
 
         Args:
             tasks: the tasks on the devices.
             messages: the messages outside of tasks.
-            strategy: the server half.
-            halves: the client half of each device.
+            strategy: the strategy's code on the server.
+            halves: the strategy's code on each device.
             begin_round: called with the index of each round; None if data do not change by round.
         """
         self.tasks = tasks
@@ -217,13 +220,20 @@ class Dispatch:
         self.in_transit[message.id] = wire.encode_and_decode(contents, bases, residuals)
 
     def compute(self, what: str, n: int, d: int, m: int) -> None:
-        """Add an operation (``cost_s``) to the server's computations, after the present ones."""
+        """Add an operation to the server's queue of computations, whose time then ends later.
+
+        Args:
+            what: name of the operation, such as ``mix`` (``cost_s``).
+            n: count of models, or other rows.
+            d: count of numbers in each.
+            m: count of groups that the operation forms.
+        """
         if self._spec.speed is not None:
             seconds = cost_s(what, n, d, m) / self._spec.speed
             self.busy_until = on_grid_after(max(self.busy_until, self.simulation.now) + seconds)
 
     def set_timer(self, name: str, when: float) -> float:
-        """Set a timer in place of the name's earlier timer, and return its time ``when`` (s).
+        """Set a timer of the strategy, in place of an earlier one of the same name; return its time (s).
 
         Args:
             name: name of the timer.
@@ -304,7 +314,9 @@ class Dispatch:
             self.unrecorded[task.id] = round_number, serials
 
     def continue_task(self, device: int, round_number: int | None) -> None:
-        """Withdraw the answer of the device's last task, because the next task continues that task.
+        """Take back the answer of a device's last task, because its next task goes on where that ended.
+
+        The answer then need not be aggregated; both tasks count as one.
 
         Args:
             device: the device.
@@ -326,7 +338,10 @@ class Dispatch:
         )
 
     def record_tasks(self, tasks: Iterable[int]) -> None:
-        """Remove tasks that a record names as aggregated or lost from ``unrecorded``."""
+        """Note that the answers of tasks were aggregated, or lost at an edge server.
+
+        They are removed from ``unrecorded``, the answers that no record has named yet.
+        """
         for task in tasks:
             self.unrecorded.pop(task, None)
 
@@ -371,7 +386,9 @@ class Dispatch:
         return device not in self._silent_devices()
 
     def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Vectorised ``is_idle``; bool [len(devices)].
+        """Return for each device whether it can be reached and has no open task; bool [len(devices)].
+
+        A task is open as long as the server does not know of its end.
 
         Args:
             devices: IDs of devices, each once.
@@ -459,7 +476,10 @@ class Dispatch:
             self.notify_at("shift", device, when)
 
     async def notify_shift(self, device: int) -> None:
-        """Pass the message of a device with changed data (``Client.on_shift``) to the strategy."""
+        """Have the strategy's server code receive what a device tells of its changed data.
+
+        What it tells is the result of ``Client.on_shift``; None tells nothing.
+        """
         client = self.client_side.halves.of(device)
         contents = client.on_shift(self.devices.of(device))
         if contents is not None:

@@ -15,7 +15,7 @@ MeasuredRound = Mapping[str, float | None]
 
 @dataclass
 class Progress:
-    """Results of the tests so far that ``[stop]`` and ``evaluation.keep_best`` compare."""
+    """Best test of a run so far, and what else ``[stop]`` and ``evaluation.keep_best`` compare with."""
 
     value: float | None = None
     """Value of the last test that was better by ``stop.min_delta``; None before a finite value."""
@@ -76,7 +76,7 @@ class StopRules:
     def note(
         self, number: int, figures: MeasuredRound, models: Mapping[str, tuple[Ref, object]]
     ) -> None:
-        """Compare a test with the earlier tests, and store the models if they are the best.
+        """Compare a test with the best test so far, and store the models if this one is the best.
 
         Args:
             number: the round, from 0.

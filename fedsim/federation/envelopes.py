@@ -29,10 +29,10 @@ from fedsim.world.steps import Download, Payload, TaskStep, Upload
 
 @dataclass(slots=True)
 class TaskContext:
-    """State of a running task between the server's request and the device's answer.
+    """What is known of a running task, between the server's request and the device's answer.
 
     Attributes:
-        instruction: the request as the client half receives it.
+        instruction: the request as the strategy's code on the device receives it.
         begun: whether ``Client.work`` was called.
         computed: whether ``Client.work`` returned any computation.
         reply: decoded contents of the answer by name; None before the answer, or if the device
@@ -40,7 +40,7 @@ class TaskContext:
         replied: whether ``Client.reply`` was called.
         residuals: residuals of the codec by content name, which the device stores if its answer
             arrives; None before the answer.
-        real: future of the real work (``Client.real``); None before it begins and after its end.
+        real: future of the function of ``Client.real``; None before it begins and after its end.
         brings_base: whether the request contains the model's frozen tensors.
         ahead: results of trainings that may stop early, computed in advance because the simulated
             duration follows from them.
@@ -58,7 +58,12 @@ class TaskContext:
 
 
 class Request(NamedTuple):
-    """Request to a device: the steps that deliver it, and the context of its task."""
+    """Message that asks a device for a job.
+
+    Attributes:
+        steps: the steps of the device's task that deliver the message.
+        context: what is known of the task until the answer.
+    """
 
     steps: tuple[TaskStep, ...]
     context: TaskContext
@@ -96,7 +101,10 @@ class Envelopes:
     def parts(
         self, contents: Contents, direction: Direction, *, has_base: bool
     ) -> tuple[Payload, ...]:
-        """Return the payloads of a message: purpose and bytes of each part.
+        """Return the payloads of a message: name and bytes of each part that is sent.
+
+        The model's frozen tensors are a part of their own, sent with a model to a receiver without
+        them.
 
         Args:
             contents: the contents by name.
@@ -185,12 +193,12 @@ class Envelopes:
 
 
 def _copy_loss(contents: Contents, arriving: Contents, result: LocalResult) -> None:
-    """Copy the training loss of a result's update to the decoded update.
+    """Give an update as the server decodes it the training loss of the update that was encoded.
 
     Args:
         contents: the contents as the device gave them.
         arriving: the decoded contents.
-        result: the local result behind the contents.
+        result: what the device computed, with the update before encoding.
     """
     update = result.update
     if result.trained is None or update is None:

@@ -41,7 +41,7 @@ _FINE_TUNING = 1 << 62
 
 
 class EvaluationSpec(Spec):
-    """``[evaluation]``: when and how accuracy is measured. Measuring takes no simulated time."""
+    """``[evaluation]``: when and how models are tested, which takes no simulated time."""
 
     every: int = Field(default=1, ge=1)
     """count of rounds from one test to the next; the last round is always tested."""
@@ -162,7 +162,7 @@ class Evaluator:
         self.ever: dict[str, list[int] | None] = {}
 
     def why_no_accuracy(self, rounds: int, models: ModelAssignment) -> str:
-        """Return the reason for which a run has measured no accuracy.
+        """Return a reason, for the user, why a run of so many rounds has measured no accuracy.
 
         Args:
             rounds: count of rounds of the run.
@@ -266,7 +266,7 @@ class Evaluator:
         return row
 
     def _mean_reports(self, updates: Sequence[Measured]) -> Figures:
-        """Return the weighted mean of each metric that trainers report with their updates.
+        """Return the mean of each metric that trainers report with updates, weighted as the updates are.
 
         A metric that no update has is left out.
         """
@@ -314,7 +314,11 @@ class Evaluator:
         return sum(lengths) / len(lengths) if lengths else None
 
     def _score(self, usual_score: str) -> str:
-        """Return the score of the scenario, by default the strategy's usual score."""
+        """Return how accuracy is defined: as the scenario says, or else as the strategy usually has it.
+
+        Args:
+            usual_score: ``pooled`` (over all samples) or ``device-mean`` (mean over devices).
+        """
         if self._spec.score == "historical":
             return "pooled"
         return self._spec.score or usual_score
@@ -456,12 +460,12 @@ class Evaluator:
     async def fine_tuned(
         self, models: ModelAssignment, number: int, usual_score: str
     ) -> float | None:
-        """Return the accuracy after each device has fine-tuned the model that serves it.
+        """Return the accuracy after each device has trained the model that serves it a little further.
 
         Args:
             models: the strategy's models.
-            number: the round, which names the streams of the shuffles.
-            usual_score: the strategy's score, used if the scenario gives none.
+            number: the round, on which the orders of the samples depend.
+            usual_score: the strategy's definition of accuracy, if the scenario gives none.
 
         Returns:
             The accuracy, 0 to 1; None if ``evaluation.fine_tune_epochs`` is 0.

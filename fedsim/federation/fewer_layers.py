@@ -51,7 +51,11 @@ class FewerLayers:
         return replace(fitted, held=union(training.held, self._frozen(fitted.layers)))
 
     def _find_frozen(self, layers: int) -> Places:
-        """Return the ranges of a flat model before its last ``layers`` layers."""
+        """Return the ranges (begin, end) of a flat model that stay fixed if only its last layers train.
+
+        Args:
+            layers: count of the last layers, which train.
+        """
         frozen = layers_of(self._tensors())[:-layers]
         numbers = sum(tensor.size for layer in frozen for tensor in layer)
         return ((0, numbers),) if numbers else ()

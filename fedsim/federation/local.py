@@ -54,15 +54,15 @@ class LocalTrainings:
         return replace(training, lr=lr_in(round_number))
 
     def adapt_step(self, device: int, round_number: int, step: Computation) -> Computation:
-        """Return a step of a task with the local training of its device.
+        """Return a training as a device does it, with the device's own learning rate and batch size.
 
         If the device has a count of SGD steps, a training in epochs becomes a training of that many
-        steps. A step that is no training is unchanged.
+        steps.
 
         Args:
             device: ID of the device.
             round_number: the round, from 0.
-            step: the step.
+            step: the step of the task; a step that is no training is returned unchanged.
         """
         if self.own is None or not isinstance(step, Train):
             return step
@@ -74,14 +74,13 @@ class LocalTrainings:
 
 
 class ClientHalves:
-    """Client half of each device; devices that train alike have one.
+    """The strategy's code for each device (``Client``); devices that train alike share one object.
 
     Args:
-        make: function that builds a client half from the keys of ``[strategy]`` and facts of the
-            run.
+        make: function that builds a ``Client`` from the keys of ``[strategy]`` and a ``RunInfo``.
         params: the keys of ``[strategy]``.
-        setting: facts of the run.
-        local: local trainings of the devices.
+        setting: what is known of the run before it begins.
+        local: learning rate, batch size and steps of each device's trainings.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class ClientHalves:
         self._half = lru_cache(maxsize=_ALIVE)(self._build)
 
     def of(self, device: int) -> AnyClient:
-        """Return the client half of a device."""
+        """Return the strategy's code (``Client``) that acts for a device."""
         settings = self._local.own
         if settings is None:
             return self.usual
@@ -109,7 +108,12 @@ class ClientHalves:
         return self._half(epochs, self._local.lr_in(device))
 
     def _build(self, epochs: int, lr_in: Callable[[int], float] | None) -> AnyClient:
-        """Build a client half with a count of epochs (0: the strategy's) and a learning rate."""
+        """Build the strategy's code for devices that train alike.
+
+        Args:
+            epochs: count of local epochs; 0 for the count in ``[strategy]``.
+            lr_in: learning rate by round; None for the rate of ``[training]``.
+        """
         params = self._params
         setting = self._setting
         if epochs:

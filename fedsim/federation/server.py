@@ -29,7 +29,10 @@ T = TypeVar("T")
 
 
 class Peer(Device):
-    """A device in a strategy without a server, which trains and sends to other devices."""
+    """A device as its own code sees it in a strategy without a server.
+
+    It can train, and send to other devices.
+    """
 
     __slots__ = ("_dispatch", "_server")
 
@@ -45,7 +48,7 @@ class Peer(Device):
 
     @property
     def online(self) -> bool:
-        """Whether the device can be reached now; its half acts only while it can be reached."""
+        """Whether the device can be reached now; its code is called only while it can be reached."""
         return self._dispatch.tasks.reachable_until(self.number) > self.now
 
     def train(self, model: Ref, number: int, steps: int | None = None) -> None:
@@ -89,7 +92,7 @@ class Peer(Device):
         return arriving["part"], sum(part.bytes for part in payloads(contents, up))
 
     def timer(self, seconds: float) -> None:
-        """Call ``on_timer`` of the device's half after a time; replaces the device's earlier timer.
+        """Have ``on_timer`` of the device's code called later; replaces the device's earlier timer.
 
         Args:
             seconds: the time from now (s).
@@ -101,21 +104,21 @@ class Peer(Device):
         self._server.cancel_timer(f"device/{self.number}")
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """Return a random generator that is the same for all devices.
+        """Return a random generator; every device gets the same numbers for the same arguments.
 
         Args:
-            purpose: name of the stream (``strategy/purpose``).
-            ids: numbers that complete the name of the stream.
+            purpose: what the numbers are for; a word that names the generator.
+            ids: further numbers that name it, such as the round.
         """
         return self._server.rng(purpose, *ids)
 
 
 class Server:
-    """API of the server half of a strategy: all that it can read and do.
+    """All that a strategy's code on the server can read and do (``self.server``).
 
     Attributes:
         devices: count of devices.
-        setting: facts of the run that both halves know, a ``RunInfo``.
+        setting: what is known of the run before it begins, a ``RunInfo``.
         clients: which devices can be asked, ``Clients``.
         models: arithmetic with models, and their values, ``ServerModels``.
         edges: the edge servers of the network, ``ServerEdges``.
@@ -298,7 +301,7 @@ class Server:
         self._dispatch.end(task, cause)
 
     def peer(self, device: int) -> Peer:
-        """Return the API of a device's half in a strategy without a server (``Peers``).
+        """Return a device as its own code sees it, in a strategy without a server (``Peers``).
 
         Args:
             device: ID of a device.
@@ -319,11 +322,11 @@ class Server:
     # Randomness, records, the end.
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """Return a random generator that the name of a stream and the run's seed determine.
+        """Return a random generator; its numbers depend on the run's seed and these arguments alone.
 
         Args:
-            purpose: name of the stream (``strategy/purpose``).
-            ids: numbers that complete the name of the stream, such as the round and the device.
+            purpose: what the numbers are for; a word that names the generator.
+            ids: further numbers that name it, such as the round and the device.
         """
         return self._streams.generator(f"strategy/{purpose}", *ids)
 
@@ -374,7 +377,7 @@ class Server:
             self._dispatch.begin_round(number)
 
     def stop(self, reason: str) -> None:
-        """End the run after this instant.
+        """End the run after all events of the present time.
 
         Args:
             reason: a few words, which become ``stopped`` in the summary.
@@ -421,7 +424,7 @@ class Server:
         return self._end_round(number, row, models, counts)
 
     def _record_aggregate(self, number: int, updates: Sequence[Measured]) -> None:
-        """Record an ``aggregate`` for the updates that the strategy has not recorded.
+        """Record which received updates were aggregated, as far as the strategy has not recorded it.
 
         Args:
             number: the round, from 0.

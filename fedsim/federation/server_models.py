@@ -74,7 +74,7 @@ class ServerModels:
         return self._learner.mix(parts, otherwise, rescale=rescale)
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
-        """Return the model that has known weights.
+        """Return a name (``Ref``) for a model whose weights the strategy has computed itself.
 
         Args:
             weights: float [d], as ``value`` returns them.
@@ -255,11 +255,11 @@ class ServerModels:
 
 
 class ServerEdges:
-    """The edge servers of a network (``Server.edges``), which have IDs from 0.
+    """The edge servers of a network, as a strategy's code on the server sees them (``Server.edges``).
 
-    ``of`` takes a device; ``has`` and ``carry`` take one edge server. A strategy that needs them
-    sets ``at_edges`` in its ``StrategyParams``, and asks devices by ``Server.ask(...,
-    at_edge=True)``.
+    They have IDs from 0. ``of`` returns the edge server of a device, ``has`` whether an edge server
+    is present, and ``carry`` sends a message to or from it. A strategy that uses edge servers sets
+    ``at_edges`` in its ``StrategyParams``, and asks devices by ``Server.ask(..., at_edge=True)``.
     """
 
     def __init__(self, dispatch: "Dispatch") -> None:

@@ -41,7 +41,7 @@ class UnseenTests:
         return dict.fromkeys(COLUMNS) if self._devices else {}
 
     async def measure(self, models: Assigned, score: str) -> dict[str, float | None]:
-        """Test the models on each device's own test samples.
+        """Test the strategy's models on those devices that never train, each on its own test samples.
 
         With several models, a measure is the mean over the models, weighted by the counts of the
         devices that they serve. It is the expected value for a device that gets the model of a
@@ -73,7 +73,10 @@ class UnseenTests:
 
 
 class _FigureOverModels:
-    """Weighted mean of a measure over models; None if there are no values, or a value is None."""
+    """Mean of one measure over several models, weighted by the count of devices that each serves.
+
+    It is None if there are no values, or if a value is None.
+    """
 
     def __init__(self) -> None:
         self._sum = 0.0
