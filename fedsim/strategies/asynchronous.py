@@ -64,7 +64,7 @@ A = TypeVar("A", bound=AsynchronousParams)
 
 @dataclass
 class OpenTask(Entries):
-    """Task that has not ended, in a strategy without rounds."""
+    """Task that a device has not ended yet, as the state of a strategy without rounds remembers it."""
 
     version: int
     """Index of the version from which the device trains, from 0."""
@@ -74,7 +74,7 @@ class OpenTask(Entries):
 
 @dataclass
 class AsynchronousState(State):
-    """Server state of ``Asynchronous``, a strategy without rounds."""
+    """What the server of a strategy without rounds remembers: models, open tasks and counts."""
 
     version: int = 0
     """Index of the next version, from 0."""
@@ -93,13 +93,14 @@ class AsynchronousState(State):
 
 
 class Asynchronous(Strategy[A]):
-    """Base of strategies without rounds, in which an ended client is replaced at once.
+    """Base of strategies without rounds: when a client ends, the server at once asks another one.
 
-    A subclass implements ``receive``, and has a ``Client`` if its client half is not plain SGD.
+    A subclass implements ``receive``, and has a ``Client`` if its clients do anything but plain
+    SGD.
 
     At any time ``concurrency`` clients work. Each downloads the current model (d parameters),
     trains, and uploads the result (d parameters). The staleness of the result is the count of
-    versions published meanwhile. Clients that end in one instant are replaced together. The run
+    versions published meanwhile. Clients that end at the same time are replaced together. The run
     records each version as a round.
     """
 
@@ -111,7 +112,7 @@ class Asynchronous(Strategy[A]):
         self.state.selection = new_state(self._selection)
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Process an update, and ``publish`` a new version if the algorithm makes one now.
+        """Use an update that has arrived; call ``publish`` if the algorithm makes a new version of it.
 
         Args:
             message: the end of the update's task: ``message["update"]`` is the model,
@@ -165,7 +166,10 @@ class Asynchronous(Strategy[A]):
             server.timer("refill", server.now + self.params.retry)
 
     def _waits_for_clients(self) -> bool:
-        """Look again later if fewer than ``min_available`` clients can be reached."""
+        """Return whether fewer than ``min_available`` clients can be reached now.
+
+        If so, a timer is set to look again later.
+        """
         least = self.params.min_available
         if not self.server.lacks_clients(least):
             return False
@@ -203,8 +207,8 @@ class Asynchronous(Strategy[A]):
 
         Args:
             model: the next version.
-            updates: the updates in the version. Each is an ``entry`` with ``weight``, its weight in
-                the version, and ``staleness``, a count of versions.
+            updates: the updates of which the version is made. Each is an ``entry`` with ``weight``, its
+                weight in the version, and ``staleness``, a count of versions.
             about: additional fields of the record ``aggregate``.
         """
         state = self.state

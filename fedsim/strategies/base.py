@@ -87,13 +87,16 @@ class StrategyParams(Spec):
         """Return the training that must fit into a device's memory; by default plain local SGD.
 
         Args:
-            kind: name of the device's kind.
+            kind: name of the device's kind, such as a model of phone.
         """
         return Training(None)
 
     @property
     def resizes(self) -> bool:
-        """Whether updates of a device differ in size, so that codecs cannot store residuals."""
+        """Whether updates of a device differ in size from round to round.
+
+        Codecs then cannot store what was lost in encoding one update for the next one.
+        """
         return False
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
@@ -108,10 +111,10 @@ class StrategyParams(Spec):
         return [tensor.kept for tensor in tensors]
 
     def split_of(self, setting: RunInfo) -> Split | None:
-        """Return the ranges of a flat model that are sent, and those that stay on the devices.
+        """Return which ranges of a flat model are sent, and which stay on each device.
 
         Args:
-            setting: facts of the run.
+            setting: what is known of the run before it begins, with the model's tensors.
 
         Returns:
             The ranges; None if the whole model is sent.
@@ -226,7 +229,7 @@ class StrategyParams(Spec):
         return []
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """Return the planned end of a run, for the display of the remaining time.
+        """Return the planned end of a run, from which the remaining time is estimated for display.
 
         Args:
             stop: the keys of ``[stop]``, which are returned by default.
@@ -240,7 +243,7 @@ class StrategyParams(Spec):
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
-        """The devices over which ``RunInfo.mean_epoch_s`` is the mean."""
+        """Which devices count in ``RunInfo.mean_epoch_s``, the mean time of an epoch."""
         return "unslowed"
 
     def check(self, devices: int) -> None:
@@ -319,7 +322,7 @@ ClientHalf = Client[Any]  # Strategy.Client shadows Client
 
 
 class Strategy(Generic[P]):
-    """The server half of a federated learning algorithm.
+    """Base of a federated learning algorithm's code on the server.
 
     A subclass implements ``on_start``, ``on_task_end`` and ``models``, stores its memory in
     ``state``, and acts only through ``server``. The subclass calls ``Server.begin_round`` and
@@ -327,8 +330,8 @@ class Strategy(Generic[P]):
 
     Attributes:
         params: the keys of the scenario, a ``Params``.
-        server: API of the server half, a ``Server``.
-        setting: facts of the run, a ``RunInfo``.
+        server: all that the algorithm can read and do, a ``Server``.
+        setting: what is known of the run before it begins, a ``RunInfo``.
         state: memory of the strategy, a ``State``: JSON-able values and refs, saved with a run. Any
             other attribute is lost when a run is resumed.
 
@@ -382,13 +385,14 @@ class Strategy(Generic[P]):
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
-        """Return the client half, with the jobs of kept tensors, selection, secure aggregation.
+        """Return the strategy's code on devices, with what its parts need there.
 
-        Each of these parts that has jobs of its own wraps the client half that the strategy defines.
+        Parts with jobs on devices (tensors that stay on devices, selection, secure aggregation) each
+        wrap the ``Client`` that the strategy defines.
 
         Args:
             params: the keys of ``[strategy]``.
-            setting: facts of the run.
+            setting: what is known of the run before it begins.
         """
         client = cls.Client(params, setting)
         split = params.split_of(setting)
@@ -462,7 +466,7 @@ class Strategy(Generic[P]):
         """
 
     async def on_timer(self, name: str) -> None:
-        """Called when a timer set by ``Server.timer`` has gone off.
+        """Called when the time of a timer has come that was set by ``Server.timer``.
 
         Args:
             name: name of the timer.
@@ -512,10 +516,10 @@ class Strategy(Generic[P]):
         return None
 
     def why_not_more(self, planned: int) -> str | None:
-        """Return the reason for which a run that has been restored cannot have more rounds.
+        """Return the reason for which a finished run cannot go on for more rounds (``run --more``).
 
-        A run with more rounds has to do what a run does that had as many from the start. None, by
-        default, if the strategy has not acted by ``RunInfo.planned_rounds`` so far.
+        A run that goes on must do what a run does that had as many rounds from the start. None, by
+        default, if the strategy has done nothing so far that depends on ``RunInfo.planned_rounds``.
 
         Args:
             planned: ``RunInfo.planned_rounds`` so far.
@@ -523,9 +527,9 @@ class Strategy(Generic[P]):
         return None
 
     def facts(self) -> dict[str, object]:
-        """Return entries for ``summary.json``: ``algorithm``, and texts ``notes`` and ``warnings``.
+        """Return what ``summary.json`` says of the strategy, which is also shown to the user.
 
-        The texts are shown to the user.
+        The entries are ``algorithm``, a name, and the texts ``notes`` and ``warnings``.
         """
         return {}
 

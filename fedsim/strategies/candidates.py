@@ -11,7 +11,9 @@ from fedsim.strategies.state import PartState
 
 
 class CandidateState(Protocol):
-    """Interface of the part of a strategy's state that ``Candidates`` uses.
+    """Interface of the part of a strategy's state that ``Candidates`` reads and changes.
+
+    Candidates are devices that the selection asks a question before it chooses among them.
 
     Attributes:
         cohort: devices of the round, candidates included.
@@ -29,12 +31,14 @@ class CandidateState(Protocol):
 
 
 class Candidates:
-    """Candidates of a round, and the questions that the selection sends to them.
+    """Asks the candidates of a round, and lets the selection choose among those that answer.
+
+    Candidates are devices that a selection asks a question before it chooses.
 
     Args:
         selection: the selection.
-        server: API of the server half.
-        state: state of the strategy.
+        server: all that a strategy can do.
+        state: state of the strategy, which is changed.
     """
 
     def __init__(self, selection: Selection, server: Server, state: CandidateState) -> None:
@@ -96,12 +100,12 @@ class Candidates:
         return True
 
     def end(self) -> None:
-        """End all open questions when the patience of the selection is over."""
+        """End all open questions, because the selection waits no longer (``Selection.patience_s``)."""
         for task in list(self._state.questions):
             self._server.end(task, "late")
 
     async def choose(self) -> list[int]:
-        """Remove from the cohort the devices that are unavailable or that the selection rejects.
+        """Remove from the cohort the candidates that the selection rejects or that are gone.
 
         Returns:
             IDs of the candidates that are not in the cohort.
@@ -116,10 +120,10 @@ class Candidates:
         return rejected
 
     async def _choose(self, candidates: list[int], count: int) -> None:
-        """Remove from the cohort the candidates that the selection does not choose.
+        """Remove from the cohort those of some candidates that the selection does not choose.
 
         Args:
-            candidates: candidates of a call of the selection.
+            candidates: the candidates that one call of ``Selection.select`` proposed.
             count: wanted count of devices.
         """
         state = self._state
@@ -133,7 +137,10 @@ class Candidates:
 
 
 def _models_by_device(models: ModelAssignment, devices: list[int]) -> dict[int, list[Ref]]:
-    """Return the models that serve each device; all models for a device that no model serves."""
+    """Return for each of ``devices`` the models that serve it.
+
+    A device that no model serves gets all models.
+    """
     assignments = []
     for model, assigned in models.values():
         assignments.append((model, None if assigned is None else set(assigned)))

@@ -61,14 +61,15 @@ class FedAsyncClient(Client[FedAsyncParams]):
 
 
 class FedAsync(Asynchronous[FedAsyncParams]):
-    """Asynchronous federated optimisation: each update makes a version.
+    """Asynchronous federated optimisation: the server mixes each update into the model at once.
 
-    The version is w <- (1 - alpha_t) w + alpha_t w_new.
+    The new version is w <- (1 - alpha_t) w + alpha_t w_new.
 
     Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with
     the staleness functions of section 5.2: alpha_t = alpha s(tau), tau the number of versions made
-    since the client's download, 0 for a fresh update. With an ``evaluation.every`` of some tens
-    updates are computed in cohorts, with the same result.
+    since the client's download, 0 for a fresh update. If tests are rare (``evaluation.every`` of
+    some tens of versions), the real computation of many updates is done together, with the same
+    result.
     """
 
     Params = FedAsyncParams

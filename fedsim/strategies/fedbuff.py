@@ -32,7 +32,7 @@ class FedBuffParams(AsynchronousParams):
 
 @dataclass
 class FedBuffState(AsynchronousState):
-    """Server state of FedBuff."""
+    """What the server of FedBuff remembers: the global model, and the buffer of updates."""
 
     buffer: list[AsynchronousUpdate] = field(default_factory=list)
     """Updates that have arrived since the last version."""
@@ -58,9 +58,9 @@ class FedBuff(Asynchronous[FedBuffParams]):
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
         """Append an update to the buffer, and publish a version when the buffer is full.
 
-        The method reads the keys ``buffer``, ``staleness_discount``, ``most_staleness`` and
-        ``server``. An override reads these keys too, or its ``Params`` removes them by annotating
-        them as None.
+        It follows the keys ``buffer``, ``staleness_discount``, ``most_staleness`` and ``server``. A
+        subclass with a method of its own must follow them too, or take them away by annotating them as
+        None in its ``Params``.
 
         Args:
             message: the ended task, with ``update`` and ``samples``.

@@ -19,7 +19,11 @@ from fedsim.world.population import DeadlineBase
 
 
 def _deadline_tag(value: object) -> str:
-    """Return the tag of a deadline's form: ``~rule`` for a rule's name or table, else ``~time``."""
+    """Return which form of deadline a scenario's value has, for pydantic's choice of a type.
+
+    Returns:
+        ``~rule`` for a rule's name or table, else ``~time`` for a time.
+    """
     is_rule = isinstance(value, Deadline | dict)
     if isinstance(value, str):
         is_rule = DEADLINES.names(value)
@@ -27,7 +31,7 @@ def _deadline_tag(value: object) -> str:
 
 
 def _needs_mean(deadline: Deadline | float | None) -> bool:
-    """Whether the time limit (s) of a deadline depends on the mean epoch."""
+    """Return whether a deadline's time depends on the mean time of an epoch over the devices."""
     if not isinstance(deadline, Deadline):
         return False
     return deadline.mean_over is not None or type(deadline).among is not Deadline.among
@@ -134,7 +138,7 @@ class RoundParams(StrategyParams):
 
     @property
     def turns(self) -> int:
-        """Count of a client's trainings in a round."""
+        """Count of times that a client trains in a round, one after the other."""
         return 1
 
     @property
@@ -151,7 +155,9 @@ class RoundParams(StrategyParams):
         return min(self.asked_per_round or devices, devices)
 
     def combined_at_once(self, devices: int) -> int:
-        """Return the fewest updates that one aggregation combines when no client disconnects.
+        """Return the count of updates that one aggregation combines, if no client disconnects.
+
+        If rounds differ, it is the smallest count.
 
         Args:
             devices: count of devices in the population.

@@ -41,7 +41,10 @@ class ScaffoldParams(AggregatingParams):
 
 
 def _minus_control(device: Device) -> list[tuple[Ref, float]]:
-    """Return -c_i of a device as parts of a mix; an empty list while c_i is 0."""
+    """Return the negative control variate -c_i of a device, as parts of a linear combination.
+
+    The list is empty while c_i is 0.
+    """
     if "control" not in device.state:
         return []
     return [(device.state["control"], -1.0)]
@@ -98,7 +101,7 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
 
 @dataclass
 class ScaffoldState(FedAvgState):
-    """Server state of SCAFFOLD."""
+    """What the server of SCAFFOLD remembers: model and control variate, and the open round."""
 
     control: Ref = field(init=False)
     """The control variate c of the server."""

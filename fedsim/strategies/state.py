@@ -71,16 +71,19 @@ class State(Entries, MutableMapping[str, Any]):
 
 
 def new_state(part: object) -> PartState:
-    """Return an empty state for a part: its class ``State``, or a dict if it declares none."""
+    """Return an empty memory for a part of a strategy, such as a selection.
+
+    It is an object of the part's class ``State``, or a dict if the part declares none.
+    """
     return getattr(part, "State", dict)()
 
 
 def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartState:
-    """Return the state of ``part`` for one of several models, which is created at its first use.
+    """Return what a part remembers for one of several models; it is created at its first use.
 
     Args:
-        states: model key -> state; a created state is added.
-        slot: the model's key, such as the index of its group.
+        states: key of a model -> state; a created state is added.
+        slot: key of the model, such as the index of its group.
         part: the aggregation or server optimiser.
     """
     if slot not in states:

@@ -158,9 +158,9 @@ class Synchronous(Strategy[S]):
         return devices
 
     async def before_asking(self) -> None:
-        """Called when the round's cohort is selected and its data have shifted.
+        """Act when the round's devices are selected and have their data, before any is asked to train.
 
-        No client has been asked to train yet.
+        By default nothing is done.
         """
 
     def contents(self, device: int) -> Contents:
@@ -197,10 +197,10 @@ class Synchronous(Strategy[S]):
         )
 
     async def aggregate(self) -> None:
-        """Compute the next models from the updates in ``state.received``.
+        """Compute the next models from the round's updates, ``state.received``.
 
-        An implementation calls ``next_model``, or mixes models and calls ``record_aggregate``. The
-        hook is called once a round when all tasks have ended, also if no update has arrived.
+        An implementation calls ``next_model``, or mixes models and calls ``record_aggregate``. It is
+        called once a round when all tasks have ended, also if no update has arrived.
         """
         raise NotImplementedError
 
@@ -324,14 +324,14 @@ class Synchronous(Strategy[S]):
         return self.models()
 
     def _passed_over(self, device: int) -> None:
-        """Called with each candidate of the round that is not in the cohort."""
+        """Act on a candidate that was asked and is not in the cohort; by default nothing is done."""
 
     def _samples(self, message: TaskEnd) -> int:
         """Return the count of samples that the client reports for its update."""
         return int(message["samples"])
 
     def _verdict(self, message: TaskEnd) -> Verdict:
-        """Return the category of an ended task."""
+        """Return as what an ended task counts in its round: ``valid``, ``slow`` or ``disconnected``."""
         if message.outcome == "done":
             return "valid"
         return "slow" if message.outcome in ("late", "memory") else "disconnected"
@@ -569,7 +569,7 @@ def _privacy_spent(
 
 
 def _aggregation_of(strategy: Synchronous[S]) -> Aggregation:
-    """Return the scenario's aggregation.
+    """Return the rule by which a strategy combines updates (``strategy.aggregation``).
 
     Raises:
         SimulationError: the strategy's ``Params`` have no key ``aggregation``.

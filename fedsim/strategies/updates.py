@@ -11,7 +11,7 @@ from fedsim.strategies.state import Entries
 
 @dataclass
 class Update(Entries):
-    """Received update in a round.
+    """Update that the server has received in a round, with what is known of it.
 
     The fields can be read by key too, and a strategy may add entries by key.
     """
@@ -33,7 +33,7 @@ class Update(Entries):
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Self:
-        """Return an update with the entries of a dict.
+        """Return an update with the values of a dict.
 
         Args:
             entry: a dict with names of fields as keys, which may lack fields; or an update, which
@@ -48,7 +48,7 @@ class Update(Entries):
 
 @dataclass
 class AsynchronousUpdate(Update):
-    """Received update in a strategy without rounds."""
+    """Update that the server has received in a strategy without rounds, with its staleness."""
 
     base: Ref
     """The model from which the update was trained, equal to ``start``."""

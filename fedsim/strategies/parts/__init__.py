@@ -8,13 +8,14 @@ from fedsim.world.steps import Computation
 
 
 class PartClient(Client[Any]):
-    """Base of a client half that does the ``jobs`` of a part, and wraps a strategy's client half.
+    """Base of a part's code on devices, which does the part's ``jobs`` and wraps a strategy's code.
 
-    Tasks of any other job are passed to the wrapped client half.
+    A task of any other job is passed to the wrapped code. A part is a selection, secure aggregation
+    or tensors that stay on devices.
 
     Args:
-        client: the wrapped client half.
-        part: the part, such as a selection.
+        client: the strategy's code on devices.
+        part: the part.
     """
 
     jobs: ClassVar[tuple[str, ...]]

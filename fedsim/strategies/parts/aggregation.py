@@ -60,7 +60,14 @@ PROTECTS: dict[Protection, str] = {
 
 
 def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
-    """Return the difference update - start of each entry; not finite if the update is not finite."""
+    """Return how each update changed the model from which it was trained: update - start.
+
+    A change is not finite if its update is not finite.
+
+    Args:
+        server: all that a strategy can do; it computes the differences when they are needed.
+        entries: the updates.
+    """
     return [
         server.models.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries
     ]
@@ -95,7 +102,7 @@ def _find_wrong_parts(parts: Sequence[object], *_: object, **__: object) -> str:
 
 
 def _is_part(part: object) -> bool:
-    """Whether an object is a pair of a model (``Ref``) and a finite factor."""
+    """Return whether an object is a part of a linear combination: a model and a finite factor."""
     if not isinstance(part, tuple) or len(part) != 2:
         return False
     model, factor = part
@@ -103,7 +110,10 @@ def _is_part(part: object) -> bool:
 
 
 class Aggregation(Spec):
-    """The base of every aggregation. By default the plain mean of the updates."""
+    """Base of rules by which the server makes one model of many updates; by default their plain mean.
+
+    A scenario names the rule by ``strategy.aggregation``.
+    """
 
     protection: ClassVar[Protection | None] = None
     """The protection that the aggregation offers; None if it offers none.
@@ -194,7 +204,7 @@ class Aggregation(Spec):
         return weights
 
     def on_device(self, device: Device, update: Ref, start: Ref) -> Ref:
-        """Return the update that a client sends; by default unchanged.
+        """Return the update as a device sends it; by default as it was trained.
 
         Args:
             device: the device.
@@ -245,7 +255,7 @@ class Aggregation(Spec):
         return [(model, share) for model in models]
 
     def told(self, updates: int) -> dict[str, int]:
-        """Return additional fields of the record ``aggregate``; by default an empty dict.
+        """Return what the record ``aggregate`` says in addition; by default nothing.
 
         Args:
             updates: count of the aggregated updates.
@@ -288,7 +298,7 @@ class Mean(Aggregation):
 
 
 class First(Aggregation):
-    """The update of the client that was asked first, as in FlexCFL's code of IFCA and FeSEM."""
+    """The update of the client that the server asked first, as FlexCFL's code of IFCA and FeSEM has it."""
 
     uses_weights: ClassVar[bool] = False
     kind: Literal["first"] = "first"

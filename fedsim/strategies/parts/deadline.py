@@ -30,7 +30,10 @@ DEADLINES = Registry(
 
 
 class Deadline(Spec):
-    """The base of every deadline. Its memory is ``state``."""
+    """Base of rules for how long clients may take in a round. What it remembers is in ``state``.
+
+    A scenario names the rule by ``strategy.deadline``.
+    """
 
     kind: str
 
@@ -44,7 +47,7 @@ class Deadline(Spec):
 
     @property
     def mean_over(self) -> DeadlineBase | None:
-        """The devices whose mean epoch is the deadline's unit; None if the unit is the second."""
+        """Which devices' mean time of an epoch is the deadline's unit; None if the unit is the second."""
         return None
 
     def among(self, mean_epoch_s: float) -> "Deadline":
@@ -76,7 +79,7 @@ class Deadline(Spec):
         raise NotImplementedError
 
     def heard(self, state: PartState, took_s: float, in_time: bool) -> None:
-        """Called when a task of a round has ended.
+        """Learn from the end of a round's task, such as how long clients take; by default nothing.
 
         Args:
             state: state of the deadline.

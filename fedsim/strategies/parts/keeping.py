@@ -23,14 +23,14 @@ from fedsim.world.steps import Computation
 
 
 class Split(NamedTuple):
-    """Ranges of a flat model that are sent, and ranges that stay on each device."""
+    """Division of a flat model into ranges that are sent, and ranges that stay on each device."""
 
     sent: Places
     kept: Places
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], stays: Sequence[bool], key: str) -> "Split":
-        """Return the split of a model by its tensors.
+        """Return the division of a model whose tensors stay on the devices in part.
 
         Args:
             tensors: the tensors of the model, in order.
@@ -58,11 +58,13 @@ class Split(NamedTuple):
 
 
 class ServerKeeping:
-    """Server half of kept tensors, which makes the sent parts and the models of devices.
+    """What the server does if some tensors of the model stay on the devices.
+
+    It takes from models the part that is sent, and puts together the model of each device.
 
     Args:
-        split: the ranges that are sent, and the ranges that are kept.
-        server: API of the server half, with ``models`` for arithmetic.
+        split: the ranges that are sent, and the ranges that stay.
+        server: all that a strategy can do, with ``models`` for arithmetic.
     """
 
     def __init__(self, split: Split, server: Server) -> None:
@@ -94,9 +96,10 @@ class ServerKeeping:
 
 
 class KeepingClient(PartClient):
-    """Client that trains received and kept tensors together, and sends only the former back.
+    """Code of a device on which some tensors of the model stay.
 
-    The state of a device has its kept tensors as ``kept``.
+    It trains them together with those that it receives, and sends only the latter back. The
+    device's state has the tensors that stay as ``kept``.
     """
 
     jobs = ()
@@ -134,7 +137,7 @@ class KeepingClient(PartClient):
         device.state["kept"] = reply["kept"].value
 
     def _whole(self, device: Device, instruction: Instruction) -> Ref:
-        """Return the received model, completed by the device's kept tensors."""
+        """Return the whole model: the received tensors, and those that stay on the device."""
         model: Ref = instruction["model"]
         if "kept" not in device.state:
             return model

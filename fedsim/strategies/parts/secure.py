@@ -87,7 +87,7 @@ class SecureAggregation(Spec):
             )
 
     def graph(self, clients: Sequence[int]) -> dict[int, list[int]]:
-        """Return the k neighbours of each client in a ring.
+        """Put clients in a ring, and return the k nearest of each, with whom it exchanges keys and shares.
 
         Args:
             clients: the clients, in the random order of the ring.
@@ -173,12 +173,12 @@ class SecureAggregation(Spec):
 
 
 def _sized(phase: Phase, size: float) -> Contents:
-    """Return contents of ``size`` bytes whose purpose is the phase."""
+    """Return a message of ``size`` bytes, which the account of bytes lists under the phase's name."""
     return {phase: Opaque(None, size) if size else Header(None)}
 
 
 class _Float32(NamedTuple):
-    """Sizes of masked models on the wire, which are sent as float32 without a codec."""
+    """Sizes of masked models in messages: they are sent as float32, without a codec."""
 
     model_bytes: float
 
@@ -188,7 +188,7 @@ class _Float32(NamedTuple):
 
 @dataclass
 class SecureState(State):
-    """State of ``SecurePhases``, the phases of secure aggregation."""
+    """What ``SecurePhases``, the server's part in secure aggregation, remembers of a round."""
 
     phase: Phase = "secure-keys"
     """The present phase, or the last one if no phase is open."""
@@ -207,7 +207,7 @@ class SecureState(State):
 
 
 class RoundState(Protocol):
-    """Interface of the part of a strategy's state that ``SecurePhases`` uses.
+    """Interface of the part of a strategy's state that ``SecurePhases`` reads and changes.
 
     Attributes:
         round: index of the round, from 0.
@@ -223,14 +223,14 @@ class RoundState(Protocol):
 
 
 class SecurePhases:
-    """Server half of secure aggregation: the phases before and after the training of a round.
+    """What the server does in secure aggregation: the phases before and after a round's training.
 
-    A phase ends when all clients have answered or are late.
+    In a phase it asks clients for keys or shares; it ends when all have answered or are late.
 
     Args:
         costs: the keys of ``strategy.secure_aggregation``.
-        server: API of the server half.
-        state: state of the strategy.
+        server: all that a strategy can do.
+        state: state of the strategy, which is changed.
     """
 
     def __init__(self, costs: SecureAggregation, server: Server, state: RoundState) -> None:
@@ -281,7 +281,10 @@ class SecurePhases:
         return self._costs.receives("secure-shares", self._neighbours(device, "secure-unmask"))
 
     def ended(self, message: TaskEnd) -> None:
-        """Process the end of a phase's task; the last task ends the phase by timer ``phase``."""
+        """Take in the end of a task of the present phase, with the client's keys or shares.
+
+        When all tasks of the phase have ended, the timer ``phase`` is set to begin the next one.
+        """
         state = self._state
         device = state.open.pop(message.task)
         if message.outcome == "done":
@@ -337,10 +340,10 @@ class SecurePhases:
 
 
 class SecureClient(PartClient):
-    """Client half of secure aggregation.
+    """What a device does in secure aggregation: it answers the server in each phase.
 
-    The state of a device has as ``before_sum`` its state before the last answer. This state is
-    restored if the sum with that answer could not be read.
+    The device's state has as ``before_sum`` what it was before the last answer. It is restored if
+    the server could not read the sum with that answer.
     """
 
     jobs = PHASES

@@ -110,11 +110,12 @@ def _find_wrong_candidate(
 
 
 class Selection(Spec):
-    """The base of every client selection. Its memory is ``state``, one for the whole run.
+    """Base of rules by which the server chooses the devices of a round.
 
-    Most selections implement only ``select``. ``heard`` and ``learn`` receive ends of tasks and
-    clients' reports (``report``). With a ``question``, ``select`` returns candidates, and
-    ``choose`` selects some of the candidates that have answered.
+    What a rule remembers is in ``state``, one for the whole run. Most rules implement only
+    ``select``. ``heard`` and ``learn`` receive ends of tasks and clients' reports (``report``).
+    With a ``question``, ``select`` returns candidates, and ``choose`` selects some of the
+    candidates that have answered.
 
     Example:
         A selection that prefers devices with low numbers, in ``mine.py``:
@@ -204,7 +205,10 @@ class Selection(Spec):
 
     @property
     def needs_model(self) -> bool:
-        """Whether the question contains a model; refused in strategies whose server has no model."""
+        """Whether the question to candidates contains a model.
+
+        Such a selection is refused in strategies whose server has no model.
+        """
         return False
 
     @property
@@ -214,7 +218,7 @@ class Selection(Spec):
 
     @returns("a whole number, 1 or more", find_outside(least=1))
     def fewest(self, count: int) -> int:
-        """Return the smallest cohort that the selection chooses on purpose; by default ``count``.
+        """Return the smallest count of clients that the selection chooses on purpose; by default ``count``.
 
         Args:
             count: count of clients that a round may ask.
@@ -243,9 +247,9 @@ class Selection(Spec):
 
     @returns("a list of devices that 'select' has chosen", _find_wrong_candidate)
     def asked_first(self, state: PartState, chosen: list[int]) -> list[int]:
-        """Return the candidates to ask, if the selection ``asks``; by default all of ``chosen``.
+        """Return which candidates are asked a question, if the selection ``asks``; by default all.
 
-        The devices of ``chosen`` that are not returned join the cohort without a question.
+        Devices of ``chosen`` that are not returned join the cohort without a question.
 
         Args:
             state: state of the selection.
@@ -254,10 +258,12 @@ class Selection(Spec):
         return chosen
 
     def heard(self, server: Server, state: PartState, message: TaskEnd) -> None:
-        """Called when a task of the round has ended, with any outcome, before its update is used.
+        """Learn from the end of a round's task, with any outcome, before its update is used.
+
+        By default nothing is done.
 
         Args:
-            server: API of the server half.
+            server: all that a strategy can do.
             state: state of the selection.
             message: the ended task.
         """
@@ -265,29 +271,29 @@ class Selection(Spec):
     async def closed(
         self, server: Server, state: PartState, received: Updates, models: ModelAssignment
     ) -> None:
-        """Called when a round has been closed, before ``learn``.
+        """Learn from the updates of a round that is over, before ``learn`` is called.
 
-        Strategies without rounds do not call this hook.
+        By default nothing is done. Strategies without rounds do not call this method.
 
         Args:
-            server: API of the server half.
+            server: all that a strategy can do.
             state: state of the selection.
             received: the round's updates, as ``Synchronous.entry`` returns them.
             models: the new models by name, each with the devices that it serves (None: all).
         """
 
     async def learn(self, server: Server, state: PartState) -> None:
-        """Called when a round has been closed or a version published, to process all its reports.
+        """Learn from all reports of a round that is over, or of a version that was published.
 
-        ``ServerModels.numbers`` reads the reports' values.
+        By default nothing is done. ``ServerModels.numbers`` reads the reports' values.
 
         Args:
-            server: API of the server half.
+            server: all that a strategy can do.
             state: state of the selection.
         """
 
     def question(self, models: Sequence[Ref]) -> Contents:
-        """Return the message to a candidate.
+        """Return the message that asks a candidate, before the selection chooses.
 
         Args:
             models: the present model that the candidate would receive, or several models if its
@@ -358,7 +364,7 @@ class Selection(Spec):
 
 
 class SelectionClient(PartClient):
-    """Client half that answers a selection's questions, and adds its reports to updates."""
+    """What a device does for a selection: it answers questions, and adds reports to its updates."""
 
     jobs = (QUESTION,)
     _part: Selection
@@ -384,7 +390,7 @@ SelectionSpec = Annotated[Selection, SELECTIONS]
 
 @dataclass
 class RandomState(State):
-    """Server state of the selection ``random``."""
+    """What the selection ``random`` remembers of a run."""
 
     draws: dict[int, int] = field(default_factory=dict)
     """Device ID -> how often the device was drawn for the present cohort, with ``replacement``."""

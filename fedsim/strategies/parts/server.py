@@ -34,7 +34,10 @@ OPTIMISERS = Registry(
 
 
 class ServerOptimizer(Spec):
-    """The base of every server optimiser."""
+    """Base of rules by which the server moves the model towards the aggregated updates.
+
+    A scenario names the rule by ``strategy.server``.
+    """
 
     kind: str
 
