@@ -37,7 +37,7 @@ _IN_PYTHON = {"set": "changes", "run": "fedsim.run", "study": "fedsim.run_study"
 
 
 class FedsimError(Exception):
-    """Base of all errors that fedsim raises on purpose."""
+    """Base of all errors that fedsim raises with a message meant for the user."""
 
     # exit status: 2 for a mistake in the scenario or the command line, 1 for an error of a run
     exit_status = 1
@@ -52,7 +52,11 @@ class FedsimError(Exception):
 
 
 def _name_in_python(option: re.Match[str]) -> str:
-    """Return the name of the Python argument or function for a matched option or verb."""
+    """Return what an option or verb of the command line is called in Python, for messages there.
+
+    Args:
+        option: a match in a message's text, such as of ``--executor`` or ``fedsim run``.
+    """
     name = option[1] or option[2]
     return _IN_PYTHON.get(name, name)
 
@@ -70,7 +74,7 @@ class DataError(FedsimError):
 
 
 class RunFolderError(FedsimError):
-    """Error of a run folder, which cannot be written or read.
+    """Error: a run folder, in which a run writes its results, cannot be written or read.
 
     The folder is in use, or its files are missing, damaged or without permission.
     """
@@ -83,13 +87,13 @@ class SimulationError(FedsimError):
 
 
 class CheckpointError(FedsimError):
-    """Error of a checkpoint, which is missing, damaged, or not of this run."""
+    """Error: the saved state of a run is missing, damaged, or of another run."""
 
     exit_status = 2
 
 
 def is_full(error: Exception) -> bool:
-    """Whether an error means a full disk, including errors of libraries that are no ``OSError``."""
+    """Return whether an error was caused by a full disk; libraries raise many types for it."""
     return getattr(error, "errno", None) in _FULL or os.strerror(errno.ENOSPC) in str(error)
 
 
@@ -125,7 +129,7 @@ def _full_disk(error: Exception, folder: Path | None) -> str:
 
 
 def _missing_method(error: NotImplementedError) -> str:
-    """Format the message for a method that a user's class does not define."""
+    """Return the message for the user whose class lacks a method that it must define."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     frame = frames[-1]
     owner = type(frame.f_locals.get("self"))
@@ -196,7 +200,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def key_of(message: str) -> str | None:
-    """Return the key or option at fault that begins an error's message; None if none does.
+    """Return the scenario's key, or the option, which an error's message begins with and blames.
+
+    Returns:
+        The key or option; None if the message does not begin with one.
 
     Example:
         >>> key_of("training has the unknown key 'lrr'; allowed are lr, momentum")
@@ -211,6 +218,6 @@ def key_of(message: str) -> str | None:
 
 
 def nearest_of(message: str) -> str | None:
-    """Return the valid name at which an error's message hints; None if the message has no hint."""
+    """Return the valid name that an error's message suggests ("did you mean"); None if it has none."""
     match = _NEAREST.search(message)
     return None if match is None else match[1]

@@ -357,7 +357,10 @@ KINDS = {
 
 
 def hint_for_key(word: str) -> str:
-    """Return a hint for a key of another framework; empty if the key is unknown.
+    """Return a hint, for the user who wrote another framework's key, at fedsim's key for it.
+
+    Returns:
+        The hint; empty if the word is a key of no framework that fedsim knows.
 
     Example:
         >>> hint_for_key("fraction_fit")
@@ -367,7 +370,10 @@ def hint_for_key(word: str) -> str:
 
 
 def hint_for_kind(word: str) -> str:
-    """Return a hint for a kind of another framework; empty if the kind is unknown.
+    """Return a hint, for the user who wrote another framework's name of a kind, at fedsim's name.
+
+    Returns:
+        The hint; empty if the word is a kind of no framework that fedsim knows.
 
     Example:
         >>> hint_for_kind("lstm")

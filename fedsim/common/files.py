@@ -34,11 +34,11 @@ _BETWEEN_KEYS = re.compile(r"[=,{\[\]]")
 
 
 def find_file(file: str, root: Path | None) -> Path:
-    """Find the path of a file that a scenario names, in the folders of ``SOUGHT``.
+    """Find a file that a scenario names by a relative path, in the folders where fedsim looks for it.
 
     Args:
         file: the path in the scenario.
-        root: the scenario's ``data.root``; None if it has none.
+        root: the scenario's ``data.root``, one of these folders; None if it has none.
     """
     reference = reference_to(file, root)
     copy = copy_of(reference)
@@ -174,11 +174,11 @@ def _refuse_long_keys(text: str) -> None:
 
 
 def refuse_long_key(key: str, place: str = "") -> None:
-    """Raise an error if a dotted key has very many parts.
+    """Raise an error if a dotted key has very many parts, which would exhaust the parser's stack.
 
     Args:
         key: the key.
-        place: its place in the file, for the message.
+        place: where in the file it is, for the message.
 
     Raises:
         ValueError: the key has too many parts.
@@ -201,7 +201,10 @@ def flat(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
 
 
 def sync(path: Path) -> None:
-    """Sync the content of a file, or the names in a folder, to the disk."""
+    """Make the system write a file's content, or the names in a folder, to the disk now.
+
+    Otherwise a power cut could lose them.
+    """
     is_folder = path.is_dir()
     if is_folder and os.name != "posix":  # Windows cannot open folders
         return
@@ -234,7 +237,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents, and sync their names to the disk."""
+    """Create a folder and its missing parents, so that they survive a power cut."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -242,7 +245,7 @@ def make_folder(path: Path) -> None:
 
 
 def read_keyed_json(path: Path) -> Any:
-    """Read a JSON file in UTF-8, in which no object has a key twice.
+    """Read a JSON file in UTF-8, and refuse an object that has the same key twice.
 
     Raises:
         OSError: it is no regular file.

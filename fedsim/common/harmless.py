@@ -15,7 +15,7 @@ _FORMULA = ("=", "+", "-", "@")  # first characters of formulas in spreadsheets
 
 
 def say(*lines: object, err: bool = False) -> None:
-    """Print sanitised lines to stdout, or to stderr if ``err`` is true."""
+    """Print lines, with unprintable characters escaped; to stderr if ``err`` is true, else to stdout."""
     if lines:
         click.echo("\n".join(visible(str(line)) for line in lines), err=err)
 

@@ -17,7 +17,7 @@ _KEY = object()  # stands for a key of a spec in the result of ``_attributes_of`
 
 
 class Override(NamedTuple):
-    """Attribute of a fedsim class that a user's class overrides.
+    """Method or other attribute of a fedsim class that a user's class defines anew.
 
     Attributes:
         name: name of the attribute.
@@ -33,7 +33,7 @@ class Override(NamedTuple):
 
     @property
     def first(self) -> object:
-        """The attribute of ``root``, the first fedsim class that has it."""
+        """The attribute as the fedsim class has it that defines it first, the farthest ancestor."""
         return vars(self.root)[self.name]
 
     @property
@@ -45,9 +45,10 @@ class Override(NamedTuple):
 
 @cache
 def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> None:
-    """Raise an error if a user's class lacks a hook, or has a hook in another form than its base.
+    """Raise an error if a user's class lacks a method that fedsim calls, or has it in a wrong form.
 
-    The function also checks nested classes of the class (``Client``, ``Params``).
+    A wrong form is one that cannot be called as the method of the fedsim class is, such as with
+    other parameters. Nested classes (``Client``, ``Params``) are checked too.
 
     Args:
         user_class: the class.
@@ -55,7 +56,7 @@ def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> 
         like: a fedsim class that counts as its base, although the class may not inherit it.
 
     Raises:
-        ScenarioError: a hook is missing, or has a wrong form or type.
+        ScenarioError: a method is missing, or has a wrong form or type.
     """
     missing = sorted(getattr(user_class, "__abstractmethods__", ()))
     if missing and not _is_fedsims(user_class):
@@ -113,7 +114,7 @@ def _attributes_of(user_class: type) -> dict[str, object]:
 
 
 def halves_of(user_class: type) -> list[type]:
-    """Return a user's class and its nested classes, such as the client half of a strategy."""
+    """Return a user's class, and those classes within it that fedsim calls too, such as ``Client``."""
     halves = [user_class]
     for name in _HALVES:
         half = getattr(user_class, name, None)
@@ -127,7 +128,10 @@ def _is_fedsims(parent: type) -> bool:
 
 
 def _retyped_keys(spec: type) -> Iterator[tuple[str, object, object]]:
-    """Find inherited keys whose type a user's class changes.
+    """Find keys of a scenario's table whose type a user's class changes from the inherited one.
+
+    Args:
+        spec: the user's class of the table.
 
     Yields:
         Name of the key, its type in the user's class, and its type in the fedsim class.
@@ -195,7 +199,7 @@ def function_of(hook: object) -> object:
 
 
 def _form_of(attribute: object) -> str:
-    """Describe the form of an attribute, such as ``'def f(self)'`` or ``a property``."""
+    """Describe what an attribute is, for messages: ``'def f(self)'`` or ``a property``."""
     if isinstance(attribute, property | cached_property):
         return "a property"
     if isinstance(attribute, FunctionType):
@@ -212,7 +216,12 @@ def _is_coroutine(function: FunctionType) -> bool:
 
 
 def _required_form(own: object, base: object) -> str:
-    """Describe the form that an attribute must have; empty if its form is right."""
+    """Describe the form that a user's attribute must have; empty if it has that form already.
+
+    Args:
+        own: the attribute of the user's class.
+        base: the attribute of the fedsim class, whose form it must have.
+    """
     is_function = isinstance(own, FunctionType)
     if isinstance(base, property | cached_property) and (is_function or own is _KEY):
         return "a property (@property), or a ClassVar"

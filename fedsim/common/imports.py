@@ -43,7 +43,9 @@ _allowed = ContextVar("_allowed", default=True)
 
 @contextmanager
 def from_file(allow_code: bool) -> Iterator[None]:
-    """Context manager for the validation of a scenario file, which limits import paths.
+    """Context manager in which a scenario file is validated, and code that it names is not imported.
+
+    The exception is code that ``allow_code`` or the user's configuration allows.
 
     Args:
         allow_code: whether all import paths of the file may be imported.
@@ -227,7 +229,10 @@ def _installed_folders() -> list[str]:
 
 
 def _packages() -> list[str]:
-    """List the packages that the user's configuration allows."""
+    """List the packages whose code scenario files may name without ``--allow-code``.
+
+    The user's configuration and the environment variable ``ALLOWED_PACKAGES`` name them.
+    """
     names: object = []
     try:
         with suppress(OSError):  # the user has no configuration
@@ -252,9 +257,10 @@ def _config() -> Path:
 
 
 class _PermittedFinder(MetaPathFinder):
-    """Import finder for allowed code that is not installed, and for modules in its folder.
+    """Finder for Python's import of users' code that may be run and is not installed.
 
-    Installed modules take precedence.
+    It finds the modules that were allowed, and other modules in their folders. Installed modules
+    take precedence.
     """
 
     def __init__(self) -> None:
@@ -281,7 +287,7 @@ sys.meta_path.append(_finder)
 
 
 def places() -> dict[str, str]:
-    """Return the places of allowed and imported modules that are not installed, for ``learn``.
+    """Return where the users' modules lie that were imported here, for ``learn`` in a worker process.
 
     Returns:
         Top-level name of a module -> its file, or the folder that holds it.
@@ -298,12 +304,16 @@ def places() -> dict[str, str]:
 
 
 def learn(places: dict[str, str]) -> None:
-    """Make the modules at the ``places`` of the parent process importable in a worker process."""
+    """Make users' modules importable in this worker process, as they are in its parent process.
+
+    Args:
+        places: what ``places`` returned there: name of a module -> its file or folder.
+    """
     _finder.places.update(places)
 
 
 def _importer() -> str:
-    """Find the top-level name of the module that executes the current import."""
+    """Return the top-level name of the module whose import statement is being executed."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -314,7 +324,11 @@ def _importer() -> str:
 
 
 def _module_name(file: str) -> str:
-    """Return the name by which a module or a file can be imported; register its place."""
+    """Return the name by which a module can be imported, and store where it lies for the import.
+
+    Args:
+        file: name of a module, or path of a Python file.
+    """
     if file.endswith(".py"):
         place = Path(file).resolve()
         if not place.is_file():

@@ -15,7 +15,7 @@ _find_copy = ContextVar("_find_copy", default=None)
 
 
 def reference_to(file: str, root: Path | None) -> Reference:
-    """Return the reference to a file that a scenario names.
+    """Return how a file that a scenario names is referred to in records of the files that were read.
 
     Args:
         file: the path in the scenario.
@@ -26,7 +26,11 @@ def reference_to(file: str, root: Path | None) -> Reference:
 
 @contextmanager
 def recorded_files() -> Iterator[dict[Reference, Path]]:
-    """Context manager that yields a dict of the files found within it: reference -> path."""
+    """Context manager that records which of the files that a scenario names are read within it.
+
+    Yields:
+        A dict, filled meanwhile: reference to a file -> path at which it was found.
+    """
     files: dict[Reference, Path] = {}
     token = _recorded.set(files)
     try:
@@ -37,7 +41,7 @@ def recorded_files() -> Iterator[dict[Reference, Path]]:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Context manager within which ``recorded_files`` does not get the files that are found."""
+    """Context manager within which files that are read are not recorded by ``recorded_files``."""
     token = _recorded.set(None)
     try:
         yield
@@ -50,7 +54,8 @@ def copied_files(find_copy: Callable[[Reference], Path | None]) -> Iterator[None
     """Context manager within which copies are read in place of the files that a scenario names.
 
     Args:
-        find_copy: returns the path of a file's copy; None if the file has no copy.
+        find_copy: function of the reference to a file that returns the path of its copy; None if
+            the file has no copy.
     """
     token = _find_copy.set(find_copy)
     try:
@@ -60,13 +65,21 @@ def copied_files(find_copy: Callable[[Reference], Path | None]) -> Iterator[None
 
 
 def copy_of(reference: Reference) -> Path | None:
-    """Return the path of a file's copy in the present ``copied_files``; None if it has no copy."""
+    """Return the path of the copy that is to be read in place of a file; None: read the file.
+
+    Copies are those of the ``copied_files`` in which this is called.
+    """
     find_copy = _find_copy.get()
     return None if find_copy is None else find_copy(reference)
 
 
 def record(reference: Reference, path: Path) -> None:
-    """Add a file to the dict of the present ``recorded_files``, if there is one."""
+    """Record that a file was read, if this is called within ``recorded_files``.
+
+    Args:
+        reference: the reference to the file.
+        path: path at which it was found.
+    """
     files = _recorded.get()
     if files is not None:
         files[reference] = path

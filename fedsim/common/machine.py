@@ -122,7 +122,12 @@ def _machine_memory() -> int:
 
 
 def _limits(system: Path, name: str) -> Iterator[str]:
-    """Yield the text of a limit in the control group of this process and in each group above."""
+    """Yield the text of a limit in the control group of this process and in each group above.
+
+    Args:
+        system: folder that has ``proc/self/cgroup`` and ``sys/fs/cgroup``.
+        name: file name of the limit, such as ``cpu.max``.
+    """
     mount = system / "sys/fs/cgroup"
     group = mount / _group_path(system)
     # a container without a namespace for groups reads a path that its mount lacks: only the
@@ -152,7 +157,12 @@ def _text(path: Path) -> str | None:
 
 
 def _cores_of_quota(text: str) -> int:
-    """Return the whole cores of ``cpu.max``, "QUOTA PERIOD" (microseconds), or all cores."""
+    """Return how many whole cores a control group's quota of processor time grants.
+
+    Args:
+        text: content of ``cpu.max``: quota and period (microseconds), or ``max`` for no quota, for
+            which all cores of the machine are returned.
+    """
     fields = text.split()
     if len(fields) != 2 or not all(field.isdecimal() for field in fields) or int(fields[1]) == 0:
         return sys.maxsize  # "max PERIOD": no limit
@@ -184,7 +194,14 @@ def _slurm_memory() -> int | None:
 
 
 def _slurm_number(name: str) -> int | None:
-    """Return a variable of this process's Slurm job; None outside a job, or if it is no limit."""
+    """Return a number from an environment variable that Slurm sets for a job's process.
+
+    Args:
+        name: name of the variable.
+
+    Returns:
+        The number; None outside of a job, or if the variable sets no limit.
+    """
     text = os.environ.get(name, "")
     if "SLURM_JOB_ID" not in os.environ or not text.isdecimal() or int(text) == 0:
         return None  # 0 MB: all memory of the node

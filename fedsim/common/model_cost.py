@@ -28,12 +28,14 @@ Each of the ``COLUMNS`` values is a fixed amount and an amount per sample of the
 
 
 def operation(fixed: float, a_sample: float, moved: float) -> Operations:
-    """Make the row of an operation that moves its data once, on a CPU as on a GPU.
+    """Return the computing cost of an operation that reads or writes its data once.
+
+    It is the same on a CPU and on a GPU.
 
     Args:
         fixed: FLOPs of a batch.
-        a_sample: FLOPs of a sample.
-        moved: bytes moved, per batch.
+        a_sample: FLOPs of a sample, in addition.
+        moved: bytes read and written, per batch.
     """
     return np.array([[fixed, a_sample, moved, 0.0, 0.0, 0.0, fixed, a_sample, 0.0, 0.0]])
 

@@ -9,7 +9,7 @@ _collected: ContextVar[list[str] | None] = ContextVar("_collected", default=None
 
 @contextmanager
 def collected_notes() -> Iterator[list[str]]:
-    """Context manager that yields a list, to which ``note`` appends in this context."""
+    """Context manager that yields a list, to which ``note`` appends remarks for the user meanwhile."""
     notes: list[str] = []
     token = _collected.set(notes)
     try:
@@ -19,7 +19,7 @@ def collected_notes() -> Iterator[list[str]]:
 
 
 def note(text: str) -> None:
-    """Append a note to the list of ``collected_notes`` unless it has it; else do nothing."""
+    """Append a remark for the user to the list of ``collected_notes``, once; without it do nothing."""
     notes = _collected.get()
     if notes is not None and text not in notes:
         notes.append(text)

@@ -150,7 +150,11 @@ class Registry:
         return kind_class
 
     def _why_refused(self, kind: str) -> str:
-        """Format the second half of the message about an unknown kind, with the allowed kinds."""
+        """Return the part of an error's message that says why a kind is unknown, and which are allowed.
+
+        Args:
+            kind: the unknown kind.
+        """
         options = []
         if self.kinds:
             options.append(", ".join(self.kinds))
@@ -202,7 +206,7 @@ class Registry:
         return kind_class if kind in self.known else with_any_kind(kind_class)
 
     def holds(self, value: Spec) -> bool:
-        """Whether an object is an instance of a kind of this registry, or of its ``base``."""
+        """Return whether an object is an instance of one of this registry's kinds, or of their base."""
         if self.base and isinstance(value, at(self.base, self.called)):
             return True
         return getattr(value, "kind", None) in self.kinds
@@ -236,7 +240,15 @@ class Registry:
             raise PydanticCustomError("part_kind", "{why}", {"why": str(error)}) from None
 
     def _require_keys(self, spec: type[Spec], kind: str, table: Mapping[str, object]) -> None:
-        """Raise an error with all kinds if a table without a kind lacks a key of the usual kind."""
+        """Raise an error that lists all kinds if a table has no kind and fits the usual kind badly.
+
+        It fits badly if it lacks a key that the usual kind requires: another kind was probably meant.
+
+        Args:
+            spec: class of the usual kind.
+            kind: name of the usual kind.
+            table: the table.
+        """
         for name, key in spec.model_fields.items():
             if key.is_required() and name not in table:
                 raise PydanticCustomError(

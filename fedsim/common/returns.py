@@ -70,7 +70,7 @@ def _find_nothing(*_: object, **__: object) -> str:
 
 @dataclass(frozen=True)
 class Returns:
-    """Rule for the values that a hook may return, in addition to the type of its annotation.
+    """Rule for what a user's method (hook) may return, in addition to the type of its annotation.
 
     Attributes:
         allowed: the allowed values in words; empty for the words of the type.
@@ -256,7 +256,11 @@ def _in_words(hint: object) -> str:
 
 
 def _hint_of(override: Override) -> Any:
-    """Return the annotated type of a hook's result, or of a value; ``Any`` if it is unknown."""
+    """Return the type that a user's method is annotated to return, or that an attribute has.
+
+    Returns:
+        The type; ``Any`` if there is no annotation.
+    """
     function = function_of(override.first)
     try:
         if isinstance(function, FunctionType):
@@ -271,7 +275,7 @@ def _hint_of(override: Override) -> Any:
 
 
 def _returns_of(override: Override) -> Returns:
-    """Return the values that a hook may return, by its first base."""
+    """Return the rule for what a user's method may return, as the first fedsim class declares it."""
     marked: Returns = getattr(function_of(override.first), _MARK, _ANYTHING)
     return marked
 
@@ -281,19 +285,19 @@ def _returns_of(override: Override) -> Returns:
 
 @cache
 def guard(user_class: type, key: str, class_key: str = "", like: type | None = None) -> None:
-    """Replace the hooks of a user's class, in place, by hooks that check their results.
+    """Change a user's class in place so that wrong results of its methods raise errors.
 
-    The classes of its client half and of other halves within it are changed too.
+    Classes within it that fedsim calls too, such as ``Client``, are changed as well.
 
     Args:
         user_class: the class.
-        key: key of the scenario that errors about results of hooks name.
-        class_key: key that errors about the form of a hook or the value of an attribute name; by
+        key: key of the scenario that errors about results of methods name.
+        class_key: key that errors about the form of a method or the value of an attribute name; by
             default ``key``.
         like: a fedsim class that counts as its base, although the class may not inherit it.
 
     Raises:
-        ScenarioError: a hook has a wrong form, or an attribute a wrong value.
+        ScenarioError: a method has a wrong form, or an attribute a wrong value.
     """
     refuse_wrong_hooks(user_class, class_key or key, like)
     for half in halves_of(user_class):
@@ -303,7 +307,13 @@ def guard(user_class: type, key: str, class_key: str = "", like: type | None = N
 
 
 def _refuse_wrong_value(half: type, override: Override, key: str) -> None:
-    """Raise an error for a wrong value of an attribute that is not a method."""
+    """Raise an error if an attribute of a user's class that is no method has a wrong value.
+
+    Args:
+        half: the user's class.
+        override: the attribute.
+        key: key of the scenario that names the class, for the message.
+    """
     first = override.first
     is_method = callable(first) or isinstance(first, METHODS)
     if is_method or not override.is_value:
@@ -320,7 +330,13 @@ def _refuse_wrong_value(half: type, override: Override, key: str) -> None:
 
 
 def _guard_hook(half: type, override: Override, key: str) -> None:
-    """Replace a hook by one that checks its results, if anything is to be checked."""
+    """Replace a method of a user's class by one that checks results, if there is anything to check.
+
+    Args:
+        half: the user's class, which is changed.
+        override: the method.
+        key: key of the scenario, for messages.
+    """
     name = override.name
     own = override.own
     function = function_of(own)
@@ -339,7 +355,14 @@ def _guard_hook(half: type, override: Override, key: str) -> None:
 
 
 def _replace(half: type, name: str, own: object, function: Callable[..., object]) -> None:
-    """Set an attribute of a class to a function, in the form of the attribute ``own``."""
+    """Put a function into a class in place of an attribute, as a method, property or as that was.
+
+    Args:
+        half: the class, which is changed.
+        name: name of the attribute.
+        own: the attribute that is replaced.
+        function: the function.
+    """
     hook: object = function
     if isinstance(own, property):
         hook = property(function, own.fset, own.fdel, own.__doc__)
@@ -350,7 +373,12 @@ def _replace(half: type, name: str, own: object, function: Callable[..., object]
 
 
 def _check_of(hint: object, allowed: Returns) -> FindMistake:
-    """Combine the check of the type and the check of the value."""
+    """Return one check of a method's result: of its type, and then of its value.
+
+    Args:
+        hint: the annotated type.
+        allowed: the rule for values.
+    """
     is_right_type = is_of_type(hint)
 
     def find(value: object, *arguments: object, **options: object) -> str:

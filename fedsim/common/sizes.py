@@ -38,8 +38,8 @@ class UniformSizes(Spec):
 
 
 class LongTailSizes(Spec):
-    """40 % of the devices have 100-300 samples, 30 % 300-500, 20 % 500-1,000 and 10 %
-    1,000-3,000 (CATA-Fed, section 5.5).
+    """40 % of the devices have 100 to 300 samples, 30 % 300 to 500, 20 % 500 to 1,000 and 10 %
+    1,000 to 3,000 (CATA-Fed, section 5.5).
     """
 
     kind: Literal["long-tail"] = "long-tail"

@@ -32,7 +32,7 @@ from fedsim.common.notes import note
 
 
 def _one_value(value: object) -> object:
-    """Refuse a table or a list for a key that has one value for all devices."""
+    """Return a value of a key that has one value for all devices; refuse a table or list."""
     if not isinstance(value, dict | list):
         return value
     raise PydanticCustomError(
@@ -78,7 +78,12 @@ class OnlyWith:
         self._values = values
 
     def check(self, spec: "Spec", name: str) -> None:
-        """Raise ``ValueError`` if the key ``name`` has no effect in ``spec``."""
+        """Raise ``ValueError`` if a key is set that has no effect with the other keys of its table.
+
+        Args:
+            spec: the table.
+            name: the key that has this annotation.
+        """
         mode_values = {mode: getattr(spec, mode) for mode in self._modes}
         if any(map(self._is_met, mode_values.values())):
             return
@@ -174,7 +179,10 @@ class Spec(BaseModel):
 
     @model_validator(mode="after")
     def _check_modes(self) -> Self:
-        """Raise an error if a key is set that has no effect, by its ``OnlyWith``."""
+        """Raise an error if a key is set that has no effect with the other keys of the table.
+
+        ``OnlyWith`` in the key's annotation says with which it has an effect.
+        """
         fields = type(self).model_fields
         for name, only_with in _modes_of(type(self)):
             default = fields[name].get_default(call_default_factory=True)
@@ -252,10 +260,10 @@ def _options_of(schema: JsonSchemaValue) -> list[JsonSchemaValue]:
 
 
 def json_schema(spec: type[Spec], handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-    """The JSON schema of a spec as a definition within another schema.
+    """Return the JSON schema of a scenario's table, for use within another schema.
 
     Args:
-        spec: the class.
+        spec: the class of the table.
         handler: pydantic's generator of the other schema.
     """
     schema: dict[str, Any] = {**spec.__pydantic_core_schema__}

@@ -28,7 +28,9 @@ shared_generators = RLock()
 
 
 def generator_states() -> dict[str, object]:
-    """Return the states of the random generators that the process shares.
+    """Return the states of Python's, numpy's and torch's global random generators.
+
+    A change of the states shows that somebody has drawn from one of them.
 
     Returns:
         Name -> state, as a value that can be compared. ``torch`` is present if torch is loaded.
@@ -53,7 +55,16 @@ def _mix(z: int) -> int:
 
 
 def _hash(root: int, entity: int, count: int) -> int:
-    """Hash numbers to a word, or uint64 arrays to an array of words."""
+    """Return 64 pseudo-random bits, which three numbers determine.
+
+    Args:
+        root: number of the stream.
+        entity: number of the entity, such as a device; an int, or uint64 array.
+        count: number of the draw; an int, or uint64 array.
+
+    Returns:
+        An int, or an array if an argument is an array.
+    """
     z = _mix((root + (entity + 1) * _ID_STEP) & _MASK)
     return _mix((z + (count + 1) * _GOLDEN) & _MASK)
 
@@ -65,9 +76,9 @@ def _root(seed: int, purpose: str) -> int:
 
 
 class Streams:
-    """Random streams of a run, in which each draw is a function of the seed and of a name.
+    """Random numbers of a run, each of which the run's seed and a name determine.
 
-    The name of a stream is a purpose (``world/...`` is equal for every strategy) and integers, such
+    The name is a purpose (those with ``world/...`` are equal for every strategy) and integers, such
     as the index of a device. So draws do not depend on their order, and equal names give equal
     draws.
 

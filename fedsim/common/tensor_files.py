@@ -40,7 +40,7 @@ _LONGEST_HEADER = 100_000_000  # limit of the format (bytes)
 
 
 class StoredTensor:
-    """Tensor that is read from where it is stored each time that it is needed.
+    """Base of a tensor whose elements are not in memory: each use reads them from where they are.
 
     Args:
         dtype: type of the elements.
@@ -140,7 +140,7 @@ def _header(order: list[str], tensors: Mapping[str, AnyTensor]) -> bytes:
 
 
 class _FileTensor(StoredTensor):
-    """Tensor in a file.
+    """Tensor whose elements are read from a part of a file at each use.
 
     Args:
         file: the file.
@@ -163,7 +163,7 @@ class _FileTensor(StoredTensor):
 
 
 class _OpenFile:
-    """File that is closed when no tensor needs it any more.
+    """File that stays open as long as a tensor is read from it.
 
     Args:
         path: path of the file.

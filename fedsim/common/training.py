@@ -27,7 +27,13 @@ CutBy = Literal["width", "rank", "adapters"]
 
 
 def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
-    """Merge adjacent ranges of ascending ranges, and drop empty ranges."""
+    """Return the ranges of a flat model in their shortest form.
+
+    Adjacent ranges are joined, and empty ones left out.
+
+    Args:
+        ranges: pairs of begin and end, ascending.
+    """
     places: list[tuple[int, int]] = []
     for begin, end in ranges:
         if begin >= end:
@@ -41,7 +47,7 @@ def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
 
 
 def union(first: Places, second: Places) -> Places:
-    """Return the ranges of a flat model that are in at least one of two lists of ranges."""
+    """Return the ranges of a flat model that are in at least one of two lists of ranges (begin, end)."""
     merged: list[tuple[int, int]] = []
     for begin, end in sorted([*first, *second]):
         if merged and begin <= merged[-1][1]:
@@ -144,7 +150,7 @@ Penalised = Literal["kernels", "dense"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Stratified part of a device's samples.
+    """Part of a device's samples in which each class has its share, made by halving the samples.
 
     Attributes:
         splits: count of halvings of the samples, which give 2^splits parts.
@@ -268,7 +274,7 @@ class Training:
 
     @property
     def asked_besides(self) -> int:
-        """Count of models that each step evaluates in addition to the trained model."""
+        """Count of models that each step evaluates in addition to the trained model, for its loss."""
         return 0 if self.contrast is None else 2
 
     def batching(self, usual: Batching) -> Batching:

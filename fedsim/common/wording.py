@@ -13,10 +13,10 @@ _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "
 
 
 def in_words(problem: ErrorDetails) -> str:
-    """Format the second half of the message about a wrong value, with the valid values.
+    """Return the part of an error's message that says which values are valid.
 
     Args:
-        problem: an entry of ``ValidationError.errors()``.
+        problem: an entry of ``ValidationError.errors()`` of pydantic.
     """
     value = problem["input"]
     limits = problem.get("ctx", {})
@@ -136,7 +136,12 @@ def _explain_problem(key: str, problem: ErrorDetails) -> str:
 
 
 def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
-    """Find the key as it is written in the scenario, from pydantic's location."""
+    """Return the key at fault as the user wrote it, such as ``network.device.up``.
+
+    Args:
+        location: pydantic's location of the error, which also has names of types.
+        sections: the scenario as nested tables.
+    """
     keys: list[str] = []
     value = sections
     for depth, part in enumerate(location):
