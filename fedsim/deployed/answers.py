@@ -30,13 +30,15 @@ _USUAL = ("update", "samples", "epochs")  # contents of the default ``Client.rep
 
 
 class CheckedAnswer(NamedTuple):
-    """Answer of a node to a task, whose head has been checked.
+    """Answer of a node to a task, whose fields are known to have the right types.
+
+    A node is the program that acts for one device.
 
     Attributes:
         packet: the answer.
         is_late: whether the device itself has ended the task, as it was too slow.
         has_forgotten: whether the node has lost the stored state of its device.
-        shift: the client half's message that the device's data have changed; empty if it has none.
+        shift: what the device tells of its changed data; empty if nothing.
     """
 
     packet: Packet
@@ -46,7 +48,7 @@ class CheckedAnswer(NamedTuple):
 
 
 def read_answer(records: RecordDict, task: Task) -> CheckedAnswer:
-    """Return the answer in a message's content.
+    """Read a node's answer from the content of a Flower message, and check its fields.
 
     Args:
         records: the content.
@@ -73,10 +75,10 @@ def read_answer(records: RecordDict, task: Task) -> CheckedAnswer:
 
 
 class AnswerReader:
-    """Reader of the contents of answers.
+    """Decodes what nodes answer into models and values for the strategy's code on the server.
 
     Args:
-        run: the server half's run.
+        run: the run of the strategy's code on the server.
     """
 
     def __init__(self, run: ServerRun) -> None:
@@ -103,7 +105,14 @@ class AnswerReader:
         return contents
 
     def _check(self, task: Task, contents: Contents) -> None:
-        """Raise ``PacketError`` if a content of the default reply is missing or has another type."""
+        """Raise ``PacketError`` if an answer lacks a content, or has one of a wrong type.
+
+        Of strategies that do not change ``Client.reply``, an answer must have what that returns.
+
+        Args:
+            task: the task that is answered.
+            contents: the answer's contents by name.
+        """
         client = self._run.client_halves.of(task.device)
         if type(client).reply is Client.reply:
             missing = [name for name in _USUAL if name not in contents]
@@ -117,7 +126,11 @@ class AnswerReader:
 
 
 def _model_at(task: Task, place: ModelPlace) -> Ref:
-    """Return the model that the request of a task has at a given place.
+    """Return a model that was sent in the request of a task, on which the answer's changes are based.
+
+    Args:
+        task: the task.
+        place: name of the content, and index within it.
 
     Raises:
         PacketError: there is no model.

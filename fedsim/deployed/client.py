@@ -29,13 +29,13 @@ _halves: dict[tuple[str, int, float, str], DeviceHalf] = {}
 
 
 def client_half(scenario: Path, device: int, pace: float, slept: str) -> DeviceHalf:
-    """Return the client half of a device, built once in a process.
+    """Return the object that does a device's part of a scenario; a process builds it only once.
 
     Args:
-        scenario: the app's scenario file. Files with the same text have the same half.
+        scenario: the app's scenario file. Files with the same text have the same object.
         device: number of the device.
-        pace: ``pace`` of the run configuration.
-        slept: ``slept`` of the run configuration.
+        pace: ``pace`` of the run configuration: real seconds in a simulated one.
+        slept: ``slept`` of the run configuration: which of the scenario's times are slept.
 
     Raises:
         SimulationError: ``slept`` has another value than ``SLEPT``.
@@ -52,7 +52,7 @@ def client_half(scenario: Path, device: int, pace: float, slept: str) -> DeviceH
 
 
 def client_app(scenario: Path) -> ClientApp:
-    """Return the ClientApp of a scenario, whose client half answers the server half.
+    """Return the Flower ClientApp of a scenario, which does what the server asks a device for.
 
     Args:
         scenario: the app's scenario file.
@@ -96,7 +96,7 @@ def client_app(scenario: Path) -> ClientApp:
 
 
 def pace_of(value: object) -> float:
-    """Return ``pace`` of the run configuration.
+    """Return ``pace`` of the run configuration: real seconds in a simulated one, 0 for no sleeping.
 
     Args:
         value: the value in the run configuration.

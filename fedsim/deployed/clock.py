@@ -8,10 +8,10 @@ from fedsim.clock.simulation import Simulation, on_grid_after
 
 
 class WallClock(Simulation):
-    """Simulation whose clock follows the time of the day, and that waits for messages.
+    """Clock of a deployment: a ``Simulation`` in which time passes as real time does.
 
-    Timers and alarms work as in a simulation. An instant begins when its time has come, or when a
-    message has arrived.
+    Timers and alarms work as in a simulation. Events are processed when their time has come, or
+    when a message has arrived.
 
     Args:
         pace: real seconds in a second of this clock; 1.0 for real time.
@@ -32,14 +32,14 @@ class WallClock(Simulation):
         self._next_look = 0.0
 
     def begin(self) -> None:
-        """Set the clock to 0."""
+        """Start the clock: the present time becomes its 0."""
         self.began = time.time()
 
     @property
     def wall(self) -> float:
-        """Present time of this clock (s), rounded up to a tick.
+        """Present time of this clock (s), rounded up to a tick (2^-30 s).
 
-        ``now``, in contrast, stays the same while the events of an instant are handled.
+        ``now``, in contrast, stays the same while the events of one time are processed.
         """
         return max(self.now, on_grid_after((time.time() - self.began) / self.pace))
 

@@ -47,7 +47,7 @@ class _ClientAnswer(NamedTuple):
 
 
 class _AnswerEnvelopes(Envelopes):
-    """Builder of messages that keeps the contents of the answer, to pack them later."""
+    """Builder of messages that also stores what the answer contains, from which it is packed later."""
 
     last: _ClientAnswer | None = None
 
@@ -59,7 +59,7 @@ class _AnswerEnvelopes(Envelopes):
 
 
 class DeviceHalf:
-    """Client half of a strategy on a device's machine.
+    """Does what a strategy asks a device for, on the device's own machine.
 
     Args:
         scenario: the scenario of the app.
@@ -192,7 +192,16 @@ class DeviceHalf:
     # Time.
 
     def _begin(self, task: Task, asked_at: float, size: int, clock: Callable[[], float]) -> None:
-        """Set the time at which the device has received its request of ``size`` bytes."""
+        """Set when the device has received its request, which is where its work on the task begins.
+
+        If it takes the scenario's times for downloads, this is the end of such a download.
+
+        Args:
+            task: the task.
+            asked_at: time at which the server sent the request, by its clock (s).
+            size: bytes of the request.
+            clock: returns the present time by the server's clock (s).
+        """
         self._steps = []
         if self._sleeps_links:
             down_s = self._network.nominal_s(self.device, "down", size) if size else 0.0
@@ -220,7 +229,12 @@ class DeviceHalf:
     # Work.
 
     def _work(self, task: Task, clock: Callable[[], float]) -> Packet:
-        """Carry out the steps of a task, and return the packed answer."""
+        """Carry out the steps of a task, and return the answer as a message to be sent.
+
+        Args:
+            task: the task.
+            clock: returns the present time by the server's clock (s).
+        """
         self._envelopes.last = None
         steps = self._side.next_steps(task)
         context: TaskContext = task.context
@@ -234,7 +248,16 @@ class DeviceHalf:
         return self._pack(task, self._envelopes.last)
 
     def _compute(self, task: Task, step: TaskStep, clock: Callable[[], float]) -> bool:
-        """Carry out a step; return False if the task ends with it as late."""
+        """Carry out a step of a task.
+
+        Args:
+            task: the task.
+            step: the step.
+            clock: returns the present time by the server's clock (s).
+
+        Returns:
+            False if the step took too long, so that the task ends as late.
+        """
         if self._pace == 0.0:
             self._now = clock()
         began = self._now
@@ -370,9 +393,14 @@ class DeviceHalf:
         return packet
 
     def _place_of(self, task: Task, start: Ref) -> ModelPlace | None:
-        """Return the place of the model ``start`` in the request of a task.
+        """Return where in a task's request a model was sent, so that the answer can refer to it.
 
-        None if the request has no equal model.
+        Args:
+            task: the task.
+            start: the model from which the device has trained.
+
+        Returns:
+            Name of the content and index within it; None if the request has no equal model.
         """
         instruction: Instruction = task.context.instruction
         for place, model in models_in(instruction.contents):
@@ -429,7 +457,7 @@ class DeviceHalf:
         return False
 
     def _shift(self) -> dict[str, Json] | None:
-        """Return the client half's message that the data have changed; None if it has none."""
+        """Return what the device tells the server of its changed data; None if it tells nothing."""
         if not self._labels.has_changed:
             return None
         client = self._side.halves.of(self.device)
@@ -445,7 +473,13 @@ class DeviceHalf:
         return type(client).sent is not Client.sent or self._keeps_rest
 
     def _remember(self, memory: Packet, task: Task, answer: Packet) -> None:
-        """Write the device's memory, with the answer until the server confirms its arrival."""
+        """Write what the device remembers, with its answer until the server confirms the arrival.
+
+        Args:
+            memory: the packet to write to.
+            task: the task that the device has answered.
+            answer: the answer.
+        """
         writer = TreeWriter(self._learner)
         context: TaskContext = task.context
         instruction = context.instruction
@@ -489,7 +523,10 @@ class DeviceHalf:
 
 
 def _kept(contents: Mapping[str, object]) -> dict[str, object]:
-    """Return the contents that ``Client.sent`` can read later, without deferred values."""
+    """Return those contents of an answer that ``Client.sent`` can still read after the process's end.
+
+    Values that are computed when the server reads them are left out.
+    """
     return {name: value for name, value in contents.items() if not isinstance(value, Lazy)}
 
 

@@ -33,7 +33,9 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux: the signal that a process gets w
 
 
 class ForkExecutor:
-    """Executor of Flower's SuperExec that writes each task to a pipe, for ``execute``.
+    """Part of Flower's SuperExec that hands each task to a process that forks (``execute``).
+
+    It writes the task to a pipe.
 
     Args:
         tasks: file descriptor of the pipe to that process.
@@ -45,14 +47,14 @@ class ForkExecutor:
     def get_eligible_capacity(
         self, supported_task_types: set[str], **_: object
     ) -> tuple[set[str], set[str]]:
-        """Return all types as those whose tasks can be launched now, for any app."""
+        """Tell Flower that tasks of all given types can be launched now, for any app."""
         return supported_task_types, set()
 
     def wait_for_capacity(self, *_: object, **__: object) -> None:
-        """Return at once."""
+        """Return at once, as Flower need never wait before it launches a task."""
 
     def launch(self, spec: "ExecutionSpec") -> "LaunchResult":
-        """Hand over a task."""
+        """Write a task of Flower to the pipe, for the process that forks."""
         from flwr.supercore.superexec.executor.types import LaunchResult
 
         line = json.dumps({"address": spec.runtime_api_address, "token": spec.token})
@@ -63,7 +65,7 @@ class ForkExecutor:
         """Do nothing; the process that forks ends when the pipe is closed."""
 
     def reconcile(self) -> None:
-        """Do nothing."""
+        """Do nothing: Flower calls this to look for tasks that have ended, and forks end by themselves."""
 
 
 def end_with_parent() -> None:
@@ -73,7 +75,12 @@ def end_with_parent() -> None:
 
 
 def _ask(address: str, tasks: int) -> None:
-    """Fetch tasks from the SuperNode in an endless loop, and write them to the pipe ``tasks``."""
+    """Fetch tasks from the SuperNode until the process is killed, and write them to a pipe.
+
+    Args:
+        address: HOST:PORT of the SuperNode's Runtime API.
+        tasks: file descriptor of the pipe.
+    """
     end_with_parent()
     module = importlib.import_module("flwr.supercore.superexec.run_superexec")
     vars(module)["get_executor"] = lambda *_, **__: ForkExecutor(tasks)
@@ -81,7 +88,11 @@ def _ask(address: str, tasks: int) -> None:
 
 
 def _fork(line: str) -> None:
-    """Carry out a task in a fork."""
+    """Carry out a task in a fork of this process, which has all modules loaded.
+
+    Args:
+        line: the task as it was written to the pipe.
+    """
     if os.fork():
         return
     end_with_parent()

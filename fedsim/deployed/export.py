@@ -118,7 +118,7 @@ def export(
 
 
 def _deployed(scenario: Scenario) -> Scenario:
-    """Return a scenario without the parts that a deployment replaces by the real thing."""
+    """Return a scenario without what a deployment has in reality, such as availability or batteries."""
     tables = scenario.model_dump(mode="python", exclude_none=True)
     for name in unused(scenario):
         section, _, key = name.partition(".")
@@ -181,7 +181,14 @@ def _readme(scenario: Scenario) -> str:
 
 
 def _own_files(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
-    """Yield folder and file of each module that the scenario names and no package has installed."""
+    """Yield the Python files of the user that a scenario needs, by the import paths that it names.
+
+    Args:
+        scenario: the scenario.
+
+    Yields:
+        The folder from which a module is imported, and its file. Installed packages are left out.
+    """
     names = {type(part).__module__ for part in _parts(scenario)}
     names |= {path.partition(":")[0] for path in _paths(scenario)}
     names.add(_strategy_module(scenario))
@@ -199,7 +206,15 @@ def _strategy_module(scenario: Scenario) -> str:
 
 
 def _files_of(module: ModuleType, done: set[Path]) -> Iterator[tuple[Path, Path]]:
-    """Yield a module's file, and the files of the own modules that the module imports."""
+    """Yield a user's module, and those of the user's modules that it imports, each once.
+
+    Args:
+        module: the module.
+        done: files that were yielded before, which are left out; changed.
+
+    Yields:
+        The folder from which a module is imported, and its file.
+    """
     file = Path(getattr(module, "__file__", None) or "")
     root = _root(module, file)
     if root is None or file in done:
@@ -225,7 +240,7 @@ def _root(module: ModuleType, file: Path) -> Path | None:
 
 
 def _parts(value: object) -> Iterator[BaseModel]:
-    """Yield a part of a scenario and all parts within it."""
+    """Yield a table of a scenario and all tables within it."""
     if isinstance(value, BaseModel):
         yield value
         for name in type(value).model_fields:
@@ -236,7 +251,7 @@ def _parts(value: object) -> Iterator[BaseModel]:
 
 
 def _paths(scenario: Scenario) -> Iterator[str]:
-    """Yield the import paths in a scenario's texts."""
+    """Yield the import paths of users' code that a scenario names, such as ``mine:Chain``."""
     for part in _parts(scenario):
         for name in type(part).model_fields:
             text = getattr(part, name)

@@ -10,7 +10,7 @@ USED = 1
 
 
 class LabelHistory:
-    """Label counts of a device: int64 [C] each.
+    """Counts of a device's samples by class, now and at earlier times; int64 [C] each.
 
     Args:
         present: counts of the device's data as this process has read them.
@@ -46,10 +46,10 @@ class LabelHistory:
         return self.first
 
     def restore(self, value: Json, *, has_arrived: bool) -> None:
-        """Restore the history before a task from its tree.
+        """Restore the history that ``tree`` returned after the device's last task.
 
         Args:
-            value: ``tree`` after the last task; None before the first task.
+            value: what ``tree`` returned; None before the first task.
             has_arrived: whether the answer of the last task has arrived.
         """
         if value is None:
@@ -65,7 +65,7 @@ class LabelHistory:
             self.reported = self.used
 
     def tree(self) -> dict[str, Json]:
-        """Return the history after a task with the present data as JSON."""
+        """Return the history as JSON for ``restore``, after a task on the present data."""
         return {
             "first": self.first.tolist(),
             "used": self._present.tolist(),

@@ -28,7 +28,7 @@ _MESSAGES = ("sent", "received")
 
 @dataclass(slots=True)
 class _MeasuredTask:
-    """A task's records, from which its steps follow.
+    """What the records of a deployment say of one task, from which its steps are derived.
 
     Attributes:
         device: number of its device.

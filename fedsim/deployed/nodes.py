@@ -26,11 +26,11 @@ _NODES_EVERY_S = 1.0  # real time between two looks at the list of nodes (s)
 
 
 class Nodes:
-    """The nodes of a Grid, to which tasks are sent and from which answers arrive.
+    """The programs that act for devices (nodes), to which tasks are sent and which answer them.
 
     Args:
-        grid: Flower's Grid.
-        run: the server half's run.
+        grid: Flower's Grid, which carries the messages.
+        run: the run of the strategy's code on the server.
         clock: the wall clock of the run.
         pace: ``pace`` of the app's run configuration.
 

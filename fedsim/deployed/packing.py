@@ -37,7 +37,7 @@ SHIFT = "shift"
 
 @dataclass(slots=True)
 class Packet:
-    """A message as it travels.
+    """A message in the form in which it is sent between machines.
 
     Attributes:
         head: job, round and the forms of all contents, JSON; its bytes are not counted.
@@ -60,7 +60,7 @@ class Packet:
 
 @pure
 def total(models: list[AnyArray]) -> AnyArray:
-    """Return the sum of two arrays, [d]."""
+    """Return the sum of two models, float [d] each; the decoder adds a change to its start by it."""
     return models[0] + models[1]
 
 
@@ -282,7 +282,11 @@ def _unpack_numbers(payload: bytes, form: Mapping[str, Json]) -> object:
 
 
 def models_in(contents: Mapping[str, object]) -> list[tuple[ModelPlace, Ref]]:
-    """Return all models of contents with their places, in order."""
+    """Return all models of a message's contents, in order.
+
+    Returns:
+        Pairs of where a model is (name of the content, and index within it) and the model.
+    """
     models: list[tuple[ModelPlace, Ref]] = []
     for name, value in contents.items():
         if isinstance(value, Ref):

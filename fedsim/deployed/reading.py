@@ -12,21 +12,24 @@ ReadValue = TypeVar("ReadValue")
 
 
 class PacketError(SimulationError):
-    """A packet that cannot be read, as its sender is broken or is of no fedsim app.
+    """Error: a message cannot be read, as its sender is broken or is no app of fedsim.
 
-    Only the packet is dropped; the run goes on.
+    Only the message is dropped; the run goes on.
     """
 
 
 def read_safely(name: str, read: Callable[[], ReadValue]) -> ReadValue:
-    """Return the result of a function that reads a packet.
+    """Call a function that reads a message, and turn each of its errors into a ``PacketError``.
 
     Args:
-        name: names the packet in messages.
+        name: names the message in the error.
         read: the function. It may call code of a codec, which fails in its own ways.
 
+    Returns:
+        What the function has returned.
+
     Raises:
-        PacketError: the packet cannot be read.
+        PacketError: the message cannot be read.
     """
     try:
         return read()

@@ -8,11 +8,7 @@ _SENDS_PARTS = ("heterofl", "hetlora", "flora")  # strategies that send some ten
 
 
 def refusals(scenario: Scenario) -> Iterator[str]:
-    """Yield the reason of each section of a scenario that cannot be deployed.
-
-    Args:
-        scenario: the scenario.
-    """
+    """Yield, for each section of a scenario that cannot be deployed, the reason as a sentence."""
     strategy = scenario.strategy
     kind = strategy.kind
     if scenario.learning == "off":
@@ -70,7 +66,10 @@ def _refused_training(scenario: Scenario) -> Iterator[str]:
 
 
 def unused(scenario: Scenario) -> Iterator[str]:
-    """Yield the name of each part of a scenario that a deployment replaces by the real thing."""
+    """Yield the name of each section of a scenario that has no effect in a deployment.
+
+    There the real thing takes its place, such as real links.
+    """
     population = scenario.population
     if population.availability.kind != "always":
         yield "population.availability"

@@ -13,7 +13,7 @@ _LOOK_S = 0.1  # time between two questions of a thread (s)
 
 
 class Replies:
-    """Puller of the replies to open messages.
+    """Threads that fetch the replies to messages from Flower.
 
     Flower lists a reply when its upload begins, and the pull of a listed reply takes until the
     upload ends. Each thread therefore pulls the reply to one message at a time.
@@ -31,7 +31,11 @@ class Replies:
         self._ended = Event()
 
     def expect(self, name: str) -> None:
-        """Pull the reply to the message ``name``, now and until it has arrived."""
+        """Have the reply to a message fetched as soon as it has arrived.
+
+        Args:
+            name: ID of the message.
+        """
         with self._lock:
             self._open.append(name)
             busy = len(self._open) + len(self._threads)

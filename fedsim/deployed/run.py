@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SentContext(TaskContext):
-    """State of a task, with the request's contents as the server half gave them."""
+    """What is known of a task until its answer, with the request's contents before they were encoded."""
 
     outgoing: Contents = field(default_factory=dict)
 
@@ -36,7 +36,10 @@ class SentEnvelopes(Envelopes):
 
 
 class RemoteClientSide(ClientSide):
-    """Answers of client halves that run on other machines."""
+    """Stands for the strategy's code on devices, which runs on other machines in a deployment.
+
+    The server then reads answers from messages.
+    """
 
     def arrived(self, task: Task) -> Mapping[str, object]:
         context: TaskContext = task.context
@@ -61,7 +64,7 @@ class _Received(dict[str, object]):
 
 
 class ServerRun(Run):
-    """Run of the server half over messages in real time."""
+    """Run of a strategy's code on the server with real devices, over messages in real time."""
 
     envelopes_type = SentEnvelopes
     remote: RemoteTasks

@@ -31,7 +31,7 @@ _COUNTS = ("epochs", "asked")  # facts of a training
 
 @dataclass(slots=True)
 class LoggedStep:
-    """Step of a task that has ended on its device.
+    """Step of a task, such as a training, that has ended on a real device.
 
     Attributes:
         name: name of the step, such as ``train``.
@@ -81,7 +81,7 @@ def read_step(value: Json) -> LoggedStep:
 
 
 class StepLog:
-    """Steps of a task, in order.
+    """Collects the steps of a task on a real device, in order, and writes them to a file if wanted.
 
     Args:
         task: ID of the task.
@@ -118,7 +118,7 @@ class StepLog:
 
 
 def log_folder() -> Path | None:
-    """Return the folder that the environment names for the logs; None if it names none."""
+    """Return the folder in which devices log their steps; None if the environment names none."""
     text = os.environ.get(VARIABLE)
     return Path(text) if text else None
 
@@ -146,7 +146,12 @@ def _lines(folder: Path) -> Iterator[tuple[int, Json]]:
 
 
 def note_begin(folder: Path | None, began: float) -> None:
-    """Write the time of the day at which the clock of a run began (s since 1970)."""
+    """Write to the folder of logs when a run's clock began, for readers of the logs.
+
+    Args:
+        folder: the folder; None for none, and then nothing is written.
+        began: time of the day (s since 1970).
+    """
     if folder is not None:
         beside = folder / f"{BEGAN}.writing"
         beside.write_text(repr(began), encoding="utf-8")

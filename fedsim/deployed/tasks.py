@@ -18,7 +18,7 @@ from fedsim.world.task import Cause, Task, TaskStep
 
 
 class RemoteTasks:
-    """Tasks of the devices of a deployment, as ``Dispatch`` and ``Clients`` use them.
+    """Tasks that real devices have been asked to do, in place of the simulated ones of a simulation.
 
     A device is reachable while the transport reports its node as connected.
 
@@ -94,7 +94,7 @@ class RemoteTasks:
         return bool(self._online[device] and not self._busy[device])
 
     def idle(self, devices: Ints) -> Flags:
-        """Vectorised ``is_idle``; bool [len(devices)]."""
+        """Return for each device whether its node is connected and has no open task; bool [len(devices)]."""
         free: Flags = self._online[devices] & ~self._busy[devices]
         return free
 

@@ -20,13 +20,15 @@ from fedsim.learning.refs import Loss, Ref
 
 
 class TreeWriter:
-    """Writer of values as JSON trees.
+    """Writes a device's state and other values as JSON, with arrays and models apart.
+
+    In place of an array the JSON has its number.
 
     Args:
         learner: computes the models in the values.
 
     Attributes:
-        arrays: the arrays of all values so far, in the order of their numbers in the trees.
+        arrays: the arrays of all values so far, in the order of their numbers.
     """
 
     def __init__(self, learner: Learner) -> None:
@@ -34,7 +36,7 @@ class TreeWriter:
         self.arrays: list[AnyArray] = []
 
     def write(self, value: object) -> Json:
-        """Return the tree of a value.
+        """Return a value as JSON, and append its arrays and models to ``arrays``.
 
         Args:
             value: None, a bool, a number, a text, an array, a model, or a list, tuple or dict of
@@ -76,15 +78,15 @@ class TreeWriter:
 
 
 def read_tree(tree: Json, arrays: Sequence[AnyArray], learner: Learner) -> object:
-    """Return the value of a tree that ``TreeWriter`` has written.
+    """Return the value that ``TreeWriter`` has written as JSON.
 
     Args:
-        tree: the tree.
+        tree: the JSON.
         arrays: ``TreeWriter.arrays``.
         learner: names the models in the value.
 
     Raises:
-        PacketError: the tree has another form.
+        PacketError: the JSON has another form.
     """
     if isinstance(tree, list):
         raise PacketError("a tree has a list without its kind")

@@ -64,10 +64,10 @@ _SEEN = 0.03  # share of a message's bytes after which its passage counts as beg
 
 
 class WireCounters:
-    """Reader of the counters.
+    """Reads from a file how many bytes had passed over each device's link at which time.
 
     Args:
-        file: the file of ``sample``.
+        file: the file that ``sample`` has written.
         began: time of the day at which the clock began (s since 1970).
     """
 

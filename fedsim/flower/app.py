@@ -33,7 +33,7 @@ class App:
     """dotted key: value of the run configuration, with the scenario's changes."""
 
     def load(self, half: Half) -> "ServerApp | ClientApp":
-        """Import one half of the app. The app's folder must be on ``sys.path``.
+        """Import the ServerApp or the ClientApp. The app's folder must be on ``sys.path``.
 
         Args:
             half: ``server`` for the ServerApp, ``client`` for the ClientApp.
@@ -42,7 +42,7 @@ class App:
             The ServerApp or the ClientApp.
 
         Raises:
-            SimulationError: the half cannot be imported, or is not a ServerApp or ClientApp.
+            SimulationError: it cannot be imported, or is no ServerApp or ClientApp.
         """
         from flwr.clientapp import ClientApp
         from flwr.serverapp import ServerApp

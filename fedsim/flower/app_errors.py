@@ -51,7 +51,7 @@ def is_within(folder: Path, file: str) -> bool:
 
 
 def place_of_error(error: BaseException, folder: Path) -> str:
-    """Format the innermost line of an app's code in an error's traceback.
+    """Return at which line of an app's code an error occurred, as text for a message.
 
     Args:
         error: error with a traceback.
@@ -91,7 +91,7 @@ def _place(frames: list[traceback.FrameSummary]) -> str:
 
 
 def error_of_app(error: BaseException, folder: Path) -> str:
-    """Format an error that an app's code raised.
+    """Return the message for the user about an error that an app's code raised.
 
     Args:
         error: error with a traceback.

@@ -28,7 +28,7 @@ from fedsim.flower.turns import call_in_thread
 
 @dataclass(frozen=True)
 class AppJob:
-    """Message that a device's ClientApp must answer, with the arguments of the call."""
+    """Message that a device's ClientApp must answer, and all else that the call needs."""
 
     params: FlowerParams
     app: App
@@ -50,7 +50,7 @@ class AppJob:
 
 @dataclass(frozen=True)
 class AppReply:
-    """Reply of a ClientApp, and its cost."""
+    """Reply of a ClientApp, and what it cost to compute: samples, FLOPs or time."""
 
     reply: Message
     bytes: int

@@ -33,9 +33,9 @@ def is_training(kind: str) -> bool:
 
 
 class SamplesTime(Spec):
-    """A message takes the time of training on its reply's ``num-examples`` at the device's speed.
+    """Time of a message by samples: as long as a training on its reply's ``num-examples`` takes.
 
-    A message without training takes a third of this time.
+    The device's speed (samples/s) counts. A message without training takes a third of this time.
     """
 
     kind: Literal["samples"] = "samples"
@@ -164,7 +164,7 @@ class SamplesTaken:
 
 
 class FlopsTime(Spec):
-    """A message takes the time of torch's operations at the device's FLOP/s.
+    """Time of a message by FLOPs: torch's operations at the device's FLOP/s.
 
     The operations are counted in the first message of a kind. Later messages of this kind take
     operations in proportion to their examples.
@@ -179,7 +179,7 @@ class FlopsTime(Spec):
 
 
 class MessageCost(Spec):
-    """The cost of a message."""
+    """Time or work that a device needs for a message, as the scenario states it."""
 
     seconds: Seconds = 0.0
 

@@ -165,7 +165,7 @@ class Sleeper:
 
 
 class SessionBase(Grid):  # type: ignore[misc]
-    """Interface of a ServerApp's session, for the replaced functions of Flower.
+    """Base of a ServerApp's session, as far as fedsim's patches of Flower's functions use it.
 
     Attributes:
         folder: folder of the app.
@@ -211,10 +211,12 @@ here = _Here()
 
 @contextmanager
 def where(**state: object) -> Iterator[None]:
-    """Context in which the thread-local object ``here`` has the given attributes.
+    """Context manager in which this thread's ``here`` has further attributes.
+
+    ``here`` is an object of its own in each thread, by which patches know for whom they act.
 
     Args:
-        state: attribute of ``here``: value.
+        state: the attributes by name.
     """
     vars(here).update(state)
     try:
@@ -255,7 +257,7 @@ def _imports_flower(package: str) -> bool:
 
 
 def _has_of_flower(module: ModuleType) -> bool:
-    """Return whether one of a module's attributes is a module, class or function of flwr."""
+    """Return whether a module has imported something from flwr, by its attributes."""
     for value in list(vars(module).values()):
         kind = type(value)  # isinstance reads value.__class__, which may run any code
         origin: object = ""
@@ -433,7 +435,7 @@ def _wait_for(
 
 @dataclass(frozen=True)
 class Exchange:
-    """Converters between a legacy ServerApp's objects and the contents of messages."""
+    """Converters between the objects of a ServerApp of Flower's older interface and messages."""
 
     message_type: str
     write: Callable[[Any, bool], RecordDict]

@@ -14,7 +14,10 @@ _NUMBERS = ("server-round", "server_round", "current-round", "current_round", "r
 
 
 class ReceivedUpdate(NamedTuple):
-    """Reply that the ServerApp has received, as a fedsim record of an aggregation lists it."""
+    """What is known of a reply that the ServerApp has received in a round.
+
+    fedsim's record of the round's aggregation lists it.
+    """
 
     task: int
     """ID of the device's task."""
@@ -26,7 +29,7 @@ class ReceivedUpdate(NamedTuple):
 
 @dataclass(eq=False)
 class AppRound:
-    """Round of a Flower app, with its counts of tasks and its metrics; open or closed."""
+    """Round of a Flower app: counts of its tasks, and metrics that the app has reported."""
 
     number: int
     """index of the round, from 0."""

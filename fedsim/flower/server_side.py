@@ -49,7 +49,7 @@ _UNAVAILABLE = {
 
 @dataclass(slots=True)
 class Sent:
-    """Message that the ServerApp has pushed, and its reply."""
+    """Message that the ServerApp has sent to a device, and the reply when it has come."""
 
     message: Message
     """a copy of the message as it was pushed."""
