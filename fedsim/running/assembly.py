@@ -55,7 +55,7 @@ _MOST_CHANGES = 200_000  # limit of recorded changes of availability; a picture 
 
 
 class Run:
-    """Components of a run of a scenario, built in the constructor.
+    """All objects that take part in a run of a scenario, built in the constructor.
 
     Args:
         scenario: the scenario.
@@ -187,7 +187,7 @@ class Run:
         )
 
     def _build_messages(self) -> None:
-        """Build the server's dispatch, the client side, and the messages between them."""
+        """Build what carries messages between the strategy's code on the server and on the devices."""
         scenario = self.scenario
         down = Wire(scenario.messages.down, self.learner)
         up = Wire(scenario.messages.up, self.learner)
@@ -247,7 +247,7 @@ class Run:
         self.client_halves = ClientHalves(strategy.client_half, params, setting, self.local)
 
     def _build_changes(self) -> None:
-        """Build arrivals and departures of devices, data shifts, and processes of the world."""
+        """Build what changes during the run: arrivals and departures, data, and processes of the world."""
         scenario = self.scenario
         dispatch = self.dispatch
         self.lifetimes = self._world.build_lifetimes(partial(dispatch.notify, "newcomer"))
@@ -435,7 +435,7 @@ class Run:
 
     @property
     def estimates(self) -> str:
-        """Text that names the estimated (not measured) figures of device kinds that this run uses."""
+        """Text that names the figures of this run's kinds of devices that are estimates, not measured."""
         energy = self.scenario.energy
         estimates_links = not self.scenario.network.has_device_rates
         estimates_energy = energy is not None and energy.preset is None
@@ -480,8 +480,9 @@ class Run:
     def _devices_with(self, most: int) -> NDArray[np.int64]:
         """Return the IDs of the devices that tables list; int64, ascending.
 
-        Populations of more than ``most`` devices are listed only as far as the server has sent them
-        a task.
+        Args:
+            most: the largest population of which all devices are listed. Of a larger one, those are
+                listed to which the server has sent a task.
         """
         count = self.scenario.population.devices
         if count <= most:

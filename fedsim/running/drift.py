@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Drift:
-    """Schedule of data shifts, which applies a shift rule to the run's data.
+    """Changes devices' data at the rounds or times that the scenario's ``[drift]`` says.
 
-    Draws come from the stream ``world/drift``, alike for all strategies.
+    Its random draws are alike for all strategies.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Drift:
             dispatch.on_shift(change.device)
 
     def _candidates(self) -> NDArray[np.int64]:
-        """Return the devices whose data may shift: all present devices, or those once selected.
+        """Return which devices' data may change; int64, ascending IDs.
 
-        The IDs are int64 and ascending.
+        They are all devices that are present, or those that were selected before.
         """
         candidates = np.ones(len(self._dispatch.population.speed), dtype=np.bool_)
         present = self._present()

@@ -100,7 +100,11 @@ class LearningBuilder:
         return self._scenario.model.tensors(*self.shape_and_classes)
 
     def learner(self, replacement: type[Learner] | None) -> Learner:
-        """Build the learner of the run; ``replacement``, if given, is the learner's class."""
+        """Build what trains and tests the models of the run.
+
+        Args:
+            replacement: its class, in place of the usual one; None for the usual one.
+        """
         scenario = self._scenario
         if scenario.strategy.brings_learning:
             # a sample costs as much as one of the reference model

@@ -34,7 +34,7 @@ class Paused(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Mistake:
-    """Error that ends a command.
+    """What a command says and returns when an error has ended it.
 
     Attributes:
         program: name of the program.

@@ -23,7 +23,7 @@ Models = dict[str, dict[str, AnyTensor]]
 
 
 class _ModelReader:
-    """Reader of the tensors of computed models, which has the last model in memory.
+    """Reads single tensors of computed models; only the model read last is in memory.
 
     Args:
         learner: splits the weights of a model into tensors.
@@ -46,7 +46,7 @@ class _ModelReader:
 
 
 class _ModelTensor(StoredTensor):
-    """Tensor of a computed model.
+    """Tensor of a computed model, whose elements are read when they are needed.
 
     Args:
         reader: reads the tensor.

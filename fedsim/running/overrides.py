@@ -241,9 +241,13 @@ def _drop_strangers(
 
 
 def spread_out(changes: Mapping[str, Any]) -> Tables:
-    """Return changes with each dotted key expanded to nested tables.
+    """Turn changes of a scenario into nested tables, as in TOML.
 
-    Raises ``ScenarioError`` if a key is given twice.
+    Args:
+        changes: dotted keys (``strategy.kind``) and their values, which may be tables.
+
+    Raises:
+        ScenarioError: a key is given twice.
     """
     tables: Tables = {}
     for key, value in changes.items():

@@ -53,7 +53,7 @@ class EndedRun(NamedTuple):
 
 
 class Job:
-    """Execution of a run, from building it to closing its run folder.
+    """A run from the building of its parts to the closing of its folder.
 
     The constructor validates everything before it makes the folder, and locks the folder until the
     run is over. The job closes ``executor``.
@@ -163,7 +163,11 @@ class Job:
             files.write_text(out / files.SCENARIO, self.scenario.to_toml())
 
     def _listen(self, live_every_s: float) -> None:
-        """Subscribe recorder, checkpointer and intermediate results to the run's records."""
+        """Have records of the run written, checkpoints made, and intermediate results copied.
+
+        Args:
+            live_every_s: real time between two copies of intermediate results (s).
+        """
         self.simulation.listen(self.recorder.take)
         if self.checkpointer is not None:
             kinds = ("round",) if self.scenario.checkpoint.time is None else ()
@@ -173,7 +177,7 @@ class Job:
             self.simulation.listen(live_results.watch, kinds=("task-end",))
 
     def interrupt(self) -> None:
-        """End the run after the current instant. If it has a folder, it is saved for a resume."""
+        """End the run after all events of the present time; with a folder, it is saved to be resumed."""
         if self.checkpointer is not None:
             self.checkpointer.request()
         self.simulation.interrupt()

@@ -25,7 +25,7 @@ _TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~object")
 
 
 class Encoder:
-    """Encoder of values as JSON-compatible tables and arrays.
+    """Turns the objects of a run into JSON-compatible tables and arrays, for a checkpoint.
 
     Args:
         classes: the classes of objects that may be written, by name.
@@ -112,7 +112,7 @@ def _field_of(instance: object, field: str) -> object:
 
 
 class Decoder:
-    """Decoder of values that an ``Encoder`` has encoded.
+    """Turns the tables and arrays of a checkpoint back into the objects of a run.
 
     Args:
         arrays: the arrays by name. Stored arrays are read, except large weights of models.
@@ -161,7 +161,13 @@ class Decoder:
             ) from None
 
     def _fill(self, shell: object, name: str, content: Mapping[str, Any]) -> None:
-        """Set the fields of an object of the class ``name``."""
+        """Set the fields of an object from their encoded values.
+
+        Args:
+            shell: the object, which has no fields yet.
+            name: name of its class.
+            content: field -> encoded value.
+        """
         expected = {
             field for field in list_saved_fields(shell) if f"{name}.{field}" not in self._left_out
         }

@@ -74,7 +74,7 @@ def _unsaved_fields() -> tuple[str, ...]:
 
 
 class Origins:
-    """Fingerprints of the data and traces that a run was built from.
+    """Fingerprints of the data and of the files that a run was built from.
 
     A resumed run reads the files again, so their content must not have changed.
     """
@@ -164,7 +164,7 @@ def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 class Checkpointer:
-    """Listener on a run's records that saves the run between two instants when a save is due.
+    """Saves a run to its folder whenever ``[checkpoint]`` says so, from the run's records.
 
     Args:
         spec: ``[checkpoint]`` of the scenario.
@@ -213,7 +213,7 @@ class Checkpointer:
         return 0 if self._spec.time is None else int(time // self._spec.time)
 
     def request(self) -> None:
-        """Request that the run is saved after the current instant."""
+        """Have the run saved after all events of the present time."""
         if not self._due:
             self._due = True
             self._run.simulation.between_instants(self._save)
@@ -225,7 +225,7 @@ class Checkpointer:
 
 
 def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Checkpoint:
-    """Return the state of a run between two instants as a checkpoint."""
+    """Return the state of a run as a checkpoint; no event of the present time may be left."""
     encoder = Encoder(_saved_classes(), _unsaved_fields())
     state: dict[str, object] = {
         "origins": origins.fingerprints,
@@ -250,10 +250,10 @@ def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Check
 
 
 def saved_models(run: "Run") -> list[Ref]:
-    """Return the models that a checkpoint of a run would contain, each once.
+    """Return the models that a checkpoint of a run would contain now, each once.
 
     Args:
-        run: the run, between two instants.
+        run: the run, of which no event of the present time is left.
     """
     encoder = Encoder(_saved_classes(), _unsaved_fields())
     state: list[object] = [part.snapshot() for part in _parts(run).values()]
