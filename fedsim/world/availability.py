@@ -58,7 +58,7 @@ def _find_wrong_spans(
 
 
 class Availability(Protocol):
-    """Interface of the on and off phases of all devices.
+    """Interface of what tells when each device can be reached: its on phases, between off phases.
 
     A class has to define ``span``. All other methods have slower defaults that call ``span``. A run
     calls ``on`` when a strategy queries many devices, and ``spans`` when it writes the run folder.
@@ -80,7 +80,7 @@ class Availability(Protocol):
     @abstractmethod
     @returns("a Span that begins at that time or before, and ends later", _find_wrong_span)
     def span(self, device: int, time: float) -> Span:
-        """Return the phase of a device at a time.
+        """Return whether a device can be reached at a time, and since when and until when that is so.
 
         Args:
             device: index of the device.
@@ -122,14 +122,14 @@ class Availability(Protocol):
 
     @returns(_SPANS, _find_wrong_spans)
     def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
-        """Return the phases of several devices, each at its own time, without their begins.
+        """Return for several devices, each at its own time, whether it is on and until when.
 
         Args:
             devices: indices of devices, all different, int64 [n].
             times: a time for each device (s), float64 [n].
 
         Returns:
-            Whether each device is on, bool [n], and the end of its phase (s), float64 [n].
+            Whether each device is on, bool [n], and the time at which that changes (s), float64 [n].
         """
         return one_by_one(self.span)(devices, times)
 
@@ -223,7 +223,7 @@ Spans = Callable[[Ints, Floats], tuple[Flags, Floats]]
 
 
 def one_by_one(span: Callable[[int, float], Span]) -> Spans:
-    """Make a function ``spans`` that calls ``span`` for one device after another."""
+    """Make a function for many devices, ``Availability.spans``, of the function for one, ``span``."""
 
     def spans(devices: Ints, times: Floats) -> tuple[Flags, Floats]:
         pairs = zip(devices.tolist(), times.tolist(), strict=True)
@@ -236,7 +236,9 @@ def one_by_one(span: Callable[[int, float], Span]) -> Spans:
 
 
 def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, AnyArray]:
-    """Table of each device's state at 0 s and its changes up to a time, by device and time.
+    """Return a table of when devices could be reached: each one's state at 0 s, and its changes.
+
+    Rows are ordered by device and time.
 
     Args:
         spans: function ``Availability.spans`` of the devices.

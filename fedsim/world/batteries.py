@@ -31,7 +31,7 @@ _LOOK_S = 3_600.0  # s until the next check of a battery during a transfer, whos
 
 @dataclass(slots=True)
 class Load:
-    """Power and energy that the running step of a device draws from its battery.
+    """What the running step of a device's task draws from its battery: power, and energy of bytes.
 
     Attributes:
         watts: power in addition to idle power (W).
@@ -81,7 +81,7 @@ class _Point:
 
 @dataclass(slots=True)
 class _Course:
-    """Linear course of a battery's level up to its next breakpoint.
+    """How a battery's level changes, linearly, until something changes its power (a breakpoint).
 
     Attributes:
         end: time of the breakpoint (s).
@@ -161,7 +161,12 @@ class Batteries:
         return self._coefficient(device, "capacity_j") < math.inf
 
     def up(self, devices: Ints, time: float) -> Flags:
-        """Whether the battery of each device is not flat at ``time`` (s); bool [len(devices)]."""
+        """Return for each device whether its battery is not flat at a time; bool [len(devices)].
+
+        Args:
+            devices: indices of devices.
+            time: the time (s).
+        """
         columns = self._columns
         points = self._points[devices]
         # A battery becomes flat at the nearest tick, which may be before the exact time.
@@ -193,7 +198,15 @@ class Batteries:
         return max(time, point.at)
 
     def phase_at(self, device: int, time: float) -> Span:
-        """Return the phase of a battery at a past ``time`` (s); it is on if it was not flat."""
+        """Return since when and until when a battery was flat, or was not, around a past time.
+
+        Args:
+            device: index of the device.
+            time: the time (s).
+
+        Returns:
+            The phase, whose ``on`` says that the battery was not flat.
+        """
         if device not in self._loads:
             self._follow_breakpoints(device, self._point(device), self._simulation.now, keep=True)
         turns = self._turns.get(device, _NONE)
@@ -265,8 +278,8 @@ class Batteries:
             rate: present rate of the message (bytes/s).
 
         Returns:
-            The time (s) at which the device may run flat or its battery is to be checked again,
-            whether the device is flat at this time, and whether the prediction depends on the rate.
+            The time (s) at which the device runs flat, or at which to predict again; whether it is flat
+            at this time; and whether the prediction depends on the rate.
         """
         point = self._point(device)
         load = self._loads[device]
@@ -283,7 +296,7 @@ class Batteries:
         return point.at if point.flat else until, point.flat and not reserve, load.scarce
 
     def end(self, device: int, moved: float, *, dry: bool) -> None:
-        """Subtract the energy of the running step, which ends now, and remove its load.
+        """Subtract from the battery what the running step has drawn; the step ends now.
 
         Args:
             device: index of the device.
@@ -474,7 +487,7 @@ class Batteries:
 
 
 class Powered(Availability):
-    """Availability cut to the times at which batteries are not flat.
+    """When devices can be reached if those with a flat battery cannot.
 
     The end of an on phase is the time at which the device disconnects, although its battery may run
     flat before.
@@ -492,7 +505,7 @@ class Powered(Availability):
         return Span(False, time, up)
 
     def phase_at(self, device: int, time: float) -> Span:
-        """Return the phase of a device at a past ``time`` (s)."""
+        """Return whether a device could be reached at a past time (s), since when and until when."""
         within = self._within.span(device, time)
         battery = self._batteries.phase_at(device, time)
         start = max(within.start, battery.start)

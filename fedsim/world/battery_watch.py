@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class BatteryWatch:
-    """Watch over the batteries of devices with a task; a device without a battery is ignored.
+    """Follows the batteries of devices while they work on a task, and ends tasks when one is flat.
+
+    A device without a battery is ignored.
 
     Attributes:
         batteries: the batteries of all devices; None if no device has one.
@@ -114,7 +116,7 @@ class BatteryWatch:
             self._check_again(task)
 
     def _check_scarce(self) -> None:
-        """Check the batteries that may run out during a message, after rates have changed."""
+        """Check, after rates of messages have changed, which batteries may run out during a message."""
         for task in list(self._scarce.values()):
             if task.waits and task.flow is not None and task.flow.ended is None:
                 self._check_again(task)

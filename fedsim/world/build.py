@@ -29,7 +29,7 @@ from fedsim.world.task import Task, TaskStep
 
 
 class WorldBuilder:
-    """Builder of the parts of a world, whose methods are called in the order of their definition.
+    """Builds devices, network and tasks of a simulation; its methods are called from first to last.
 
     Args:
         simulation: the clock.
@@ -99,7 +99,11 @@ class WorldBuilder:
         self.all_stay = self.availability is paths
 
     def _refuse_short(self, rooflines: Rooflines) -> None:
-        """Let the devices with too little memory never arrive."""
+        """Make devices with too little memory for the training never arrive.
+
+        Args:
+            rooflines: training times and memory of the devices.
+        """
         population = self.population
         sizes = None
         if population.own is not None:
@@ -109,7 +113,7 @@ class WorldBuilder:
             population.arrival = np.where(is_short, np.inf, population.arrival)
 
     def add_batteries(self, batteries: Batteries) -> Powered:
-        """Cut the availability to the times at which batteries are not flat, and return it."""
+        """Make devices unreachable while their batteries are flat; return the changed availability."""
         self._batteries = batteries
         powered = Powered(self.availability, batteries)
         self.availability = powered

@@ -19,12 +19,12 @@ from fedsim.world.phases import Phases, Span
 
 
 class Charging(Protocol):
-    """Phases of all devices, plugged in or not; a pure function of the seed and the device."""
+    """Interface of what tells when each device is plugged in; it depends on seed and device alone."""
 
     def span(self, device: int, time: float) -> Span:
-        """Return the phase of a device at ``time`` (s), which is on if the device is plugged in.
+        """Return whether a device is plugged in at a time (s), since when and until when.
 
-        An off phase may follow an off phase.
+        ``on`` of the phase says that it is. A phase in which it is not may follow another such phase.
         """
 
 

@@ -20,22 +20,25 @@ _ROOM = 4_096  # first count of rows in the caches of a large population
 
 
 def alike(value: object, devices: int) -> AnyArray:
-    """Make a column with one value for all devices, [devices], which stores the value once."""
+    """Return an array of one value for all devices, [devices], that stores the value only once."""
     return np.broadcast_to(np.asarray(value), (devices,))
 
 
 def _is_shared(column: AnyArray) -> bool:
-    """Whether a column stores one value for all devices."""
+    """Return whether an array over devices stores one value for all of them (``alike``)."""
     return column.strides == (0,) and len(column) > 0
 
 
 def each(function: Callable[[AnyArray], AnyArray], column: AnyArray) -> AnyArray:
-    """Apply an elementwise function to a column, and return the new column, [devices].
+    """Apply an elementwise function to an array over devices, once if all entries are one value.
 
     Args:
         function: elementwise function of an array. It is called with an array of one entry if the
             column stores one value for all devices.
-        column: the column, [devices].
+        column: the array, [devices].
+
+    Returns:
+        The new array, [devices].
     """
     if _is_shared(column):
         return alike(function(column[:1])[0], len(column))
@@ -81,7 +84,7 @@ def mean(entries: Callable[[slice], Floats], devices: int) -> float:
 
 
 class DeviceRows:
-    """Map from devices to rows in the columns of a cache.
+    """Assigns each device a row in arrays that cache something of devices.
 
     The row is the device's index. In a population larger than ``MANY``, a device gets the next free
     row at its first look-up.
@@ -91,7 +94,7 @@ class DeviceRows:
 
     Attributes:
         all: whether every device has a row.
-        room: count of rows in each column.
+        room: count of rows that the arrays need.
     """
 
     def __init__(self, devices: int) -> None:

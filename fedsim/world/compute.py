@@ -45,7 +45,7 @@ class SlowPhases(Spec):
 
 
 class EpochTimes:
-    """Model of the times of epochs, with jitter and slow phases.
+    """Computes when the epochs of a device end, with random variation and phases in which it is slow.
 
     Args:
         streams: random streams.
@@ -244,7 +244,7 @@ class HostSpec(Spec):
 
 @dataclass(slots=True)
 class _HostComputation:
-    """Running computation on a host.
+    """Computation that shares the cores of a machine (host) with others.
 
     Attributes:
         task: task of the computation.
@@ -274,7 +274,7 @@ class _Cores:
 
 
 class Hosts:
-    """Cores and workers of all hosts.
+    """Machines on which several devices run, each with cores and workers that its devices share.
 
     Args:
         simulation: the clock.
@@ -296,7 +296,11 @@ class Hosts:
         simulation.env.declare_alarm("host", self._set_alarm)
 
     def admit(self, task: Task) -> tuple[TaskStep, ...]:
-        """Request a worker for a task; return the queue and start-up steps before its own steps."""
+        """Request a worker of its machine for a task.
+
+        Returns:
+            Steps that come before the task's own: waiting in the queue, and the worker's start-up.
+        """
         steps: tuple[TaskStep, ...] = ()
         if self._spec.slots < math.inf and not self._take_worker(task):
             steps = (Queue(),)
@@ -316,7 +320,7 @@ class Hosts:
         cores.jobs[task.id] = _HostComputation(task, cores.served, cores.served + seconds)
 
     def is_due(self, task: Task) -> bool:
-        """Whether the running computation is complete now, within the rounding of times."""
+        """Return whether the running computation of a task ends now, up to the rounding of times."""
         job = self._job(task)
         if job is None:
             return False
@@ -334,14 +338,19 @@ class Hosts:
         return job is not None
 
     def stretch(self, task: Task, factor: float) -> None:
-        """Multiply the remaining time of the running computation of a task by ``factor``."""
+        """Multiply the time that the running computation of a task still needs, as its device is slower.
+
+        Args:
+            task: the task.
+            factor: the factor; below 1 if the device is faster.
+        """
         job = self._job(task)
         if job is not None:
             served = self._update_cores(self._host(task), changes=True).served
             job.end = served + (job.end - served) * factor
 
     def used_s(self, task: Task) -> float:
-        """Return the core seconds (s) of the step that ends, and forget them."""
+        """Return the time of cores that the ending step of a task has used (core seconds), once."""
         return self._used.pop(task.id, 0.0)
 
     def _host(self, task: Task) -> int:

@@ -88,7 +88,7 @@ class DeviceKind(Spec):
 
     @property
     def room(self) -> float:
-        """Memory that a training may take (bytes)."""
+        """Bytes of a device's memory that a training may take."""
         return self.memory * self.memory_share
 
 
@@ -103,7 +103,11 @@ def _complete(value: object) -> object:
 
 
 class _LikeSchema:
-    """Annotation that adds the key ``like`` to the JSON schema, with all other keys optional."""
+    """Annotation for tables of devices' kinds, which changes their JSON schema.
+
+    The key ``like`` is added, which names a kind to take missing values from, so that all other
+    keys are optional.
+    """
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
@@ -230,7 +234,7 @@ KIND_POWERS = {
 
 @dataclass(frozen=True)
 class Capacity:
-    """Sampled speeds, links and kinds of all devices.
+    """Speeds, links and kinds of all devices, as they were drawn or read.
 
     Attributes:
         speed: speed of each device (samples/s), float64 [devices].

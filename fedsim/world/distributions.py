@@ -54,7 +54,7 @@ def _normalise(shares: list[float] | None) -> Floats | None:
 
 
 class Distribution(Spec):
-    """Base of every distribution.
+    """Base of distributions by which a key of a scenario gives each device a value.
 
     A user's distribution is allowed for ``population.speed``. Its keys that are speeds have the
     type ``SamplesPerSecond``.

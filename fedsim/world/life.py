@@ -33,7 +33,7 @@ from fedsim.world.task import Cause, Task, TaskStep
 
 
 class TaskRunner:
-    """Runner of the tasks on the devices of a population, with the services that steps use.
+    """Runs the tasks of all devices, step by step, as SimPy processes, and offers what steps use.
 
     Args:
         messages: messages outside of tasks.
@@ -92,7 +92,10 @@ class TaskRunner:
     # course of a task
 
     def life(self, task: Task) -> ProcessGenerator:
-        """Generator of the SimPy process of a task; a restored task continues its present step."""
+        """Carry out a task's steps one after the other, as the SimPy process of its device.
+
+        The task of a resumed run continues with the step that it was in.
+        """
         if not task.begun:
             self._begin(task)
         cause: Cause | None = None
@@ -205,7 +208,14 @@ class TaskRunner:
         return device not in self._working and self.reachable_until(device) > self.simulation.now
 
     def idle(self, devices: Ints) -> Flags:
-        """Vectorised ``is_idle`` of different devices; bool [len(devices)]."""
+        """Return for each of several different devices whether it is available now and has no task.
+
+        Args:
+            devices: indices of the devices.
+
+        Returns:
+            Whether each is, bool [len(devices)].
+        """
         free: Flags = ~self._busy[devices]
         free[free] = self.reachable(devices[free])
         return free
@@ -285,10 +295,14 @@ class TaskRunner:
         task.process = self.simulation.process(self.life(task))
 
     def end(self, task_id: int, cause: Cause) -> None:
-        """Interrupt a running task in this instant, with a cause.
+        """End a running task now; nothing changes if it has ended.
 
-        A task that has ended is not changed. If the cause is ``late`` and the running step is
-        complete, the step counts, and the task is interrupted in its next step.
+        If the cause is ``late`` and the running step is complete, the step counts, and the task is
+        interrupted in its next step.
+
+        Args:
+            task_id: ID of the task.
+            cause: outcome of the task, such as ``late``.
         """
         if (task := self.running.get(task_id)) is None:
             return
@@ -300,7 +314,7 @@ class TaskRunner:
             self._interrupt(task, cause)
 
     def cut(self, task: Task) -> None:
-        """Interrupt a task whose device leaves, is flat, or disconnects at this instant."""
+        """Interrupt a task now, because its device leaves, has a flat battery, or disconnects."""
         now = self.simulation.now
         if now >= self.population.departure[task.device]:
             self._interrupt(task, "left")

@@ -82,10 +82,12 @@ DeparturesSpec = Annotated[Turnover, DEPARTURES]
 
 
 class Bounded:
-    """Availability of devices, cut to their lifetimes. An off phase may follow an off phase.
+    """When devices can be reached, between their arrivals and their departures.
+
+    A phase in which a device cannot be reached may follow another such phase.
 
     Args:
-        within: availability before it is cut.
+        within: availability before it is cut to this time.
         arrival: arrival of each device (s), float64 [devices].
         departure: departure of each device (s), float64 [devices].
     """
@@ -147,7 +149,7 @@ class LifetimesState(TypedDict):
 
 
 class Lifetimes:
-    """Alarms of arrivals and departures, which emit records ``arrival`` and ``departure``.
+    """Announces arrivals and departures of devices at their times, by records and to the strategy.
 
     An arrival at time 0 has no record.
 

@@ -80,7 +80,14 @@ _OwnRate = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
 def _by_device(quantity: object, *forms: type[Distribution]) -> Registry:
-    """Return the registry of the forms of a key: a value, shares, a list, a column, by kind."""
+    """Return what a key may be in a scenario that gives each device a value.
+
+    Such a value is one for all, drawn by shares, listed, read from a file, or by kind of device.
+
+    Args:
+        quantity: type of the values.
+        forms: classes of distributions that are accepted too.
+    """
     all_forms: tuple[type[Spec], ...] = (Constant, *forms, Choice, Listed, FromFile, ByKind)
     specs = [form.__class_getitem__(cast(type[object], quantity)) for form in all_forms]
     return Registry.of(

@@ -22,7 +22,7 @@ from fedsim.world.steps import Outcome, Payload
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """Message outside of tasks that has not ended.
+    """Message that is being sent, and is no part of a device's task, such as between edge and server.
 
     Attributes:
         id: ID of the message.
@@ -65,7 +65,7 @@ class MessagesState(TypedDict):
 
 
 class Messages:
-    """Service that sends messages between endpoints outside of tasks.
+    """Sends messages that are no part of a device's task: to and from edge servers, between devices.
 
     Args:
         simulation: the clock.
@@ -107,7 +107,7 @@ class Messages:
         on_end: OnEnd | None = None,
         waited: float = 0.0,
     ) -> Message:
-        """Start to send a message; it is ``lost`` in this instant if an endpoint is unavailable.
+        """Start to send a message; it ends as ``lost`` at once if sender or receiver is unavailable.
 
         Args:
             source: endpoint ID of the sender.

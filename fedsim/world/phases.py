@@ -42,7 +42,7 @@ class Span(NamedTuple):
 
 
 class Phases:
-    """Alternating on and off phases of each device, of exponential length, sampled lazily.
+    """On and off phases of devices, in turn and of exponential length, drawn as far as they are asked.
 
     The length of a device's phase k is its k-th draw from the stream ``purpose``. The phase at
     time 0 (drawn from ``purpose/first``) is on with a probability equal to the long-run share of on
@@ -131,7 +131,7 @@ class Phases:
         return self.spans(devices, np.full(len(devices), time))[0]
 
     def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
-        """Vectorised ``span``.
+        """Return for several devices, each at its own time, whether it is on and until when.
 
         Args:
             devices: indices of devices, all different, int64 [n].
@@ -162,7 +162,13 @@ class Phases:
     # vectorised look-ups
 
     def _walk_to(self, devices: Ints, rows: Ints, times: Floats) -> None:
-        """Look up the phase of each device at its time (s), and cache it."""
+        """Find for each device the on or off phase in which its time lies, and store it.
+
+        Args:
+            devices: indices of devices, int64 [n].
+            rows: row of each device in the stored arrays, int64 [n].
+            times: a time for each device (s), float64 [n].
+        """
         is_unknown = (times < self._start[rows]) | (self._end[rows] == 0.0)
         if is_unknown.any():
             self._begin_paths(devices[is_unknown], rows[is_unknown])
@@ -176,7 +182,12 @@ class Phases:
             behind = behind[self._end[rows[behind]] <= times[behind]]
 
     def _begin_paths(self, devices: Ints, rows: Ints) -> None:
-        """Reset the cached phases of devices to their phases at time 0."""
+        """Set the stored phase of each device to the one at time 0.
+
+        Args:
+            devices: indices of devices, int64 [n].
+            rows: row of each device in the stored arrays, int64 [n].
+        """
         on = self._streams.uniforms(self._first, devices) < self._share_on
         first_counts = np.zeros((len(devices), 1), dtype=np.int64)
         self._count[rows] = 0
@@ -185,7 +196,15 @@ class Phases:
         self._end[rows] = self._lengths(devices, first_counts, on[:, None])[:, 0]
 
     def _walk(self, devices: Ints, rows: Ints, times: Floats) -> None:
-        """Sample phases for all devices, as many as bring most of them to their times (s)."""
+        """Draw further phases of all devices, as many as bring most of them to their times.
+
+        The stored phases move on.
+
+        Args:
+            devices: indices of devices, int64 [n].
+            rows: row of each device in the stored arrays, int64 [n].
+            times: a time for each device (s), float64 [n].
+        """
         count = self._count[rows]
         on = self._on[rows]
         end = self._end[rows]

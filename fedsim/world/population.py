@@ -148,7 +148,13 @@ class Population:
         return seconds
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
-        """Time (s) until a computation runs out of memory; see ``Rooflines.failing_s``."""
+        """Return the time until a computation runs out of memory (s); None if it has enough.
+
+        Args:
+            device: index of the device.
+            training: the training; None for a test.
+            samples: samples on which the device computes.
+        """
         if self.rooflines is None:
             return None
         if self.own is not None and training is not None:
@@ -156,7 +162,15 @@ class Population:
         return self.rooflines.failing_s(device, training, samples)
 
     def fit(self, device: int, training: Training, samples: int) -> Training:
-        """Limit a training to the layers for which a device has memory; see ``Rooflines.fit``."""
+        """Return a training limited to those last layers for which its device has memory.
+
+        It is unchanged if the memory suffices for all, or for not even one.
+
+        Args:
+            device: index of the device.
+            training: the training.
+            samples: samples on which the device trains.
+        """
         if self.rooflines is None:
             return training
         if self.own is not None:

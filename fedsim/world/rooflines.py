@@ -133,9 +133,13 @@ class Rooflines:
         return Rooflines(self.kinds, self.which, self._cost_of(cut, layers), self._batching)
 
     def _resolve(self, training: Training) -> "tuple[Rooflines, Training]":
-        """Return the rooflines of the model that is trained, and the training without its cut.
+        """Return the training times and memory of the model that a training really trains.
 
-        The model is smaller, or has fewer trained layers, by ``Training.cut`` and ``layers``.
+        That is a smaller model, or one with fewer trained layers, if ``Training.cut`` or ``layers``
+        says so.
+
+        Returns:
+            The object for that model, and the training without cut and layers.
         """
         if training.cut is None and training.layers is None:
             return self, training

@@ -11,10 +11,10 @@ from fedsim.world.task import Task, TaskStep, in_line
 
 
 class MessageSlots:
-    """Queues of the messages between devices and the server, one queue for each direction.
+    """Limits on how many messages pass between devices and the server at a time.
 
     Attributes:
-        queues: direction -> resource of which each message in that direction holds one slot.
+        queues: direction -> SimPy resource of which each message in that direction holds one slot.
     """
 
     def __init__(self, running: Mapping[int, Task]) -> None:
@@ -24,10 +24,14 @@ class MessageSlots:
         self._lines: dict[Direction, list[int]] = {}
 
     def add(self, direction: Direction, slots: simpy.Resource) -> None:
-        """Make each later message in a direction hold a slot from its first byte to its end.
+        """Let each later message in a direction wait for a slot, which it holds until it has arrived.
+
+        Args:
+            direction: ``up`` or ``down``.
+            slots: the slots.
 
         Raises:
-            SimulationError: the direction has a queue already.
+            SimulationError: the direction has a limit already.
         """
         queue = self.queues.get(direction)
         if queue is not None:
@@ -40,7 +44,11 @@ class MessageSlots:
             self._running[task_id].request("slot", slots)
 
     def must_wait(self, task: Task, step: TaskStep) -> bool:
-        """Take a slot for a step if one is free; return whether the step has to wait for a slot."""
+        """Take a slot for the message of a step, if one is free or none is needed.
+
+        Returns:
+            True if the step has to wait for a slot.
+        """
         direction = step.direction
         if direction is None or direction not in self.queues:
             return False

@@ -31,7 +31,7 @@ Ending = tuple[Cause | None, dict[str, Any]]
 
 
 class WorkAmounts(Protocol):
-    """Amounts of computing without a model; a step ``Work`` has them."""
+    """Interface of how much a device computes without a model, which a step ``Work`` says."""
 
     @property
     def samples(self) -> float:
@@ -143,7 +143,7 @@ class StepServices(Protocol):
 
 
 class TaskStep:
-    """Base of all kinds of steps.
+    """Base of all kinds of steps of which a device's task is made, such as ``Download`` and ``Train``.
 
     Attributes:
         kinds: class name -> class of every kind of step; checkpoints save steps of these classes.
