@@ -20,7 +20,7 @@ VALID = "the scenario is one that fedsim takes"
 
 
 class Audited(NamedTuple):
-    """Result of an audit: problems by check, and parts that no check covers."""
+    """What an audit of a run folder has found: problems by check, and parts that no check covers."""
 
     findings: dict[str, list[str]]  # title of a check: problems found
     unchecked: list[str]  # sentences on parts of the user that no check covers
@@ -72,9 +72,13 @@ def _missing_packages(run: RunFolder) -> list[str]:
 
 
 def _refusal(run: RunFolder, allow_code: bool) -> str | None:
-    """Return the reason why fedsim refuses a run's scenario; None if it accepts the scenario.
+    """Return why this version of fedsim refuses a run's scenario; None if it accepts the scenario.
 
-    A missing data file is no refusal.
+    A missing data file is no reason.
+
+    Args:
+        run: the run folder.
+        allow_code: whether code that the scenario names may be imported.
     """
     try:
         load(run.path / files.SCENARIO, allow_code=allow_code)

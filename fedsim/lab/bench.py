@@ -59,7 +59,7 @@ _COMPARED_S = 60.0  # simulated time (s) of availability in digests, as runs dif
 
 @dataclass(frozen=True)
 class BoardLine:
-    """Line of a board: a strategy in a world, with means over seeds.
+    """What a strategy costs in one of the bench's standard worlds: means over seeds.
 
     Attributes:
         strategy: name of a variant of the study ``bench``.
@@ -247,13 +247,16 @@ def _digest(content: bytes) -> str:
 
 
 def changed_tables(digests: Mapping[tuple[str, int, str], str], board: Path = BOARD) -> list[str]:
-    """Return the names of tables whose digests differ from the recorded digests of a board.
+    """Return which worlds of the bench are drawn otherwise than when the board was written.
 
     A table without a recorded digest is not returned.
 
     Args:
-        digests: digests of tables by world, seed and table.
+        digests: digests of the worlds' tables, by world, seed and table.
         board: path of the board's CSV; the recorded digests are in the same folder.
+
+    Returns:
+        Names of the tables whose digests differ.
     """
     recorded = _read_digests(board)
     names = []
@@ -303,10 +306,10 @@ def _is_current(line: BoardLine) -> bool:
 def keep(
     lines: Sequence[BoardLine], path: Path, tables: Mapping[tuple[str, int, str], str]
 ) -> None:
-    """Write lines into the board's file, and digests of their worlds into the file beside it.
+    """Write results into the board's file, and digests of their worlds into the file beside it.
 
     Args:
-        lines: the new lines, which replace lines of the same strategy and world.
+        lines: the new results, which replace those of the same strategy and world.
         path: path of the board's CSV, which need not exist.
         tables: digests of tables from ``tables_of``.
 
@@ -347,11 +350,11 @@ def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
 
 
 def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> ComparedTable:
-    """Return a table of lines for people, with the rank of each line on the board.
+    """Return results as a table for people, with the rank of each on the board.
 
     Args:
-        lines: the lines to show.
-        board: the board's lines. Ranks are computed among ``board`` and ``lines`` together.
+        lines: the results to show.
+        board: the board's results. Ranks are computed among ``board`` and ``lines`` together.
     """
     by_name = {(line.strategy, line.world): line for line in (*board, *lines)}
     ranked = places([*by_name.values()])
@@ -385,7 +388,10 @@ def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> Compared
 
 
 def interval_of(line: BoardLine) -> str | None:
-    """Return the time to the target with its interval as text; None if a seed missed the target."""
+    """Return a result's time to the target as text, with its interval over seeds.
+
+    None if a seed missed the target.
+    """
     if line.time_s is None:
         return None
     if line.time_low is None or line.time_high is None:

@@ -112,7 +112,10 @@ def catalogue() -> dict[str, TitledNames]:
 
 
 def specs_titled(title: str) -> dict[str, type[Spec]]:
-    """Return the specs under a title of the catalogue, by kind; empty if its names have no specs."""
+    """Return the classes of tables under a title of the catalogue (``fedsim list``), by kind.
+
+    Empty if its names have no classes.
+    """
     return {kind: _REGISTRIES[title].spec(kind) for kind in _REGISTRIES.get(title, ())}
 
 
@@ -209,7 +212,7 @@ def _path_lines(name: str) -> list[str]:
 
 
 def _heads(places: list[str]) -> list[str]:
-    """Return the heading of a key's description, which names the tables that have the same key.
+    """Return the heading of a key's description, with all tables that have the same key.
 
     Args:
         places: dotted paths of the key.
@@ -436,9 +439,9 @@ def schema(file: Literal["scenario", "study"]) -> JsonSchemaValue:
 
 
 def _loosen(schema: Any) -> Any:
-    """Return a JSON schema changed so that no key is required and keys may have dots.
+    """Return a JSON schema for files that give only a part of a scenario, such as a study's changes.
 
-    A table may also mix keys of several kinds.
+    No key is required, keys may have dots, and a table may mix keys of several kinds.
     """
     if isinstance(schema, list):
         return [_loosen(item) for item in schema]

@@ -99,7 +99,14 @@ def _transfers_s(run: Run, devices: range, direction: Literal["down", "up"], siz
 
 
 def _fitting_lines(run: Run) -> list[str]:
-    """Return a warning line if the log to which links were fitted has another count of clients."""
+    """Return a warning if links were fitted to a log of another count of clients than this run has.
+
+    Args:
+        run: a run that has not begun.
+
+    Returns:
+        Text lines; none if there is nothing to warn of.
+    """
     fitted = run.scenario.population.fitted_at_once
     if fitted is None or fitted == run.at_once:
         return []
@@ -224,7 +231,7 @@ def _range(seconds: Floats) -> str:
 
 
 class Beginning:
-    """Trial of the beginning of a run, and its measured cost.
+    """Runs the beginning of a run, to measure what the whole run would cost on this machine.
 
     Args:
         scenario: scenario of the run.
@@ -284,7 +291,7 @@ class Beginning:
 
     @property
     def futile(self) -> str | None:
-        """Reason why the run ended, if it ended within the trial without a round; otherwise None."""
+        """Reason why the run ended before a round was over, if it ended within the trial; else None."""
         return self.stopped if self.share == 1.0 and not self.rounds else None
 
     def go(self, patience_s: float) -> None:

@@ -22,7 +22,7 @@ _SAVES = 3  # checkpoints on disk while the next one is written
 
 @dataclass(frozen=True)
 class Need:
-    """Memory and disk that a part of a scenario needs at the peak.
+    """Memory and disk that a run needs, at the most, for one part of its scenario.
 
     Attributes:
         part: the part, such as ``personal models``.
@@ -40,7 +40,7 @@ class Need:
 
 
 class ModelCounts(NamedTuple):
-    """Counts of models at the end of a run."""
+    """How many models a run has at its end, by what they are for."""
 
     named: int
     """models that the strategy names, each of which is saved."""
@@ -190,11 +190,14 @@ def need_lines(needs: Sequence[Need]) -> list[str]:
 
 
 def together_lines(run: Run, together: Together) -> list[str]:
-    """Return a text line on a part that takes all updates of a round at once; else no line.
+    """Return a text line on what takes all updates of a round at once, and so needs their memory.
 
     Args:
         run: the run.
         together: greatest count of models that one call of a function takes.
+
+    Returns:
+        The line in a list, which is empty if nothing does.
     """
     cohort = run.at_once
     room = run.scenario.training.memory or ROOM

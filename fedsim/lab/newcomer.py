@@ -143,7 +143,12 @@ def _size_of(model: str) -> str:
 
 
 def _deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
-    """Return the deadlines to try (s), and a note about them, from the answer on deadlines."""
+    """Return the deadlines (s) that a new user's study tries, and a note about them.
+
+    Args:
+        answer: the user's answer to the question about deadlines.
+        task_s: estimated time of a device's task (s).
+    """
     if answer.strip().lower() == "try":
         deadlines = [_round(task_s * factor) for factor in _FACTORS]
         return deadlines, f"a task takes some {task_s:.0f} s in the median"

@@ -12,7 +12,7 @@ from fedsim.learning.refs import Ref
 
 
 class Together(NamedTuple):
-    """Greatest count of models that one function call combines, with the function's name."""
+    """The most models that a run combines in one call of a function, and the function's name."""
 
     models: int = 0
     function: str = ""

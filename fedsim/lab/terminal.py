@@ -159,7 +159,7 @@ def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
 
 
 def extrapolation_lines(lines: list[str], most: int = 5) -> list[str]:
-    """Return warnings about values outside the range for which a formula was fitted.
+    """Return warnings about values for which a formula is used outside the range of its fit.
 
     Args:
         lines: descriptions of the values, one line each.

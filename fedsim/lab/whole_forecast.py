@@ -62,7 +62,7 @@ class CostHere:
 
 @dataclass(frozen=True)
 class WholeForecast:
-    """Forecast of a scenario.
+    """What is predicted of a run before it begins, as text for people and as figures.
 
     Attributes:
         lines: text lines for people.
@@ -76,7 +76,13 @@ class WholeForecast:
 def forecast_lines(
     scenario: "Scenario", executor: Executor, patience_s: float = PATIENCE_S
 ) -> list[str]:
-    """Return the text lines of ``forecast_whole``."""
+    """Build a scenario, try its beginning, and return what is predicted of it as text lines.
+
+    Args:
+        scenario: the scenario.
+        executor: executor that computes the learning of the trial.
+        patience_s: real time (s) for each part of the trial; 0 for no trial.
+    """
     return forecast_whole(scenario, executor, patience_s).lines
 
 

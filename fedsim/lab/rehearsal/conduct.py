@@ -46,7 +46,7 @@ _FOLDERS = ("app", "logs", "steps", "homes")
 
 @dataclass(frozen=True)
 class RehearsalPlan:
-    """Options of a rehearsal.
+    """Options of a rehearsal, which runs a scenario with real processes on this machine.
 
     Attributes:
         has_namespaces: whether there are namespaces with shaped links, and not only loopback.
@@ -206,7 +206,11 @@ class _Rehearsal:
         return [] if self._network is None else self._network.within(where)
 
     def _home(self, name: str) -> dict[str, str]:
-        """Return the environment of a process with its own Flower folder."""
+        """Return the environment variables of a process that has its own folder of Flower's files.
+
+        Args:
+            name: name of the process, which names the folder.
+        """
         home = self._out / "homes" / name
         home.mkdir(exist_ok=True)
         return {**self._env, "FLWR_HOME": str(home)}

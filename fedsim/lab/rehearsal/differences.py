@@ -21,10 +21,10 @@ _COLUMNS = ("time", "kind", "device", "round", "task", "step", "outcome", "data"
 
 @dataclass(frozen=True, slots=True)
 class StepLength:
-    """Step of a task.
+    """Step of a task in a run, with its times.
 
     Attributes:
-        step: name of the step.
+        step: name of the step, such as ``train``.
         start: begin (s).
         end: end (s).
         outcome: outcome of the step.
@@ -126,20 +126,20 @@ def read_times(folder: Path) -> RunTimes:
 
 
 class Pair(NamedTuple):
-    """A figure that was simulated and measured."""
+    """A quantity, such as the length of a round, as it was simulated and as it was measured."""
 
     simulated: float
     measured: float
 
     @property
     def error(self) -> float:
-        """Simulated / measured - 1."""
+        """Relative error of the simulation: simulated / measured - 1."""
         return self.simulated / self.measured - 1.0 if self.measured else 0.0
 
 
 @dataclass(slots=True)
 class Differences:
-    """Comparison of a measured run with a simulated one.
+    """How the times of a run that really happened differ from those of its simulation.
 
     Attributes:
         simulated, measured: the times of both runs.
@@ -188,9 +188,10 @@ class Differences:
 
     @property
     def late(self) -> dict[str, list[tuple[int, int, str, str]]]:
-        """Round, device and both outcomes of tasks that were not done.
+        """Tasks that were not done, in one of the runs or in both.
 
         The key is ``both``, ``simulated`` or ``rehearsed``: the runs in which the task was not done.
+        The values are its round, device, simulated outcome and measured outcome.
         """
         late: dict[str, list[tuple[int, int, str, str]]] = {
             "both": [],
@@ -234,12 +235,15 @@ def _lengths(task: TaskTimes) -> dict[str, float]:
 
 
 def compare(simulated: Path, measured: Path, wire: WireCounters | None = None) -> Differences:
-    """Compare a measured run folder with a simulated one.
+    """Compare the times of a run that really happened with those of its simulation.
 
     Args:
         simulated: the simulated run folder.
         measured: the measured run folder.
-        wire: the counters of the rehearsal's links; None if there were none.
+        wire: how many bytes had passed over each real link at which time; None if nobody counted.
+
+    Returns:
+        Both runs' times, for comparison by rounds, steps and tasks.
     """
     times = read_times(measured)
     parts = {} if wire is None else _passages(times, wire)
@@ -272,7 +276,7 @@ def _passages(times: RunTimes, wire: WireCounters) -> dict[str, list[float]]:
 
 
 def lines(differences: Differences, title: str) -> Iterator[str]:
-    """Yield lines of text that describe differences.
+    """Yield lines of text, for people, on how a real run differs from its simulation.
 
     Args:
         differences: the differences.
@@ -317,7 +321,7 @@ def mean_of(pairs: list[Pair]) -> Pair:
 
 
 def bytes_of(differences: Differences) -> dict[str, Pair]:
-    """Return the bytes of the payloads by direction."""
+    """Return the bytes that moved, simulated and measured, by direction."""
     return {
         direction: Pair(differences.simulated.bytes[direction], size)
         for direction, size in differences.measured.bytes.items()

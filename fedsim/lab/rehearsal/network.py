@@ -107,7 +107,7 @@ class Namespaces:
         return any(link.latency_ms for link in self._clients)
 
     def within(self, where: str) -> list[str]:
-        """Return the words that have to precede a command to run it in a namespace.
+        """Return the words that start a command in a namespace, to put before the command.
 
         Args:
             where: ``core``, ``server``, or a name by ``client_name``.
@@ -137,7 +137,13 @@ class Namespaces:
         return name
 
     def _connect(self, where: str, place: int, link: NodeLink) -> None:
-        """Connect a namespace (device ``e``) to the core (``c0``, ``c1`` ...) by 10.99.PLACE.0/24."""
+        """Connect a namespace to the core by a link with the network 10.99.PLACE.0/24.
+
+        Args:
+            where: the namespace, whose end of the link is the device ``e``.
+            place: number of the link; the core's end is the device ``c0``, ``c1`` ...
+            link: rates and latency.
+        """
         core = self.name("core")
         name = self._add(where)
         ends = ("type", "veth", "peer", "name", "e", "netns", name)

@@ -106,7 +106,7 @@ class Export:
 
 
 def exports(paths: Sequence[str | Path]) -> list[Export]:
-    """Return the runs in folders of runs and of studies.
+    """Return the runs to export that are in folders of runs and of studies.
 
     Unfinished runs of a study are left out.
 
