@@ -20,9 +20,10 @@ from fedsim.toolbox.selection import available_devices
 
 
 class BySpeed(Selection):
-    """Base of selections in which candidates answer with three times (12 bytes).
+    """Base of client selections that ask candidates for their speed before they choose.
 
-    They are the times (s) to receive a model, to train for a round, and to send a model.
+    Each candidate, a device that the server may select for a round, reports three durations (s) in
+    12 bytes: to receive a model, to train for a round, and to send a model.
     """
 
     def question(self, models: Sequence[Ref]) -> Contents:
@@ -36,15 +37,19 @@ class BySpeed(Selection):
 
 
 class FedCS(BySpeed):
-    """The most clients that are expected to finish by a deadline, selected greedily.
+    """As many clients as are expected to finish a round by a deadline, selected greedily.
 
     Source: Nishio and Yonetani, "Client selection for federated learning with heterogeneous
-    resources" (ICC 2019), Protocol 2 and Algorithm 3. Candidates drawn at random send their times
-    (12 bytes; ``resources``). The candidate that lengthens the expected round least is then added,
-    again and again, while the round stays within ``time``, up to the number of clients of a round.
-    As in the paper the model goes to all clients at once (the slowest download counts), all train
-    at the same time, and updates are sent one after another. The times omit jitter, outages and
-    shared links, so that a round may take longer.
+    resources" (ICC 2019), Protocol 2 and Algorithm 3. In each round the server asks candidates,
+    which are drawn at random, for three durations (12 bytes; ``resources``): to receive a model, to
+    train, and to send a model. From these it predicts how long a round lasts. The server repeatedly
+    adds the candidate that lengthens the predicted round least, as long as the round stays within
+    the deadline ``time`` and has fewer clients than the strategy asks for.
+
+    As in the paper, the prediction assumes that the model goes to all clients at once (the slowest
+    download counts), that all clients train at the same time, and that they send their updates one
+    after another. The durations omit jitter, outages and shared links, so that a round may take
+    longer.
     """
 
     kind: Literal["fedcs"] = "fedcs"
@@ -69,14 +74,17 @@ class FedCS(BySpeed):
         return self.greedy(count, times)
 
     def greedy(self, count: int, times: Mapping[int, tuple[float, float, float]]) -> list[int]:
-        """Select devices that are expected to finish by ``time``.
+        """Select the devices with which a round is predicted to end within ``self.time`` seconds.
+
+        The device that lengthens the round least is added first. The prediction lets all devices
+        download and train at the same time, and send their updates one after another.
 
         Args:
             count: maximum count of devices.
-            times: candidate ID -> times (s) to receive a model, to train, and to send a model.
+            times: candidate ID -> durations (s) to receive a model, to train, and to send a model.
 
         Returns:
-            IDs of the devices, in the order in which they were added.
+            IDs of the selected devices, in the order in which they were added.
         """
         candidates = dict(times)
         cohort: list[int] = []
@@ -96,7 +104,11 @@ class FedCS(BySpeed):
 
 @dataclass
 class FLANPState(State):
-    """Server state of the selection ``flanp``."""
+    """Memory of the selection ``flanp`` on the server, kept from round to round.
+
+    It has the round duration that each device has reported, and the number of clients in the
+    present stage.
+    """
 
     times: dict[int, float] = field(default_factory=dict)
     """Device ID -> duration of a round (s) on each device that has reported its times."""
@@ -112,18 +124,21 @@ class FLANP(BySpeed):
     """The fastest clients, whose number doubles in each stage.
 
     Source: Reisizadeh, Tziotis, Hassani, Mokhtari and Pedarsani, "Straggler-resilient federated
-    learning" (2022), Algorithm 1 (rules from memory). A stage of n clients is over when the squared
-    norm of the gradient of their loss is at most 2 mu V. V = c / (n s) is the statistical accuracy
-    of their n s samples. The next stage continues with 2 n clients, so that the model is nearly
-    trained when slow clients join. Here 2 mu c is ``accuracy``. The gradient is estimated from the
-    updates, as the mean, weighted by samples, of (received model - update) / (learning rate x
-    steps). For a single step without momentum the estimate is the gradient itself. The paper's
-    solver within a stage is FedGATE; here it is the strategy.
+    learning" (2022), Algorithm 1 (rules from memory). A stage is a series of rounds with the same
+    number n of clients. It is over when the squared norm of the gradient of their loss is at most 2
+    mu V. V = c / (n s) is the statistical accuracy of their n s samples, s samples each. The next
+    stage continues with 2 n clients, so that the model is nearly trained when slow clients join.
+    Here 2 mu c is ``accuracy``. The gradient is estimated from the updates, as the mean, weighted
+    by samples, of (received model - update) / (learning rate x steps). For a single step without
+    momentum the estimate is the gradient itself. The paper's solver within a stage is FedGATE; here
+    it is the strategy.
 
-    Each client reports its times once (12 bytes; ``resources``). The clients of a stage are the n
-    fastest available clients, at most ``clients_per_round`` (all devices, in the paper). In
-    strategies with groups the gradient is made from all models together. Without learning a stage
-    is one round. Each stage is a record, ``stage``.
+    Each client reports its durations once (12 bytes; ``resources``): to receive a model, to train,
+    and to send a model. The clients of a stage are the n fastest available clients, at most
+    ``clients_per_round`` (all devices, in the paper). In strategies that have a model for each
+    group of clients, one gradient is computed from the updates of all groups. In runs without
+    learning, a stage is one round. The beginning of each later stage is recorded among the run's
+    events as ``stage``.
     """
 
     kind: Literal["flanp"] = "flanp"
@@ -205,13 +220,17 @@ class FLANP(BySpeed):
     async def _squared_gradient_norm(
         self, server: Server, number: int, received: Updates, total: int
     ) -> float:
-        """Estimate the squared norm of the gradient from the updates of a round.
+        """Estimate the squared norm of the training loss's gradient from the updates of a round.
+
+        Each update's gradient is (received model - update) / (learning rate x steps), weighted by
+        the client's share of all samples. If the clients received different models, such as those
+        of several groups, the squared norms for the models are added.
 
         Args:
             server: the run's server.
-            number: index of the round.
+            number: index of the round, which determines the learning rate.
             received: the updates of the round.
-            total: sample count of all received updates together.
+            total: sample count of the clients of all received updates together.
 
         Returns:
             The squared norm; not finite if an update is not finite.

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 
 class AgentSizes(TypedDict):
-    """Count of units in each layer of the agent."""
+    """Sizes of FAVOR's agent, a perceptron that maps a state to a value for each device.
+
+    They are the count of input units (length of a state), hidden units, and actions (devices). A
+    value is the worth of selecting the device.
+    """
 
     inputs: int
     hidden: int
@@ -34,7 +38,11 @@ class AgentSizes(TypedDict):
 
 @dataclass
 class FAVORState(State):
-    """Server state of the selection ``favor``."""
+    """Memory of the selection ``favor`` on the server, kept from round to round.
+
+    It has the last known model of each device, the agent that values the choice of a device, and
+    the past actions from which the agent learns.
+    """
 
     round: int = 0
     """Index of the open round, from 0."""
@@ -63,23 +71,28 @@ class FAVOR(Selection):
 
     Source: Wang, Kaplan, Niu and Li, "Optimizing federated learning on non-IID data with
     reinforcement learning" (INFOCOM 2020), sections III and IV (by a summary of them). At first
-    each device receives the model (d parameters; ``profile``), trains for an epoch, and sends the
-    result (d parameters; ``local-model``). The leading principal axes of these models are kept. The
-    state of a round is the model, and the last known one of each device, along these axes. A
-    round's reward is ``base``^(accuracy - ``target``) - 1, by the server's test
-    (``ServerModels.test``). The agent, a perceptron with one hidden layer, values the choice of
-    each device in a state. The next round asks the devices of the highest values, but each place in
-    the cohort goes to a device at random with probability epsilon, which falls by ``decay`` a round
-    to ``least_exploration``.
+    each device is profiled: it receives the model (d parameters; ``profile``), trains for an epoch,
+    and sends the result (d parameters; ``local-model``). The server keeps the leading principal
+    axes of these models. The state of a round has the coordinates along these axes of the model and
+    of the last known model of each device. A round's reward is ``base``^(accuracy - ``target``) -
+    1, with the accuracy of a test at the server (``ServerModels.test``). The agent, a perceptron
+    with one hidden layer, computes from a state a value for the choice of each device. The next
+    round asks the devices of the highest values. Each place in the cohort goes instead to a random
+    device with probability epsilon, which is multiplied by ``decay`` after each round until it is
+    ``least_exploration``.
 
     Each client of a round is an action. With Q the agent, and Q' the agent as it was up to
-    ``refresh`` rounds ago, the value of an action is r + ``discount`` Q'(s', argmax_a Q(s', a)).
-    After a round the agent makes ``steps`` steps of Adam at ``lr`` on the squared errors of
-    ``batch`` actions drawn from the last ``memory``. In the paper it is trained in many runs, by
-    one device a round; here it learns in the run, in no simulated time. The discount, and how it
-    explores and learns, are our choice. A newcomer, or a device that was away, is profiled as soon
-    as it is available; until then the initial model counts as its model. In strategies with groups
-    the model is the mean of the groups' models. Without learning clients are drawn at random.
+    ``refresh`` rounds ago, the value of an action is r + ``discount`` Q'(s', argmax_a Q(s', a)), r
+    being the reward and s' the next state. After a round the agent makes ``steps`` steps of Adam
+    with learning rate ``lr`` on the squared errors of ``batch`` actions, drawn from the last
+    ``memory`` actions. In the paper the agent is trained in many runs, with one device a round;
+    here it learns in the run, in no simulated time. The discount, and how the agent explores and
+    learns, are our choice.
+
+    A device that arrives or returns later is profiled as soon as it is available; until then the
+    initial model stands for its model. In strategies that have a model for each group of clients,
+    the model is the mean of the groups' models. In runs without learning, clients are drawn at
+    random.
     """
 
     not_by_device: ClassVar[Mapping[str, str]] = {
@@ -148,11 +161,15 @@ class FAVOR(Selection):
     def _select_best(
         self, server: Server, state: FAVORState, count: int, candidates: list[int]
     ) -> list[int]:
-        """Select clients by their Q-values, but a share epsilon of them at random.
+        """Select clients by their Q-values, except for a random share of the places.
+
+        Each place of the cohort is filled at random with the present probability epsilon, otherwise
+        by the remaining candidate with the highest Q-value. Before the agent exists, all places are
+        filled at random.
 
         Args:
-            server: the run's server.
-            state: the selection's state.
+            server: the run's server, which has the random streams.
+            state: the selection's memory, with the Q-values.
             count: maximum count of clients.
             candidates: device IDs in random order.
 
@@ -227,7 +244,11 @@ class FAVOR(Selection):
         return {"inputs": inputs, "hidden": self.hidden, "actions": actions}
 
     def _begin(self, server: Server, state: FAVORState) -> None:
-        """Compute the principal axes of the first profiles, and create the agent."""
+        """Compute the principal axes of the first local models, and create the agent.
+
+        Both are stored in ``state``, with the model from which the devices trained as the present
+        model.
+        """
         assert state.first is not None
         apply = server.models.apply
         count = min(self.components, server.devices)
@@ -241,7 +262,11 @@ class FAVOR(Selection):
         state.model = state.first
 
     def _observe(self, server: Server, state: FAVORState) -> None:
-        """Compute the present state s from the models, and store it."""
+        """Compute the state that the agent observes, and store it in ``state.situation``.
+
+        It has the coordinates, along the principal axes, of the present model and of each device's
+        last known model.
+        """
         assert state.axes is not None
         assert state.first is not None
         models = [state.axes, state.model]
@@ -250,7 +275,11 @@ class FAVOR(Selection):
         state.situation = server.models.apply(along, models, size=size)
 
     async def _evaluate(self, server: Server, state: FAVORState) -> None:
-        """Compute and store the agent's Q-value of each device in the present state."""
+        """Compute the agent's Q-value of the choice of each device, and store the values.
+
+        They are stored in ``state.q_values``, and are for the present state that the agent
+        observes, ``state.situation``.
+        """
         actions = server.devices
         values = server.models.apply(
             state_values,
@@ -262,11 +291,18 @@ class FAVOR(Selection):
         state.q_values = (await server.models.value(values)).tolist()
 
     async def _reward(self, server: Server, state: FAVORState, models: ModelAssignment) -> float:
-        """Return the reward of the closed round, and store the mean of the strategy's models.
+        """Return the reward of the round that has ended, and store the present model.
 
-        The reward is base^(a - target) - 1. a is the mean accuracy of the models, each on the
-        devices that it serves. Accuracies and models are weighted by the counts of these devices.
-        ``state.model`` becomes the mean of the models.
+        The reward is base^(a - target) - 1. a is the mean accuracy of the models, each tested on
+        the devices that it serves. The present model, which is stored in ``state.model``, is the
+        mean of the models. Accuracies and models are weighted by the counts of devices that they
+        serve.
+
+        Args:
+            server: the run's server, which tests the models.
+            state: the selection's memory; its entry ``model`` is replaced.
+            models: the strategy's models by name, each with the IDs of the devices that it serves
+                (None: all).
         """
         served = list[tuple[Ref, Sequence[int] | None, int]]()
         for model, devices in models.values():
@@ -282,7 +318,12 @@ class FAVOR(Selection):
         return float(self.base ** (accuracy - self.target) - 1.0)
 
     def _learn(self, server: Server, state: FAVORState) -> None:
-        """Train the agent on actions that are drawn from the replay memory."""
+        """Train the agent after a round, by steps on batches drawn from its memory of actions.
+
+        ``state.agent`` is replaced by the trained agent. In every ``refresh``-th round the older
+        agent, from which the targets of training are computed, is first replaced by the present
+        one.
+        """
         number = state.round
         if number % self.refresh == 0:
             state.older = state.agent
@@ -310,12 +351,27 @@ class FAVOR(Selection):
 
 
 def weights(inputs: int, hidden: int, actions: int) -> int:
-    """Return how many weights the agent has."""
+    """Return how many weights the agent has, a perceptron with one hidden layer and biases.
+
+    Args:
+        inputs: count of input units.
+        hidden: count of hidden units.
+        actions: count of output units, one for each action.
+    """
     return hidden * (inputs + 1) + actions * (hidden + 1)
 
 
 def agent_size(inputs: int, hidden: int, actions: int) -> int:
-    """Return the length of the agent's array of weights, Adam's two moments and step count."""
+    """Return the length of the array that stores an agent, a perceptron with one hidden layer.
+
+    The array has the perceptron's weights, Adam's first and second moments of each weight, and the
+    count of Adam's steps.
+
+    Args:
+        inputs: count of input units.
+        hidden: count of hidden units.
+        actions: count of output units, one for each action.
+    """
     return 3 * weights(inputs, hidden, actions) + 1
 
 
@@ -323,17 +379,18 @@ def agent_size(inputs: int, hidden: int, actions: int) -> int:
 def new_agent(
     models: list[Floats32], inputs: int, hidden: int, actions: int, rng: np.random.Generator
 ) -> Floats:
-    """Draw a new agent, whose weights are uniform within 1 / sqrt(inputs of the layer).
+    """Draw a new agent, a perceptron with weights uniform within 1 / sqrt(inputs of the layer).
 
     Args:
         models: not used.
-        inputs: length of a state.
+        inputs: length of a state, the agent's input.
         hidden: count of units in the hidden layer.
         actions: count of actions.
         rng: source of the weights.
 
     Returns:
-        The agent's array, see ``agent_size``.
+        Weights of the agent, followed by zeros for Adam's two moments of each weight and for the
+        count of Adam's steps, float64 [``agent_size(...)``].
     """
     first = rng.uniform(-1, 1, hidden * (inputs + 1)) / math.sqrt(inputs)
     second = rng.uniform(-1, 1, actions * (hidden + 1)) / math.sqrt(hidden)
@@ -342,10 +399,11 @@ def new_agent(
 
 
 def q_values(parameters: "Tensor", states: "Tensor", hidden: int, actions: int) -> "Tensor":
-    """Compute the Q-values of all actions in each state.
+    """Compute the agent's Q-values of all actions in each state.
 
     Args:
-        parameters: the agent's weights, [``weights(...)``].
+        parameters: the agent's weights, flat: of the hidden layer, its biases, of the output layer,
+            its biases.
         states: the states, [n, inputs].
         hidden: count of units in the hidden layer.
         actions: count of actions.
@@ -373,11 +431,12 @@ def _tensors(arrays: list[Floats32]) -> "list[Tensor]":
 
 @pure
 def state_values(models: list[Floats32], hidden: int, actions: int) -> Floats32:
-    """Compute the Q-values of all actions in one state.
+    """Compute the agent's Q-values of all actions in one state.
 
     Args:
-        models: the agent's array, and the state [inputs].
-        hidden: count of units in the hidden layer.
+        models: two arrays: the agent as ``new_agent`` returns it (weights, Adam's moments, steps),
+            and the state [inputs].
+        hidden: count of units in the agent's hidden layer.
         actions: count of actions.
 
     Returns:
@@ -399,22 +458,24 @@ def trained_agent(
     chosen: list[int],
     rewards: list[float],
 ) -> Floats32:
-    """Train an agent by one step of Adam on the mean squared error of its values of actions.
+    """Train an agent by one step of Adam on the mean squared error of Q-values of chosen actions.
 
-    Source: double Q-learning (van Hasselt et al., 2016), as in FAVOR.
+    The target of an action's value is reward + ``discount`` x the older agent's value, in the next
+    state, of the action that the agent values most there. Source: double Q-learning (van Hasselt et
+    al., 2016), as in FAVOR.
 
     Args:
-        models: the arrays of the agent and of the older agent, the state before each chosen action,
-            and the state after each chosen action.
+        models: the arrays of the agent and of the older agent (weights, Adam's moments, steps), the
+            state before each chosen action, and the state after each chosen action.
         hidden: count of units in the hidden layer.
         actions: count of possible actions.
         discount: gamma, the weight of the next state's value.
         lr: learning rate of Adam.
-        chosen: indices of the chosen actions.
+        chosen: index of each chosen action.
         rewards: the reward of each chosen action.
 
     Returns:
-        The array of the trained agent.
+        The array of the trained agent, laid out as the agent's array in ``models``.
     """
     import torch
 
@@ -468,10 +529,11 @@ def principal_axes(models: list[Floats32], count: int) -> Floats:
 
 @pure
 def along(models: list[Floats32]) -> Floats:
-    """Compute the coordinate of each model along each principal axis.
+    """Compute the coordinates of models along principal axes, relative to a mean model.
 
     Args:
-        models: the result of ``principal_axes``, and then the models [d].
+        models: first one array with the mean [d] and then the axes [d] one after another, as
+            ``principal_axes`` returns them; then the models, [d] each.
 
     Returns:
         Coordinates, model by model, float64 [models x axes].

@@ -11,16 +11,16 @@ from fedsim.strategies.state import State
 
 @dataclass
 class LeastAskedState(State):
-    """Server state of the selection ``least-asked``."""
+    """Memory of the selection ``least-asked``: how often each device was selected."""
 
     asked: dict[int, int] = field(default_factory=dict)
     """Device ID -> how many times the device was asked."""
 
 
 class LeastAsked(Selection):
-    """Clients that were asked least often, ties at random.
+    """Of the available clients, those that were selected least often before, ties at random.
 
-    Looks at every available device: O(population).
+    Each selection examines every available device, which takes O(population) time.
     """
 
     kind: Literal["least-asked"] = "least-asked"
@@ -44,7 +44,7 @@ class LeastAsked(Selection):
 
 @dataclass
 class LeastAvailableState(State):
-    """Server state of the selection ``least-available``."""
+    """Memory of the selection ``least-available``: in how many rounds each device was available."""
 
     availability: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Device ID -> (first round in which it was available or working, count of such rounds)."""
@@ -55,12 +55,13 @@ class LeastAvailableState(State):
 
 
 class LeastAvailable(Selection):
-    """The least available clients come first, ties at random.
+    """Of the available clients, those that were available least often before, ties at random.
 
     Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023),
-    section 4.1. In the paper a device forecasts its availability in a round's time. Here the server
-    counts the share of rounds in which a device was available or at work, since its first
-    availability. Looks at every device: O(population).
+    section 4.1. In the paper a device forecasts whether it will be available one round later. Here
+    the server counts the share of rounds in which a device was available or carried out a task,
+    since the first such round of the device. Each selection examines every device, which takes
+    O(population) time.
     """
 
     kind: Literal["least-available"] = "least-available"

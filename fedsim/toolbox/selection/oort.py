@@ -34,7 +34,10 @@ _NEVER = (0.0, 0, 0.0)  # utility U, last round L and duration D of a client tha
 
 @dataclass
 class OortState(State):
-    """Server state of the selection ``oort``."""
+    """Memory of the selection ``oort`` on the server, kept from round to round.
+
+    It has each client's reports and durations, and the preferred duration of a task.
+    """
 
     round: int = 0
     """R, the index of the open round, from 1."""
@@ -63,39 +66,41 @@ class Oort(Selection):
     Source: Lai et al., "Oort: efficient federated learning via guided participant selection" (OSDI
     2021), Algorithm 1. The statistical utility U of a client is its samples times the root mean
     square of their losses, here the mean loss of its last epoch, which it sends with its update (4
-    bytes). In round R the utility of a client that last reported in round L, and then took D, is
+    bytes). In round R the utility of a client that last reported in round L, and whose last task
+    took the time D, is
 
         Util = (min(U, the ``clip`` quantile of all) + sqrt(0.1 ln R / L)) (T / D)^penalty,
 
-    with the last factor only if D > T.
+    with the last factor only if D > T, the preferred duration of a task.
 
-    A share of 1 - epsilon of the cohort are clients that have reported. Let U_k be the k-th highest
-    Util, k being their number. They are drawn with probabilities proportional to Util from the
+    A share of 1 - epsilon of the cohort are clients that have reported. Let k be their number, and
+    U_k the k-th highest Util. They are drawn with probabilities proportional to Util from the
     clients whose Util is at least ``cutoff`` U_k. The rest of the cohort has never reported: first
-    clients that were never asked, at random, then late clients, by their time. epsilon is 0.9 in
-    the first round, and falls by 2 % a round to ``least_exploration``. A client that was asked ten
-    times is asked again only if no other client is available.
+    clients that were never asked, at random, then clients whose tasks were late, the fastest first.
+    epsilon is 0.9 in the first round, and falls by 2 % a round to ``least_exploration``. A client
+    that was asked ten times is asked again only if no other client is available.
 
     The pacer sets T. With ``pacer = "paper"``, T begins at ``pacer_step``. T grows by
     ``pacer_step`` in each round in which the last ``window`` rounds have less utility than the
-    ``window`` rounds before. With ``pacer = "published-code"``, T is a percentile of the times D of
-    all clients that have reported, first the 30th. After each ``window`` rounds the percentile
+    ``window`` rounds before. With ``pacer = "published-code"``, T is a percentile of the durations
+    D of all clients that have reported, first the 30th. After each ``window`` rounds the percentile
     grows by 5 if the utilities of this and the previous window differ by at most 10 %, and falls by
-    5 if they differ by a factor of five or more. From 100 on no client is too slow.
+    5 if they differ by at least five times the previous window's utility. At the 100th percentile
+    no client is too slow.
 
-    The time of a late client is used as its D, but is no report. Clients that the strategy has
-    asked without this selection, such as in FlexCFL's first rounds, are ignored. In runs without
-    learning all losses are 1. In strategies without rounds R counts the draws of clients, and the
-    pacer counts versions.
+    The duration of a late task is used as the client's D, but is no report. Clients that the
+    strategy has asked without this selection, such as in FlexCFL's first rounds, are ignored. In
+    runs without learning all losses are 1. In strategies without rounds, R counts the draws of
+    clients, and the pacer counts versions of the model instead of rounds.
 
     Attributes:
-        pacer_step: Delta (s); the published code has none.
-        window: W, rounds.
-        penalty: alpha.
-        cutoff: c.
-        clip: the quantile at which utilities are cut.
-        scale: ``unit``: the clipped U are first scaled to 0 to 1, as in the published code, so
-            that the bonus for a long absence has weight against them.
+        pacer_step: Delta, the initial T and its increase (s); the published code has none.
+        window: W, the count of rounds whose utility the pacer sums.
+        penalty: alpha, the exponent of T / D.
+        cutoff: c, the share of U_k below which no client is drawn.
+        clip: the quantile of all U at which larger U are cut.
+        scale: ``unit``: the clipped U are first scaled to 0 to 1, as in the published code, so that
+            the bonus for a long absence has weight against them.
     """
 
     kind: Literal["oort"] = "oort"
@@ -151,21 +156,30 @@ class Oort(Selection):
         return cohort
 
     def epsilon(self, number: int) -> float:
-        """Return epsilon, the share of clients that explore, in round ``number`` (from 1)."""
+        """Return the share of new clients in the cohort of round ``number`` (from 1).
+
+        New clients are those that have never reported. Their share, epsilon, is 0.9 in the first
+        round, and falls by 2 % a round to ``self.least_exploration``.
+        """
         return max(0.9 * 0.98 ** (number - 1), self.least_exploration)
 
     def utilities(
         self, entries: Sequence[Sequence[float]], number: int, preferred: float
     ) -> Floats:
-        """Compute the utility Util of clients that have reported, see ``Oort``.
+        """Compute by which utility Oort ranks clients that have reported their training losses.
+
+        It is (min(U, the ``clip`` quantile of all U) + sqrt(0.1 ln R / L)) x (T / D)^penalty, with
+        the last factor only if D > T. If ``scale`` is ``unit``, the clipped U are first scaled to 0
+        to 1.
 
         Args:
-            entries: utility U, last round L and duration D (s) of each client, [n, 3].
+            entries: for each client the statistical utility U (samples x loss), the round L of its
+                last report, and the duration D (s) of its last task, [n, 3].
             number: R, the index of the round, from 1.
-            preferred: T, the preferred duration (s).
+            preferred: T, the preferred duration of a task (s).
 
         Returns:
-            Util, float64 [n].
+            The utility of each client, float64 [n].
         """
         utility, last, took = np.array(entries, dtype=np.float64).T
         utility = np.minimum(utility, np.quantile(utility, self.clip, method="lower"))
@@ -179,20 +193,20 @@ class Oort(Selection):
     def _draw_best(
         self, server: Server, state: OortState, count: int, reporters: list[int], ids: Ids
     ) -> list[int]:
-        """Draw ``count`` of ``reporters``, with probabilities proportional to their utility.
+        """Draw ``count`` of ``reporters``, with probabilities proportional to Oort's utility.
 
-        Only clients whose utility is at least ``cutoff`` times the ``count``-th highest one are
-        drawn.
+        Only clients whose utility is at least ``self.cutoff`` times the ``count``-th highest
+        utility are drawn.
 
         Args:
             server: the run's server.
-            state: the selection's state.
-            count: how many clients to draw.
-            reporters: IDs of the available clients that have reported.
-            ids: integers for the name of the random stream.
+            state: the selection's memory, with the clients' reports.
+            count: how many clients to draw; at most the number of ``reporters``.
+            reporters: IDs of the available clients that have reported training losses.
+            ids: integers that name the random stream of the draw.
 
         Returns:
-            Client IDs.
+            IDs of the drawn clients.
         """
         if not count:
             return []
@@ -236,7 +250,11 @@ class Oort(Selection):
             state.preferred = self.paced(state.harvest, harvest, preferred)
 
     def preferred(self, state: OortState) -> float:
-        """Return T, the preferred duration (s) of a client's task in the open round."""
+        """Return T, the preferred duration of a client's task in the open round (s).
+
+        A client that took longer is less likely to be selected. T is infinite if no duration is
+        known.
+        """
         if self.pacer_step is not None:
             return self.pacer_step if state.preferred is None else state.preferred
         times = sorted(took_s for _, last, took_s in state.known.values() if last)
@@ -246,11 +264,17 @@ class Oort(Selection):
         return times[min(int(len(times) * share), len(times) - 1)]
 
     def percentile(self, history: list[float], harvest: float, before: float) -> float:
-        """Compute the percentile for T after a round, by the published code's pacer.
+        """Adapt the percentile of clients' durations that sets T, as in Oort's published code.
+
+        T is the duration of a task (s) above which a client is less likely to be selected. The
+        percentile changes after each ``self.window`` rounds: it grows by 5 if the total utility of
+        these rounds differs from the previous window's by at most 10 %, and falls by 5 if the
+        difference is at least five times the previous total.
 
         Args:
-            history: total utility of each earlier round; ``harvest`` is appended.
-            harvest: total utility of the round.
+            history: total utility of each earlier round of both windows. ``harvest`` is appended,
+                and a window that is no longer needed is removed.
+            harvest: total utility of the round's clients.
             before: the percentile before the round.
 
         Returns:
@@ -270,11 +294,15 @@ class Oort(Selection):
         return before
 
     def paced(self, history: list[float], harvest: float, preferred: float) -> float:
-        """Compute T after a round, by the paper's pacer.
+        """Adapt T, the duration of a task above which a client is less likely to be selected.
+
+        As in the paper's pacer, T grows by ``self.pacer_step`` if the last ``self.window`` rounds
+        have less total utility than the same number of rounds before.
 
         Args:
-            history: total utility of each earlier round; ``harvest`` is appended.
-            harvest: total utility of the round.
+            history: total utility of each earlier round. ``harvest`` is appended, and rounds before
+                both windows are removed.
+            harvest: total utility of the round's clients.
             preferred: T before the round (s).
 
         Returns:

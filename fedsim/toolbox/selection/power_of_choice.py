@@ -30,7 +30,10 @@ from fedsim.world.steps import Computation, Evaluate
 
 @dataclass
 class PowerOfChoiceState(State):
-    """Server state of the selection ``power-of-choice``."""
+    """Memory of the selection ``power-of-choice`` on the server, kept from round to round.
+
+    It has each device's sample count and last reported loss.
+    """
 
     samples: dict[int, int] = field(default_factory=dict)
     """Device ID -> sample count of each device that has sent an update."""
@@ -47,17 +50,17 @@ class PowerOfChoice(Selection):
     section 3, pi_pow-d. Candidates are drawn without replacement, with probabilities proportional
     to their samples. Each candidate receives the present model (d parameters; ``loss-query``),
     tests the model on its training data, which takes a forward pass, and answers with its loss (4
-    bytes; ``loss``). In a strategy with groups a candidate tests the model of its group. A
-    candidate without a group tests all models, and the least loss counts.
+    bytes; ``loss``). In a strategy that has a model for each group of clients, a candidate tests
+    the model of its group. A candidate without a group tests all models, and the least loss counts.
 
     With ``samples`` a candidate estimates the loss on a new draw of ``samples`` samples (section 5,
     pi_cpow-d). With ``losses = "reported"`` (section 5, pi_rpow-d) no candidate is asked. Then the
     loss of the last local epoch counts, which a client sends with its update (4 bytes). The loss of
     a client without an update is infinite.
 
-    Sample counts are sent with updates. The mean count stands in for a client without an update.
-    Without learning the candidates that were drawn first are selected. Looks at every available
-    device: O(population).
+    Sample counts are sent with updates. The mean count stands in for a client without an update. In
+    runs without learning, the candidates that were drawn first are selected. Each selection
+    examines every available device, which takes O(population) time.
     """
 
     kind: Literal["power-of-choice"] = "power-of-choice"
@@ -144,14 +147,14 @@ class PowerOfChoice(Selection):
 
 
 async def _least_losses(server: Server, tests: Mapping[int, Any]) -> dict[int, float]:
-    """Return the smallest loss of each device.
+    """Compute the smallest of the losses that each device has measured, one for each tested model.
 
     Args:
         server: the run's server.
         tests: device ID -> reference to the losses of one or more models on the device's data.
 
     Returns:
-        Device ID -> smallest loss; infinity in place of nan.
+        Device ID -> its smallest loss; infinity in place of nan.
     """
     losses: dict[int, float] = {}
     values = await server.models.numbers(list(tests.values()))
