@@ -57,16 +57,20 @@ def private_mean(
 ) -> Floats:
     """Compute the model after a private round, w + (sum of clipped changes + noise) / n.
 
+    A change is a client's update minus the model w that it received.
+
     Args:
-        models: the model w [d], then C [1] if ``adapted`` is true, then the changes [d].
-        clip: C if ``adapted`` is false; None: changes are not clipped.
-        noise: standard deviation of the noise, divided by C.
+        models: the model w [d], then the clipping bound C [1] if ``adapted`` is true, then the
+            changes [d].
+        clip: C, the maximum L2 norm of a change, if ``adapted`` is false; None: changes are not
+            clipped, and get no noise.
+        noise: standard deviation of the noise of each coordinate, divided by C.
         divide_by: n; None: the count of changes.
         adapted: whether ``models`` contains C.
         rng: source of the noise.
 
     Returns:
-        The next model, float64 [d].
+        The next model, float64 [d]; w if there are no changes.
     """
     weights = models[0].astype(np.float64)
     moves = models[2:] if adapted else models[1:]
@@ -91,10 +95,11 @@ def adapted_clip(
     divide_by: int | None,
     rng: Generator,
 ) -> NDArray[np.floating]:
-    """Compute the next clipping bound, C exp(-lr (b - quantile)).
+    """Compute the next clipping bound, C exp(-lr (b - quantile)), from a round's changes.
 
-    b is the noisy share of short changes in all finite changes. It is (sum (b_i - 1/2) +
-    N(0, noise^2)) / n + 1/2, with b_i = 1 for a change whose norm is at most C, otherwise 0.
+    A change is a client's update minus the model that it received. It is short if its L2 norm is at
+    most C. b is the noisy share of short changes in all finite changes. It is (sum (b_i - 1/2) +
+    N(0, noise^2)) / n + 1/2, with b_i = 1 for a short change, otherwise 0.
 
     Args:
         models: C [1] if ``clip`` is None, then the changes [d].
@@ -106,7 +111,7 @@ def adapted_clip(
         rng: source of the noise.
 
     Returns:
-        The next C, float64 [1].
+        The next C, float64 [1]; C itself if no change is finite.
     """
     if clip is None:
         limit = float(models[0][0])
@@ -125,12 +130,12 @@ def adapted_clip(
 
 @pure
 def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: Generator) -> Floats:
-    """Clip the change of a client's update, and add noise to it.
+    """Make a client's update private: clip its difference from the received model, and add noise.
 
     Args:
         models: the update, and the model from which it was trained, [d] each.
-        clip: C, the maximum L2 norm of the change.
-        noise: standard deviation of the noise, divided by C.
+        clip: C, the maximum L2 norm of the difference.
+        noise: standard deviation of the noise of each coordinate, divided by C.
         rng: source of the noise.
 
     Returns:
@@ -143,11 +148,13 @@ def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: Gene
 
 @lru_cache(maxsize=256)
 def _divergence(noise: float, share: float) -> tuple[Sequence[float], Sequence[float]]:
-    """Compute the Renyi divergences of a round in which a share of the devices is drawn.
+    """Compute the privacy loss of a round, as Renyi divergences of several orders.
+
+    The round releases a sum with Gaussian noise of the changes of randomly drawn devices.
 
     Args:
         noise: standard deviation of the noise, divided by the maximum norm of a change.
-        share: share of the devices, 0 to 1.
+        share: probability with which each device is drawn, 0 to 1.
 
     Returns:
         The orders of the divergence, and the divergence of each order.
@@ -166,11 +173,13 @@ def _divergence(noise: float, share: float) -> tuple[Sequence[float], Sequence[f
 
 
 def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "rdp") -> float:
-    """Compute the epsilon that all rounds together have spent.
+    """Compute the epsilon of differential privacy that all rounds together have spent.
 
     Args:
-        noise: standard deviation of the noise, divided by the maximum norm of a change.
-        draws: (count of drawn clients, count of devices) -> count of such rounds.
+        noise: standard deviation of the noise in the sum of changes, divided by the maximum norm of
+            a change.
+        draws: (count of clients of a round, count of devices that they were drawn from) -> count of
+            such rounds.
         delta: the probability with which epsilon may be exceeded.
         accountant: ``rdp`` (Renyi divergence) or ``pld`` (privacy loss distribution).
 
@@ -201,10 +210,10 @@ def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "
 
 
 class AdaptiveClip(Spec):
-    """Clipping bound C that follows a quantile of the norms of changes.
+    """Keys of a clipping bound C that follows a quantile of the norms of clients' changes.
 
-    C <- C exp(-lr (b - quantile)). b is the share of changes that are not longer than C (Andrew et
-    al., "Differentially private learning with adaptive clipping", 2021).
+    After each round C <- C exp(-lr (b - quantile)). b is the share of changes whose L2 norm is at
+    most C (Andrew et al., "Differentially private learning with adaptive clipping", 2021).
     """
 
     quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
@@ -219,7 +228,7 @@ class AdaptiveClip(Spec):
 
 @dataclass
 class PrivateState(State):
-    """State of the aggregation ``private`` for one model."""
+    """Memory of the aggregation ``private`` for one model: the adaptive clipping bound."""
 
     clip: Ref | None = None
     """Adaptive bound C [1]; None before the first round, and always for a fixed bound."""
@@ -228,23 +237,25 @@ class PrivateState(State):
 class Private(Aggregation):
     """The mean of changes clipped to the L2 length C, with Gaussian noise.
 
-    The result is w + (sum clip(u_i - w_i) + N(0, (z C)^2)) / n, with equal weights. With
-    ``central`` noise the server clips changes, and adds the noise once to the sum. With ``local``
-    noise each client clips its change, and adds N(0, (z C)^2) to the change before it answers. n is
-    then the number of received updates, and each update is protected by its own noise alone.
+    The change of a client is its update u_i minus the model w_i that it received. The result is w +
+    (sum clip(u_i - w_i) + N(0, (z C)^2)) / n, with equal weights. With ``central`` noise the server
+    clips changes, and adds the noise once to the sum. With ``local`` noise each client clips its
+    change, and adds N(0, (z C)^2) to the change before it answers. n is then the number of received
+    updates, and each update is protected by its own noise alone.
 
-    With adaptive clipping the count of short changes has separate noise. The standard deviation of
-    the sum's noise grows to (z^-2 - (2 sigma_b)^-2)^(-1/2) C, so that both together cost z (Theorem
-    1). A client that disconnects changes neither central noise nor epsilon, and makes the step
-    shorter.
+    With ``adaptive``, C follows the norms of the changes, and the count of changes shorter than C
+    has separate noise. The standard deviation of the sum's noise grows to (z^-2 - (2
+    sigma_b)^-2)^(-1/2) C, so that both together cost z (Theorem 1 of Andrew et al., 2021). A client
+    that disconnects changes neither central noise nor epsilon, and makes the step shorter.
 
-    Each record of a round has the epsilon spent until then. Epsilon compares the run with a run in
-    which the updates of one device are 0. It holds for the aggregates alone, without other contents
-    of answers (group, number of samples). Groups are disjoint, so that a round is one release for
-    each device, even without updates. If all clients of a round are drawn uniformly from available
-    clients, each takes part with probability q, the share of clients that are drawn. The paper's
-    Poisson sampling then approximates draws of exactly K clients. In all other rounds, and with
-    local noise, q is 1. Strategies that use updates or losses before clipping refuse the account.
+    The record of each round has the epsilon spent until then. Epsilon compares the run with a run
+    in which the updates of one device are 0. It holds for the aggregates alone, without other
+    contents of answers (group, number of samples). Groups are disjoint, so that a round is one
+    release for each device, even without updates. If all clients of a round are drawn uniformly
+    from available clients, each takes part with probability q, the share of clients that are drawn.
+    The paper's Poisson sampling then approximates draws of exactly K clients. In all other rounds,
+    and with local noise, q is 1. Strategies that use updates or losses before clipping refuse to
+    compute epsilon.
     """
 
     protection: ClassVar[Protection | None] = "private"
@@ -320,10 +331,10 @@ class Private(Aggregation):
 
     @property
     def noise_of_sum(self) -> float:
-        """Noise multiplier of the sum of changes.
+        """Standard deviation of the noise in the sum of changes, divided by the clipping bound.
 
-        It is larger than z if ``adaptive`` is given, as the noisy count of short changes spends
-        privacy too.
+        It is ``noise`` without ``adaptive``. With ``adaptive`` it is larger, as the noisy count of
+        short changes spends privacy too, and both together must spend no more than ``noise`` alone.
         """
         if self.adaptive is None or not self.noise:
             return self.noise

@@ -25,10 +25,10 @@ ModelList = list[NDArray[np.float32]]
 
 
 class Robust(Aggregation):
-    """Base of the robust aggregations, by a ``function`` of all updates or a mean of some.
+    """Base of aggregations that tolerate malicious updates. All updates have equal weight.
 
-    If ``function`` is None, the result is the mean of the updates to which ``weigh`` gives a
-    weight.
+    A subclass either sets ``function``, which computes the result from all finite updates, or
+    overrides ``weigh``, which selects updates; the result is then their mean.
     """
 
     function: ClassVar[Function | None] = None
@@ -55,9 +55,11 @@ class Robust(Aggregation):
         )
 
     def told(self, updates: int) -> dict[str, int]:
-        """Return the field ``bears`` of the record ``aggregate``, if too few updates have arrived.
+        """Return how many malicious updates are tolerated, if it is fewer than usual.
 
-        ``bears`` is the count of malicious updates that are tolerated.
+        The result has the field ``bears``, with this count, for the record ``aggregate`` of the
+        run's events. It is empty if enough updates have arrived. Here ``bears`` is 0 with one or
+        two updates.
 
         Args:
             updates: count of received updates.
@@ -93,9 +95,14 @@ class Robust(Aggregation):
 
 @pure
 def median(models: ModelList) -> NDArray[np.floating]:
-    """Compute the median of each coordinate, float32 [d].
+    """Compute the median of each coordinate of several models.
 
-    If the count of models is even, it is the mean of the two middle values.
+    Args:
+        models: the models, [d] each. If their count is even, the median is the mean of the two
+            middle values.
+
+    Returns:
+        The medians, float32 [d].
     """
     return np.asarray(np.median(np.stack(models), axis=0))
 
@@ -111,18 +118,28 @@ class Median(Robust):
 
 
 def cut_off(share: float, updates: int) -> int:
-    """Return how many of n updates are cut off at either end.
+    """Return how many of n sorted values a trimmed mean leaves out at either end.
 
-    It is floor(share n), but at least 1 if n is above 2.
+    It is floor(share n), but at least 1 if n is above 2 and ``share`` is above 0.
+
+    Args:
+        share: share of the values, 0 to below 0.5.
+        updates: n.
     """
     return max(math.floor(share * updates + 1e-9), int(share > 0 and updates > 2))
 
 
 @pure
 def trimmed_mean(models: ModelList, share: float) -> NDArray[np.floating]:
-    """Compute the mean of each coordinate without its smallest and largest values, [d].
+    """Compute the mean of each coordinate of models, without its smallest and largest values.
 
-    At either end ``cut_off`` values are left out.
+    Args:
+        models: the n models, [d] each.
+        share: share of the n values of a coordinate that is left out at either end, rounded down.
+            If n is above 2 and ``share`` above 0, at least one value is left out at either end.
+
+    Returns:
+        The trimmed means, float64 [d].
     """
     cut = cut_off(share, len(models))
     middle = np.sort(np.stack(models), axis=0)[cut : len(models) - cut]
@@ -132,9 +149,10 @@ def trimmed_mean(models: ModelList, share: float) -> NDArray[np.floating]:
 class TrimmedMean(Robust):
     """The mean of each coordinate without its smallest and its largest values.
 
-    Source: Yin et al. (see ``Median``), option II. A scenario is refused if ``share`` of a cohort
-    is less than one update. If fewer updates arrive, one update is cut off at either end. One or
-    two updates are not cut.
+    Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option II.
+    At either end the values of ``share`` of the updates are cut off. A scenario is refused if
+    ``share`` of a cohort is less than one update. If fewer updates arrive, one update is cut off at
+    either end. If only one or two updates arrive, the result is their mean.
     """
 
     kind: Literal["trimmed-mean"] = "trimmed-mean"
@@ -170,9 +188,9 @@ def scores(distances: Floats, malicious: int) -> Floats:
     """Compute Krum's score of each update, the sum of squared distances to its nearest updates.
 
     Args:
-        distances: squared distances of the updates, [n, n].
-        malicious: f, the count of malicious updates. The n - f - 2 nearest updates are summed, at
-            least one.
+        distances: squared distances of all pairs of updates, [n, n].
+        malicious: f, the count of malicious updates to tolerate. The distances to the n - f - 2
+            nearest other updates are summed, at least one.
 
     Returns:
         Scores, float64 [n]; a low score is good.
@@ -186,7 +204,8 @@ def scores(distances: Floats, malicious: int) -> Floats:
 class _ByDistance(Robust):
     """Base of robust aggregations that select updates by their pairwise distances.
 
-    If there are fewer updates than ``least`` requires, the model does not change.
+    The result is the selected update, or the mean of the selected ones. If too few updates arrive
+    to tolerate ``malicious`` malicious ones, the model does not change.
     """
 
     by_coordinate: ClassVar[bool] = False
@@ -199,22 +218,28 @@ class _ByDistance(Robust):
     """f, malicious updates that are tolerated."""
 
     def tolerated(self, updates: int) -> int:
-        """Return how many of n updates may be malicious, at most f and at least 0.
+        """Return how many of n updates may be malicious without spoiling the result.
 
         Args:
             updates: n.
+
+        Returns:
+            The count, from 0 to ``self.malicious``.
         """
         a, b = self.least
         return max(0, min(self.malicious, (updates - b) // a))
 
     def taken(self, models: ModelList) -> list[int]:
-        """Select updates by their scores.
+        """Select updates by Krum's scores, sums of squared distances to the nearest updates.
+
+        Only the update with the best score is selected, or the n - f best ones if ``self.one`` is
+        false, f being the count of malicious updates that are tolerated.
 
         Args:
-            models: the finite updates, [d] each.
+            models: the n finite updates, [d] each.
 
         Returns:
-            Positions in ``models``, at least one.
+            Positions in ``models``, at least one, the best score first.
         """
         f = self.tolerated(len(models))
         # A stable sort prefers the first of equal scores.
@@ -228,8 +253,9 @@ class _ByDistance(Robust):
     ) -> Sequence[float]:
         """Return equal weights for the selected updates, and 0 for all other updates.
 
-        If there are too few updates for f malicious ones, all weights are 0. In runs without
-        learning ``weights`` is returned.
+        If there are too few updates to tolerate ``self.malicious`` malicious ones, all weights are
+        0. In runs without learning ``weights`` is returned. The server is charged the time to
+        compute distances.
         """
         if not server.models.learns:
             return weights
@@ -273,20 +299,25 @@ class _ByDistance(Robust):
 
 
 class Krum(_ByDistance):
-    """The update with the least sum of distances to its n - f - 2 nearest updates.
+    """The update with the least sum of squared distances to its n - f - 2 nearest updates.
 
     Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient
     descent" (NeurIPS 2017), section 4.
 
-    It tolerates f malicious updates of n >= 2 f + 3. With fewer in a round, or for a group, the
-    model does not change, and the record ``aggregate`` has the tolerated number (``bears``).
+    It tolerates f = ``malicious`` malicious updates if n >= 2 f + 3 updates arrive. With fewer in a
+    round, or for a group, the model does not change, and the record ``aggregate`` of the run's
+    events has the tolerated number (``bears``).
     """
 
     kind: Literal["krum"] = "krum"
 
 
 class MultiKrum(_ByDistance):
-    """The mean of the n - f updates with the best scores of ``Krum``."""
+    """The mean of the n - f updates with the best scores of ``Krum``, of n updates.
+
+    An update's score is the sum of squared distances to its n - f - 2 nearest updates; a low one is
+    good. f is ``malicious``, the number of malicious updates to tolerate.
+    """
 
     one: ClassVar[bool] = False
     kind: Literal["multi-krum"] = "multi-krum"
@@ -294,14 +325,14 @@ class MultiKrum(_ByDistance):
 
 @pure
 def bulyan(models: ModelList, malicious: int) -> NDArray[np.floating]:
-    """Compute the Bulyan aggregate of n updates.
+    """Compute the aggregate of n updates by the rule Bulyan, which tolerates malicious updates.
 
-    Of the n - 2 f selected updates, each coordinate is the mean of the n - 4 f values that are
-    nearest to the coordinate's median.
+    Krum's score selects n - 2 f updates. Each coordinate of the result is the mean of the n - 4 f
+    selected values that are nearest to the median of the coordinate.
 
     Args:
         models: the finite updates, [d] each.
-        malicious: f, the count of malicious updates to tolerate.
+        malicious: f, the count of malicious updates to tolerate; fewer if n < 4 f + 3.
 
     Returns:
         The aggregate, float64 [d].

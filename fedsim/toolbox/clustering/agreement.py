@@ -13,10 +13,11 @@ Grouping = Sequence[int] | NDArray[np.int64]
 
 
 def measures(groups: Grouping, truth: Grouping) -> dict[str, float]:
-    """Compute purity, adjusted Rand index and normalised mutual information of a grouping.
+    """Compute how well a grouping of devices agrees with the true grouping, by three measures.
 
-    Purity is the share of devices whose true group is the most frequent one in their group. Devices
-    without a group are left out.
+    They are purity, adjusted Rand index and normalised mutual information; each is 1 if the
+    groupings are equal except for the numbering of groups. Purity is the share of devices whose
+    true group is the most frequent one in their group. Devices without a group are left out.
 
     Args:
         groups: the group index of each device, ints [n]; -1 for a device without a group. At least

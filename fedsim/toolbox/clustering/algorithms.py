@@ -47,17 +47,19 @@ _SAME = 1e-9  # rows count as equal if their distance is below this share of the
 
 
 def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Generator) -> Labels:
-    """Cluster devices by k-means, as the best of ten runs of Lloyd's algorithm.
+    """Cluster devices by k-means of their feature vectors, as the best of ten runs.
 
-    A run begins with k-means++ and has 20 iterations, as in FlexCFL's published code.
+    A run of Lloyd's algorithm begins with k-means++ and has 20 iterations, as in FlexCFL's
+    published code. The best run has the smallest sum of squared distances to the centres.
 
     Args:
-        features: one row for each device, [n, k].
+        features: the feature vector of each device, one a row, [n, k].
         groups: the count of groups.
         generator: source of the seed of all runs.
 
     Returns:
-        The group index of each device, int64 [n], numbered by first members.
+        The group index of each device, int64 [n]; groups are numbered in the order of their first
+        members.
 
     Raises:
         SimulationError: a row is not finite, or there are fewer distinct rows than ``groups``.
@@ -120,14 +122,15 @@ FirstMedoids = Literal["build", "heuristic", "k-medoids++"]
 def k_medoids(
     distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator
 ) -> Labels:
-    """Cluster devices by k-medoids.
+    """Cluster devices by k-medoids: each cluster is represented by one of its devices, its medoid.
 
-    The algorithm assigns each device to the nearest medoid, then chooses the best medoid of each
-    cluster, and repeats both steps until no medoid changes. Of equal candidates the device with the
-    smaller position is chosen, but a medoid is replaced only by a better one.
+    The algorithm assigns each device to the nearest medoid, then chooses as medoid of each cluster
+    the member with the smallest sum of distances to all members, and repeats both steps until no
+    medoid changes. Of equal candidates the device with the smaller position is chosen, but a medoid
+    is replaced only by a better one.
 
     Args:
-        distance: distances [n, n], which need not be a metric.
+        distance: distances of devices, [n, n], which need not be a metric.
         groups: the count of groups.
         start: rule for the first medoids. With ``build`` each medoid lowers the sum of distances
             most. With ``heuristic`` they have the smallest sums of distances to all devices, as in
@@ -136,7 +139,8 @@ def k_medoids(
         generator: source of the draws of ``k-medoids++``.
 
     Returns:
-        The group index of each device, int64 [n], numbered by first members.
+        The group index of each device, int64 [n]; groups are numbered in the order of their first
+        members.
     """
     medoids = _first_medoids(distance, groups, start, generator)
     labels = _assign_to_medoids(distance, medoids)
@@ -188,15 +192,18 @@ def _build_medoids(distance: Matrix, groups: int) -> NDArray[np.int64]:
 
 
 def plus_plus(distance: Matrix, groups: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Draw medoids by the rule of k-means++ (Arthur and Vassilvitskii, 2007).
+    """Draw devices as the first centres of clusters, by the rule of k-means++.
+
+    Source: Arthur and Vassilvitskii (2007). The first one is drawn uniformly, each further one with
+    probability proportional to the squared distance from the nearest centre drawn before.
 
     Args:
         distance: distances of devices, [n, n].
-        groups: how many medoids to draw.
+        groups: how many centres to draw.
         generator: source of the draws.
 
     Returns:
-        Positions of the medoids, int64 [groups].
+        Positions of the drawn devices, int64 [groups].
     """
     medoids = [int(generator.integers(len(distance)))]
     nearest = distance[:, medoids[0]]
@@ -222,12 +229,15 @@ def agglomerative(
     Args:
         distance: distances of devices, [n, n].
         groups: the count of groups at which merging stops, exact even if distances are equal.
-        method: linkage, the rule for the distance of two clusters.
-        threshold: if given, merging stops when no two clusters are this near, and ``groups`` is
-            not used.
+        method: linkage, the rule for the distance of two clusters: the ``single`` (least),
+            ``complete`` (largest) or ``average`` distance of a member of one to a member of the
+            other.
+        threshold: if given, merging stops when the distance of any two clusters is above it, and
+            ``groups`` is not used.
 
     Returns:
-        The group index of each device, int64 [n], numbered by first members.
+        The group index of each device, int64 [n]; groups are numbered in the order of their first
+        members.
     """
     if len(distance) == 1:
         return np.zeros(1, dtype=np.int64)
@@ -242,17 +252,18 @@ def agglomerative(
 def bipartition(
     similarity: Matrix, method: Literal["single", "complete"] = "single"
 ) -> tuple[list[int], list[int], float]:
-    """Split a cluster into two parts that are as dissimilar as possible (CFL, Eq. 6).
+    """Split a cluster of devices into two parts that are as dissimilar as possible (CFL, Eq. 6).
 
     The largest similarity of two devices in different parts is minimised.
 
     Args:
-        similarity: pairwise similarities, [n, n].
-        method: linkage. ``single`` finds the minimum; ``complete``, as in the published code, may
-            not find it.
+        similarity: similarities of all pairs of devices, [n, n].
+        method: linkage of the hierarchical clustering that computes the parts. ``single`` finds the
+            minimum; ``complete``, as in CFL's published code, may not find it.
 
     Returns:
-        Positions of the devices of each part, and the largest similarity between both parts.
+        Positions of the devices of the first part, positions of the devices of the second part, and
+        the largest similarity of two devices in different parts.
     """
     # Both linkages depend only on the order of similarities. Ranks keep this order exactly, and
     # 1 - similarity might not.
@@ -265,16 +276,16 @@ def bipartition(
 def threshold(
     loss: float, first_loss: float, least_loss: float = 0.0, theta: float = math.pi / 36
 ) -> float:
-    """Compute the least cosine of two gradients in a cluster (CCS, Eq. 7).
+    """Compute the least cosine of gradients for which CCS puts devices into one cluster.
 
-    It falls from cos(theta) to 0 with the progress (l_0 - l_t) / (l_0 - l_*), limited to [0, 1].
-    The progress is 0 if l_0 is not above l_*.
+    The cosine falls from cos(theta) to 0 with the progress of training (CCS, Eq. 7), (l_0 - l_t) /
+    (l_0 - l_*), limited to [0, 1]. The progress is 0 if l_0 is not above l_*.
 
     Args:
-        loss: l_t, the present loss.
+        loss: l_t, the present training loss.
         first_loss: l_0, the loss at the beginning.
         least_loss: l_*, the loss at which the result is 0.
-        theta: the largest angle between two gradients at the beginning (rad).
+        theta: the largest angle between two gradients of a cluster at the beginning (rad).
 
     Returns:
         The threshold, from 0 to cos(theta).
@@ -298,11 +309,12 @@ def threshold(
 def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
     """Cluster devices greedily by their neighbourhoods (CCS, Algorithm 1).
 
-    The largest neighbourhood of a remaining device becomes a cluster, until no device remains. Of
-    neighbourhoods of equal size the first one is used.
+    The neighbourhood of a device has all remaining devices that are similar to it. The largest
+    neighbourhood of a remaining device becomes a cluster and is removed, until no device remains.
+    Of neighbourhoods of equal size the first one is used.
 
     Args:
-        similarity: pairwise similarities, [n, n].
+        similarity: similarities of all pairs of devices, [n, n].
         eps: the least similarity of a device and its neighbours.
 
     Returns:
@@ -321,9 +333,10 @@ def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
 
 
 class Clusterer(Spec):
-    """Base of the clusterers.
+    """Base of the clusterers: algorithms, selected by kind in a scenario, that group devices.
 
-    A clusterer that needs more than distances does not define ``labels``.
+    A subclass implements ``labels``, which clusters devices by their distances. A clusterer that
+    needs something else does not define it, and the strategy treats that kind separately.
     """
 
     kind: str
@@ -332,18 +345,22 @@ class Clusterer(Spec):
         """Cluster devices by their distances.
 
         Args:
-            distance: distances [n, n].
-            groups: the count of groups.
+            distance: distances of all pairs of devices, [n, n].
+            groups: the wanted count of groups.
             generator: source of random draws.
 
         Returns:
-            The group index of each device, int64 [n], numbered by first members.
+            The group index of each device, int64 [n]; groups are numbered in the order of their
+            first members.
         """
         raise NotImplementedError
 
 
 class KMedoids(Clusterer):
-    """Devices are clustered by k-medoids, which alternates assignment and choice of medoids."""
+    """Devices are clustered by k-medoids, which alternates assignment and choice of medoids.
+
+    A medoid is the device that represents a cluster. Each device is assigned to the nearest medoid.
+    """
 
     kind: Literal["k-medoids"] = "k-medoids"
     start: Literal["build", "k-medoids++"] = "build"
@@ -375,9 +392,10 @@ class Hierarchical(Clusterer):
 class Dbscan(Clusterer):
     """DBSCAN (Ester et al., 1996) as in LCFL's published code. Noise forms a separate cluster.
 
-    A neighbourhood is dense if it has at least five devices, including the device itself. The
-    radius is the percentile 100 / (groups - 1) of all distances. The radius is so wide that
-    ``groups`` should exceed the expected number of clusters.
+    A neighbourhood is dense if it has at least five devices, including the device itself. Its
+    radius is the percentile 100 / (groups - 1) of all distances of devices, ``groups`` being the
+    wanted count of groups. The radius is so wide that ``groups`` should exceed the expected number
+    of clusters.
     """
 
     kind: Literal["dbscan"] = "dbscan"

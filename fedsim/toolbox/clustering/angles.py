@@ -14,10 +14,11 @@ Vectors = NDArray[np.floating]
 def left_singular_vectors(samples: NDArray[np.floating], count: int) -> NDArray[np.float64]:
     """Compute the leading left singular vectors of a data matrix whose columns are samples.
 
-    The sign of a vector is such that its entry of largest magnitude is positive.
+    PACFL uses them as the signature of a client's data. The sign of a vector is such that its entry
+    of largest magnitude is positive.
 
     Args:
-        samples: the samples, [n, features].
+        samples: the samples, one a row, [n, features].
         count: p, the wanted count of vectors; fewer if there are fewer samples or features.
 
     Returns:
@@ -32,7 +33,7 @@ def left_singular_vectors(samples: NDArray[np.floating], count: int) -> NDArray[
 
 
 def svd_flops(features: int, samples: int) -> float:
-    """Count the FLOPs of the singular values and left vectors of a matrix.
+    """Return the FLOPs of computing the singular values and left singular vectors of a matrix.
 
     With m >= n the dimensions of the matrix, they are 6 m n^2 + 20 n^3 by the R-SVD (Golub and Van
     Loan, "Matrix computations", Fig. 8.6.1).
@@ -67,15 +68,17 @@ def principal_angles(first: Vectors, second: Vectors) -> NDArray[np.float64]:
 
 
 def proximity(first: Vectors, second: Vectors, measure: AngleMeasure, *, of_vectors: bool) -> float:
-    """Compute the entry of PACFL's proximity matrix for two clients (degrees).
+    """Compute the angle between the data of two clients (degrees), for PACFL's proximity matrix.
+
+    Each client's data are represented by singular vectors, which span a subspace.
 
     Args:
-        first: singular vectors of the first client, [features, p].
-        second: singular vectors of the second client, [features, q].
-        measure: ``smallest``, the smallest angle; ``sum``, the sum of the angles of the
-            pairs of vectors of the same position.
+        first: singular vectors of the first client as columns, [features, p].
+        second: singular vectors of the second client as columns, [features, q].
+        measure: ``smallest``, the smallest angle; ``sum``, the sum of the angles between the
+            vectors of the same position.
         of_vectors: whether the smallest angle is that of any two vectors, as in the published code,
-            instead of the smallest principal angle.
+            instead of the smallest principal angle of the subspaces.
     """
     if measure == "smallest" and not of_vectors:
         return float(principal_angles(first, second)[0])
@@ -87,12 +90,19 @@ def proximity(first: Vectors, second: Vectors, measure: AngleMeasure, *, of_vect
 
 
 def proximity_matrix(clients: list[Vectors], measure: AngleMeasure, *, of_vectors: bool) -> Matrix:
-    """Compute the proximity matrix of clients, float64 [n, n], 0 on its diagonal.
+    """Compute the angles between the data of all pairs of clients (degrees), as PACFL does.
+
+    Each client's data are represented by singular vectors, which span a subspace.
 
     Args:
-        clients: singular vectors of each client, [features, p] each.
-        measure: as of ``proximity``.
-        of_vectors: as of ``proximity``.
+        clients: singular vectors of each client as columns, [features, p] each.
+        measure: ``smallest``, the smallest angle of two clients; ``sum``, the sum of the angles
+            between the vectors of the same position.
+        of_vectors: whether the smallest angle is that of any two vectors, as in the published code,
+            instead of the smallest principal angle of the subspaces.
+
+    Returns:
+        Symmetric matrix, float64 [n, n], 0 on its diagonal.
     """
     distance = np.zeros((len(clients), len(clients)))
     for row, client in enumerate(clients):

@@ -12,11 +12,13 @@ Rows: TypeAlias = NDArray[np.floating]
 
 
 class ModelComparison(NamedTuple):
-    """Distances of the devices whose losses, models or updates are finite.
+    """Pairwise distances of the devices whose losses, models or updates are finite.
+
+    Devices with non-finite numbers are left out.
 
     Attributes:
-        positions: positions of these devices in the compared sequence, ascending.
-        distances: pairwise distances of these devices, float64 [m, m] with m = len(positions).
+        positions: positions of the remaining devices in the compared sequence, ascending.
+        distances: distances of all pairs of these devices, float64 [m, m] with m = len(positions).
     """
 
     positions: list[int]
@@ -26,7 +28,7 @@ class ModelComparison(NamedTuple):
 def by_losses(
     losses: Matrix, measure: Callable[[Matrix], Matrix] = loss_distance
 ) -> ModelComparison:
-    """Compare devices by the losses of their models on each other's data.
+    """Compute distances of devices from the losses of their models on each other's data.
 
     First devices are left out whose model has a non-finite loss on their own data. Then devices are
     left out whose model has a non-finite loss on the data of any remaining device.
@@ -34,10 +36,11 @@ def by_losses(
     Args:
         losses: L_i(w_j), the loss of the model of device j on the data of device i, float64 [n, n]
             with i as the row.
-        measure: ``loss_distance`` (LCFL, Eq. 2) or ``loss_gap`` (LCFL, Eq. 6).
+        measure: function of these losses that returns distances: ``loss_distance`` (LCFL, Eq. 2) or
+            ``loss_gap`` (LCFL, Eq. 6).
 
     Returns:
-        Positions of the compared devices, and their distances.
+        Positions of the remaining devices, and their distances.
     """
     learners = np.flatnonzero(np.isfinite(losses.diagonal()))
     is_finite = np.isfinite(losses[np.ix_(learners, learners)]).all(axis=0)
@@ -48,14 +51,16 @@ def by_losses(
 
 
 def by_rows(rows: Sequence[Rows], measure: Callable[[Rows], Matrix]) -> ModelComparison:
-    """Compare devices by their models or updates, and leave out devices with a non-finite one.
+    """Compute distances of devices from their models or updates.
+
+    Devices whose model or update has a non-finite number are left out.
 
     Args:
         rows: the model or update of each device, [d] each.
-        measure: function rows [n, d] -> distances [n, n].
+        measure: function of the stacked models or updates [n, d] that returns distances [n, n].
 
     Returns:
-        Positions of the compared devices, and their distances.
+        Positions of the remaining devices in ``rows``, and their distances.
     """
     positions = [position for position, row in enumerate(rows) if np.isfinite(row).all()]
     if not positions:
@@ -64,5 +69,12 @@ def by_rows(rows: Sequence[Rows], measure: Callable[[Rows], Matrix]) -> ModelCom
 
 
 def cosine_distances(rows: Rows) -> Matrix:
-    """Compute 1 minus the cosine of each pair of ``rows`` [n, d], float64 [n, n]."""
+    """Compute 1 minus the cosine of each pair of rows.
+
+    Args:
+        rows: vectors, such as models, one a row, [n, d].
+
+    Returns:
+        Distances, float64 [n, n].
+    """
     return 1.0 - cosine_matrix(rows)

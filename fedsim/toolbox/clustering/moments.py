@@ -10,7 +10,10 @@ from fedsim.common.units import PositiveSeconds
 
 
 class Once(Spec):
-    """Base of moments at which devices are grouped once, by models that the devices have sent."""
+    """Base of ``moment`` kinds by which devices are divided into groups once in a run.
+
+    The groups are formed from models that the devices have trained and sent during a warm-up.
+    """
 
     deadline: PositiveSeconds | None = None
     """longest time of the warm-up, and of the exchange (s). At its end the strategy goes on with
@@ -19,7 +22,7 @@ class Once(Spec):
 
 
 class AfterRounds(Once):
-    """Devices are grouped once, after rounds of FedAvg."""
+    """Devices are divided into groups once, after a few rounds of FedAvg."""
 
     kind: Literal["rounds"] = "rounds"
     rounds: int = Field(default=5, ge=1)
@@ -29,7 +32,7 @@ class AfterRounds(Once):
 
 
 class AfterLocalTraining(Once):
-    """Devices are grouped once, after a local training of each device (LCFL, Algorithm 1)."""
+    """Devices are grouped once, after each device has trained alone (LCFL, Algorithm 1)."""
 
     kind: Literal["local"] = "local"
     epochs: Epochs = 10
@@ -46,7 +49,10 @@ ShiftTest = Literal["never", "aligned_l1", "sorted_counts", "oracle"]
 
 
 class WhenShifted(Spec):
-    """Base of moments after which a device is grouped again when its data have shifted."""
+    """Base of ``moment`` kinds by which a device is grouped again when its data have shifted.
+
+    A shift is a change of a device's data during the run, by default found from its label counts.
+    """
 
     shift: ShiftTest | None = None
     """distance of a device's label counts c from its reference r, over C classes.
@@ -66,7 +72,10 @@ class EachRound(WhenShifted):
 
 
 class PreTraining(WhenShifted):
-    """Devices are grouped before the first round, by pre-trainings of the initial model."""
+    """Devices are grouped before the first round, by pre-trainings of the initial model.
+
+    Some devices train the initial model for this purpose, and are grouped by the resulting updates.
+    """
 
     kind: Literal["pre-training"] = "pre-training"
     devices: int = Field(default=20, ge=1)

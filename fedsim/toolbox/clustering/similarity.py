@@ -16,10 +16,16 @@ _BLOCK_BYTES = 64_000_000  # maximum size (bytes) of the float64 copy of rows in
 
 
 def gram_matrix(rows: RowVectors) -> Matrix:
-    """Compute the inner products of all pairs of ``rows`` [n, d], float64 [n, n].
+    """Compute the inner products of all pairs of rows.
 
     The result is exactly symmetric, and takes O(n^2 d) time. Float32 rows are summed in float64, as
     near-parallel updates differ in digits that float32 sums do not have.
+
+    Args:
+        rows: vectors, one a row, [n, d].
+
+    Returns:
+        Inner products, float64 [n, n].
     """
     n, d = rows.shape
     width = max(1, _BLOCK_BYTES // (8 * n))
@@ -31,10 +37,16 @@ def gram_matrix(rows: RowVectors) -> Matrix:
 
 
 def cosine_matrix(rows: RowVectors) -> Matrix:
-    """Compute the cosines of all pairs of ``rows`` [n, d], float64 [n, n] in [-1, 1].
+    """Compute the cosines of all pairs of rows.
 
     The result is exactly symmetric, and exactly 1 on the diagonal. A row of zeros has no direction,
     and its cosine with every other row is 0.
+
+    Args:
+        rows: vectors, one a row, [n, d].
+
+    Returns:
+        Cosines, float64 [n, n] in [-1, 1].
     """
     gram = gram_matrix(rows)
     norms = np.sqrt(gram.diagonal())
@@ -80,7 +92,10 @@ def most_alike(
 
 
 def edc_features(updates: RowVectors, groups: int) -> Matrix:
-    """Compute FlexCFL's features, whose Euclidean distance is EDC (Eq. 7) except for a factor 1/m.
+    """Compute a feature vector of each update, by which FlexCFL clusters the updates.
+
+    The squared Euclidean distance of two feature vectors is the paper's distance EDC (Eq. 7) except
+    for a constant factor.
 
     Feature (i, k) is the cosine of update i with the k-th left singular vector of ``updates``^T
     (not centred), k < m = ``groups``: sqrt(L_k) Q_ik / sqrt(G_ii) with the Gram matrix G = Q L Q^T,
@@ -110,13 +125,13 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
 
 
 def madc(similarity: Matrix) -> Matrix:
-    """Compute the mean absolute difference of two devices' cosines (MADC; FlexCFL, Eq. 6).
+    """Compute the distance MADC of all pairs of devices from their cosines (FlexCFL, Eq. 6).
 
-    The mean is over the cosines with each third device. If there are only two devices, the distance
-    is 0.
+    The distance of devices i and j is the mean over all third devices z of |cos(i, z) - cos(j, z)|.
+    If there are only two devices, the distance is 0.
 
     Args:
-        similarity: pairwise cosines, [n, n].
+        similarity: cosines of all pairs of devices, [n, n].
 
     Returns:
         Distances, float64 [n, n].
@@ -149,9 +164,10 @@ def row_distances(rows: RowVectors, metric: str = "euclidean") -> Matrix:
 
 
 def loss_distance(losses: Matrix) -> Matrix:
-    """Compute the excess loss of two devices' models on each other's data (LCFL, Eq. 2).
+    """Compute distances of devices by how much worse their models are on each other's data.
 
-    It is |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)|. This distance is not a metric.
+    The distance of devices i and j is |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)| (LCFL, Eq. 2).
+    It is not a metric.
 
     Args:
         losses: L_i(w_j), the loss of the model of device j on the data of device i, [n, n] with i
@@ -165,9 +181,9 @@ def loss_distance(losses: Matrix) -> Matrix:
 
 
 def loss_gap(losses: Matrix) -> Matrix:
-    """Compute the difference of two devices' losses of both models (LCFL, Eq. 6).
+    """Compute distances of devices by how differently their data judge the same models.
 
-    It is |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|.
+    The distance of devices i and j is |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)| (LCFL, Eq. 6).
 
     Args:
         losses: L_i(w_j), the loss of the model of device j on the data of device i, [n, n] with i
@@ -190,14 +206,15 @@ def rounded(figures: NDArray[np.floating]) -> list[Any]:
 
 
 def shown_pairs(name: str, matrix: NDArray[np.floating]) -> dict[str, list[list[float]]]:
-    """Return the field of a record with the pairwise values of devices.
+    """Return a matrix of pairwise values as a field for a record of the run's events.
 
     Args:
         name: name of the field.
-        matrix: pairwise values, such as cosines or distances, [n, n].
+        matrix: values of all pairs of devices, such as cosines or distances, [n, n].
 
     Returns:
-        Name of the field -> rounded matrix; empty for more than ``MOST_SHOWN`` devices.
+        Name of the field -> matrix as nested lists, rounded to six decimals; an empty dict for more
+        than ``MOST_SHOWN`` devices.
     """
     if len(matrix) > MOST_SHOWN:
         return {}

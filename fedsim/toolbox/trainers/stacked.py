@@ -11,12 +11,13 @@ from fedsim.learning.solvers.stack import clip_lanes
 
 
 class SteppedSchedule:
-    """Schedule of the learning rate that moves on after some steps.
+    """Schedule of the learning rate that advances once per given number of optimiser steps.
 
     Args:
-        schedule: the schedule.
-        every: count of steps after which the schedule moves on.
-        steps: count of all steps, after the last of which it moves on too.
+        schedule: torch's schedule, which changes the learning rate.
+        every: count of optimiser steps after which the schedule advances.
+        steps: count of optimiser steps in the training; the schedule also advances after the last
+            one.
     """
 
     def __init__(self, schedule: LRScheduler, every: int, steps: int) -> None:
@@ -26,19 +27,25 @@ class SteppedSchedule:
         self._taken = 0
 
     def count(self) -> None:
-        """Count a step of the optimiser, and move the schedule on if ``every`` steps are done."""
+        """Count one step of the optimiser, and advance the schedule if it is due.
+
+        It is due after every ``every``-th step, and after the last step of the training.
+        """
         self._taken += 1
         if self._taken % self._every == 0 or self._taken == self._steps:
             self._schedule.step()
 
 
 class StackedOptimizer:
-    """Optimiser of a stack's parameters, with schedule and clipping.
+    """Optimiser of a stack, i.e. of the models of several devices in common tensors.
+
+    Its ``step`` clips the gradients of each model (lane) separately, moves all models, and advances
+    the schedule of the learning rate.
 
     Args:
-        optimizer: the optimiser of the parameters.
-        parameters: name: parameter of all lanes, [W, *shape].
-        clip_norm: greatest norm of a lane's gradients; None for any.
+        optimizer: torch's optimiser of the parameters.
+        parameters: name of a parameter -> its values in all W models, [W, *shape].
+        clip_norm: greatest L2 norm of all gradients of one model together; None for any.
         clip_value: greatest magnitude of a number of a gradient; None for any.
         schedule: schedule of the learning rate; None for none.
     """
@@ -58,7 +65,11 @@ class StackedOptimizer:
         self._schedule = schedule
 
     def step(self) -> None:
-        """Clip the gradients of each lane, and take a step."""
+        """Clip the gradients of each model in the stack, and move all models by one step.
+
+        The gradients are the parameters' ``grad``, which must be set. The schedule of the learning
+        rate advances if it is due.
+        """
         if self._clip_norm is not None:
             gradients = {}
             for name, parameter in self._parameters.items():

@@ -57,12 +57,14 @@ class LearningRateSchedule(Spec):
     def build(
         self, optimiser: "torch.optim.Optimizer", length: int, number: int = 0
     ) -> "torch.optim.lr_scheduler.LRScheduler":
-        """Make the schedule of an optimiser for a local training.
+        """Make torch's learning-rate schedule of an optimiser for one local training.
+
+        If ``every`` is ``round``, the schedule is advanced to round ``number``.
 
         Args:
-            optimiser: the optimiser.
-            length: number of the schedule's steps in the training.
-            number: number of the round, from 0.
+            optimiser: the optimiser whose learning rate changes.
+            length: how often the schedule advances in the training: its count of steps or epochs.
+            number: index of the round, from 0.
         """
         from torch.optim import lr_scheduler
 
@@ -84,7 +86,7 @@ class LearningRateSchedule(Spec):
 
 
 class ParameterGroup(Spec):
-    """Arguments of the optimiser for some of the parameters, such as no weight decay for biases."""
+    """Arguments of the optimiser for some parameters of the model, such as no decay for biases."""
 
     match: list[str] = Field(min_length=1)
     """patterns of the parameters' names in the model, such as ``*.bias``."""
@@ -93,11 +95,11 @@ class ParameterGroup(Spec):
 
 
 class TorchTrainer(Trainer):
-    """Local training by an optimiser of ``torch.optim``.
+    """Local training of a device by an optimiser of ``torch.optim``.
 
     A step computes the loss and its gradient, clips the gradient, and calls the optimiser. The loss
-    has all terms of the strategy. A gradient is the mean over the samples of ``accumulate``
-    batches, or fewer at the end of an epoch.
+    includes the terms that the strategy adds, such as FedProx's proximal term. A gradient is the
+    mean over the samples of ``accumulate`` batches, or fewer at the end of an epoch.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"optimiser": "optimizer"}
@@ -134,7 +136,13 @@ class TorchTrainer(Trainer):
 
     @model_validator(mode="after")
     def _torch_takes_it(self) -> Self:
-        """Check that torch accepts the names and arguments, also by a trial of two steps."""
+        """Check that torch accepts the optimiser's and the schedule's names and arguments.
+
+        A trial of two steps on small tensors is part of the check.
+
+        Raises:
+            ValueError: torch has no such class or argument, or the trial fails.
+        """
         import torch
         from torch.optim import lr_scheduler
 
@@ -168,7 +176,7 @@ class TorchTrainer(Trainer):
 
     @property
     def _patterns(self) -> list[str]:
-        """Patterns of parameter names of all optimizer groups, in the order of ``groups``."""
+        """Patterns of parameter names in all entries of ``groups``, in their order."""
         patterns = []
         for group in self.groups:
             patterns += group.match
@@ -205,7 +213,10 @@ class TorchTrainer(Trainer):
         return optimiser
 
     def _group_of(self, name: str) -> int:
-        """Return the first group that matches a parameter's name; -1 if no group does."""
+        """Return the position of the first entry of ``groups`` that matches a parameter's name.
+
+        It is -1 if no entry matches.
+        """
         for position, group in enumerate(self.groups):
             if any(fnmatchcase(name, pattern) for pattern in group.match):
                 return position
@@ -331,12 +342,16 @@ class TorchTrainer(Trainer):
 
 
 def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tuple[float, bool]]:
-    """Return each batch's share in its step's gradient, and whether the batch ends the step.
+    """Return each batch's share in the gradient of its optimiser step, for accumulated gradients.
 
     Args:
         counts: number of samples in each batch.
-        ends: whether each batch is the last of its epoch.
-        accumulate: number of batches in a step.
+        ends: whether each batch is the last of its epoch, and so ends a step early.
+        accumulate: number of batches in a full step.
+
+    Returns:
+        For each batch its share of the step's samples, and whether it is the last batch of the
+        step.
     """
     steps: list[list[int]] = [[]]
     for count, end in zip(counts, ends, strict=True):
@@ -351,7 +366,7 @@ def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tu
 
 
 def _classes(module: ModuleType, base: type) -> dict[str, type]:
-    """Return the public subclasses of a base in a module, by name, sorted."""
+    """Return the public subclasses of ``base`` that a module has, by name, sorted by name."""
     classes = {}
     for name, value in sorted(vars(module).items()):
         is_private = name.startswith("_") or value is base
