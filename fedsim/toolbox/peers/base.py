@@ -29,7 +29,7 @@ from fedsim.world.population import PopulationSpec
 
 
 class PeerParams(StrategyParams):
-    """Parameters of every strategy without a server."""
+    """Keys of ``[strategy]`` that all strategies without a server have."""
 
     serverless: ClassVar[bool] = True
     only_own_models: ClassVar[bool] = True
@@ -73,13 +73,14 @@ T = TypeVar("T")
 
 
 class PeerHalf(Generic[P]):
-    """Base of the device half of a strategy without a server, which acts for each device.
+    """Base of the part of a serverless strategy that runs on the devices.
 
-    One object serves all devices, and stores no state of a device. Its methods are called only
-    while the device is available.
+    It has the methods that react to events of a device, such as a finished training or a received
+    message. One object serves all devices and stores no state of any; each device's state is the
+    dict ``device.state``. The methods are called only while the device is available.
 
-    Device state: ``model``, the device's model; ``round``, the count of rounds that the device has
-    finished.
+    Entries of a device's state: ``model``, the device's model; ``round``, the count of rounds that
+    the device has finished.
     """
 
     def __init__(self, params: P, setting: RunInfo) -> None:
@@ -88,7 +89,10 @@ class PeerHalf(Generic[P]):
         self._draws: dict[int, Any] = {}
 
     def _cached(self, number: int, draw: Callable[[], T]) -> T:
-        """Return the result of ``draw`` for round ``number``, from a cache of eight rounds."""
+        """Return the result of ``draw`` for a number, such as a round, which is computed only once.
+
+        The results for the last eight numbers are kept in memory.
+        """
         if number not in self._draws:
             if len(self._draws) >= 8:
                 self._draws.pop(next(iter(self._draws)))
@@ -97,16 +101,19 @@ class PeerHalf(Generic[P]):
         return cached
 
     def why_not_more(self, planned: int, finished: int) -> str | None:
-        """Return the reason for which a restored run cannot have more rounds; None if it can.
+        """Return the reason for which a resumed run cannot have more rounds than planned.
 
         Args:
-            planned: ``RunInfo.planned_rounds`` so far.
+            planned: count of rounds that the run was planned with.
             finished: the largest count of rounds that a device has finished.
+
+        Returns:
+            The reason in words; None if more rounds are possible, as by default.
         """
         return None
 
     def on_start(self, device: Peer) -> None:
-        """Called when a device takes part for the first time, with its initial model in its state.
+        """Called when a device takes part for the first time, with its initial model.
 
         Args:
             device: the device that starts.
@@ -133,22 +140,22 @@ class PeerHalf(Generic[P]):
         raise NotImplementedError
 
     def on_lost(self, device: Peer, other: int) -> None:
-        """Called when a message from or to another device was lost.
+        """Called when a message from or to another device was lost; by default does nothing.
 
         Args:
-            device: the sender or the receiver of the message.
-            other: ID of the other device.
+            device: the sender or the receiver of the message, whichever the call is about.
+            other: ID of the device at the other end.
         """
 
     def on_timer(self, device: Peer) -> None:
-        """Called when the timer of a device has fired.
+        """Called when the timer of a device has fired; by default does nothing.
 
         Args:
-            device: the device whose timer it is.
+            device: the device that has set the timer.
         """
 
     def on_return(self, device: Peer) -> None:
-        """Called when a device is available again; a training during which it left is lost.
+        """Called when a device is available again; a training that it had begun is lost.
 
         Args:
             device: the device that has returned.
@@ -156,9 +163,10 @@ class PeerHalf(Generic[P]):
         raise NotImplementedError
 
     def train(self, device: Peer, model: Ref) -> None:
-        """Start a training, after which ``on_trained`` is called.
+        """Start a training of a device, after which the method ``on_trained`` is called.
 
-        If ``local_epochs`` is 0, ``on_trained`` is called immediately with ``model``.
+        If ``local_epochs`` is 0, nothing is trained, and ``on_trained`` is called immediately with
+        ``model``.
 
         Args:
             device: the device that trains.
@@ -171,7 +179,10 @@ class PeerHalf(Generic[P]):
 
 
 class PeerClient(Client[PeerParams]):
-    """Client that trains, and whose answer costs no bytes."""
+    """Client of a serverless strategy: it trains, and returns the update to its own device.
+
+    The result stays on the device, so that it costs no bytes.
+    """
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         return {
@@ -183,7 +194,11 @@ class PeerClient(Client[PeerParams]):
 
 @dataclass
 class PeersState(State):
-    """Server state of ``Peers`` strategies."""
+    """State of a run of a serverless strategy, which the simulator keeps in place of a server.
+
+    It has each device's model and count of finished rounds, and the updates of the run's open
+    round.
+    """
 
     round: int = 0
     """Index of the run's open round, from 0."""
@@ -202,10 +217,12 @@ class PeersState(State):
 
 
 class Peers(Strategy[P]):
-    """Base of strategies without a server, whose algorithm is the device half ``Half``.
+    """Base of strategies without a server, in which devices send models to each other.
 
-    The score is the mean accuracy of the devices, each with its own model on its own test
-    samples. Rounds also have ``mean_accuracy`` and ``consensus``.
+    A subclass sets ``Half``, the class whose methods react to a device's events. This base calls
+    them, and closes a round of the run when all available devices have finished it. The score of a
+    run is the mean accuracy of the devices, each with its own model on its own test samples. The
+    table of rounds also has the columns ``mean_accuracy`` and ``consensus``.
     """
 
     Client = PeerClient
@@ -223,7 +240,11 @@ class Peers(Strategy[P]):
         return self._half.why_not_more(planned, max(self.state.rounds.values(), default=0))
 
     def is_over(self) -> bool:
-        """Return whether every available device that takes part has finished the open round."""
+        """Return whether the run's open round is over.
+
+        It is over when every available device that takes part has finished it, and at least one
+        device has.
+        """
         number = self.state.round
         rounds = self.state.rounds
         unfinished = [device for device, finished in rounds.items() if finished == number]
@@ -268,11 +289,14 @@ class Peers(Strategy[P]):
         await self._call(int(name.partition("/")[2]), "on_timer")
 
     async def _call(self, number: int, handler: str, *arguments: object) -> None:
-        """Call a handler of the device half, and close the rounds that are over.
+        """Call a method of the device half for a device, and close the run's rounds that are then
+        over.
+
+        It does nothing after the last round of the run.
 
         Args:
             number: ID of the device.
-            handler: name of a method of ``PeerHalf``.
+            handler: name of the method of ``PeerHalf``.
             arguments: arguments of the method after the device.
         """
         if self.state.over:
@@ -284,9 +308,16 @@ class Peers(Strategy[P]):
             await self._finish_round()
 
     def _act(self, device: Peer, handler: str, *arguments: object) -> None:
-        """Call a handler of the device half if the device is available and takes part.
+        """Call a method of the device half for a device that is available and takes part.
 
-        If the device is unavailable, ``on_return`` is called when it returns.
+        If the device is unavailable, the call is dropped, and ``on_return`` is called when the
+        device returns. If no device can ever return, the run is stopped. If the device has not
+        taken part yet, ``on_return`` makes it start, and all other methods are dropped.
+
+        Args:
+            device: the device.
+            handler: name of the method of ``PeerHalf``.
+            arguments: arguments of the method after the device.
         """
         state = self.state
         number = device.number
@@ -307,7 +338,9 @@ class Peers(Strategy[P]):
             getattr(self._half, handler)(device, *arguments)
 
     def _begin(self, device: Peer) -> None:
-        """Give a device its initial model, and start its algorithm."""
+        """Store a device's initial model in its state, and start the strategy's algorithm on the
+        device.
+        """
         variant = 0 if self.params.start == "same" else 1 + device.number
         model = device.initial(variant)
         device.state["model"] = model
@@ -316,10 +349,10 @@ class Peers(Strategy[P]):
         self._half.on_start(device)
 
     def _store_progress(self, device: Peer) -> bool:
-        """Store the device's model and its count of finished rounds.
+        """Copy the device's model and its count of finished rounds into the state of the run.
 
         Returns:
-            Whether the device has finished another round.
+            Whether the device has finished another round since the last call.
         """
         state = self.state
         number = device.number

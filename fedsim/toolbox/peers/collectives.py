@@ -15,10 +15,10 @@ CollectiveKind = Literal["ring", "tree", "butterfly", "server"]
 
 
 class CollectiveStep(NamedTuple):
-    """Step of a node in an all-reduce.
+    """One step of a node in an all-reduce: first the node receives messages, then it sends some.
 
-    The node waits for a message from each rank in ``receive``, and then sends a message to each
-    rank in ``send``.
+    The node waits for a message from each rank (node number) in ``receive``, and then sends a
+    message to each rank in ``send``.
     """
 
     receive: tuple[int, ...]
@@ -26,10 +26,12 @@ class CollectiveStep(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """Algorithm of an all-reduce for a given count of nodes.
+    """Plan of an all-reduce, which sums a vector over all nodes and gives each node the sum.
 
-    It has the steps of each node, and the share of the vector that each message carries. The last
-    node may be a server.
+    Attributes:
+        programs: the steps of each node, in order, by rank (node number). The last node may be a
+            server.
+        share: the share of the vector that each message carries, 0 to 1.
     """
 
     programs: tuple[tuple[CollectiveStep, ...], ...]
@@ -37,9 +39,10 @@ class Collective(NamedTuple):
 
 
 def _ring(n: int) -> Collective:
-    """Return the ring all-reduce, in which each node sends 2 (n - 1) messages to the next node.
+    """Return the plan of a ring all-reduce of n nodes.
 
-    A message carries 1/n of the vector. After half of the messages the sums are complete.
+    Each node sends 2 (n - 1) messages to the next node, each with 1/n of the vector. After half of
+    the messages the sums are complete.
     """
 
     def program(node: int) -> tuple[CollectiveStep, ...]:
@@ -55,9 +58,10 @@ def _ring(n: int) -> Collective:
 
 
 def _tree(n: int) -> Collective:
-    """Return the tree all-reduce, in which sums go up a binary tree and the result comes down.
+    """Return the plan of a tree all-reduce of n nodes.
 
-    Node 0 is the root. Nodes 2 i + 1 and 2 i + 2 are the children of node i.
+    Sums go up a binary tree to its root, node 0, and the result comes down. Nodes 2 i + 1 and 2 i +
+    2 are the children of node i. A message carries the whole vector.
     """
 
     def program(node: int) -> tuple[CollectiveStep, ...]:
@@ -70,9 +74,10 @@ def _tree(n: int) -> Collective:
 
 
 def _butterfly(n: int) -> Collective:
-    """Return the butterfly all-reduce, in which each node sums 1/n of the vector for all nodes.
+    """Return the plan of a butterfly all-reduce of n nodes.
 
-    Each node exchanges messages with every other node, as in hivemind.
+    Each node receives 1/n of the vector from every other node, sums it, and sends the sum to every
+    other node, as in the library hivemind.
     """
 
     def program(node: int) -> tuple[CollectiveStep, ...]:
@@ -87,9 +92,10 @@ def _butterfly(n: int) -> Collective:
 
 
 def _server(n: int) -> Collective:
-    """Return the all-reduce in which a server of rank n sums the vectors of all nodes.
+    """Return the plan of an all-reduce in which a server sums the vectors of n nodes.
 
-    Each node sends its vector to the server, which sends the sum back.
+    Each node sends its vector to the server, which sends the sum back. The server has rank (node
+    number) n.
     """
     nodes = tuple(range(n))
     node = (CollectiveStep((), (n,)), CollectiveStep((n,), ()))
@@ -105,7 +111,7 @@ _KINDS: Mapping[str, Callable[[int], Collective]] = {
 
 
 def collective(kind: str, nodes: int) -> Collective:
-    """Return the all-reduce algorithm of a kind.
+    """Return the plan of an all-reduce: the messages that each node receives and sends, in order.
 
     Args:
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
@@ -180,13 +186,19 @@ class AllReduce:
         self._begun = [0] * len(self._programs)
 
     def join(self, rank: int) -> simpy.Event:
-        """Start the next all-reduce on a node.
+        """Start the next all-reduce on one node; each node of the group must call it.
+
+        The server, if there is one, starts with the first node.
 
         Args:
             rank: rank of the node, its position in ``nodes``.
 
         Returns:
-            SimPy event that fires when the node has received the whole result.
+            SimPy event that fires when the node has received the whole result, and sent all its
+            messages.
+
+        Raises:
+            SimulationError: there is no node of this rank.
         """
         last = len(self._nodes) - 1
         if not 0 <= rank <= last:
@@ -209,10 +221,13 @@ class AllReduce:
         yield self._world.env.all_of(sent)
 
     def _send(self, piece: int, source: int, destination: int) -> ProcessGenerator:
-        """Send a message as soon as the pair of nodes has sent its earlier messages.
+        """SimPy process that sends a message of an all-reduce from one node to another.
+
+        It waits until earlier messages of this pair of nodes have arrived. At the end it adds the
+        message to the receiver's store.
 
         Args:
-            piece: index of the piece of the vector.
+            piece: index of the piece of the vector that the message belongs to.
             source: rank of the sender.
             destination: rank of the receiver.
         """
@@ -230,13 +245,13 @@ class AllReduce:
         self._store(piece, source, destination).put(None)
 
     def _transfer(self, ends: tuple[int | str, int | str], waited: float) -> ProcessGenerator:
-        """Send the share of a message that one connection carries.
+        """SimPy process that transfers the bytes that one of a message's connections carries.
 
-        If it is lost, the remaining bytes are sent when both nodes are available again.
+        If the transfer is lost, the remaining bytes are sent when both nodes are available again.
 
         Args:
-            ends: sender and receiver.
-            waited: time that the message has waited for its turn (s).
+            ends: endpoints of the sender and the receiver.
+            waited: time that the message has waited for earlier messages (s).
         """
         world = self._world
         remaining = self._bytes / self._connections

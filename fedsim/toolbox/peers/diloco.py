@@ -16,7 +16,7 @@ from fedsim.world.population import PopulationSpec
 
 
 class DiLoCoParams(PeerParams):
-    """Parameters of DiLoCo."""
+    """Keys of ``[strategy]`` for the strategy ``diloco``."""
 
     kind: Literal["diloco"] = "diloco"
     start: Literal["same"] = "same"
@@ -56,9 +56,10 @@ class DiLoCoParams(PeerParams):
 
     @property
     def early_steps(self) -> int | None:
-        """Count of SGD steps after which an all-reduce's result is used.
+        """Count of SGD steps during an all-reduce after which a device uses its result.
 
-        None: it is used at the end of the all-reduce, or at the next synchronisation.
+        None: the result is used at the end of the all-reduce, or, with ``overlap = true``, at the
+        next synchronisation.
         """
         if isinstance(self.overlap, bool) or self.overlap == self.local_steps:
             return None
@@ -93,9 +94,10 @@ class DiLoCoParams(PeerParams):
 
 
 class _DiLoCoClient(PeerClient):
-    """Client that trains for the SGD steps of the instruction, or for ``local_steps``.
+    """Client of DiLoCo, which trains a device's model for a number of SGD steps.
 
-    If there are neither, it trains for ``local_epochs``.
+    The number is in the instruction, or else is the key ``local_steps``. Without both, the client
+    trains for ``local_epochs`` passes over its data.
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
@@ -106,18 +108,20 @@ class _DiLoCoClient(PeerClient):
 
 
 class DiLoCoHalf(PeerHalf[DiLoCoParams]):
-    """Device half that repeatedly trains, averages a fragment's changes, and does an outer step.
+    """DiLoCo's part on the devices: train, average the changes of all devices, make an outer step.
 
-    A device takes part in one all-reduce at a time. The header of a message has the contributions
-    in its sum, so that all devices add them up in the same order.
+    The average is over one fragment, a range of the model's weights, by an all-reduce among the
+    devices. A device takes part in one all-reduce at a time. The header of a message has the
+    contributions in its sum, so that all devices add them up in the same order.
 
-    Device state: ``outer``, the model after the last outer step; ``velocity``, the outer momentum;
-    ``trained``, whether a training has ended and the device waits for an all-reduce; ``early``,
-    whether that training has only the steps before a result is used (``overlap``); ``fresh``,
-    whether the last result must still be mixed into the model; ``reducing``, the index of the open all-reduce,
-    or None; ``step``, the index of the next step of its program; ``known``, device ID ->
-    contribution; ``bytes``, the size of the vector; ``inbox``, index of an all-reduce -> sender ID
-    -> contributions.
+    Entries of a device's state: ``outer``, the model after the last outer step; ``velocity``, the
+    outer momentum; ``trained``, whether a training has ended and the device waits for an
+    all-reduce; ``early``, whether that training has only the steps before a result is used
+    (``overlap``); ``fresh``, whether the last result must still be mixed into the model;
+    ``reducing``, the index of the open all-reduce, or None; ``step``, the index of the device's
+    next step in it; ``known``, device ID -> its change that is in the sum so far; ``bytes``, the
+    size of the averaged fragment; ``inbox``, index of an all-reduce -> sender ID -> its messages'
+    changes that are not used yet.
     """
 
     def __init__(self, params: DiLoCoParams, setting: RunInfo) -> None:
@@ -157,11 +161,11 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self.on_return(device)
 
     def _train(self, device: Peer, steps: int | None) -> None:
-        """Start a training in the device's round, if it is planned.
+        """Start a device's training for its present round, unless all planned rounds are finished.
 
         Args:
             device: the device.
-            steps: count of SGD steps; None for ``local_steps`` or ``local_epochs``.
+            steps: count of SGD steps; None for the usual ``local_steps`` or ``local_epochs``.
         """
         planned = self.setting.planned_rounds
         if planned is not None and device.state["round"] >= planned:
@@ -180,10 +184,11 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             self._go_on(device)
 
     def _go_on(self, device: Peer) -> None:
-        """Go on after a training, when no all-reduce is under way.
+        """Continue on a device that has finished a training while no all-reduce is open.
 
-        After the early steps of a training (``early``), mix the last result into the model and do
-        the remaining steps. Otherwise begin the next all-reduce.
+        If the training was the first part of a round (``early``), the last all-reduce's result is
+        mixed into the model, and the remaining steps are trained. Otherwise the next all-reduce
+        begins.
         """
         state = device.state
         if not state["early"]:
@@ -221,7 +226,10 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self._reduce(device)
 
     def _reduce(self, device: Peer) -> None:
-        """Run the steps of the all-reduce for which all messages have arrived."""
+        """Advance a device's open all-reduce by all steps whose messages have arrived.
+
+        The device sends its messages of these steps. After the last step it makes the outer step.
+        """
         state = device.state
         number = state["reducing"]
         program = self._collective.programs[device.number]
@@ -248,11 +256,14 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self._step(device, number, contributions)
 
     def _step(self, device: Peer, number: int, contributions: list[Ref]) -> None:
-        """Do the outer step of all-reduce ``number``.
+        """Make a device's outer step after an all-reduce, along the devices' mean change.
+
+        The step has Nesterov momentum. It changes ``outer`` and ``velocity`` in the device's state,
+        and then starts the next training, unless one is under way.
 
         Args:
             device: the device.
-            number: index of the all-reduce.
+            number: index of the all-reduce, which determines the fragment of the model.
             contributions: the changes of all devices, in ascending order of device IDs.
         """
         state = device.state
@@ -281,19 +292,21 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self._train(device, steps)
 
     def _trains_during(self, number: int) -> bool:
-        """Return whether devices train during all-reduce ``number`` (index).
+        """Return whether devices train during the all-reduce of this index.
 
-        They do so with ``overlap``, except during the last all-reduce.
+        They do with ``overlap``, except during the last all-reduce of the run.
         """
         return bool(self.params.overlap) and number + 1 != self.setting.planned_rounds
 
     def _mix_fragment(self, device: Peer, number: int, mixing: float) -> None:
-        """Mix a synchronised fragment into the device's model.
+        """Mix the result of an all-reduce into the fragment of a device's model.
+
+        A fragment is the range of weights that the all-reduce has averaged.
 
         Args:
-            device: the device.
+            device: the device, whose ``model`` in its state is replaced.
             number: index of the all-reduce.
-            mixing: weight of the device's own values in the mix.
+            mixing: weight of the device's own values in the mix, 0 to 1.
         """
         state = device.state
         places = self._fragment_ranges(number)
@@ -303,7 +316,14 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         state["fresh"] = False
 
     def _fragment_ranges(self, number: int) -> Places:
-        """Return the range of a flat model that all-reduce ``number`` averages; () for all."""
+        """Return the weights that an all-reduce averages, as ranges of a flat model.
+
+        Args:
+            number: index of the all-reduce.
+
+        Returns:
+            One pair (begin, end); an empty tuple if the whole model is averaged.
+        """
         count = self.params.fragments
         if count == 1:
             return ()
@@ -320,10 +340,11 @@ class DiLoCo(Peers[DiLoCoParams]):
     Source: Douillard et al. 2023 (DiLoCo), Algorithm 1; with fragments and ``overlap`` Douillard et
     al. 2025 (Streaming DiLoCo). The inner optimiser is SGD; the papers have AdamW.
 
-    Each device makes H SGD steps. An all-reduce then averages the changes of all devices (d /
-    fragments parameters, ``part``, encoded by ``messages.up``, exactly summed) for an outer
-    Nesterov step: v <- m v + change; x <- x + lr (change + m v). With one fragment and no overlap
-    all devices begin from x again. A round of the run is a synchronisation.
+    There is no server. Each device makes H SGD steps. An all-reduce among the devices then averages
+    their changes of a fragment of the model (d / fragments parameters, ``part``, encoded by
+    ``messages.up``, exactly summed) for an outer Nesterov step: v <- m v + change; x <- x + lr
+    (change + m v). With one fragment and no overlap all devices begin from x again. A round of the
+    run is one such synchronisation.
     """
 
     Params: ClassVar[type[DiLoCoParams]] = DiLoCoParams
@@ -332,7 +353,11 @@ class DiLoCo(Peers[DiLoCoParams]):
 
 
 class LocalSGDParams(DiLoCoParams):
-    """Parameters of local SGD: an outer step that takes the mean."""
+    """Keys of ``[strategy]`` for ``local-sgd``, which is DiLoCo without outer momentum.
+
+    With the default ``outer_lr`` of 1 the outer step sets the model to the mean of the devices'
+    models.
+    """
 
     kind: Literal["local-sgd"] = "local-sgd"  # type: ignore[assignment]
     outer_lr: float = Field(default=1.0, gt=0.0, le=1e6)
@@ -342,7 +367,8 @@ class LocalSGDParams(DiLoCoParams):
 class LocalSGD(DiLoCo):
     """Local SGD: after H SGD steps all devices take the mean of their models.
 
-    Source: Stich 2019. The mean is computed by an all-reduce (d parameters, ``part``).
+    Source: Stich 2019. There is no server; the devices compute the mean by an all-reduce (d
+    parameters, ``part``).
     """
 
     Params = LocalSGDParams

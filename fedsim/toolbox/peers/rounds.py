@@ -17,7 +17,8 @@ G = TypeVar("G", bound="GraphParams")
 
 
 class GraphParams(PeerParams):
-    """Parameters of strategies on a graph."""
+    """Keys of ``[strategy]`` of strategies in which devices send only to their neighbours.
+    """
 
     topology: Topology = Topology()
     """the devices' graph."""
@@ -27,7 +28,7 @@ class GraphParams(PeerParams):
 
 
 class GraphHalf(PeerHalf[G]):
-    """Base of the devices' halves of strategies without a server, whose devices form a graph.
+    """Base of the devices' part of strategies without a server, on a graph of neighbours.
 
     Every device draws the same graph, from a common seed.
     """
@@ -36,7 +37,8 @@ class GraphHalf(PeerHalf[G]):
         """Return the neighbours of all devices in a round.
 
         Args:
-            device: any device; the result is the same for all devices.
+            device: any device, from whose random stream the graph is drawn; the result is the same
+                for all devices.
             number: index of the round.
 
         Returns:
@@ -55,14 +57,17 @@ class GraphHalf(PeerHalf[G]):
 
 
 class RoundHalf(PeerHalf[R]):
-    """Base of device halves in rounds, in which a device waits for the models of its senders.
+    """Base of the devices' part of serverless strategies with rounds.
 
-    A device is at most one round ahead of its senders. After an absence it joins the latest round.
+    In a round a device trains, sends its model to some devices, receives the models of others (its
+    senders), and averages the received models with its own. A device is at most one round ahead of
+    its senders. After an absence it joins the latest round.
 
-    Device state: ``trained``, whether the device has trained in the round; ``update``, the trained
-    model; ``sent``, the model that the device sends; ``inbox``, round -> sender ID -> model;
-    ``newest``, sender ID -> last round received; ``lost``, IDs of the senders for which the device
-    does not wait in this round; ``late``, whether the round's deadline has passed.
+    Entries of a device's state: ``trained``, whether the device has trained in the round;
+    ``update``, the trained model; ``sent``, the model that the device sends; ``inbox``, round ->
+    sender ID -> model; ``newest``, sender ID -> last round received; ``lost``, IDs of the senders
+    for which the device does not wait in this round; ``late``, whether the round's deadline has
+    passed.
     """
 
     sends_first: ClassVar[bool] = False
@@ -157,7 +162,10 @@ class RoundHalf(PeerHalf[R]):
         self._average_if_complete(device)
 
     def _waits(self, device: Peer, received: Mapping[int, Ref]) -> bool:
-        """Return whether the device still trains, or waits for a model of the round.
+        """Return whether the device still trains, or waits for a model of its present round.
+
+        It does not wait for a sender whose message was lost or that has reached a later round, nor
+        for any sender after the deadline.
 
         Args:
             device: the device.
@@ -174,7 +182,10 @@ class RoundHalf(PeerHalf[R]):
         return any(state["newest"].get(sender, 0) <= number for sender in missing)
 
     def _average_if_complete(self, device: Peer) -> None:
-        """Average the models of the round and begin the next round, if all models are there."""
+        """Average a device's model with the received models, once all of them are there.
+
+        The device then begins its next round.
+        """
         state = device.state
         number = state["round"]
         received = state["inbox"].get(number, {})
@@ -186,14 +197,15 @@ class RoundHalf(PeerHalf[R]):
         self._go_to(device, max([number + 1, *latest]))
 
     def _average(self, device: Peer, number: int, received: Mapping[int, Ref]) -> Ref:
-        """Return the average of the device's model and the received models.
+        """Return the weighted average of the device's model and the received models.
 
-        If the device sent its model before training, the change by training is added.
+        If the device sent its model before training, the change by training is added to the
+        average.
 
         Args:
             device: the device.
             number: index of the round.
-            received: sender ID -> model.
+            received: sender ID -> model received in the round.
         """
         state = device.state
         update = state["update"]
@@ -219,13 +231,17 @@ class RoundHalf(PeerHalf[R]):
 
 
 class DPSGDParams(GraphParams):
-    """Parameters of D-PSGD."""
+    """Keys of ``[strategy]`` for the strategy ``d-psgd``."""
 
     kind: Literal["d-psgd"] = "d-psgd"
 
 
 class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
-    """Device half of D-PSGD, which sends its model to its neighbours and trains meanwhile."""
+    """D-PSGD's part on the devices.
+
+    In a round a device sends its model to its neighbours, trains meanwhile, averages its model with
+    the neighbours' models, and adds the change by its training.
+    """
 
     sends_first = True
 
@@ -235,9 +251,11 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
     senders = receivers
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        """Return the Metropolis-Hastings weight, 1 / (1 + the larger degree of both devices).
+        """Return the weight of a neighbour's model in the device's average, by Metropolis and
+        Hastings.
 
-        The matrix of all weights is doubly stochastic.
+        It is 1 / (1 + the larger count of neighbours of the two devices). The matrix of all weights
+        is doubly stochastic.
         """
         neighbours = self.neighbours(device, number)
         return 1.0 / (1.0 + max(len(neighbours[device.number]), len(neighbours[sender])))
@@ -246,10 +264,11 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
 class DPSGD(Peers[DPSGDParams]):
     """Lian et al. 2017 (D-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
-    In round k device i sends its model x_i to its neighbours (d parameters each, ``model``) and
-    trains from it meanwhile. With the models of its neighbours x_i becomes the sum of W_ij x_j,
-    plus the change by training. W has Metropolis-Hastings weights. The weight of a model that is
-    not received goes to the device's own model.
+    There is no server; each device has a model and some neighbours. In a round device i sends its
+    model x_i to its neighbours (d parameters each, ``model``) and trains from it meanwhile. With
+    the models of its neighbours x_i becomes the sum of W_ij x_j, plus the change by training. W has
+    Metropolis-Hastings weights. The weight of a model that is not received goes to the device's own
+    model.
     """
 
     Params = DPSGDParams
@@ -257,7 +276,7 @@ class DPSGD(Peers[DPSGDParams]):
 
 
 class EpidemicParams(PeerParams):
-    """Parameters of epidemic learning."""
+    """Keys of ``[strategy]`` for the strategy ``epidemic``."""
 
     kind: Literal["epidemic"] = "epidemic"
     sample_size: int = Field(default=2, ge=1)
@@ -270,22 +289,23 @@ class EpidemicParams(PeerParams):
 
 
 class EpidemicHalf(RoundHalf[EpidemicParams]):
-    """Device half of epidemic learning.
+    """Epidemic learning's part on the devices.
 
-    A device trains, sends the trained model to s devices, and takes the mean of its own model and
-    the received models.
+    In a round a device trains, sends the trained model to s random devices, and takes the mean of
+    its own model and the received models.
     """
 
     def _draw_partners(self, device: Peer, number: int) -> tuple[list[list[int]], list[list[int]]]:
-        """Draw the receivers and the senders of every device in a round.
+        """Draw, for every device, the devices to which it sends its model in a round.
 
         Args:
-            device: any device; the result is the same for all devices.
+            device: any device, from whose random stream the draw is made; the result is the same
+                for all devices.
             number: index of the round.
 
         Returns:
-            For each device the IDs of its receivers, and for each device the IDs of its senders,
-            ascending.
+            For each device the IDs of its receivers, and for each device the IDs of the devices
+            that send to it, ascending.
         """
 
         def draw() -> tuple[list[list[int]], list[list[int]]]:
@@ -309,9 +329,9 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         return self._draw_partners(device, number)[0][device.number]
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
-        """Return the IDs of the devices that have drawn ``device`` as a receiver.
+        """Return the IDs of the devices that have drawn this device as a receiver in a round.
 
-        A device knows its senders from the common seed, as in EL-Oracle.
+        A device knows its senders because all draws come from a common seed, as in EL-Oracle.
         """
         return self._draw_partners(device, number)[1][device.number]
 
@@ -334,20 +354,21 @@ class Epidemic(Peers[EpidemicParams]):
 
 
 class GossipParams(GraphParams):
-    """Parameters of gossip."""
+    """Keys of ``[strategy]`` for the strategy ``gossip``."""
 
     kind: Literal["gossip"] = "gossip"
 
 
 class GossipHalf(GraphHalf[GossipParams]):
-    """Device half of gossip, which repeatedly trains and averages with one random neighbour.
+    """Gossip's part on the devices: train, then average models with a random neighbour.
 
-    A device that waits for an answer declines requests of devices with lower IDs. Devices with
-    higher IDs wait for its answer. No cycle of devices can therefore wait for one another.
+    The trained device asks a neighbour for its model and waits for the answer. A device that itself
+    waits for an answer declines requests of devices with lower IDs, and lets devices with higher
+    IDs wait for its answer. Devices can therefore not wait for one another in a cycle.
 
-    Device state: ``from``, the model from which the device trains; ``partner``, the ID of the
-    device that it has asked, or None; ``asking``, (ID, model) of each device that waits for its
-    answer.
+    Entries of a device's state: ``from``, the model from which the device trains; ``partner``, the
+    ID of the device that it has asked, or None; ``asking``, (ID, model) of each device that waits
+    for its answer.
     """
 
     def on_start(self, device: Peer) -> None:
@@ -357,7 +378,10 @@ class GossipHalf(GraphHalf[GossipParams]):
     on_return = on_start
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """Add the change by training to the present model, and send the model to a neighbour."""
+        """Add the training's change to the device's model, and send it to a random neighbour.
+
+        If the device has no neighbours, its next training starts at once.
+        """
         state = device.state
         number = device.state["round"]
         if update is not None and update is not state["from"]:
@@ -416,11 +440,12 @@ class Gossip(Peers[GossipParams]):
 
     Source: Lian et al. 2018 (AD-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
-    A trained device sends its model to one neighbour, drawn at random (d parameters, ``ask``). The
-    neighbour sends its own model back (``answer``, d parameters). Both then have the mean, so that
-    the sum of all models does not change. A neighbour that waits for an answer itself answers
-    later, or sends ``declined`` (4 bytes). The change by training is added to a model that may have
-    been averaged meanwhile. A round of the run has one step for each device.
+    There is no server. A trained device sends its model to one neighbour, drawn at random (d
+    parameters, ``ask``). The neighbour sends its own model back (``answer``, d parameters). Both
+    then have the mean, so that the sum of all models does not change. A neighbour that waits for an
+    answer itself answers later, or sends ``declined`` (4 bytes). The change by training is added to
+    a model that may have been averaged meanwhile. A round of the run has as many trainings as there
+    are devices.
     """
 
     Params = GossipParams

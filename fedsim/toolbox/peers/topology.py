@@ -32,7 +32,7 @@ The function maps ``n`` and ``dim`` to the logarithm of the count of nodes.
 
 
 class Topology(Spec):
-    """Graph of the devices, in which each device sends to its neighbours."""
+    """Graph of the devices in a serverless strategy: each device sends to its neighbours."""
 
     kind: str = "ring"
     """``ring``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or a generator of undirected
@@ -62,7 +62,11 @@ class Topology(Spec):
         return self
 
     def _generator(self) -> "Callable[..., networkx.Graph[Any]]":
-        """Return the function of networkx that generates the graph."""
+        """Return the function of networkx that generates graphs of ``self.kind``.
+
+        Raises:
+            ValueError: networkx has no such generator.
+        """
         stem = _SHORT.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph")
         generator = getattr(networkx.generators, f"{stem}_graph", None)
         if callable(generator):
@@ -74,11 +78,15 @@ class Topology(Spec):
         raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, {more}")
 
     def _check_parameters(self, takes: Sequence[str], devices: int) -> None:
-        """Raise ``ScenarioError`` if an argument is unknown, or the graph would be too large.
+        """Check the arguments of the graph generator before it is called.
 
         Args:
             takes: names of the generator's parameters.
-            devices: count of devices.
+            devices: count of devices, the wanted count of nodes.
+
+        Raises:
+            ScenarioError: an argument is unknown or larger than ``devices``, the generator would
+                never end, or the graph would have many more nodes than devices.
         """
         allowed = [name for name in takes if name not in _NOT_OURS]
         key = "strategy.topology.parameters"
@@ -107,14 +115,15 @@ class Topology(Spec):
             )
 
     def graph(self, devices: int, seed: int) -> "networkx.Graph[int]":
-        """Generate the graph.
+        """Generate the graph of neighbours.
 
         Args:
-            devices: the count of nodes.
-            seed: seed of a graph with random edges.
+            devices: the count of nodes, one for each device.
+            seed: seed of a graph with random edges; not used for other graphs.
 
         Returns:
-            An undirected graph without self-loops, whose nodes are numbered from 0.
+            An undirected graph without self-loops, whose nodes are numbered from 0 as the devices
+            are.
 
         Raises:
             ScenarioError: the generator does not accept the arguments, or the graph is directed or
