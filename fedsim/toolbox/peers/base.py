@@ -289,8 +289,7 @@ class Peers(Strategy[P]):
         await self._call(int(name.partition("/")[2]), "on_timer")
 
     async def _call(self, number: int, handler: str, *arguments: object) -> None:
-        """Call a method of the device half for a device, and close the run's rounds that are then
-        over.
+        """Call a method of the device half, and close the rounds of the run that are over.
 
         It does nothing after the last round of the run.
 
@@ -338,9 +337,7 @@ class Peers(Strategy[P]):
             getattr(self._half, handler)(device, *arguments)
 
     def _begin(self, device: Peer) -> None:
-        """Store a device's initial model in its state, and start the strategy's algorithm on the
-        device.
-        """
+        """Store a device's initial model in its state, and start the algorithm on the device."""
         variant = 0 if self.params.start == "same" else 1 + device.number
         model = device.initial(variant)
         device.state["model"] = model

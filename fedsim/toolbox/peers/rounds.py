@@ -17,8 +17,7 @@ G = TypeVar("G", bound="GraphParams")
 
 
 class GraphParams(PeerParams):
-    """Keys of ``[strategy]`` of strategies in which devices send only to their neighbours.
-    """
+    """Keys of ``[strategy]`` of strategies in which devices send only to their neighbours."""
 
     topology: Topology = Topology()
     """the devices' graph."""
@@ -251,8 +250,7 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
     senders = receivers
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        """Return the weight of a neighbour's model in the device's average, by Metropolis and
-        Hastings.
+        """Return the Metropolis-Hastings weight of a neighbour's model in the device's average.
 
         It is 1 / (1 + the larger count of neighbours of the two devices). The matrix of all weights
         is doubly stochastic.

@@ -14,7 +14,7 @@ from fedsim.strategies.updates import AsynchronousUpdate
 
 
 class CA2FLParams(AsynchronousParams):
-    """Parameters of CA2FL."""
+    """Keys of ``[strategy]`` for CA2FL: its own, and the keys of asynchronous strategies."""
 
     kind: Literal["ca2fl"] = "ca2fl"
     buffer: int = Field(default=10, ge=1)
@@ -28,7 +28,10 @@ class CA2FLParams(AsynchronousParams):
 
 @dataclass
 class CA2FLState(AsynchronousState):
-    """Server state of CA2FL."""
+    """State of CA2FL's server, saved with a run.
+
+    It has the model, the updates that wait for the next version, and each device's latest change.
+    """
 
     buffer: list[AsynchronousUpdate] = field(default_factory=list)
     """Updates that have arrived since the last version."""
@@ -42,13 +45,16 @@ class CA2FL(Asynchronous[CA2FLParams]):
     """Cache-aided asynchronous federated learning.
 
     Source: Wang, Cao, Wu, Chen and Chen, "Tackling the data heterogeneity in asynchronous federated
-    learning with cached update calibration" (ICLR 2024), Algorithm 2. The server caches the latest
-    change h_i of each device, 0 before the first. With M updates in the buffer, v = (1/n) sum_i h_i
-    + (1/M) sum_(i in buffer) (Delta_i - h_i), then w <- w + eta v, and each h_i becomes the
-    device's newest Delta_i. The mean of the h_i is over all n devices, so that those that answer
-    often do not dominate.
+    learning with cached update calibration" (ICLR 2024), Algorithm 2. There are no rounds; the
+    server publishes a version of the model w after every M received updates. Delta_i is the
+    difference between device i's update and the model that it received. The server caches the
+    latest change h_i of each device, 0 before the first. With M updates in the buffer, v = (1/n)
+    sum_i h_i + (1/M) sum_(i in buffer) (Delta_i - h_i), then w <- w + eta v, and each h_i becomes
+    the device's newest Delta_i. The mean of the h_i is over all n devices, so that devices that
+    answer often do not dominate.
 
-    Sends what FedBuff sends. An update that is not finite is left out, and changes no cache.
+    Messages are as in FedBuff: the model down, the update up (d parameters each). An update that is
+    not finite is left out, and changes no cache.
     """
 
     Params = CA2FLParams
@@ -56,7 +62,7 @@ class CA2FL(Asynchronous[CA2FLParams]):
     state: CA2FLState
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Append an update to the buffer, and publish a version when the buffer is full.
+        """Append an update to the buffer, and publish a new version of the model when it is full.
 
         Args:
             message: the ended task, with ``update`` and ``samples``.
@@ -74,7 +80,11 @@ class CA2FL(Asynchronous[CA2FLParams]):
             await self.publish(self._step(buffer), buffer)
 
     def _step(self, buffer: list[AsynchronousUpdate]) -> Ref:
-        """Return the model moved by the calibrated step, and cache the buffer's changes."""
+        """Return the next model, made from the buffered updates and the cached changes.
+
+        The cache has the latest change of the model by each device. The changes by the buffered
+        updates replace their devices' cached changes.
+        """
         state = self.state
         models = self.server.models
         share = 1.0 / self.setting.devices

@@ -14,7 +14,10 @@ _MOST_ATTEMPTS = 3  # maximum count of tasks of one device in a campaign
 
 @dataclass
 class CampaignState(State):
-    """Server state of a ``Campaign``, which checkpoints save."""
+    """State of a ``Campaign``, in which many devices do one job once; saved with a run.
+
+    It has the open tasks and the devices that are waited for.
+    """
 
     job: str | None = None
     """Name of the open campaign's job; None if no campaign is open."""
@@ -27,14 +30,17 @@ class CampaignState(State):
 
 
 class Campaign:
-    """Campaign in which each of many devices does one task of the same job.
+    """Campaign: each of many devices does one task of the same job, outside the rounds.
 
-    An unavailable device receives its task when it returns. A lost task is repeated, at most twice.
-    The campaign is over when all its tasks have ended, or at its deadline.
+    The strategy calls ``begin``, reports ended tasks to ``end`` and returned devices to ``resume``,
+    and calls ``close`` when ``is_over`` is true. An unavailable device receives its task when it
+    returns. A lost task is repeated, at most twice. The campaign is over when all its tasks have
+    ended. At its deadline a timer with the name ``campaign-deadline`` fires, and the strategy calls
+    ``stop``.
 
     Args:
         server: the run's server.
-        state: the campaign's state, a field of the strategy's server state.
+        state: the campaign's state, a field of the strategy's state.
         contents: function (device ID, job) -> contents of the message that starts the task.
     """
 
@@ -46,7 +52,9 @@ class Campaign:
         self._contents = contents
 
     def begin(self, job: str, devices: Sequence[int], limit: float | None) -> None:
-        """Open a campaign, and send each available device its task.
+        """Open a campaign, and send its task to each device that is available.
+
+        The opening is recorded among the run's events as ``campaign``.
 
         Args:
             job: name of the job, which devices receive as ``Instruction.job``.
@@ -77,34 +85,48 @@ class Campaign:
         return task in self._state.open
 
     def end(self, message: TaskEnd) -> None:
-        """Close a task of the campaign that has ended, and repeat it if it was lost."""
+        """Remove a task that has ended from the open campaign, and repeat it if it was lost.
+
+        A device gets at most three tasks in a campaign.
+
+        Args:
+            message: the ended task, which must belong to the campaign.
+        """
         device = self._state.open.pop(message.task)
         is_lost = message.outcome in ("lost", "battery")
         if is_lost and self._state.attempts[device] < _MOST_ATTEMPTS:
             self._ask([device])
 
     def awaits(self, device: int) -> bool:
-        """Whether ``device`` (ID) is unavailable, and receives its task when it returns."""
+        """Whether the campaign waits for the return of an unavailable device, to send it its task.
+
+        Args:
+            device: ID of the device.
+        """
         return device in self._state.waiting
 
     def resume(self, device: int) -> None:
-        """Send its task of the campaign to a device that has returned."""
+        """Send the campaign's task to a device that has returned.
+
+        Args:
+            device: ID of the device, for whose return the campaign waited.
+        """
         self._state.waiting.remove(device)
         self._ask([device])
 
     def stop(self) -> None:
-        """End all open tasks as late, and no longer wait for unavailable devices."""
+        """End the campaign's open tasks with outcome ``late``, and drop the devices awaited."""
         self._state.waiting = []
         for task in list(self._state.open):
             self._server.end(task, "late")
 
     @property
     def is_over(self) -> bool:
-        """Whether all of the campaign's tasks have ended."""
+        """Whether the campaign has no open task and waits for no device."""
         return not (self._state.open or self._state.waiting)
 
     def close(self) -> str:
-        """Close a campaign that is over, and return the name of its job."""
+        """Close a campaign that is over, cancel its deadline, and return the name of its job."""
         job = self._state.job
         assert job is not None
         self._state.job = None

@@ -24,15 +24,16 @@ _REJOIN_S = 60.0
 
 
 def moderate_range(sizes: Ints) -> tuple[int, int]:
-    """Return the smallest and the largest data size within 1.5 IQR of the quartiles.
+    """Return the smallest and the largest data size that are no outliers.
 
-    These are R_l and R_u of Eqs. 17 and 18.
+    An outlier is more than 1.5 interquartile ranges below the first or above the third quartile.
+    The results are R_l and R_u of Eqs. 17 and 18 in CATA-Fed's paper.
 
     Args:
-        sizes: reported data sizes (samples), int64 [n].
+        sizes: reported data sizes of clients (samples), int64 [n].
 
     Returns:
-        R_l and R_u (samples).
+        R_l, the smallest, and R_u, the largest such size (samples).
     """
     first, third = np.percentile(sizes, (25, 75))
     reach = 1.5 * (third - first)
@@ -41,19 +42,20 @@ def moderate_range(sizes: Ints) -> tuple[int, int]:
 
 
 def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints:
-    """Return the cluster index of each client by its data size (Eqs. 19, 20).
+    """Assign clients to clusters by their data sizes (Eqs. 19 and 20 in CATA-Fed's paper).
 
-    The range from R_l to R_u is cut into P intervals of equal width theta. A size on the border of
-    two clusters belongs to the upper cluster, an outlier to the first or the last cluster. If theta
-    is 0, all clients are in the last cluster. Eq. 20 is read as floor((size - R_l) / theta).
+    The range from R_l to R_u is cut into P intervals of equal width theta, one for each cluster. A
+    size on the border of two clusters belongs to the upper cluster, an outlier to the first or the
+    last cluster. If theta is 0, all clients are in the last cluster. Eq. 20 is read as floor((size
+    - R_l) / theta).
 
     Args:
-        sizes: reported data sizes (samples), int64 [n].
+        sizes: reported data sizes of the clients (samples), int64 [n].
         clusters: P, the count of clusters.
-        bounds: R_l and R_u (samples), see ``moderate_range``.
+        bounds: R_l and R_u, the smallest and the largest size that are no outliers (samples).
 
     Returns:
-        Cluster indices from 0 to P - 1, int64 [n].
+        The cluster index of each client, from 0 to P - 1, int64 [n].
     """
     low, high = bounds
     if low == high:
@@ -63,13 +65,14 @@ def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints
 
 
 def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list[Ints]:
-    """Shuffle each cluster, and cut it into disjoint groups of exactly ``size`` clients (Eq. 23).
+    """Shuffle each cluster, and cut it into disjoint groups of clients for a round (Eq. 23).
 
-    Clients that do not fill a group are not selected in this round. A cluster with fewer than
-    ``size`` clients is one group; otherwise it would never be selected.
+    A group has exactly ``size`` clients. Clients that do not fill a group are not selected in this
+    round. A cluster with fewer than ``size`` clients is one group; otherwise it would never be
+    selected.
 
     Args:
-        cluster: the cluster index of each client, int64 [n]; -1: not connected.
+        cluster: the cluster index of each client, int64 [n]; -1 for a client that is not connected.
         size: K, the count of clients in a group.
         generator: source of the random order.
 
@@ -88,10 +91,12 @@ def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list
 
 
 def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Generator) -> Ints:
-    """Return the group whose clients have waited most rounds in total (Eqs. 24, 25).
+    """Return the group of clients that has waited longest for its selection (Eqs. 24, 25).
+
+    The wait of a group is the sum of the waits of its clients.
 
     Args:
-        blocks: groups of client IDs, int64 [groups, clients a group], see ``cut_groups``.
+        blocks: groups of client IDs, one array for each cluster, int64 [groups, clients a group].
         waiting: A, the count of rounds since each client was last selected, int64 [n].
         generator: source of the draw among groups with equal sums.
 
@@ -110,12 +115,12 @@ def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Genera
 def in_turn(
     cluster: Ints, clusters: int, size: int, number: int, generator: np.random.Generator
 ) -> Ints:
-    """Draw random clients of the cluster whose turn it is, by round robin over the clusters.
+    """Draw random clients of one cluster, a different cluster in each round, in turn.
 
     In round r this is cluster r mod P, or the next cluster that has clients.
 
     Args:
-        cluster: the cluster index of each client, int64 [n]; -1: not connected.
+        cluster: the cluster index of each client, int64 [n]; -1 for a client that is not connected.
         clusters: P, the count of clusters.
         size: K, the count of clients to draw.
         number: r, the index of the round.
@@ -132,10 +137,10 @@ def in_turn(
 
 
 def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
-    """Draw random clients from all connected clients.
+    """Draw random clients from all clients that are connected.
 
     Args:
-        cluster: the cluster index of each client, int64 [n]; -1: not connected.
+        cluster: the cluster index of each client, int64 [n]; -1 for a client that is not connected.
         size: K, the count of clients to draw.
         generator: source of the draw.
 
@@ -147,7 +152,7 @@ def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
 
 
 class CataFedParams(CombiningParams):
-    """Parameters of CATA-Fed.
+    """Keys of ``[strategy]`` for CATA-Fed: its own, and the usual keys of rounds and aggregation.
 
     Each part of the method can be switched off separately. ``clusters = 1`` disables clustering.
     """
@@ -235,7 +240,9 @@ class CataFedParams(CombiningParams):
 
 
 def most_splits(samples: int, smallest_part: int) -> int:
-    """Return how many times a device may halve its data, beta = floor(log2(|D| / pi)) (Eq. 10).
+    """Return how many times a device may halve its training data (CATA-Fed's paper, Eq. 10).
+
+    It is beta = floor(log2(|D| / pi)), so that no part is smaller than pi.
 
     Args:
         samples: |D|, the sample count of the device.
@@ -248,13 +255,14 @@ def most_splits(samples: int, smallest_part: int) -> int:
 
 
 class CataFedClient(SynchronousClient[CataFedParams]):
-    """Client that trains on one part of its data at a time, and splits its data if it is too slow.
+    """Client that trains on one part of its data at a time, and halves its data if it is too slow.
 
-    A client is too slow (a straggler) if it finished no epoch within its limit.
+    A client is too slow (a straggler) if it finished no epoch within its limit. It answers with its
+    update, or else that it was too slow.
 
-    Device state: ``selected``, the count n of its selections; ``splits``, the count u of splits;
-    ``upload_s``, the measured upload time eps_i (s); ``trained_at``, the time at which its last
-    training ended (s).
+    Entries of a device's state: ``selected``, the count n of its selections; ``splits``, the count
+    u of splits, so that there are 2^u parts; ``upload_s``, the measured upload time eps_i (s);
+    ``trained_at``, the time at which its last training ended (s).
 
     eps_i is the duration of the device's last upload, as the nominal rate neglects shared links,
     encoding and TCP. A straggler forgets eps_i, otherwise one slow upload could leave no time for
@@ -271,7 +279,11 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        """Return a training on part x = 1 + n mod 2^u (Eq. 12), or on all data before a split."""
+        """Return a training on one part of the device's data, on all data if it was never split.
+
+        After u splits there are 2^u parts. The part is number 1 + n mod 2^u (Eq. 12), with n the
+        count of the device's selections.
+        """
         splits = device.state["splits"]
         part = None
         if splits:
@@ -323,14 +335,20 @@ class CataFedClient(SynchronousClient[CataFedParams]):
             device.state["upload_s"] = device.clock_s - device.state["trained_at"]
 
     def _sizes(self, device: Device) -> list[int]:
-        """Return the sample count of each of the device's 2^u parts, the largest first."""
+        """Return the sample counts of the parts of the device's data, the largest first.
+
+        After u splits there are 2^u parts.
+        """
         splits = device.state["splits"]
         return [Part(splits, number, device.samples).samples for number in range(1, 2**splits + 1)]
 
 
 @dataclass
 class CataFedState(FedAvgState):
-    """Server state of CATA-Fed."""
+    """State of CATA-Fed's server, saved with a run.
+
+    It has the model, and each client's reported data size, cluster, and last selection.
+    """
 
     sizes: list[int] = field(default_factory=list)
     """Data size that each client reported last (samples), 0 if the client is disconnected."""
@@ -423,7 +441,11 @@ class CataFed(FedAvg[CataFedParams]):
         return clients
 
     def _cluster(self) -> None:
-        """Reassign all connected clients to clusters, by their last reported data sizes."""
+        """Assign all connected clients to clusters, by the data sizes that they reported last.
+
+        The result replaces ``state.cluster``, and is recorded among the run's events as
+        ``cluster``.
+        """
         state = self.state
         clusters = self.params.clusters
         sizes = np.array(state.sizes)
@@ -458,7 +480,10 @@ class CataFed(FedAvg[CataFedParams]):
         return {"model": self.state.model, "control": self._budget_s}
 
     def _verdict(self, message: TaskEnd) -> Verdict:
-        """Return the outcome of a task: ``slow`` if the client finished no epoch (I = 0)."""
+        """Return whether an ended task is ``valid``, ``slow`` or ``disconnected`` in its round.
+
+        It is ``slow`` if the client answered that it finished no epoch (I = 0).
+        """
         verdict = super()._verdict(message)
         if verdict == "valid" and not message["control"]:
             return "slow"
@@ -481,7 +506,11 @@ class CataFed(FedAvg[CataFedParams]):
             self.state.away += 1
 
     def _store_report(self, message: TaskEnd) -> None:
-        """Store the data size that a client reports when it connects or has split its data."""
+        """Store the data size that a client reports on connection, or after splitting its data.
+
+        A split is recorded among the run's events. A client that connects waits from the next round
+        on.
+        """
         state = self.state
         device = message.device
         number = state.round

@@ -36,11 +36,12 @@ def lengths(
     """Compute the L2 norms of a cluster's mean update and of its longest update.
 
     Args:
-        updates: the updates of the cluster's clients, [k, d].
+        updates: the updates of the cluster's clients (trained minus received model), [k, d].
         weights: the weight of each update in the mean, [k].
 
     Returns:
-        ``mean_norm`` and ``max_norm``.
+        A dict: ``mean_norm``, the length of the mean update, and ``max_norm``, the length of the
+        longest one.
     """
     mean = np.zeros(len(updates[0]))
     for update, weight in zip(updates, weights, strict=True):
@@ -50,7 +51,7 @@ def lengths(
 
 
 def is_incongruent(mean_norm: float, max_norm: float, eps1: float, eps2: float) -> bool:
-    """Return whether a cluster must be split, as it has converged but its clients disagree.
+    """Return whether CFL must split a cluster, as it has converged but its clients disagree.
 
     Args:
         mean_norm: length of the cluster's mean update, below ``eps1`` if the cluster has converged
@@ -67,25 +68,29 @@ OrderedUpdates = list[Entry]  # of ``received``, in order of the devices' number
 
 
 class Pull(NamedTuple):
-    """Update of a client, as its trained model and the model from which it was trained."""
+    """Change of a model by a client's training: the trained model, and the model before."""
 
     trained: Ref
     start: Ref
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
-        """Return the update in ``entry``, an item of the state's list ``received``."""
+        """Return the change of a model by a received update.
+
+        Args:
+            entry: the update, with the trained model and the model from which it was trained.
+        """
         return cls(entry["update"], entry["start"])
 
 
 class Cluster(NamedTuple):
-    """Cluster with its finite updates of the round.
+    """Cluster of clients, with the finite updates that they have sent in a round.
 
     Attributes:
         group: index of the cluster.
-        entries: the entries of ``received`` with the updates.
-        updates: the updates, float32 [d] each.
-        lengths: ``mean_norm`` and ``max_norm`` of the updates.
+        entries: the received updates with their tasks and devices.
+        updates: trained minus received model of each entry, float32 [d] each.
+        lengths: ``mean_norm`` and ``max_norm``, the L2 norms of the mean update and of the longest.
     """
 
     group: int
@@ -95,15 +100,15 @@ class Cluster(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Split of a cluster into two parts, not yet carried out.
+    """Split of a cluster of clients into two parts, found but not yet carried out.
 
     Attributes:
         group: index of the cluster.
-        entries: the entries of ``received`` of the cluster's clients.
+        entries: the received updates of the cluster's clients.
         sides: positions in ``entries`` of the clients of the first and of the second part.
-        criteria: additional fields of the record ``cluster-split``.
-        pairs: the field of the record ``clustering`` with the cosines; empty if the cosines are not
-            recorded.
+        criteria: additional fields of the record ``cluster-split`` of the run's events.
+        pairs: the field of the record ``clustering`` with the cosines of all pairs of updates;
+            empty if the cosines are not recorded.
     """
 
     group: int
@@ -114,7 +119,10 @@ class Cut(NamedTuple):
 
 
 class CFLClient(SynchronousClient[CFLParams]):
-    """Client that trains as FedAvg's client does, in a round and for a cold start."""
+    """Client that trains the received model and sends the result, as FedAvg's client does.
+
+    It does so in a round, and in the task ``cold-start`` by which its cluster is found.
+    """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         (model,) = instruction.contents.values()
@@ -130,7 +138,10 @@ class CFLClient(SynchronousClient[CFLParams]):
 
 @dataclass
 class CFLState(GroupedState):
-    """Server state of CFL, a tree of clusters with a model in ``models`` for each node."""
+    """State of CFL's server, saved with a run: a tree of clusters with a model for each node.
+
+    The leaves of the tree are the present clusters. A split adds two children to a leaf.
+    """
 
     children: list[list[int] | None] = field(default_factory=list)
     """Indices of the two children of each node; None for a leaf."""
@@ -155,17 +166,17 @@ class CFL(Grouped[CFLParams]):
 
     All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each
     round all available clients receive their cluster's model (d parameters), train, and send their
-    update (d); the model moves by the weighted mean of updates. When that mean is shorter than
-    ``eps1``, and some update at least ``eps2`` long, the cluster is cut such that the largest
-    cosine of updates across the cut is least (Eq. 6), and both parts go on from its model. An
-    absent client goes to the side with the update most similar to its last update to this cluster.
-    A client without such an update leaves the cluster.
+    update (d); the model moves by the weighted mean of updates. A cluster is cut when that mean is
+    shorter than ``eps1`` and some update is at least ``eps2`` long. The cut makes the largest
+    cosine of two updates in different parts as small as possible (Eq. 6), and both parts go on from
+    the cluster's model. An absent client goes to the part with the update most similar to its last
+    update to this cluster. A client without such an update leaves the cluster.
 
     A client without a cluster, such as a newcomer, joins the root when it is selected, if the root
-    was never split. Else it goes down the tree, on arrival or when it is selected: at each split it
-    receives the parent's model (d, purpose ``cold-start``), trains, sends its update (d), and goes
-    to the side with the most similar update. Shifts of data move no device. With ``learning =
-    "off"`` clusters are split by ``split_rounds`` alone, at random.
+    was never split. Otherwise it goes down the tree, on arrival or when it is selected: at each
+    split it receives the parent's model (d, purpose ``cold-start``), trains, sends its update (d),
+    and goes to the part with the most similar update. Shifts of data move no device. With
+    ``learning = "off"`` clusters are split by ``split_rounds`` alone, at random.
     """
 
     Params: ClassVar[type[CFLParams]] = CFLParams
@@ -192,10 +203,10 @@ class CFL(Grouped[CFLParams]):
         return self.pick(self.params.asked_per_round, among=candidates)
 
     def _next_leaf(self) -> list[int] | None:
-        """Return the IDs of the available devices of the leaf whose turn it is (Algorithm 2).
+        """Return the IDs of the available devices of the cluster whose turn it is (Algorithm 2).
 
-        A leaf without an available device is skipped. With the root, devices without a group are
-        returned too, as they may join it.
+        A cluster without an available device is skipped. With the first cluster, the root, devices
+        without a group are returned too, as they may join it.
         """
         groups = self.state.group
         online = self.server.clients.online()
@@ -226,7 +237,14 @@ class CFL(Grouped[CFLParams]):
     # criteria of a split
 
     async def _find_cuts(self) -> list[Cut]:
-        """Find the clusters to split in this round, with the best bipartition of each."""
+        """Find the clusters to split in this round, and the two parts of each.
+
+        The criteria of each cluster are recorded among the run's events. In Algorithm 2's order,
+        clusters that have converged are finished, which may stop the run.
+
+        Returns:
+            The splits, not yet carried out.
+        """
         state = self.state
         schedule = self.params.split_rounds
         if schedule is not None and not self._split_is_due(schedule):
@@ -249,8 +267,13 @@ class CFL(Grouped[CFLParams]):
     def _select_incongruent(self, clusters: list[Cluster], thresholds: Thresholds) -> list[Cluster]:
         """Return the clusters to split.
 
-        With ``split_rounds`` it is the cluster with the longest update (Fig. 3), otherwise all
-        clusters that meet both criteria.
+        With ``split_rounds`` it is the cluster with the longest update (Fig. 3). Otherwise they are
+        all clusters with at least two updates whose mean update is shorter than ``eps1`` while
+        their longest update is at least ``eps2`` long.
+
+        Args:
+            clusters: the clusters, with the updates of the round.
+            thresholds: ``eps1`` and ``eps2``.
         """
         divisible = [cluster for cluster in clusters if len(cluster.entries) > 1]
         if self.params.split_rounds is None:
@@ -263,9 +286,12 @@ class CFL(Grouped[CFLParams]):
         return [max(divisible, key=lambda cluster: cluster.lengths["max_norm"])]
 
     def _split_is_due(self, schedule: Sequence[int]) -> bool:
-        """Return whether fewer splits have been done than ``schedule`` has rounds up to this round.
+        """Return whether fewer splits have been done than were scheduled up to the present round.
 
         A split that was impossible in its round is thus done in a later round.
+
+        Args:
+            schedule: the rounds, from 0, at which a cluster is to be split.
         """
         due = sum(number <= self.state.round for number in schedule)
         return due > self.state.scheduled
@@ -292,7 +318,17 @@ class CFL(Grouped[CFLParams]):
     def _finish_leaves(
         self, clusters: list[Cluster], incongruent: list[Cluster], thresholds: Thresholds
     ) -> None:
-        """Remove converged leaves from the order of Algorithm 2, and end the run after the last."""
+        """Remove converged clusters from the list of clusters that take turns (Algorithm 2).
+
+        A cluster that is about to be split is not removed. The run is stopped if no cluster
+        remains.
+
+        Args:
+            clusters: the clusters with updates in this round.
+            incongruent: the clusters that are about to be split.
+            thresholds: ``eps1``, below which the mean update of a converged cluster is, and
+                ``eps2``.
+        """
         state = self.state
         done = set[int]()
         for cluster in clusters:
@@ -304,7 +340,11 @@ class CFL(Grouped[CFLParams]):
             self.server.stop("every cluster has converged")
 
     def _bipartition(self, cluster: Cluster) -> Cut:
-        """Find the split with the smallest maximum of cosines between both parts (Eq. 6)."""
+        """Find the two parts of a cluster whose updates are least similar to each other (Eq. 6).
+
+        The largest cosine of two updates in different parts is as small as possible. The server is
+        charged the time of the computation. The cluster is not changed yet.
+        """
         updates = cluster.updates
         self.server.compute("products", len(updates), self.setting.parameters)
         self.server.compute("linkage", len(updates))
@@ -337,9 +377,9 @@ class CFL(Grouped[CFLParams]):
         return sorted(entries, key=lambda entry: entry["device"])
 
     def _random_cut(self) -> list[Cut]:
-        """Draw a random bipartition of a random cluster, for runs without learning.
+        """Draw a random split of a random cluster, for runs without learning.
 
-        The list is empty if no cluster has two updates.
+        The list has one split, or none if no cluster has two updates in this round.
         """
         groups = range(len(self.state.models))
         divisible = [group for group in groups if len(self._received_from(group)) > 1]
@@ -397,7 +437,14 @@ class CFL(Grouped[CFLParams]):
             entry["group"] = child_of[entry["device"]]
 
     def _grow(self, cut: Cut) -> list[int]:
-        """Add two children with the parent's model to the tree, and return their indices."""
+        """Add two clusters, the parts of a split cluster, to the tree of clusters, with its model.
+
+        Args:
+            cut: the split, with the updates of both parts' clients, which are stored.
+
+        Returns:
+            The indices of the two new clusters.
+        """
         state = self.state
         children = [len(state.models), len(state.models) + 1]
         state.children[cut.group] = children
@@ -411,7 +458,15 @@ class CFL(Grouped[CFLParams]):
         return children
 
     def _send_down(self, device: int, parent: int) -> None:
-        """Remove a device that has no update from a split cluster, to go down the tree later."""
+        """Remove a device from a cluster that is split, if it has no update to assign it by.
+
+        The device later finds a cluster by going down the tree of clusters from ``parent``. The
+        removal is recorded among the run's events as ``assign``.
+
+        Args:
+            device: ID of the device.
+            parent: index of the split cluster.
+        """
         self.state.group[device] = -1
         self.state.down[device] = parent
         self.server.emit("assign", device=device, group=None, before=parent, why="split")
@@ -419,16 +474,16 @@ class CFL(Grouped[CFLParams]):
     async def _find_most_similar(
         self, updates: Mapping[int, Pull], children: Sequence[int]
     ) -> dict[int, int]:
-        """Map each device to the child with the update most similar to the device's (Eq. 6).
+        """Assign each device to the part of a split cluster with the most similar update.
 
-        In runs without learning the child is random.
+        Similarity is the cosine. In runs without learning the part is random.
 
         Args:
             updates: device ID -> update.
-            children: indices of the two children.
+            children: indices of the two parts.
 
         Returns:
-            Device ID -> index of the child.
+            Device ID -> index of the part.
         """
         if not self.server.models.learns:
             sides = dict[int, int]()
@@ -448,7 +503,14 @@ class CFL(Grouped[CFLParams]):
         return {device: owners[place] for device, place in zip(updates, nearest, strict=True)}
 
     async def _changes(self, pulls: Sequence[Pull]) -> list[Floats32]:
-        """Compute the difference of both models of each update, float32 [d] each."""
+        """Compute the trained model minus the model before training, for each update.
+
+        Args:
+            pulls: the updates, each as these two models.
+
+        Returns:
+            The differences, float32 [d] each; not finite for a device whose training diverged.
+        """
         refs = list(chain.from_iterable(pulls))
         weights = await self.server.models.values(refs)
         pairs = zip(weights[::2], weights[1::2], strict=True)

@@ -11,26 +11,29 @@ from fedsim.toolbox.strategies.grouped import GroupedParams
 
 
 class CFLParams(GroupedParams):
-    """Parameters of CFL, in addition to ``SynchronousParams``.
+    """Keys of ``[strategy]`` for CFL: its own, and the usual keys of rounds.
+
+    CFL divides the clients into clusters, each with a model, by splitting clusters in two.
 
     Attributes:
-        clients_per_round: the number of clients that a round asks; None for all available ones,
-            as in the paper.
+        clients_per_round: the number of clients that a round asks; None for all available ones, as
+            in the paper.
         groups: always 1. All devices begin in one cluster, and splits make the other clusters.
         aggregation: ``weighted`` by samples, as in the paper; ``mean``, as in the published code.
-        eps1: a cluster has converged when its aggregated update is shorter than this (Algorithm
-            1, line 8); by default 0.2 times the mean length of the first round's updates.
-        eps2: a cluster's clients are congruent when all of their updates are shorter than this
-            (Eq. 5); by default 2.5 ``eps1``.
+        eps1: a cluster has converged when its aggregated update is shorter than this (Algorithm 1,
+            line 8); by default 0.2 times the mean length of the first round's updates.
+        eps2: a cluster's clients are congruent when all of their updates are shorter than this (Eq.
+            5); by default 2.5 ``eps1``. A cluster that has converged without being congruent is
+            split.
         split_rounds: the rounds, from 0, at which the cluster with the longest update is split
             (Fig. 3). A split that is impossible in such a round is done in a later one.
-        split: ``single`` linkage, which solves Eq. 6 exactly; ``complete``, as in the published
-            code.
+        split: linkage by which the two parts of a cluster are found: ``single``, which solves Eq. 6
+            exactly; ``complete``, as in the published code.
         as: the order in the round of a split. ``published-code``: the cluster is split, and then
             each new cluster moves by its own updates. ``paper``: the cluster moves by all its
             updates, and both new clusters begin with its model.
-        order: all clusters advance ``together``, as in the published code, or one after the
-            other (``recursive``, Algorithm 2).
+        order: all clusters advance ``together``, as in the published code, or one after the other
+            (``recursive``, Algorithm 2).
     """
 
     instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "split_step": "as"}

@@ -13,7 +13,7 @@ from fedsim.world.steps import Computation, Train
 
 
 class DittoParams(AggregatingParams):
-    """Parameters of Ditto, in addition to ``AggregatingParams``."""
+    """Keys of ``[strategy]`` for Ditto: its own, and the usual keys of rounds and aggregation."""
 
     trains_more: ClassVar[str] = "with Ditto a client trains its own model too"
     kind: Literal["ditto"] = "ditto"
@@ -22,7 +22,10 @@ class DittoParams(AggregatingParams):
 
 
 class DittoClient(OwnModelClient[DittoParams]):
-    """Client that trains its personal model, and then an update of the global model."""
+    """Client that trains its personal model, and then an update of the global model.
+
+    Only the update is sent to the server. The personal model stays on the device.
+    """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         received = instruction["model"]
@@ -43,8 +46,8 @@ class Ditto(Personal[DittoParams]):
     that it received. All v_k begin at the initial model. (Clients drawn in proportion to their
     samples are ``selection = { kind = "power-of-choice", candidates = 1, losses = "reported" }``.)
 
-    Sends what FedAvg sends. A client whose answer is cut off goes back to its previous personal
-    model.
+    As in FedAvg, the global model is sent down and its update up (d parameters each). A client
+    whose answer does not arrive goes back to its previous personal model.
     """
 
     Params = DittoParams

@@ -21,7 +21,7 @@ from fedsim.toolbox.strategies.tiers import Tiered, TieredState
 
 
 class FedATParams(StrategyParams):
-    """Parameters of FedAT."""
+    """Keys of ``[strategy]`` for FedAT."""
 
     unaccounted: ClassVar[str] = (
         "FedAT's tiers have rounds of their own, and draws are counted from all devices"
@@ -49,9 +49,9 @@ class FedATParams(StrategyParams):
 
 
 class FedATClient(Client[FedATParams]):
-    """Client that trains with a proximal term around the received model.
+    """Client that trains with a proximal term around the received model, and sends the result.
 
-    It does the same training when the server measures its latency.
+    It does the same in its first task, by which the server measures its latency.
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
@@ -76,7 +76,11 @@ class FedATClient(Client[FedATParams]):
 
 @dataclass
 class FedATState(TieredState, AsynchronousState):
-    """Server state of FedAT. Each task in ``open`` also has its ``tier``."""
+    """State of FedAT's server, saved with a run.
+
+    It has the global model, each tier's model and updates, and the tier of each device. Each open
+    task also has the entry ``tier``.
+    """
 
     tiers: list[Ref] = field(default_factory=list)
     """Model of each tier."""
@@ -98,15 +102,16 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     system with asynchronous tiers" (SC 2021), Algorithm 2 with its cross-tier weights; without its
     compression, which a codec in ``[messages]`` can replace.
 
-    First every available device does the whole task of a round once (down and up d parameters), and
-    the server measures its latency. The tiers are equal numbers of devices, from the fastest to the
-    slowest. Each tier has its own rounds: random clients receive the global model (d), train, and
-    send their update (d). The mean of the updates becomes the tier's model. The global model
-    becomes the mean of all tiers' models with the weights T_(M+1-m) / T. T_m is the number of
-    updates of tier m, and T the sum of all T_m. Before its first update a tier has the initial
-    model.
-    Each update of a tier makes a version. Devices that are away at first, and newcomers, are
-    profiled when they are available, and join the tier of their latency.
+    A tier is a set of devices of similar speed. First every available device does the whole task of
+    a round once (down and up d parameters), and the server measures its latency. The tiers are
+    equal numbers of devices, from the fastest to the slowest. Each tier has its own rounds: random
+    clients receive the global model (d), train, and send their update (d). The mean of the updates
+    becomes the tier's model. The global model becomes the mean of all tiers' models with the
+    weights T_(M+1-m) / T. T_m is the number of updates of tier m, and T the sum of all T_m. Before
+    its first update a tier has the initial model.
+
+    Each update of a tier makes a version of the global model. Devices that are away at first, and
+    newcomers, do the measured task when they are available, and join the tier of their latency.
     """
 
     Params = FedATParams
@@ -151,7 +156,13 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             self._open(tier)
 
     def _open(self, tier: int) -> None:
-        """Open a round of tier ``tier`` (index), and send its clients the global model."""
+        """Open a round of a tier, and send the global model to random clients of the tier.
+
+        If no client is available, the tier tries again after the time ``retry``.
+
+        Args:
+            tier: index of the tier.
+        """
         state = self.state
         version = state.version
         model = state.model
@@ -170,7 +181,11 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             self.server.look_again(f"tier/{tier}", self.params.retry)
 
     def _is_busy(self, tier: int) -> bool:
-        """Return whether a task of the tier's open round has not ended."""
+        """Return whether a client of a tier still works on a task of the tier's open round.
+
+        Args:
+            tier: index of the tier.
+        """
         return any(task["tier"] == tier for task in self.state.open.values())
 
     async def on_timer(self, name: str) -> None:
@@ -204,7 +219,14 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             self.server.timer(f"tier/{tier}", self.server.now)
 
     async def _close(self, tier: int) -> None:
-        """Average a tier's updates to its model, and all tiers' models to the global model."""
+        """Close a tier's round: set the tier's model and the global model.
+
+        The tier's model becomes the mean of its updates, and the global model the weighted mean of
+        all tiers' models, which is published as a version.
+
+        Args:
+            tier: index of the tier.
+        """
         state = self.state
         aggregation = self.params.aggregation.for_rounds_of(self.params.clients_per_round)
         received = state.received[tier]
@@ -222,7 +244,11 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         await self.publish(model, received, group=tier, **aggregation.told(len(received)))
 
     def _cross_tier_parts(self) -> list[tuple[Ref, float]]:
-        """Return (model, weight) of each tier, the fastest first; the weight is T_(M+1-m) / T."""
+        """Return each tier's model with its weight in the global model, the fastest tier first.
+
+        Of M tiers, tier m has the weight T_(M+1-m) / T. T_m counts the updates of tier m, and T is
+        the sum of all T_m, so that rarely updated tiers weigh more.
+        """
         counts = self.state.counts
         total = sum(counts)
         weights = [count / total for count in reversed(counts)]

@@ -10,7 +10,7 @@ from fedsim.strategies.round_params import AggregatingParams
 
 
 class FedBNParams(AggregatingParams):
-    """Parameters of FedBN, in addition to ``AggregatingParams``."""
+    """Keys of ``[strategy]`` for FedBN: its own, and the usual keys of rounds and aggregation."""
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     kind: Literal["fedbn"] = "fedbn"

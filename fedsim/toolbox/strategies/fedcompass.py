@@ -20,7 +20,7 @@ from fedsim.strategies.updates import AsynchronousUpdate
 
 
 class FedCompassParams(AsynchronousParams):
-    """Parameters of FedCompass, in addition to ``AsynchronousParams``.
+    """Keys of ``[strategy]`` for FedCompass: its own, and the keys of asynchronous strategies.
 
     Attributes:
         local_epochs: not a key; the number of local steps follows from the client's speed.
@@ -52,10 +52,13 @@ class FedCompassParams(AsynchronousParams):
         return self
 
     def discount(self, staleness: int) -> float:
-        """Return the factor of an update of a given staleness.
+        """Return the factor by which an update's change of the model is multiplied.
 
         Args:
-            staleness: count of versions published since the client's download.
+            staleness: count of versions of the model published since the client's download.
+
+        Returns:
+            alpha (1 + staleness)^-exponent, from 0 to 1.
         """
         return float(self.alpha * (1 + staleness) ** -self.exponent)
 
@@ -69,7 +72,10 @@ class FedCompassClient(Client[FedCompassParams]):
 
 @dataclass
 class ArrivalGroup(Entries):
-    """Clients that are expected to answer at the same time."""
+    """Clients of FedCompass whose local steps are chosen so that they answer at the same time.
+
+    Their updates are aggregated together.
+    """
 
     expected: float
     """Time at which the clients are expected (s)."""
@@ -85,7 +91,11 @@ class ArrivalGroup(Entries):
 
 @dataclass
 class FedCompassState(AsynchronousState):
-    """Server state of FedCompass."""
+    """State of FedCompass's server, saved with a run.
+
+    It has the model, the open groups of clients that answer together, and each client's measured
+    speed.
+    """
 
     groups: dict[int, ArrivalGroup] = field(default_factory=dict)
     """Open arrival groups by index, in the order of their creation."""
@@ -110,19 +120,19 @@ class FedCompass(Asynchronous[FedCompassParams]):
     devices using a computing power-aware scheduler" (ICLR 2024, arXiv 2309.14675), and the
     scheduler of the authors' framework APPFL.
 
-    The server estimates each client's time per local step, and gives each client a number of steps
-    between Q_min and Q_max with which it answers together with a group of other clients. A client
-    joins the open group that allows it the most steps. If there is none, it opens a group, with as
-    many steps as let the fastest client of another group join after that group's latest time and
-    Q_max steps. The answers of a group are aggregated when all its clients have answered, or at
-    the group's latest time. A late answer waits for the next aggregation of any group. A client's
-    first answer, which gives its speed, is aggregated at once.
+    There are no rounds. The server estimates each client's time per local step, and gives each
+    client a number of steps between Q_min and Q_max with which it answers together with a group of
+    other clients. A client joins the open group that allows it the most steps. If there is none, it
+    opens a group, with as many steps as let the fastest client of another group join after that
+    group's latest time and Q_max steps. The answers of a group are aggregated when all its clients
+    have answered, or at the group's latest time. A late answer waits for the next aggregation of
+    any group. A client's first answer, which shows its speed, is aggregated at once.
 
     The model becomes w + (1/N) sum_i alpha (1 + tau_i)^-a (w_i - w_i^received) over the answers,
     with N = ``concurrency`` clients at work and staleness tau_i in versions.
 
-    Sends what FedAsync sends, and the number of steps in the header. A client that has answered
-    rests until its group is aggregated.
+    Messages are as in FedAsync, the model down and the update up (d parameters each), with the
+    number of steps in the header. A client that has answered rests until its group is aggregated.
     """
 
     Params = FedCompassParams
@@ -154,11 +164,24 @@ class FedCompass(Asynchronous[FedCompassParams]):
             server.timer("refill", server.now + self.params.retry)
 
     def _speed_order(self, device: int) -> tuple[float, int]:
-        """Return the sorting key of a device: the fastest first, unknown ones last."""
+        """Return the sorting key of a device by its time per local step, and then by its ID.
+
+        The fastest device comes first; devices of unknown speed come last.
+
+        Args:
+            device: ID of the device.
+        """
         return self.state.step_s.get(device, math.inf), device
 
     def _ask(self, device: int) -> None:
-        """Ask a client for as many steps as its group allows."""
+        """Send a client the model and the number of SGD steps that it is to take.
+
+        With these steps it answers together with other clients, its arrival group. A client of
+        unknown speed takes ``min_steps``, and joins no group.
+
+        Args:
+            device: ID of the client.
+        """
         state = self.state
         steps = self.params.min_steps
         if device in state.step_s:
@@ -170,7 +193,14 @@ class FedCompass(Asynchronous[FedCompassParams]):
         state.open[task] = OpenTask(state.version, state.model)
 
     def _assign(self, device: int) -> int:
-        """Put a client into an arrival group, and return its count of local steps."""
+        """Put a client into a group of clients that answer together, which is opened if needed.
+
+        Args:
+            device: ID of the client, whose speed is known.
+
+        Returns:
+            The number of local SGD steps with which the client answers together with the group.
+        """
         state = self.state
         joined = self._best_group(device)
         if joined is None:
@@ -183,7 +213,15 @@ class FedCompass(Asynchronous[FedCompassParams]):
         return steps
 
     def _best_group(self, device: int) -> tuple[int, int] | None:
-        """Return the open group that allows a client the most steps, and the count of steps."""
+        """Find the group of clients with which a client can answer after the most local steps.
+
+        Args:
+            device: ID of the client.
+
+        Returns:
+            The index of the open group and the count of steps; None if no group allows a count from
+            ``min_steps`` to ``max_steps``.
+        """
         best: tuple[int, int] | None = None
         for number, group in self.state.groups.items():
             steps = self._steps_until(group.expected, device)
@@ -194,11 +232,27 @@ class FedCompass(Asynchronous[FedCompassParams]):
         return best
 
     def _steps_until(self, time: float, device: int) -> int:
-        """Return how many steps a client takes until a time (s)."""
+        """Return how many local SGD steps a client can take from now until a time.
+
+        Args:
+            time: simulated time (s).
+            device: ID of the client.
+
+        Returns:
+            The count; negative if the time has passed.
+        """
         return math.floor((time - self.server.now) / self.state.step_s[device])
 
     def _steps_of_new_group(self, device: int) -> int:
-        """Return the steps of a client that opens a group, which others can join later."""
+        """Return the number of local SGD steps of a client that opens a group of its own.
+
+        With this number the client answers when the fastest client of another open group can answer
+        too, which first finishes that group and then takes ``max_steps``. The number is from
+        ``min_steps`` to ``max_steps``; it is ``max_steps`` without such a group.
+
+        Args:
+            device: ID of the client.
+        """
         state = self.state
         params = self.params
         most = -1
@@ -215,7 +269,14 @@ class FedCompass(Asynchronous[FedCompassParams]):
         return max(most, params.min_steps)
 
     def _open_group(self, duration: float) -> int:
-        """Open a group whose clients are expected after a time (s), and return its index."""
+        """Open a group of clients that answer together, and set a timer for its latest time.
+
+        Args:
+            duration: time from now at which the clients are expected to answer (s).
+
+        Returns:
+            The index of the group.
+        """
         state = self.state
         now = self.server.now
         number = state.next_group
@@ -259,13 +320,26 @@ class FedCompass(Asynchronous[FedCompassParams]):
         self._refill_soon()
 
     def _update(self, message: TaskEnd, task: OpenTask) -> AsynchronousUpdate:
-        """Return the received update; its weight is set when it is aggregated."""
+        """Return the update of an ended task, with the version of the model that was downloaded.
+
+        Its weight is set when it is aggregated.
+
+        Args:
+            message: the ended task.
+            task: the version and the model with which the task began.
+        """
         update = self.entry(message, task.model)
         update["version"] = task.version
         return update
 
     def _measure(self, device: int) -> None:
-        """Update the estimate of a client's time per step, at the arrival of its answer."""
+        """Update the estimate of a client's time per local step, when its answer has arrived.
+
+        The time since the client was asked includes its transfers.
+
+        Args:
+            device: ID of the client.
+        """
         state = self.state
         duration = self.server.now - state.asked_at[device]
         measured = duration / state.steps[device]
@@ -274,7 +348,14 @@ class FedCompass(Asynchronous[FedCompassParams]):
         state.step_s[device] = (1.0 - momentum) * before + momentum * measured
 
     async def _aggregate_group(self, number: int) -> None:
-        """Aggregate the updates of a group that have arrived; all other clients become late."""
+        """Close a group of clients, and publish a model with the updates that have arrived.
+
+        Late updates of earlier groups are included. Without any update of the group nothing is
+        published. Updates of the group that arrive later are late.
+
+        Args:
+            number: index of the group.
+        """
         group = self.state.groups.pop(number)
         late = self.state.late
         self.state.late = []
@@ -285,7 +366,14 @@ class FedCompass(Asynchronous[FedCompassParams]):
         self._refill_soon()
 
     async def _publish(self, updates: Sequence[AsynchronousUpdate]) -> None:
-        """Publish the model moved by the discounted changes of updates."""
+        """Move the model by the changes of updates, and publish it as a version.
+
+        The change of an update is its difference from the downloaded model. The longer ago the
+        download, in versions, the smaller the change's weight.
+
+        Args:
+            updates: the updates; their staleness and weight are set.
+        """
         state = self.state
         mix = self.server.models.mix
         parts = [(state.model, 1.0)]

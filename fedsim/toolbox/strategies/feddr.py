@@ -14,7 +14,7 @@ from fedsim.strategies.synchronous import SynchronousClient
 
 
 class FedDRParams(SynchronousParams):
-    """Parameters of FedDR, in addition to ``SynchronousParams``."""
+    """Keys of ``[strategy]`` for FedDR: its own, and the usual keys of rounds."""
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
 
@@ -32,8 +32,10 @@ class FedDRParams(SynchronousParams):
 class FedDRClient(SynchronousClient[FedDRParams]):
     """Client that moves its point y_i, finds the proximal point x_i by SGD, and sends the change.
 
-    Device state: ``x``, the point x_i; ``y``, the point y_i; ``z``, 2 x_i - y_i as the server has
-    received it. The client sends the change of ``z``.
+    The sent change is the change of 2 x_i - y_i.
+
+    Entries of a device's state: ``x``, the point x_i; ``y``, the point y_i; ``z``, 2 x_i - y_i as
+    the server has received it.
     """
 
     def _point(self, device: Device, name: str) -> Ref:
@@ -41,7 +43,7 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         return point
 
     def _next_y(self, device: Device, instruction: Instruction) -> Ref:
-        """Return the moved point, y_i + alpha (w - x_i)."""
+        """Return the point y_i after its step, y_i + alpha (w - x_i), with the received model w."""
         alpha = self.params.alpha
         x = self._point(device, "x")
         y = self._point(device, "y")
@@ -55,7 +57,11 @@ class FedDRClient(SynchronousClient[FedDRParams]):
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
-        """Return the result with the update w + (2 x_i - y_i - z), the received model w moved."""
+        """Return a training's result with the update that FedDR sends instead of the model.
+
+        The update is w + (2 x_i - y_i - z), with the received model w, the new points x_i and y_i,
+        and their last sent combination z.
+        """
         assert result.update is not None
         received = instruction["model"]
         parts = [
@@ -75,7 +81,7 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         return {**(super().reply(device, instruction, result) or {}), "own": points}
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Store the new points, and add to ``z`` the change that the server has received.
+        """Store the new points x and y, and add to ``z`` the change that the server has received.
 
         Neither the server nor the client adds a change that is not finite.
         """
@@ -97,7 +103,8 @@ class FedDR(FedAvg[FedDRParams]):
     devices that were never asked count with the first model. Here x_i is found by ``local_epochs``
     of SGD.
 
-    Sends what FedAvg sends. A client whose answer is cut off keeps its x_i and y_i.
+    Messages are as in FedAvg, the model down and the update up (d parameters each). A client whose
+    answer does not arrive keeps its x_i and y_i.
     """
 
     Params = FedDRParams

@@ -16,7 +16,7 @@ from fedsim.strategies.synchronous import SynchronousClient
 
 
 class FedDynParams(AggregatingParams):
-    """Parameters of FedDyn, in addition to ``AggregatingParams``."""
+    """Keys of ``[strategy]`` for FedDyn: its own, and the usual keys of rounds and aggregation."""
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
     beside: ClassVar[str | None] = (
@@ -30,12 +30,13 @@ class FedDynParams(AggregatingParams):
 
 
 class FedDynClient(SynchronousClient[FedDynParams]):
-    """Client that trains by SGD with FedDyn's linear and proximal terms.
+    """Client that trains by SGD with FedDyn's linear and proximal terms, and sends the result.
 
     The objective is L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2, with the received model
     theta, from which the training begins.
 
-    Device state: ``moved``, s_k, the sum over the client's answers of (update - theta).
+    Entries of a device's state: ``moved``, s_k, the sum over the client's answers of (update -
+    theta).
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
@@ -54,7 +55,10 @@ class FedDynClient(SynchronousClient[FedDynParams]):
 
 @dataclass
 class FedDynState(FedAvgState):
-    """Server state of FedDyn."""
+    """State of FedDyn's server, saved with a run.
+
+    It has the model, and the mean over all devices of the changes by their updates, summed so far.
+    """
 
     moved: Ref = field(init=False)
     """s, the mean of s_k over all devices. s_k is the sum of a device's moves, see ``FedDyn``."""
@@ -66,16 +70,17 @@ class FedDyn(FedAvg[FedDynParams]):
     """Federated learning with dynamic regularisation.
 
     Source: Acar et al., "Federated learning based on dynamic regularization" (ICLR 2021), Algorithm
-    1. Let s_k be the sum of client k's moves theta_k - theta so far, and s the mean of all s_k (the
-    paper's h is -alpha s, its grad L_k is -alpha s_k). Client k minimises L_k(w) + alpha <s_k, w> +
-    alpha / 2 ||w - theta||^2. Then s <- s + (1/N) sum_k (theta_k - theta) over the clients that
-    answered, and the next model is the mean of their theta_k, plus s. With a robust aggregation s
-    <- (1 - K / N) s + K / N times the aggregation of the s_k of the round's K clients.
+    1. A move of client k is its update theta_k minus the received model theta. Let s_k be the sum
+    of client k's moves so far, and s the mean of all s_k (the paper's h is -alpha s, its grad L_k
+    is -alpha s_k). Client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2. Then s
+    <- s + (1/N) sum_k (theta_k - theta) over the clients that answered, and the next model is the
+    mean of their theta_k, plus s. With a robust aggregation s <- (1 - K / N) s + K / N times the
+    aggregation of the s_k of the round's K clients.
 
-    Sends what FedAvg sends, as server and client add up the same moves (``moved``). The local
-    problem is solved by ``local_epochs`` of SGD; in the paper the solution is the exact minimum.
-    Lost answers and updates that are not finite change neither ``moved`` of the server nor of the
-    client.
+    Messages are as in FedAvg, the model down and the update up (d parameters each), as server and
+    client add up the same moves (``moved``). The local problem is solved by ``local_epochs`` of
+    SGD; in the paper the solution is the exact minimum. Lost answers and updates that are not
+    finite change neither the server's nor the client's ``moved``.
     """
 
     Params = FedDynParams

@@ -15,14 +15,15 @@ from fedsim.strategies.round_params import RoundParams
 
 
 class FedNovaParams(FedProxParams):
-    """Parameters of FedNova, in addition to ``FedProxParams``.
+    """Keys of ``[strategy]`` for FedNova: its own, and the keys of FedProx.
 
     Attributes:
         mu: weight of the proximal term; by default 0, plain local SGD.
         partial_work: a client that cannot finish all epochs sends its model as it is, which counts
             by the steps that the client took.
-        effective: how tau_eff is computed if mu is above 0: as the mean ``reach`` of the
-            clients (the paper), or as the mean of their ``steps`` (the authors' code).
+        effective: how tau_eff, the common length of all clients' moves, is computed if mu is above
+            0: as the mean ``reach`` of the clients (the paper), or as the mean of their ``steps``
+            (the authors' code).
     """
 
     counts_steps: ClassVar[str] = "FedNova normalises by how far steps of SGD reach"
@@ -37,7 +38,7 @@ class FedNovaParams(FedProxParams):
 
 @lru_cache(maxsize=4096)
 def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
-    """Compute the distance that SGD moves if the gradient is always 1, the paper's ||a||_1.
+    """Compute the distance that SGD moves if the gradient is always 1, FedNova's ||a||_1.
 
     From x = v = 0 each step does v <- momentum v + 1 - pull x, and then x <- x + v.
 
@@ -74,7 +75,8 @@ class FedNova(FedProx):
     weight by ``aggregation``, and tau_eff = sum_i p_i ||a_i||_1 (Eq. 5). If all clients take the
     same steps, it is FedAvg.
 
-    Sends what FedAvg sends, and in the answer's header the number of steps that the client took.
+    Messages are as in FedAvg, the model down and the update up (d parameters each). The answer's
+    header has the number of steps that the client took.
     """
 
     Params: ClassVar[type[RoundParams]] = FedNovaParams

@@ -11,7 +11,7 @@ from fedsim.strategies.round_params import AggregatingParams
 
 
 class FedPerParams(AggregatingParams):
-    """Parameters of FedPer, in addition to ``AggregatingParams``."""
+    """Keys of ``[strategy]`` for FedPer: its own, and the usual keys of rounds and aggregation."""
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     kind: Literal["fedper"] = "fedper"
@@ -34,8 +34,9 @@ class FedPer(FedAvg[FedPerParams]):
     """Federated learning with personalisation layers.
 
     Source: Arivazhagan et al., "Federated learning with personalization layers" (2019), Algorithm
-    1. Each client trains the received base layers together with its own head, and sends the base
-    layers back, which are averaged.
+    1. The model is cut into base layers, which all clients share, and a head, the last layers, of
+    which each client keeps its own. Each client trains the received base layers together with its
+    own head, and sends the base layers back, which are averaged.
 
     Sends the base layers, down and up (4 bytes a parameter, ``model`` and ``update``). All heads
     begin as the head of the initial model. In the paper each client draws its own first head. A

@@ -14,7 +14,10 @@ from fedsim.world.steps import Computation, Train
 
 
 class FedRepParams(FedPerParams):
-    """Parameters of FedRep, in addition to ``FedPerParams``."""
+    """Keys of ``[strategy]`` for FedRep: its own, and the keys of FedPer.
+
+    Both strategies keep the last layers of the model, the head, on each device.
+    """
 
     trains_more: ClassVar[str] = "with FedRep a client trains its head too"
     kind: Literal["fedrep"] = "fedrep"  # type: ignore[assignment]
@@ -29,9 +32,10 @@ class FedRepParams(FedPerParams):
 
 
 class FedRepClient(SynchronousClient[FedRepParams]):
-    """Client that trains its head with the layers below fixed, and then the layers below.
+    """Client that trains its head, the last layers, and then all layers below.
 
-    The head is fixed while the client trains the layers below it.
+    The layers below are fixed while the head is trained, and the head while they are trained. Only
+    the layers below are received from and sent to the server.
     """
 
     def __init__(self, params: FedRepParams, setting: RunInfo) -> None:
@@ -51,15 +55,17 @@ class FedRepClient(SynchronousClient[FedRepParams]):
 
 
 class FedRep(FedAvg[FedRepParams]):
-    """Shared representations.
+    """Shared representations, with a head for each client.
 
     Source: Collins et al., "Exploiting shared representations for personalized federated learning"
-    (ICML 2021), Algorithm 1. With the received representation a client makes many steps on its
-    head, then with that head some steps on the representation, and sends the representation back;
-    the server takes the mean.
+    (ICML 2021), Algorithm 1. The representation is all layers of the model below the head, the last
+    layers. With the received representation a client makes many steps on its own head, then with
+    that head some steps on the representation, and sends the representation back; the server takes
+    the mean.
 
-    Sends what FedPer sends; heads begin and are tested as in FedPer. An epoch of either kind takes
-    as long as FedAvg's.
+    Sends the representation down and up, as FedPer does. All heads begin as the head of the initial
+    model, and a device is tested with its own head. An epoch of either kind takes as long as
+    FedAvg's.
     """
 
     Params = FedRepParams

@@ -15,15 +15,16 @@ from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams, GroupedSta
 
 
 class FeSEMParams(GroupedParams):
-    """Parameters of FeSEM, in addition to ``GroupedParams``.
+    """Keys of ``[strategy]`` for FeSEM: its own, and the usual keys of groups and rounds.
 
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the
             published code of FlexCFL.
-        as: ``published-code``: the code of FlexCFL, see ``FeSEM``. ``paper`` (Algorithm 1): after
-            each round every client that has sent a model joins the group whose model is nearest to
-            the sent one, and a group's model becomes the mean of its members' last models; k-means
-            makes the first groups.
+        as: ``published-code``: the code of FlexCFL, in which a round's clients join the group with
+            the nearest model before they train. ``paper`` (Algorithm 1): after each round every
+            client that has sent a model joins the group whose model is nearest to the sent one, and
+            a group's model becomes the mean of its members' last models; k-means makes the first
+            groups.
     """
 
     instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "centers": "as"}
@@ -45,7 +46,10 @@ class FeSEMParams(GroupedParams):
 
 @dataclass
 class FeSEMState(GroupedState):
-    """Server state of FeSEM."""
+    """State of FeSEM's server, saved with a run.
+
+    It has the groups' models, and each client's last model.
+    """
 
     last: list[Ref] = field(default_factory=list)
     """Last model of each client, at first the initial model."""
@@ -61,11 +65,11 @@ class FeSEM(Grouped[FeSEMParams]):
     Source: Xie et al., "Multi-center federated learning" (2020), as in the published code of
     FlexCFL, by distances of whole models.
 
-    E-step, at the server: each selected client joins the group whose model is nearest (Euclidean)
-    to the client's last model, at first the initial one. It receives its group's model (d
-    parameters), trains, and sends its update (d parameters). M-step: a group's model becomes the
-    mean of its updates. Shifts of data change no group: FeSEM-MIG of FlexCFL's tables
-    (``fesem-mig``) is the same strategy.
+    A group is a set of clients that share a model. E-step, at the server: each selected client
+    joins the group whose model is nearest (Euclidean) to the client's last model, at first the
+    initial one. It receives its group's model (d parameters), trains, and sends its update (d
+    parameters). M-step: a group's model becomes the mean of its updates. Shifts of data change no
+    group: FeSEM-MIG of FlexCFL's tables (``fesem-mig``) is the same strategy.
     """
 
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams
@@ -84,7 +88,12 @@ class FeSEM(Grouped[FeSEMParams]):
         await super().on_start()
 
     async def before_asking(self) -> None:
-        """Do the E-step of the published code. In the paper the E-step follows the round."""
+        """Assign the clients of the round to groups, as in the published code.
+
+        A client joins the group whose model is nearest to its last model. With ``as = "paper"``
+        clients stay in their groups here, as they join the nearest group after the round; a client
+        without a group joins group 0.
+        """
         cohort = self.state.cohort
         if self.params.as_published:
             groups = await self._nearest(cohort)
@@ -132,10 +141,10 @@ class FeSEM(Grouped[FeSEMParams]):
             await self._move_centers()
 
     async def _move_centers(self) -> None:
-        """Do the E-step and the M-step of the paper, on the last models of all clients.
+        """Assign all clients to groups by their last models, then average each group's models.
 
-        This is one step of Lloyd's algorithm (Algorithm 1), and a whole k-means the first time.
-        Clients that have sent no model are left out.
+        This is one step of Lloyd's algorithm (Algorithm 1 of the paper), and a whole k-means the
+        first time. Clients that have sent no model are left out.
         """
         state = self.state
         received = state.received
@@ -165,7 +174,11 @@ class FeSEM(Grouped[FeSEMParams]):
         return groups
 
     def _m_step(self, group: int) -> None:
-        """Set the model of group ``group`` (index) to the mean of its members' last models."""
+        """Set a group's model to the mean of its members' last models.
+
+        Args:
+            group: index of the group.
+        """
         state = self.state
         members = [device for device in state.senders if state.group[device] == group]
         share = 1 / len(members)

@@ -18,11 +18,11 @@ from fedsim.toolbox.strategies.lcfl_params import LCFLParams
 
 
 class FLHCParams(LCFLParams):
-    """Parameters of FL+HC, in addition to ``LCFLParams``.
+    """Keys of ``[strategy]`` for FL+HC: its own, and the keys of LCFL.
 
     Attributes:
-        measure: the distance of two updates: by the norm ``l1`` or ``l2``, or 1 minus their
-            cosine (``cosine``).
+        measure: the distance of two updates: by the norm ``l1`` or ``l2``, or 1 minus their cosine
+            (``cosine``).
         clusterer: ``hierarchical``.
         groups: the number of clusters; with ``clusterer.threshold``, the least number of devices
             that must answer in the warm-up.
@@ -44,7 +44,16 @@ class FLHCParams(LCFLParams):
 def update_distances(
     updates: NDArray[np.floating], measure: Literal["l1", "l2", "cosine"]
 ) -> Matrix:
-    """Compute the pairwise distances of ``updates`` [n, d] by ``measure``, float64 [n, n]."""
+    """Compute the distances of all pairs of updates.
+
+    Args:
+        updates: the update of each device, [n, d].
+        measure: the distance: ``l1`` or ``l2``, the norm of the difference, or ``cosine``, 1 minus
+            the cosine.
+
+    Returns:
+        Distances, float64 [n, n].
+    """
     match measure:
         case "l1":
             return row_distances(updates, "cityblock")
@@ -61,15 +70,19 @@ class FLHC(LCFL):
     updates" (IJCNN 2020), Algorithm 1.
 
     After ``moment.rounds`` of FedAvg every available device receives the global model, trains, and
-    sends its update (d parameters each way). The updates are clustered, and each cluster goes on
-    from the global model. All else is as in ``LCFL``.
+    sends its update (d parameters each way). The updates are clustered once, and each cluster goes
+    on from the global model with FedAvg of its own. Devices without a cluster test the models of
+    all clusters, and join the cluster of the best model. All else is as in ``LCFL``.
     """
 
     Params: ClassVar[type[LCFLParams]] = FLHCParams
     params: FLHCParams
 
     async def _gather(self) -> None:
-        """Begin the warm-up, in which all available devices train the global model."""
+        """Begin the warm-up, in which all available devices train the global model.
+
+        The updates are clustered afterwards. Earlier stored models are dropped.
+        """
         self.state.local_models = {}
         self.state.starts = {}
         await super()._gather()

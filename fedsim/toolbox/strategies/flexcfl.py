@@ -29,7 +29,7 @@ from fedsim.world.steps import Computation
 
 
 class FlexCFLParams(PlainDeadline, MigratingParams):
-    """Parameters of FlexCFL, in addition to ``MigratingParams``.
+    """Keys of ``[strategy]`` for FlexCFL: its own, and the usual keys of groups and rounds.
 
     The defaults are taken from the published experiments on MNIST.
     """
@@ -75,7 +75,10 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
     @property
     def pretraining_epochs(self) -> int | None:
-        """Count of epochs of a pre-training; None if a pre-training is counted in steps."""
+        """Count of epochs of a pre-training, a training of the initial model to find a group.
+
+        None if pre-trainings are counted in SGD steps.
+        """
         if self.moment.epochs:
             return self.moment.epochs
         if self.as_published or self.moment.steps:
@@ -84,11 +87,17 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
     @property
     def pretraining_steps(self) -> int:
-        """Count of SGD steps of a pre-training that is counted in steps."""
+        """Count of SGD steps of a pre-training, a training of the initial model to find a group.
+
+        It counts only if ``pretraining_epochs`` is None.
+        """
         return self.moment.steps or 50
 
     def pretrained(self, devices: int) -> int:
-        """Return how many devices are pre-trained to make the groups, alpha m but at most all.
+        """Return how many devices train the initial model so that the groups can be made.
+
+        They are alpha m devices, at most all, with m groups and alpha = ``moment.devices``; with
+        random groups one device for each group.
 
         Args:
             devices: count of all devices.
@@ -108,9 +117,10 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False) -> Floats:
     """Compute the coefficients of all groups' models in each group's next model (Eq. 20).
 
-    In the paper group j's next model is w_j + eta times the sum of w_l / ||w_l|| over l != j
-    (Algorithm 2), so that each round adds up to eta (m - 1) to its norm. The published code divides
-    this model by 1 + the sum of eta / ||w_l||. A model of zeros has no direction, and adds nothing.
+    By the step, groups move towards each other. In the paper group j's next model is w_j + eta
+    times the sum of w_l / ||w_l|| over l != j (Algorithm 2), so that each round adds up to eta (m -
+    1) to its norm. The published code divides this model by 1 + the sum of eta / ||w_l||. A model
+    of zeros has no direction, and adds nothing.
 
     Args:
         norms: ||w_l|| of each group's model, float64 [m].
@@ -136,7 +146,9 @@ _MOST_FAILURES = 100
 
 @pure
 def nearest_direction(models: list[Floats32]) -> Floats:
-    """Find the direction with the largest cosine with a device's update (section 3.3).
+    """Find the group direction with the largest cosine with a device's update (section 3.3).
+
+    The update is the trained model minus the initial model.
 
     Args:
         models: the initial model, the trained model, and the m directions, float32 [d] each.
@@ -149,10 +161,14 @@ def nearest_direction(models: list[Floats32]) -> Floats:
 
 
 class FlexCFLClient(MigratingClient[FlexCFLParams]):
-    """Client that finds its group by a pre-training of the initial model, and trains its model.
+    """Client that finds its group by a training of the initial model, and trains the group's model.
 
-    Device state in addition to that of ``MigratingClient``: ``initial``, the initial model w0;
-    ``directions``, the directions of the m groups.
+    It compares the update of the initial model with the direction of each group, and reports the
+    index of the most similar one.
+
+    Entries of a device's state: ``initial``, the initial model w0; ``directions``, the directions
+    of the m groups; ``reference``, the label counts of the data with which the device found its
+    group.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -196,7 +212,10 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
 
 @dataclass
 class FlexCFLState(GroupedState):
-    """Server state of FlexCFL."""
+    """State of FlexCFL's server, saved with a run.
+
+    It has the initial model, the model and the direction of each group, and each device's group.
+    """
 
     initial: Ref = field(init=False)
     """w0, the initial model."""
@@ -231,8 +250,9 @@ class FlexCFL(Migrating[FlexCFLParams]):
     dw, and sends the group's number (4 bytes), in the same round. Pre-trained devices receive the
     directions with their first group model.
 
-    Migration: a device whose data have shifted (``Migrating``) pre-trains again from w0, and sends
-    the number of its group.
+    Migration: a device compares its label counts with the counts with which it found its group,
+    once its data have changed. If they differ too much, it pre-trains again from w0, and sends the
+    number of its group.
 
     In a round K clients receive their group's model (d), train, and send their update (d); a
     group's model becomes their mean, weighted by samples. With eta_g groups then move towards each
@@ -246,7 +266,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     @property
     def _joins_at_random(self) -> bool:
-        """Whether newcomers join a random group and do no pre-training (RAC)."""
+        """Whether newcomers join a random group, without a pre-training (the ablation RAC)."""
         return self.params.moment.newcomers == "random"
 
     async def on_start(self) -> None:
@@ -277,10 +297,13 @@ class FlexCFL(Migrating[FlexCFLParams]):
             state.pretraining[task] = device
 
     async def _end_pretraining(self, message: TaskEnd) -> None:
-        """Store a device's pre-trained model.
+        """Store the model that a device has trained so that the groups can be made.
 
-        After the last task of the group cold start, make the groups, or repeat the cold start if
-        too few devices have answered.
+        After the last such task the groups are made and the first round is opened. If too few
+        devices have answered, all is repeated, and the run is stopped after 100 failures.
+
+        Args:
+            message: the ended task.
         """
         state = self.state
         groups = self.params.groups
@@ -318,10 +341,16 @@ class FlexCFL(Migrating[FlexCFLParams]):
         await self.test_again(devices)
 
     async def _cluster(self) -> tuple[list[int], list[Ref], list[int]]:
-        """Cluster the pre-trained devices whose model is finite.
+        """Cluster the devices that have trained the initial model, by their updates.
+
+        Devices whose model is not finite are left out. In runs without learning, and for the
+        clusterer ``random``, the groups are random.
 
         Returns:
-            Device IDs, their pre-trained models, and the group index of each device.
+            Device IDs, their trained models, and the group index of each device.
+
+        Raises:
+            SimulationError: there are fewer finite models than groups.
         """
         server = self.server
         groups = self.params.groups
@@ -349,7 +378,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
     def _labels(
         self, devices: list[int], updates: Floats32, generator: np.random.Generator
     ) -> list[int]:
-        """Return the group index of each device by its update (EDC or MADC).
+        """Return the group index of each device, by a clustering of the devices' updates.
+
+        The distance is ``edc`` with k-means, or ``madc`` with complete linkage. The clustering is
+        recorded among the run's events, and the server is charged its time.
 
         Args:
             devices: device IDs, [n].

@@ -26,7 +26,10 @@ from fedsim.toolbox.strategies.sizes import (
 
 
 class FLoRAParams(CutParams):
-    """Parameters of FLoRA: ``sizes`` are ranks, of ``model.lora.rank`` at most."""
+    """Keys of ``[strategy]`` for FLoRA. ``sizes`` are the ranks of devices' adapters.
+
+    The largest allowed rank is ``model.lora.rank``.
+    """
 
     by: ClassVar[CutBy] = "adapters"
     plain_down: ClassVar[bool] = True
@@ -69,13 +72,14 @@ def merged(
     tensors: list[tuple[str, list[int]]],
     scale: float,
 ) -> NDArray[np.floating]:
-    """Merge the adapters of all updates into the model's weights, and draw fresh adapters.
+    """Merge the low-rank adapters of all updates into the model's weights, and draw fresh ones.
 
-    The weights move by the weighted mean of scale B A over the updates. Updates that are not finite
-    are left out. A fresh A is drawn like a dense layer's weights; a fresh B is 0.
+    A layer's adapter is a pair of matrices A and B. Its weights move by the weighted mean of scale
+    B A over the updates. Updates that are not finite are left out. A fresh A is drawn like a dense
+    layer's weights; a fresh B is 0.
 
     Args:
-        models: the present model and the updates, float32 [d] each.
+        models: the present model and the updates, flat, float32 [d] each.
         rng: source of the fresh adapters.
         weights: the weight of each update.
         tensors: (name, shape) of each tensor, in the order of a flat model.
@@ -106,7 +110,7 @@ def merged(
 
 
 class FLoRAClient(CutClient):
-    """Client that trains only its adapters, and sends them."""
+    """Client that trains only its low-rank adapters, and sends them; other weights are fixed."""
 
     def __init__(self, params: FLoRAParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
@@ -122,7 +126,11 @@ class FLoRAClient(CutClient):
 
 @dataclass
 class FLoRAState(CutState):
-    """Server state of FLoRA."""
+    """State of FLoRA's server, saved with a run.
+
+    It has the model, the size of each stack of adapters, and how many stacks each device has
+    received.
+    """
 
     stacks: list[int] = field(default_factory=list)
     """Count of values in the stack of each aggregation."""

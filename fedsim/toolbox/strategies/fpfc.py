@@ -25,7 +25,7 @@ DevicePair = tuple[int, int]
 
 
 class FPFCParams(SynchronousParams):
-    """Parameters of FPFC, in addition to ``SynchronousParams``."""
+    """Keys of ``[strategy]`` for FPFC: its own, and the usual keys of rounds."""
 
     kind: Literal["fpfc"] = "fpfc"
     lam: float = Field(default=1.0, ge=0.0, le=1e6)
@@ -54,9 +54,11 @@ class FPFCParams(SynchronousParams):
 
 
 class FPFCClient(SynchronousClient[FPFCParams]):
-    """Client that trains its own model w_i, with a proximal term to the received model z_i.
+    """Client that trains its own model w_i, pulled towards the received model z_i, and sends it.
 
-    Device state: ``model``, w_i; absent until the device has first answered.
+    The pull is a proximal term.
+
+    Entries of a device's state: ``model``, w_i; absent until the device has first answered.
     """
 
     def _last(self, device: Device, instruction: Instruction) -> Ref:
@@ -69,7 +71,7 @@ class FPFCClient(SynchronousClient[FPFCParams]):
         return Training(start, epochs, mu=self.params.rho, anchor=instruction["model"])
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Store the model that the server has received, if it is finite.
+        """Store the client's model that the server has received, if it is finite.
 
         The server does not store a model that is not finite either.
         """
@@ -79,7 +81,11 @@ class FPFCClient(SynchronousClient[FPFCParams]):
 
 @dataclass
 class FPFCState(SynchronousState):
-    """Server state of FPFC. A pair of devices is (i, j) with device IDs i < j."""
+    """State of FPFC's server, saved with a run.
+
+    It has the model of each device and of each group, and the penalised difference of each pair of
+    devices. A pair is (i, j) with device IDs i < j.
+    """
 
     first: Ref = field(init=False)
     """The initial model of the run."""
@@ -101,13 +107,15 @@ class FPFC(Synchronous[FPFCParams]):
     """Fusion penalised federated clustering.
 
     Source: Yu, Liu, Wang and Sun, "Clustered federated learning based on nonconvex pairwise fusion"
-    (2022), the algorithm FPFC (rules from memory): the least of the sum of f_i(w_i) and, over all
-    pairs of m devices, 1 / m of SCAD's penalty (smooth near 0) of ||w_i - w_j||, by ADMM. Each pair
-    has theta_ij = -theta_ji, which stands for w_i - w_j, and its dual v_ij, at first 0. A client
-    receives z_i, the mean over j of w_j + theta_ij - v_ij / rho (d parameters), makes
-    ``local_epochs`` of SGD on f_i(w) + rho / 2 ||w - z_i||^2 from its own w_i, and sends it (d
-    parameters). Then, for each pair with a device that answered, delta = w_i - w_j + v_ij / rho,
-    theta_ij = the proximal step of the penalty from delta, and v_ij = rho (delta - theta_ij).
+    (2022), the algorithm FPFC (rules from memory). Each device i has its own model w_i. The
+    objective is the sum of f_i(w_i) and, over all pairs of m devices, 1 / m of SCAD's penalty
+    (smooth near 0) of
+    |w_i - w_j||. It is minimised by ADMM. Each pair has theta_ij = -theta_ji, which stands for
+    w_i - w_j, and its dual v_ij, at first 0. A client receives z_i, the mean over j of w_j +
+    theta_ij - v_ij / rho (d parameters), makes ``local_epochs`` of SGD on f_i(w) + rho / 2 ||w -
+    z_i||^2 from its own w_i, and sends it (d parameters). Then, for each pair with a device that
+    answered, delta = w_i - w_j + v_ij / rho, theta_ij = the proximal step of the penalty from
+    delta, and v_ij = rho (delta - theta_ij).
 
     Two devices are in one group if theta between them is at most ``nu`` long, or if a chain of such
     pairs connects them. A group is named by its first device; its model is the mean of its devices'
@@ -132,7 +140,11 @@ class FPFC(Synchronous[FPFCParams]):
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        """Return the message with z_i, or with the initial model before the first answer."""
+        """Return the message to a device: z_i, the model towards which its training is pulled.
+
+        z_i is the mean over all devices j of w_j + theta_ij - v_ij / rho. A device that has never
+        answered receives the initial model.
+        """
         models = self.state.own
         pairs = self.state.pairs
         if device not in models:
@@ -174,7 +186,13 @@ class FPFC(Synchronous[FPFCParams]):
         return [pair for pair in combinations(devices, 2) if not updated.isdisjoint(pair)]
 
     def _fuse(self, changed: Sequence[DevicePair]) -> None:
-        """Compute theta and v of the pairs in which the model of a device has changed."""
+        """Compute the penalised difference theta and its dual v of each changed pair of devices.
+
+        They are stored in ``state.pairs``, as one array [2 d] for each pair.
+
+        Args:
+            changed: pairs of device IDs in which the model of a device has changed.
+        """
         models = self.state.own
         pairs = self.state.pairs
         params = self.params
@@ -194,7 +212,13 @@ class FPFC(Synchronous[FPFCParams]):
             )
 
     async def _measure(self, changed: Sequence[DevicePair]) -> None:
-        """Compute ||theta|| of the pairs ``changed``; 0 in runs without learning."""
+        """Compute the length of the penalised difference theta of each changed pair of devices.
+
+        The L2 norms are stored in ``state.apart``. They are 0 in runs without learning.
+
+        Args:
+            changed: pairs of device IDs.
+        """
         lengths = [0.0] * len(changed)
         if self.server.models.learns and changed:
             pairs = [self.state.pairs[pair] for pair in changed]
@@ -203,7 +227,11 @@ class FPFC(Synchronous[FPFCParams]):
         self.state.apart |= zip(changed, lengths, strict=True)
 
     def _regroup(self) -> None:
-        """Assign devices to groups, the connected components of pairs with a short theta."""
+        """Assign devices to groups: two devices with a short difference are in the same group.
+
+        The groups are the connected components of the pairs whose theta is at most ``nu`` long.
+        Changes are recorded among the run's events as ``assign``.
+        """
         graph: nx.Graph[int] = nx.Graph()
         graph.add_nodes_from(self.state.own)
         for pair, distance in self.state.apart.items():
@@ -251,14 +279,18 @@ class FPFC(Synchronous[FPFCParams]):
 
 
 def begin_of_last_layer(tensors: Sequence[Tensor]) -> int:
-    """Return the index in a flat model at which the last layer's tensors begin."""
+    """Return the index in a flat model at which the last layer's tensors begin.
+
+    Args:
+        tensors: the tensors of the model, in the order of the flat model.
+    """
     layers = [tensor.name.rpartition(".")[0] for tensor in tensors]
     sizes = [tensor.size for tensor in tensors]
     return sum(size for size, layer in zip(sizes, layers, strict=True) if layer != layers[-1])
 
 
 def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
-    """Compute the length of a difference after the proximal step of SCAD's penalty.
+    """Compute the length of a vector after the proximal step of SCAD's penalty, which shrinks it.
 
     It is the t that minimises g(t) + rho / 2 (t - length)^2. g is SCAD's penalty, smooth at 0:
     g'(t) is lam t / xi up to xi, then lam up to lam, then (a lam - t) / (a - 1) up to a lam, then
@@ -287,11 +319,15 @@ def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
 def fused(
     models: list[Floats32], begin: int, lam: float, rho: float, a: float, xi: float
 ) -> Floats:
-    """Compute the next theta and v of a pair of devices, by a step of ADMM.
+    """Compute the penalised difference of two devices' models and its dual, by a step of ADMM.
+
+    The difference theta stands for w_i - w_j. With delta = w_i - w_j + v / rho, theta becomes delta
+    shrunk by SCAD's penalty, and the dual v becomes rho (delta - theta).
 
     Args:
-        models: the models of both devices [d], and the pair's last theta and v [2 d], if any.
-        begin: index in a flat model; distances are between the parameters from this index on.
+        models: the models of both devices [d], and the pair's last theta and v as one array [2 d],
+            if any.
+        begin: index in a flat model; lengths are over the parameters from this index on.
         lam: lambda, the strength of the penalty.
         rho: rho of the augmented Lagrangian.
         a: a of SCAD.
@@ -312,13 +348,13 @@ def fused(
 
 @pure
 def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
-    """Compute z_i, the model that a device receives and is held to.
+    """Compute z_i, the model that device i receives and towards which its training is pulled.
 
     It is the mean over all devices j of w_j + theta_ij - v_ij / rho.
 
     Args:
         models: the model of the device and of each other device [d], then theta and v of the pair
-            with each other device [2 d].
+            with each other device, as one array [2 d].
         signs: for each pair 1 if the device is the first in the pair, -1 if it is the second.
         rho: rho of the augmented Lagrangian.
 
@@ -335,11 +371,11 @@ def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
 
 @pure
 def apart(models: list[Floats32], begin: int) -> Floats:
-    """Compute ||theta|| of each pair, over the parameters from index ``begin`` on.
+    """Compute the length of the penalised difference theta of each pair of devices.
 
     Args:
-        models: theta and v of each pair, [2 d] each.
-        begin: index in a flat model.
+        models: theta and its dual v of each pair, as one array [2 d] each.
+        begin: index in a flat model; the length is over the parameters from this index on.
 
     Returns:
         The L2 norm of each pair's theta, float64 [pairs].

@@ -22,9 +22,7 @@ Preset = Literal["paper", "published-code"]
 
 
 class ClusteredParams(SelectingParams, CombiningParams):
-    """Parameters of every strategy with groups of devices.
-
-    In addition to ``SelectingParams`` and ``CombiningParams``.
+    """Keys of ``[strategy]`` that all strategies with a model for each group of devices have.
 
     Attributes:
         groups: m, the number of groups.
@@ -41,12 +39,16 @@ class ClusteredParams(SelectingParams, CombiningParams):
 
     @property
     def as_published(self) -> bool:
-        """Whether the strategy follows the published code."""
+        """Whether the strategy follows its authors' published code, instead of the paper."""
         return bool(getattr(self, "as") == "published-code")
 
 
 class PlainDeadline(SelectingParams):
-    """Parameters of strategies whose deadline counts from the start of the round, in seconds."""
+    """Keys of ``[strategy]`` of strategies whose deadline counts from the start of a round.
+
+    It is a time or a quantile of times. A deadline in epochs, or one that counts from each client's
+    download, is refused.
+    """
 
     @model_validator(mode="after")
     def _check_plain_deadline(self) -> Self:
@@ -59,7 +61,10 @@ class PlainDeadline(SelectingParams):
 
 
 class GroupedParams(ClusteredParams, SynchronousParams):
-    """Parameters of strategies that ask ``clients_per_round`` clients across all groups."""
+    """Keys of ``[strategy]`` of grouped strategies that select a round's clients from all groups.
+
+    A group is a set of devices that share a model. A round asks ``clients_per_round`` clients.
+    """
 
     instead: ClassVar[Mapping[str, str]] = {**SynchronousParams.instead, "sweep": "as"}
 
@@ -72,7 +77,11 @@ G = TypeVar("G", bound=ClusteredParams)
 
 @dataclass
 class GroupedState(SynchronousState):
-    """Server state of ``Grouped`` strategies."""
+    """State of the server of a strategy with groups of devices, saved with a run.
+
+    It has the model of each group, the group of each device, and the open preparations, which are
+    tasks by which a device's group is found.
+    """
 
     models: list[Ref] = field(default_factory=list)
     """Model of each group."""
@@ -91,9 +100,10 @@ class GroupedState(SynchronousState):
 class Grouped(Synchronous[G]):
     """Base of strategies in rounds with a model for each group of devices.
 
-    A device without a group, or whose data have shifted, first does a task called preparation, in a
-    round or outside the rounds. In a round, its training starts as soon as its group is known. All
-    devices whose preparation ends at the same simulated time are assigned together.
+    A device without a group, or whose data have shifted, first does a task called preparation, by
+    which its group is found; the task is part of a round or outside the rounds. In a round, its
+    training starts as soon as its group is known. All devices whose preparation ends at the same
+    simulated time are assigned together. Subclasses implement ``preparation`` and ``assign``.
     """
 
     State = GroupedState
@@ -107,13 +117,14 @@ class Grouped(Synchronous[G]):
     # hooks of strategies
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """Return the message and the job of a device's preparation.
+        """Return the task by which a device's group is found, its preparation; by default None.
 
         Args:
             device: ID of the device.
 
         Returns:
-            Contents by name, and the name of the job; None if the device needs no preparation.
+            Contents of the message by name, and the name of the job; None if the device needs no
+            preparation.
         """
         return None
 
@@ -127,7 +138,9 @@ class Grouped(Synchronous[G]):
         """
 
     def contents_after_preparation(self, device: int) -> Contents:
-        """Return the training message to a device that was prepared in the same round.
+        """Return the training message to a device whose group was found in the same round.
+
+        By default it is the message to any device of the round.
 
         Args:
             device: ID of the device.
@@ -138,17 +151,20 @@ class Grouped(Synchronous[G]):
         return self.contents(device)
 
     async def after_aggregation(self) -> None:
-        """Called after all groups' models are updated, for a step between the groups."""
+        """Called when a round's updates have moved the groups' models; by default does nothing.
+
+        A subclass may then change the groups' models by each other.
+        """
 
     # groups
 
     def move(self, device: int, group: int, why: str) -> None:
-        """Move a device into a group, and emit the record ``assign`` if its group changes.
+        """Move a device into a group, and record it among the run's events if its group changes.
 
         Args:
             device: ID of the device.
             group: index of the group.
-            why: the reason, a field of the record.
+            why: the reason, a field of the record ``assign``.
         """
         before = self.state.group[device]
         if before == group:
@@ -158,7 +174,7 @@ class Grouped(Synchronous[G]):
         self.server.emit("assign", device=device, group=group, before=previous, why=why)
 
     def members(self, group: int) -> list[int]:
-        """Return the IDs of a group's devices, ascending.
+        """Return the IDs of the devices in a group, ascending.
 
         Args:
             group: index of the group; -1 for the devices without a group.
@@ -171,12 +187,12 @@ class Grouped(Synchronous[G]):
         return None if group < 0 else group
 
     async def choices(self, entries: Sequence[Mapping[str, Any]], purpose: str) -> list[int]:
-        """Return the group that each device has chosen, the content ``id`` of its answer.
+        """Return the group that each device has chosen, which is the content ``id`` of its answer.
 
-        In runs without learning the groups are random.
+        In runs without learning the groups are drawn at random.
 
         Args:
-            entries: entries of ``received`` or ``prepared``.
+            entries: the answers, as received updates or as ended preparations.
             purpose: name of the random stream for runs without learning.
 
         Returns:
@@ -225,10 +241,10 @@ class Grouped(Synchronous[G]):
         return cohort
 
     def _sweep(self, count: int) -> list[int]:
-        """Return at most ``count`` available devices that were never asked.
+        """Return available devices that no round has asked yet, at most ``count``.
 
-        Only the first rounds of the published code ask all devices in turn. In all other rounds the
-        list is empty.
+        Some published codes ask all devices in turn in the first rounds. The list is empty in later
+        rounds, and in strategies that do not follow such a code.
         """
         if not (self.params.sweeps and self.params.as_published):
             return []
@@ -239,11 +255,14 @@ class Grouped(Synchronous[G]):
         return [device for device in online if not was_asked[device]][:count]
 
     def _ask(self, device: int, continues: bool = False) -> None:
-        """Send a device its next task of the round, its preparation or its training.
+        """Send a device of the round its next task, its preparation or its training.
+
+        A preparation is a task by which the device's group is found; it comes first if it is
+        needed.
 
         Args:
             device: ID of the device.
-            continues: whether the device has been prepared in this round.
+            continues: whether the device has already had a preparation in this round.
         """
         preparation = self.preparation(device)
         if preparation is not None:
@@ -271,7 +290,7 @@ class Grouped(Synchronous[G]):
     # preparation of devices
 
     def must_prepare(self, device: int) -> None:
-        """Schedule the preparation of a device.
+        """Mark a device for a preparation, a task by which its group is found anew.
 
         It is done in the round if the device has just been selected. Otherwise it is done outside
         the rounds, now or when the device is available.
@@ -284,9 +303,11 @@ class Grouped(Synchronous[G]):
         self._prepare_aside(device)
 
     def _prepare_aside(self, device: int) -> None:
-        """Prepare a device outside the rounds, if it is idle and not about to be asked.
+        """Start a device's preparation outside the rounds, if it is due and the device is idle.
 
-        Otherwise it is prepared in its round, when its task ends, or when it returns.
+        A preparation is a task by which the device's group is found. Nothing happens if the device
+        is about to be asked in a round, busy or unavailable; it is then prepared in that round,
+        when its task ends, or when it returns.
         """
         state = self.state
         about_to_be_asked = device in state.cohort and not state.open
@@ -313,7 +334,10 @@ class Grouped(Synchronous[G]):
         self._prepare_aside(device)
 
     def is_preparing(self, device: int) -> bool:
-        """Return whether a device's preparation runs, or has ended without an assigned group yet.
+        """Return whether a device's preparation is unfinished.
+
+        The preparation is the task by which the device's group is found. It is unfinished while the
+        task runs, and until the group is assigned.
 
         Args:
             device: ID of the device.
@@ -344,7 +368,15 @@ class Grouped(Synchronous[G]):
             await super().on_task_end(message)
 
     def _store_prepared(self, message: TaskEnd, in_round: bool) -> None:
-        """Store an ended preparation. Its device is assigned after all messages of this instant."""
+        """Store the answer of a device from which its group is found, its preparation.
+
+        A timer at the present simulated time assigns groups to all such devices together, after all
+        messages of this time have arrived.
+
+        Args:
+            message: the ended task.
+            in_round: whether a round waits for the task.
+        """
         if not self.state.prepared:
             self.server.timer("assign", self.server.now)
         entry: dict[str, Any] = {
@@ -356,12 +388,12 @@ class Grouped(Synchronous[G]):
         self.state.prepared.append(entry)
 
     async def on_timer(self, name: str) -> None:
-        """Assign the devices prepared at this simulated time, before the round's timers act.
+        """Assign groups to the devices prepared at this simulated time, then handle a timer.
 
         The assignment comes first since a deadline can end only tasks that have started.
 
         Args:
-            name: name of the timer.
+            name: name of the timer that has fired.
         """
         if name == "assign":
             if self.state.prepared:  # empty if another timer of this instant has assigned devices
@@ -390,7 +422,7 @@ class Grouped(Synchronous[G]):
 
 
 def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
-    """Compute the distance of a device's label counts from its reference (FlexCFL, Eq. 9).
+    """Compute how far a device's label counts are from its earlier counts (FlexCFL, Eq. 9).
 
     ``aligned_l1`` is 1/C sum |c_k - r_k|. ``sorted_counts`` is the Wasserstein distance of the two
     count vectors taken as samples, as in the published code. For ``oracle`` the distance is
@@ -413,7 +445,10 @@ def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
 
 
 class MigratingParams(GroupedParams):
-    """Parameters of every strategy with migration, in addition to ``GroupedParams``."""
+    """Keys of ``[strategy]`` of strategies in which a device may change its group.
+
+    It does so in each round, or when its data have shifted.
+    """
 
     instead: ClassVar[Mapping[str, str]] = {
         **GroupedParams.instead,
@@ -430,7 +465,10 @@ class MigratingParams(GroupedParams):
 
     @property
     def shift(self) -> ShiftTest:
-        """Name of the test by which devices detect a shift of their data."""
+        """Name of the test by which devices detect a shift, a change of their data during the run.
+
+        It is the test in ``moment``, or else the strategy's usual test.
+        """
         return self.moment.shift or self.usual_shift
 
 
@@ -438,13 +476,21 @@ M = TypeVar("M", bound=MigratingParams)
 
 
 class MigratingClient(SynchronousClient[M]):
-    """Client that detects shifts of its data.
+    """Client that reports how far its label counts have shifted since it found its group.
 
-    Device state: ``reference``, the label counts of the data with which the device found its group.
+    Entries of a device's state: ``reference``, the label counts of the data with which the device
+    found its group.
     """
 
     def settles(self, device: Device, instruction: Instruction) -> bool:
-        """Return whether the task ``instruction`` decides the device's group."""
+        """Return whether a task determines the group of the device that carries it out.
+
+        The device's label counts in such a task become the reference for later shifts.
+
+        Args:
+            device: the device.
+            instruction: the message that has started the task.
+        """
         raise NotImplementedError
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
@@ -464,10 +510,11 @@ class MigratingClient(SynchronousClient[M]):
 class Migrating(Grouped[M]):
     """Base of strategies in which a device may change its group when its data shift.
 
-    As soon as it is idle, a device whose data have changed compares its label counts with its
-    reference, at no cost (FlexCFL, section 3.4). If the distance is too large, the device is
-    prepared again, and its present counts become the reference. A change of its data during the
-    preparation is tested after the preparation.
+    A shift is a change of the device's data during the run. As soon as it is idle, a device whose
+    data have changed compares its label counts with a reference, its counts when it found its
+    group, at no cost (FlexCFL, section 3.4). If the distance is too large, the device does its
+    preparation again, the task by which its group is found, and its present counts become the
+    reference. A change of its data during the preparation is tested after the preparation.
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
@@ -481,12 +528,13 @@ class Migrating(Grouped[M]):
             self.must_prepare(device)
 
     def settle(self, device: int, group: int, newcomer: str = "cold-start") -> None:
-        """Move a prepared device into its group.
+        """Move a device that has done its preparation into its group.
 
         Args:
             device: ID of the device.
             group: index of the group.
-            newcomer: the reason in the record ``assign``, if the device had no group.
+            newcomer: the reason in the record ``assign`` of the run's events, if the device had no
+                group. Otherwise the reason is ``migration``.
         """
         self.move(device, group, newcomer if self.group_of(device) is None else "migration")
 

@@ -18,12 +18,13 @@ from fedsim.toolbox.strategies.sizes import CutModels, CutParams
 def mean_of_holders(
     models: list[NDArray[np.float32]], weights: list[float], places: list[Places], which: list[int]
 ) -> NDArray[np.floating]:
-    """Compute each parameter's weighted mean over the finite updates that have it (Eqs. 1 to 3).
+    """Compute each parameter's weighted mean over the finite updates that have this parameter.
 
-    A parameter that no update has keeps its value in the present model.
+    An update of a smaller size has only some ranges of the parameters (Eqs. 1 to 3). A parameter
+    that no update has keeps its value in the present model.
 
     Args:
-        models: the present model and the updates, float32 [d] each.
+        models: the present model and the updates, flat, float32 [d] each.
         weights: the weight of each update.
         places: for each size the ranges of a flat model that a device of this size has.
         which: position in ``places`` of each update's size.
@@ -44,7 +45,10 @@ def mean_of_holders(
 
 
 class HeteroFLParams(CutParams):
-    """Parameters of HeteroFL: ``sizes`` are widths, shares of each layer's channels and units."""
+    """Keys of ``[strategy]`` for HeteroFL. ``sizes`` are the widths of devices' models.
+
+    A width is the share of each layer's channels and units that a device has.
+    """
 
     by: ClassVar[CutBy] = "width"
     kind: Literal["heterofl"] = "heterofl"
@@ -58,10 +62,11 @@ class HeteroFL(CutModels):
     of width r has the first share r of the channels of each hidden layer. Each number of the global
     model becomes the mean over the clients that have it (Eqs. 1 to 3); a number that no client has
     stays. The mean is weighted by samples, unless ``aggregation`` is ``mean``. The paper's scaler,
-    static batch norm and masked loss are left out. ``redraw`` with a list is its dynamic setting;
-    with a table it is FjORD's ordered dropout (Horváth et al. 2021) with one width a round.
+    static batch norm and masked loss are left out. ``redraw`` with a list is the paper's dynamic
+    setting; with a table it is FjORD's ordered dropout (Horváth et al. 2021) with one width a
+    round.
 
-    Sends the parameters of each client's width, down and up (``model`` and ``update``, 4 bytes
+    Each client receives and sends the parameters of its width (``model`` and ``update``, 4 bytes
     each).
     """
 

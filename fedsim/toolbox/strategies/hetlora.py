@@ -15,7 +15,10 @@ from fedsim.toolbox.strategies.sizes import CutModels, CutParams, by_name
 
 
 class HetLoRAParams(CutParams):
-    """Parameters of HetLoRA: ``sizes`` are ranks, of ``model.lora.rank`` at most."""
+    """Keys of ``[strategy]`` for HetLoRA. ``sizes`` are the ranks of devices' adapters.
+
+    The largest allowed rank is ``model.lora.rank``.
+    """
 
     by: ClassVar[CutBy] = "rank"
     kind: Literal["hetlora"] = "hetlora"
@@ -32,14 +35,15 @@ class HetLoRAParams(CutParams):
 
 
 def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:
-    """Compute the norm ||B A|| of the product of a model's adapters over all layers.
+    """Compute the norm of the products B A of a model's low-rank adapters, over all layers.
 
     Args:
-        update: the model, [d].
+        update: the model, flat, [d]. A and B are the tensors ``.lora_A`` and ``.lora_B`` of a
+            layer.
         tensors: the tensors of the model, in the order of a flat model.
 
     Returns:
-        The norm, computed in float64.
+        The Frobenius norm of all products together, computed in float64.
     """
     shapes = [(tensor.name, tensor.shape) for tensor in tensors]
     weights = by_name(update.astype(np.float64), shapes)
@@ -56,11 +60,12 @@ class HetLoRA(CutModels):
     """Adapters of different ranks.
 
     Source: Cho et al., "Heterogeneous LoRA for federated fine-tuning of on-device foundation
-    models" (EMNLP 2024, arXiv 2401.06432). A device of rank r receives the first r rows of each A
-    and the first r columns of each B. Updates are filled up with zeros and averaged, each weighted
-    by the norm of B A, so that a small rank counts for less. The self-pruning of ranks is left out.
+    models" (EMNLP 2024, arXiv 2401.06432). An adapter is a pair of low-rank matrices A and B of a
+    layer. A device of rank r receives the first r rows of each A and the first r columns of each B.
+    Updates are filled up with zeros and averaged, each weighted by the norm of B A, so that a small
+    rank counts for less. The self-pruning of ranks is left out.
 
-    Sends the parameters of each client's rank, down and up (``model`` and ``update``, 4 bytes
+    Each client receives and sends the parameters of its rank (``model`` and ``update``, 4 bytes
     each).
     """
 

@@ -19,11 +19,13 @@ from fedsim.strategies.updates import Update
 
 
 class HierFAVGParams(SelectingParams, CombiningParams):
-    """Parameters of HierFAVG, in addition to ``SelectingParams`` and ``CombiningParams``.
+    """Keys of ``[strategy]`` for HierFAVG: its own, and the usual keys of rounds and aggregation.
+
+    An edge server aggregates the updates of some clients; in a round it does so in several edge
+    rounds.
 
     Attributes:
-        kappa1: SGD steps of a client in an edge round; None: ``local_epochs`` passes over its
-            data.
+        kappa1: SGD steps of a client in an edge round; None: ``local_epochs`` passes over its data.
         kappa2: edge rounds in a round.
         aggregation: the rule by which the updates of an edge server's clients become its model.
         deadline: of a whole round; at that time edge servers send their models as they are.
@@ -69,7 +71,10 @@ class HierFAVGParams(SelectingParams, CombiningParams):
 
 
 class HierFAVGClient(SynchronousClient[HierFAVGParams]):
-    """Client that trains for ``kappa1`` SGD steps, or for ``local_epochs`` if that is None."""
+    """Client that trains the edge server's model for ``kappa1`` SGD steps, and sends the result.
+
+    If ``kappa1`` is None, it trains for ``local_epochs`` passes over its data.
+    """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(instruction["model"], self.params.local_epochs, steps=self.params.kappa1)
@@ -77,7 +82,10 @@ class HierFAVGClient(SynchronousClient[HierFAVGParams]):
 
 @dataclass
 class EdgeRound(State):
-    """State of an edge server in a round.
+    """State of an edge server in a round of the run, in which it has several edge rounds.
+
+    In an edge round the edge server's clients train its model, which becomes the mean of their
+    updates.
 
     Attributes:
         clients: IDs of the edge server's clients that still take part.
@@ -104,7 +112,10 @@ class EdgeRound(State):
 
 @dataclass
 class HierFAVGState(FedAvgState):
-    """Server state of HierFAVG."""
+    """State of HierFAVG's server, saved with a run.
+
+    It has the global model, and what each edge server has received in the open round.
+    """
 
     edges: dict[int, EdgeRound] = field(default_factory=dict)
     """Edge server ID -> state of each edge server that has not finished the open round."""
@@ -121,16 +132,16 @@ class HierFAVGState(FedAvgState):
 class HierFAVG(FedAvg[HierFAVGParams]):
     """Hierarchical federated averaging.
 
-    Source: Liu, Zhang, Song and Letaief, "Client-edge-cloud hierarchical federated learning"
-    (ICC 2020), Algorithm 1. There all clients take part, as with ``clients_per_round`` = devices.
+    Source: Liu, Zhang, Song and Letaief, "Client-edge-cloud hierarchical federated learning" (ICC
+    2020), Algorithm 1. There all clients take part, as with ``clients_per_round`` = devices.
 
-    In each round the server sends the global model (``edge-model``, d parameters) to the edge
-    servers of K clients. Each has kappa2 edge rounds by itself: it sends its model to its clients
-    (``model``, d); each client makes kappa1 SGD steps and sends its model back (``update``, d); the
-    edge server's model becomes the mean of its clients' models, weighted by samples. After its last
-    edge round it sends its model to the server (``edge-update``, d). The global model becomes the
-    mean of the edge servers' models, weighted by the samples of the last edge round. With kappa2 =
-    1 that is FedAvg.
+    An edge server is between some clients and the server. In each round the server sends the global
+    model (``edge-model``, d parameters) to the edge servers of K clients. Each has kappa2 edge
+    rounds by itself: it sends its model to its clients (``model``, d); each client makes kappa1 SGD
+    steps and sends its model back (``update``, d); the edge server's model becomes the mean of its
+    clients' models, weighted by samples. After its last edge round it sends its model to the server
+    (``edge-update``, d). The global model becomes the mean of the edge servers' models, weighted by
+    the samples of the last edge round. With kappa2 = 1 that is FedAvg.
 
     A late or lost client is out until the next round; a client that is away when an edge round
     begins counts by its last update. A lost edge server loses its clients' updates of the round
@@ -167,7 +178,11 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             state.edges[edge].clients.append(device)
 
     def _ask(self, device: int) -> None:
-        """Send the global model to the device's edge server, once in each round."""
+        """Send the global model to the edge server of a device, once for all of its devices.
+
+        Args:
+            device: ID of the device.
+        """
         state = self.state
         edge = self.server.edges.of(device)
         if device == state.edges[edge].clients[0]:
@@ -206,7 +221,14 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             self.state.edges[edge].is_lost = True
 
     async def _begin_edge_round(self, edge: int) -> None:
-        """Send tasks to the edge server's idle clients, or to no client after the deadline."""
+        """Begin an edge server's next turn of training: send its model to its idle clients.
+
+        After the deadline of the round no client gets a task. If no client gets one, the turn ends
+        at once.
+
+        Args:
+            edge: ID of the edge server.
+        """
         state = self.state
         server = self.server
         edge_round = state.edges[edge]
@@ -255,7 +277,14 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await self._end_edge_round(edge)
 
     async def _end_edge_round(self, edge: int) -> None:
-        """Average the clients' models, and begin the next edge round or send the model up."""
+        """Average the updates of an edge server's clients, and go on with the edge server.
+
+        It begins its next edge round, or sends its model to the server after the last one. An edge
+        server without any update leaves the round.
+
+        Args:
+            edge: ID of the edge server.
+        """
         state = self.state
         edge_round = state.edges[edge]
         if edge_round.updates:
@@ -270,11 +299,13 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await self._leave(edge)
 
     async def _average(self, edge: int, edge_round: EdgeRound) -> None:
-        """Set the edge server's model to the mean of its clients' models.
+        """Combine the updates of an edge server's clients into its model, by ``aggregation``.
+
+        The step is recorded among the run's events.
 
         Args:
             edge: ID of the edge server.
-            edge_round: state of the edge server in the round.
+            edge_round: its state in the round, which is changed.
         """
         aggregation = self.params.aggregation
         updates = edge_round.updates
@@ -287,7 +318,14 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         edge_round.model = aggregation.combine(self.server, memory, updates, weights, model)
 
     async def _leave(self, edge: int) -> None:
-        """Remove an edge server from the round, and close the round after the last one."""
+        """Remove an edge server that has finished or was lost from the round.
+
+        The client updates that it received are recorded as lost if its model has not arrived at the
+        server. After the last edge server the round is closed.
+
+        Args:
+            edge: ID of the edge server.
+        """
         state = self.state
         tasks = state.edges.pop(edge).tasks
         if tasks:
@@ -300,7 +338,11 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         super()._end_open()
 
     async def aggregate(self) -> None:
-        """Set the global model to the mean of the edge servers' models."""
+        """Set the global model to the mean of the edge servers' models, weighted by samples.
+
+        The step is recorded among the run's events as ``edges-combined``. Without models nothing
+        happens.
+        """
         state = self.state
         arrived = state.arrived
         if not arrived:
