@@ -109,12 +109,11 @@ class FPFC(Synchronous[FPFCParams]):
     Source: Yu, Liu, Wang and Sun, "Clustered federated learning based on nonconvex pairwise fusion"
     (2022), the algorithm FPFC (rules from memory). Each device i has its own model w_i. The
     objective is the sum of f_i(w_i) and, over all pairs of m devices, 1 / m of SCAD's penalty
-    (smooth near 0) of
-    |w_i - w_j||. It is minimised by ADMM. Each pair has theta_ij = -theta_ji, which stands for
-    w_i - w_j, and its dual v_ij, at first 0. A client receives z_i, the mean over j of w_j +
-    theta_ij - v_ij / rho (d parameters), makes ``local_epochs`` of SGD on f_i(w) + rho / 2 ||w -
-    z_i||^2 from its own w_i, and sends it (d parameters). Then, for each pair with a device that
-    answered, delta = w_i - w_j + v_ij / rho, theta_ij = the proximal step of the penalty from
+    (smooth near 0) of ||w_i - w_j||. It is minimised by ADMM. Each pair has theta_ij = -theta_ji,
+    which stands for w_i - w_j, and its dual v_ij, at first 0. A client receives z_i, the mean over
+    j of w_j + theta_ij - v_ij / rho (d parameters), makes ``local_epochs`` of SGD on f_i(w) + rho /
+    2 ||w - z_i||^2 from its own w_i, and sends it (d parameters). Then, for each pair with a device
+    that answered, delta = w_i - w_j + v_ij / rho, theta_ij = the proximal step of the penalty from
     delta, and v_ij = rho (delta - theta_ij).
 
     Two devices are in one group if theta between them is at most ``nu`` long, or if a chain of such

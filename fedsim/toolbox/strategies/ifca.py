@@ -32,7 +32,7 @@ from fedsim.world.steps import Computation, Evaluate, Train
 
 
 class IFCAParams(MigratingParams):
-    """Parameters of IFCA, in addition to ``MigratingParams``."""
+    """Keys of ``[strategy]`` for IFCA: its own, and the usual keys of groups and rounds."""
 
     sweeps: ClassVar[bool] = True
     kind: Literal["ifca", "ifca-mig"] = "ifca"
@@ -72,7 +72,10 @@ class IFCAParams(MigratingParams):
 
 
 class IFCAClient(MigratingClient[IFCAParams]):
-    """Client that tests the models of all groups, trains the best, and reports its group index."""
+    """Client that tests the models of all groups on its data, and trains the best one.
+
+    It sends its update and the index of the best model's group.
+    """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         limit = self.testing_limit(instruction)
@@ -100,7 +103,7 @@ class IFCAClient(MigratingClient[IFCAParams]):
 
 @dataclass
 class IFCAState(GroupedState):
-    """Server state of IFCA."""
+    """State of IFCA's server, saved with a run: the groups' models, and each device's group."""
 
     chosen_in: list[int] = field(default_factory=list)
     """ID of the task in which each device last chose its group, -1 before the first."""
@@ -113,10 +116,10 @@ class IFCA(Migrating[IFCAParams]):
     Algorithm 1.
 
     In each round the K clients receive the models of all m groups (m d parameters). Each computes
-    their loss on its training data, trains the best one (the first of equals), and sends its update
-    and the group's number (d parameters, 4 bytes). A group's model becomes the mean of its updates,
-    if there are any. In IFCA-MIG (from the paper of FlexCFL) a shifted device receives all models
-    (m d) and chooses at once.
+    the loss of each model on its training data, trains the best one (the first of equals), and
+    sends its update and the group's number (d parameters, 4 bytes). A group's model becomes the
+    mean of its updates, if there are any. In IFCA-MIG (from the paper of FlexCFL) a device whose
+    data have shifted receives all models (m d) and chooses at once.
     """
 
     Params: ClassVar[type[IFCAParams]] = IFCAParams
@@ -183,7 +186,7 @@ class IFCA(Migrating[IFCAParams]):
 
 
 class HypClusterParams(IFCAParams):
-    """Parameters of HypCluster, with other defaults than ``IFCAParams``.
+    """Keys of ``[strategy]`` for HypCluster, which are the keys of IFCA with other defaults.
 
     The mean is weighted by samples, a training is one epoch, and the first rounds do not ask the
     clients in turn.

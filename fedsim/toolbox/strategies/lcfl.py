@@ -38,9 +38,12 @@ from fedsim.world.steps import Computation, Evaluate, Train
 class LCFLClient(SynchronousClient[LCFLParams]):
     """Client that trains a local model w_i, tests all devices' models, and trains its cluster's.
 
-    Device state: ``own``, the local model w_i, until the device has been compared; ``gradient``,
-    the gradient of the last mini-batch of w_i's training; ``unsent-gradient``, this gradient until
-    the update of w_i's training is sent.
+    It sends w_i and the losses of the other devices' models, or gradients, from which the server
+    makes the clusters.
+
+    Entries of a device's state: ``own``, the local model w_i, until the device has been compared;
+    ``gradient``, the gradient of the last mini-batch of w_i's training; ``unsent-gradient``, this
+    gradient until the update of w_i's training is sent.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -60,7 +63,10 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         return super().work(device, instruction)
 
     def _warm_up(self, device: Device, instruction: Instruction) -> Training:
-        """Return the training of w_i, from the received model or from the device's own draw."""
+        """Return the training of the local model w_i, by which the device is compared with others.
+
+        It begins at the received model, or at the device's own draw if no model was received.
+        """
         start = instruction.contents.get("warm-up")
         if start is None:
             start = device.initial(1 + device.number)
@@ -100,7 +106,10 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 device.state["gradient"] = device.state.pop("unsent-gradient")
 
     def _trains_local_model(self, instruction: Instruction) -> bool:
-        """Return whether the trained model may become the device's local model w_i."""
+        """Return whether a task trains a model that may become the device's local model w_i.
+
+        Devices are compared by their local models before the clustering.
+        """
         return instruction.job == "warm-up" or "compared" in instruction.contents
 
     def _stores_gradient(self, instruction: Instruction) -> bool:
@@ -109,7 +118,11 @@ class LCFLClient(SynchronousClient[LCFLParams]):
 
 @dataclass
 class LCFLState(GroupedState):
-    """Server state of LCFL."""
+    """State of LCFL's server, saved with a run.
+
+    Before the clustering it has the global model and the local models of the devices, afterwards
+    the model of each cluster and the cluster of each device.
+    """
 
     global_model: Ref = field(init=False)
     """Global model, which the warm-up trains and at which clusters begin."""
@@ -132,13 +145,13 @@ class LCFLState(GroupedState):
 class LCFL(Grouped[LCFLParams]):
     """Loss-based clustered federated learning.
 
-    Source: Gu et al., "Novel clustered federated learning based on local loss" (2024), Algorithm
-    1 and Eq. 2; the rounds of FedAvg before the clustering as in its published experiments.
+    Source: Gu et al., "Novel clustered federated learning based on local loss" (2024), Algorithm 1
+    and Eq. 2; the rounds of FedAvg before the clustering as in its published experiments.
 
-    Warm-up: with rounds of FedAvg, w_i is the last model that device i sent. Available devices that
-    were never drawn train once after these rounds (d parameters each way). With local training,
-    each device receives the initial model (d parameters; nothing if it draws a model), trains, and
-    sends w_i (d parameters).
+    Warm-up, which gives each device i a local model w_i: with rounds of FedAvg, w_i is the last
+    model that device i sent. Available devices that were never drawn train once after these rounds
+    (d parameters each way). With local training, each device receives the initial model (d
+    parameters; nothing if it draws a model), trains, and sends w_i (d parameters).
 
     Exchange: each of the M devices with a w_i receives the models of the M - 1 other devices ((M -
     1) d parameters). It computes the objective L_i of all M models on its training data, with
@@ -240,7 +253,10 @@ class LCFL(Grouped[LCFLParams]):
             await super().on_timer(name)
 
     async def _gather(self) -> None:
-        """Begin the warm-up campaign, in which available devices that sent no model train one."""
+        """Ask all available devices without a local model to train one, before the clustering.
+
+        If too few devices are available, the server tries again later.
+        """
         models = self.state.local_models
         without = [device for device in self.server.clients.online() if device not in models]
         lacks_clients = self.server.lacks_clients(self.params.min_available)
@@ -282,7 +298,12 @@ class LCFL(Grouped[LCFLParams]):
             await super().on_return(device)
 
     async def _after_campaign(self) -> None:
-        """Begin the exchange or make the clusters, if all tasks of the campaign have ended."""
+        """Go on with the clustering if all tasks of the open campaign have ended.
+
+        A campaign is a series of tasks in which each device trains or tests once. After the
+        training of local models the devices test each other's models, if the measure needs it; then
+        clusters are made. The run is stopped if too few devices have answered.
+        """
         state = self.state
         groups = self.params.groups
         campaign = self._campaign
@@ -322,10 +343,13 @@ class LCFL(Grouped[LCFLParams]):
         self._open_round()
 
     async def _first_model(self, members: Sequence[int]) -> Ref:
-        """Return the initial model of a cluster, the global model or its members' mean model.
+        """Return the model with which a new cluster begins.
+
+        It is the global model, or with ``clusters_start = "members"`` the mean of the members'
+        local models.
 
         Args:
-            members: device IDs of the cluster.
+            members: IDs of the devices in the cluster.
         """
         if self.params.clusters_start == "global":
             return self.state.global_model
@@ -336,13 +360,17 @@ class LCFL(Grouped[LCFLParams]):
     async def _cluster(self, devices: list[int]) -> tuple[list[int], list[int]]:
         """Cluster the devices whose losses, models or updates are finite.
 
-        In runs without learning the clusters are random, and all devices have one.
+        In runs without learning the clusters are random, and all devices have one. The clustering
+        is recorded among the run's events, and the server is charged its time.
 
         Args:
             devices: IDs of the devices that have sent a model.
 
         Returns:
             IDs of the clustered devices, and the cluster index of each.
+
+        Raises:
+            SimulationError: fewer devices than ``groups`` have finite values.
         """
         server = self.server
         params = self.params
@@ -374,7 +402,17 @@ class LCFL(Grouped[LCFLParams]):
         return devices, numbers
 
     async def distances(self, devices: Sequence[int]) -> ModelComparison:
-        """Compute the pairwise distances of ``devices`` (IDs) by the parameter ``measure``."""
+        """Compute the distances of all pairs of devices, by the key ``measure``.
+
+        They are computed from the devices' losses on each other's models, their local models,
+        gradients, or updates. Devices with values that are not finite are left out.
+
+        Args:
+            devices: IDs of the devices.
+
+        Returns:
+            Positions of the remaining devices in ``devices``, and their distances, float64.
+        """
         state = self.state
         match self.params.measure:
             case "lcfl":
@@ -391,7 +429,15 @@ class LCFL(Grouped[LCFLParams]):
                 return by_rows(await self._changes(state.starts, devices), cosine_distances)
 
     async def _reported_losses(self, devices: Sequence[int]) -> Matrix:
-        """Return the losses L_i(w_j) reported in the exchange, float64 [n, n] with i as the row."""
+        """Return the losses of the devices' local models on each other's data, as reported.
+
+        Args:
+            devices: IDs of the devices, [n].
+
+        Returns:
+            L_i(w_j), the loss of the model of device j on the data of device i, float64 [n, n] with
+            i as the row.
+        """
         reports = [self.state.reports[device] for device in devices]
         rows = await self.server.models.numbers(reports)
         columns = [self.state.compared.index(device) for device in devices]
@@ -401,7 +447,16 @@ class LCFL(Grouped[LCFLParams]):
         return await self.server.models.values([models[device] for device in devices])
 
     async def _changes(self, starts: Mapping[int, Ref], devices: Sequence[int]) -> list[Floats32]:
-        """Compute w_i minus the device's model in ``starts``, float32 [d], for each device."""
+        """Compute the difference between each device's local model and another model of the device.
+
+        Args:
+            starts: device ID -> the other model, such as the model from which the local one was
+                trained.
+            devices: IDs of the devices.
+
+        Returns:
+            Local model minus other model, float32 [d], for each device.
+        """
         models = await self._values(self.state.local_models, devices)
         origins = await self._values(starts, devices)
         with np.errstate(all="ignore"):  # values of a diverged device are not finite
@@ -410,7 +465,11 @@ class LCFL(Grouped[LCFLParams]):
     # devices without a cluster
 
     async def after_aggregation(self) -> None:
-        """Prepare devices without a cluster, as soon as the models of all clusters differ."""
+        """Let devices without a cluster choose one, once the models of all clusters differ.
+
+        Each receives all models, and joins the cluster whose model is best on its data. Unavailable
+        devices do so when they return.
+        """
         state = self.state
         distinct = {model.name for model in state.models}
         if state.admitting or len(distinct) < len(state.models):

@@ -24,7 +24,7 @@ class AverageLinkage(Hierarchical):
 
 
 class LCFLParams(PlainDeadline, ClusteredParams):
-    """Parameters of LCFL, with the defaults of its published code on Rotated MNIST.
+    """Keys of ``[strategy]`` for LCFL, with the defaults of its published code on Rotated MNIST.
 
     Attributes:
         groups: k, the number of clusters.
@@ -38,10 +38,10 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         clusterer: ``k-medoids``, ``hierarchical`` or ``dbscan``.
         moment: after ``rounds`` of FedAvg (published), or a ``local`` training of each device by
             itself (Algorithm 1).
-        clusters_start: clusters begin at the ``global`` model (published), or at the mean of
-            their ``members``' models.
-        as: with ``published-code`` the first medoids of ``k-medoids`` are the k devices nearest
-            to all others.
+        clusters_start: clusters begin at the ``global`` model (published), or at the mean of their
+            ``members``' models.
+        as: with ``published-code`` the first medoids of ``k-medoids`` are the k devices nearest to
+            all others.
     """
 
     instead: ClassVar[Mapping[str, str]] = {
@@ -94,7 +94,11 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     @property
     def second_campaign(self) -> str | None:
-        """Name of the job of the campaign between warm-up and clustering; None for no campaign."""
+        """Name of the task that each device does between its local training and the clustering.
+
+        It is ``exchange``, testing the other devices' models, or ``gradient``, sending a gradient;
+        None if the measure of distance needs neither.
+        """
         if self.measure in _BY_GRADIENTS:
             return "gradient"
         return "exchange" if self.measure in _BY_LOSSES else None
@@ -113,10 +117,10 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
 
 def share_of(count: int, participation: float) -> int:
-    """Return how many of ``count`` devices a round asks, at least one.
+    """Return how many of a number of devices a round asks, at least one.
 
     Args:
-        count: count of devices.
-        participation: share of the devices to ask.
+        count: count of devices to choose from.
+        participation: share of these devices that is asked, 0 to 1.
     """
     return max(1, round(participation * count))

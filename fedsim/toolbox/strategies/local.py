@@ -14,7 +14,7 @@ from fedsim.strategies.synchronous import Synchronous, SynchronousClient, Synchr
 
 
 class LocalParams(SelectingParams):
-    """Parameters of Local."""
+    """Keys of ``[strategy]`` for ``local``, in which devices train alone and send nothing."""
 
     sends_models: ClassVar[bool] = False
     only_own_models: ClassVar[bool] = True
@@ -33,7 +33,12 @@ class LocalParams(SelectingParams):
 
 
 class LocalClient(SynchronousClient[LocalParams]):
-    """Client that trains its personal model. Device state: ``model``, the personal model."""
+    """Client that trains its personal model, which never leaves the device.
+
+    No model is received or sent. Its answers report the result to the simulator, and cost no bytes.
+
+    Entries of a device's state: ``model``, the personal model.
+    """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(device.state.get("model") or device.initial(), self.params.local_epochs)
@@ -47,7 +52,7 @@ class LocalClient(SynchronousClient[LocalParams]):
 
 @dataclass
 class LocalState(SynchronousState):
-    """Server state of Local."""
+    """State of a run of the strategy ``local``, saved with the run: each device's model."""
 
     own: list[Ref] = field(default_factory=list)
     """Personal model of each device, for the evaluation."""
@@ -83,7 +88,11 @@ class Local(Synchronous[LocalParams]):
         return super().entry(message) | {"start": self.state.own[message.device]}
 
     async def aggregate(self) -> None:
-        """Store the devices' new models, and record each training as an aggregation of weight 1."""
+        """Store the personal models that devices have trained in the round.
+
+        Each training is recorded among the run's events as an aggregation of one update with weight
+        1. A diverged model is replaced by the device's model before.
+        """
         received = self.state.received
         for entry in received:
             model = self.server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])

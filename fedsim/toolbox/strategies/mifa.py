@@ -11,7 +11,7 @@ from fedsim.strategies.state import Entries
 
 
 class MIFAParams(SynchronousParams):
-    """Parameters of MIFA; see ``SynchronousParams``."""
+    """Keys of ``[strategy]`` for MIFA: its own, and the usual keys of rounds."""
 
     kind: Literal["mifa"] = "mifa"
     unheard: Literal["left-out", "zero"] = "left-out"
@@ -24,7 +24,7 @@ class MIFAParams(SynchronousParams):
 
 @dataclass
 class Memory(Entries):
-    """Latest update of a device."""
+    """Latest update of a device, which MIFA's server stores and uses again in later rounds."""
 
     change: Ref
     """Trained model minus received model."""
@@ -34,7 +34,7 @@ class Memory(Entries):
 
 @dataclass
 class MIFAState(FedAvgState):
-    """Server state of MIFA."""
+    """State of MIFA's server, saved with a run: the model, and each device's latest update."""
 
     memory: dict[int, Memory] = field(default_factory=dict)
     """Device -> its latest update, for each device that has answered."""
@@ -53,7 +53,8 @@ class MIFA(FedAvg[MIFAParams]):
     In the paper every device answers in the first round. Here the key ``unheard`` determines how
     devices without an answer count.
 
-    Sends what FedAvg sends. An update that is not finite leaves the memory of its device unchanged.
+    Messages are as in FedAvg, the model down and the update up (d parameters each). An update that
+    is not finite leaves the memory of its device unchanged.
     """
 
     Params = MIFAParams
@@ -77,7 +78,14 @@ class MIFA(FedAvg[MIFAParams]):
         state.model = mix(parts, otherwise=state.model, rescale=False)
 
     def _remember(self, update: Entry, lr: float) -> Memory:
-        """Return a device's memory after an update; unchanged if the update is not finite."""
+        """Return what the server stores of a device after an update: the change and learning rate.
+
+        If the update is not finite, the stored change is that of the device's previous update.
+
+        Args:
+            update: the received update.
+            lr: learning rate of the round.
+        """
         models = self.server.models
         before = self.state.memory.get(update.device)
         zero = models.zero()

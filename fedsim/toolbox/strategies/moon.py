@@ -13,7 +13,7 @@ from fedsim.toolbox.strategies.personal import OwnModelClient
 
 
 class MOONParams(AggregatingParams):
-    """Parameters of MOON, in addition to ``AggregatingParams``."""
+    """Keys of ``[strategy]`` for MOON: its own, and the usual keys of rounds and aggregation."""
 
     kind: Literal["moon"] = "moon"
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
@@ -23,7 +23,11 @@ class MOONParams(AggregatingParams):
 
 
 class MOONClient(OwnModelClient[MOONParams]):
-    """Client that trains with MOON's contrastive term (see ``MOON``), and stores its last model."""
+    """Client that trains with MOON's contrastive loss, and sends the result.
+
+    The loss holds the model's representation of each sample near the received model's
+    representation, and away from that of the client's own last model, which it stores.
+    """
 
     def __init__(self, params: MOONParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
@@ -60,9 +64,10 @@ class MOON(FedAvg[MOONParams]):
     (``torch.nn.Linear``); the paper has a projection head there. The received and the last model
     run without dropout. The reported training loss is without the term.
 
-    Sends what FedAvg sends. A step takes two more forward passes, 5/3 of FedAvg's time, and on
-    devices with a limited memory room for the weights of two more models. A client whose answer is
-    cut off keeps its last model; before its first answer that is the run's first model.
+    Messages are as in FedAvg, the model down and the update up (d parameters each). A step takes
+    two more forward passes, 5/3 of FedAvg's time, and on devices with a limited memory room for the
+    weights of two more models. A client whose answer does not arrive keeps its last model; before
+    its first answer that is the run's first model.
     """
 
     Params = MOONParams

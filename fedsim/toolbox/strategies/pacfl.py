@@ -47,7 +47,7 @@ _LINKS: Mapping[Linkage, Callable[[NDArray[np.float64]], np.float64]] = {
 
 
 class PACFLParams(GroupedParams):
-    """Parameters of PACFL, in addition to ``GroupedParams``.
+    """Keys of ``[strategy]`` for PACFL: its own, and the usual keys of groups and rounds.
 
     Attributes:
         groups: the number of clusters, if ``beta`` is not given.
@@ -77,10 +77,16 @@ class PACFLParams(GroupedParams):
 
 
 class PACFLClient(SynchronousClient[PACFLParams]):
-    """Client that once sends the leading left singular vectors of its data, and trains."""
+    """Client that once sends singular vectors of its data, and trains its cluster's model.
+
+    From the vectors the server finds the client's cluster.
+    """
 
     def _sizes(self, device: Device) -> list[int]:
-        """Return the count of samples of each matrix that the client decomposes."""
+        """Return the count of samples in each matrix whose singular vectors the client sends.
+
+        There is a matrix for each class of its data, or one of all data.
+        """
         if self.params.as_published:
             return [count for count in device.label_counts.tolist() if count]
         return [device.samples]
@@ -110,16 +116,17 @@ class PACFLClient(SynchronousClient[PACFLParams]):
 def signature(
     x: NDArray[np.floating], y: NDArray[np.integer], vectors: int, *, by_class: bool
 ) -> NDArray[np.float32]:
-    """Compute the singular vectors that a client sends.
+    """Compute the singular vectors by which a client describes its data to the server.
 
     Args:
         x: the client's training samples, [n, ...].
         y: label of each sample, [n].
-        vectors: p.
+        vectors: p, the wanted count of vectors.
         by_class: whether there are p vectors of each class, instead of all data.
 
     Returns:
-        The vectors of all classes, one after the other, float32 [vectors * features].
+        The left singular vectors of each class, one after the other, flat, float32 [vectors *
+        features].
     """
     rows = x.reshape(len(x), -1)
     parts = [rows[y == label] for label in np.unique(y)] if by_class else [rows]
@@ -129,7 +136,10 @@ def signature(
 
 @dataclass
 class PACFLState(GroupedState):
-    """Server state of PACFL."""
+    """State of PACFL's server, saved with a run.
+
+    It has the clusters' models, and the cluster and the singular vectors of each device.
+    """
 
     initial: Ref = field(init=False)
     """The initial model, with which each cluster begins."""
@@ -151,23 +161,23 @@ class PACFL(Grouped[PACFLParams]):
     Before the first round each available client decomposes its data once, and sends p left singular
     vectors of each class (``as = "published-code"``) or of all its data (``paper``): 4 bytes for
     each entry. The decomposition takes the time of a training with as many FLOPs. The server
-    computes the proximity matrix of all clients, and clusters them hierarchically with the
-    threshold ``beta``. All clusters begin with the same initial model.
+    computes the angles between all pairs of clients, and clusters the clients hierarchically:
+    clusters are merged while their distance is at most the threshold ``beta``. All clusters begin
+    with the same initial model.
 
     In a round K clients receive their cluster's model (d parameters), train, and send their update
     (d); a cluster's model becomes the updates' mean, weighted by samples. A client that was not
     there sends its vectors when it is first selected, and joins the nearest cluster in the same
-    round, or begins one if none is nearer than ``beta`` (the proximity matrix is extended;
-    the existing clusters remain).
+    round, or begins one if none is nearer than ``beta`` (the existing clusters remain).
 
-    Checked against the published code (github.com/MMorafah/PACFL): vectors by class and the smallest
-    angle of two vectors, 3 vectors, 10 local epochs, average linkage, means weighted by samples.
-    Its threshold is 4.9 degrees for CIFAR-10 with two labels a client and 9.88 for CIFAR-100 with
-    20. It differs from here in three ways: its average linkage is the mean of the two merged
-    clusters whatever their sizes; its cosines keep the arbitrary signs of singular vectors; and
-    its clients that are not seen in training are clustered with all others, before the first
-    round. Not checked against the paper's text: the numbers of its algorithm and equations, and
-    its settings.
+    Checked against the published code (github.com/MMorafah/PACFL): vectors by class and the
+    smallest angle of two vectors, 3 vectors, 10 local epochs, average linkage, means weighted by
+    samples. Its threshold is 4.9 degrees for CIFAR-10 with two labels a client and 9.88 for
+    CIFAR-100 with 20. It differs from here in three ways: its average linkage is the mean of the
+    two merged clusters whatever their sizes; its cosines keep the arbitrary signs of singular
+    vectors; and its clients that are not seen in training are clustered with all others, before the
+    first round. Not checked against the paper's text: the numbers of its algorithm and equations,
+    and its settings.
 
     With ``learning = "off"`` there are no angles: all clients are in one cluster.
     """
@@ -186,7 +196,10 @@ class PACFL(Grouped[PACFLParams]):
         return Campaign(self.server, self.state.campaign, lambda device, job: {})
 
     async def _gather(self) -> None:
-        """Ask all available clients for their vectors, or wait for clients."""
+        """Ask all available clients for the singular vectors of their data.
+
+        If too few clients are available, the server tries again later.
+        """
         server = self.server
         least = self.params.min_available
         devices = server.clients.online()
@@ -235,7 +248,10 @@ class PACFL(Grouped[PACFLParams]):
     # clusters
 
     async def _make_clusters(self) -> None:
-        """Cluster the clients that have sent their vectors, and open the first round."""
+        """Cluster the clients by the singular vectors of their data, and open the first round.
+
+        The clustering is recorded among the run's events, and the server is charged its time.
+        """
         state = self.state
         devices = sorted(state.signatures)
         labels = np.zeros(len(devices), dtype=np.int64)
@@ -258,7 +274,14 @@ class PACFL(Grouped[PACFLParams]):
         self._open_round()
 
     async def _spans(self, devices: Sequence[int]) -> list[NDArray[np.floating]]:
-        """Return the singular vectors of devices, float64 [features, vectors] each."""
+        """Return the singular vectors that devices have sent.
+
+        Args:
+            devices: IDs of the devices.
+
+        Returns:
+            The vectors of each device as columns, float64 [features, vectors].
+        """
         entries = [self.state.signatures[device] for device in devices]
         values = await self.server.models.numbers([content for content, _ in entries])
         pairs = zip(values, entries, strict=True)
@@ -277,7 +300,14 @@ class PACFL(Grouped[PACFLParams]):
             self.move(device, await self._nearest(device), "newcomer")
 
     async def _nearest(self, device: int) -> int:
-        """Return the nearest cluster of a newcomer, which is a new one beyond ``beta``."""
+        """Return the index of the cluster whose clients' data are nearest to a new client's data.
+
+        If no cluster is as near as ``beta`` (degrees), a new cluster is added with the initial
+        model.
+
+        Args:
+            device: ID of the device, whose singular vectors are stored.
+        """
         state = self.state
         params = self.params
         if not self.server.models.learns:

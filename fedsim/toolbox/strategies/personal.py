@@ -9,10 +9,12 @@ from fedsim.strategies.synchronous import S, SynchronousClient
 
 
 class OwnModelClient(SynchronousClient[S]):
-    """Client with a personal model, whose answers have that model in the header ``own``.
+    """Client with a personal model, which stays on the device.
 
-    The header is for the evaluation, and costs no bytes. Device state: ``model``, the personal
-    model.
+    Its answers have that model in the header ``own``, where the evaluation reads it. The header
+    costs no bytes.
+
+    Entries of a device's state: ``model``, the personal model.
     """
 
     def last(self, device: Device) -> Ref:
@@ -28,11 +30,11 @@ class OwnModelClient(SynchronousClient[S]):
         own: Ref,
         otherwise: Ref,
     ) -> Contents:
-        """Return the answer with the update, and with the personal model in its header.
+        """Return the client's answer with its update, and with its personal model in the header.
 
         Args:
             device: the device that answers.
-            instruction: the task.
+            instruction: the message that has started the task.
             result: the result of the task's computations.
             own: the personal model.
             otherwise: the model that replaces ``own`` if ``own`` has diverged.
@@ -48,11 +50,11 @@ class OwnModelClient(SynchronousClient[S]):
 
 
 class Personal(FedAvg[S]):
-    """FedAvg with a personal model on each device, in the header ``own`` of its answers.
+    """Base of strategies like FedAvg that also keep a personal model on each device.
 
-    The personal model costs no bytes, as it does not leave the device. It is tested on the device's
-    test samples. A device without a personal model, such as a newcomer, is tested with the global
-    model.
+    An answer has the personal model in the header ``own``, for tests only. It costs no bytes, as
+    the model does not leave the device. It is tested on the device's test samples. A device without
+    a personal model, such as a newcomer, is tested with the global model.
     """
 
     score: Literal["pooled", "device-mean"] = "device-mean"

@@ -15,7 +15,7 @@ from fedsim.world.steps import Computation, Train
 
 
 class PFedMeParams(AggregatingParams):
-    """Parameters of pFedMe, in addition to ``AggregatingParams``.
+    """Keys of ``[strategy]`` for pFedMe: its own, and the usual keys of rounds and aggregation.
 
     The paper's beta is the learning rate of ``server = "sgd"``.
     """
@@ -48,21 +48,31 @@ class PFedMeParams(AggregatingParams):
 
 
 class PFedMeClient(OwnModelClient[PFedMeParams]):
-    """Client that fits its personal model R times, and each time moves its local model to it."""
+    """Client that fits its personal model R times, each time near its local model.
+
+    After each fit the local model moves towards the personal one. The local model is sent to the
+    server; the personal model stays on the device.
+    """
 
     def local(self, received: Ref, rounds: int) -> PreviousResult:
-        """Return w_r, the local model after r = ``rounds`` local rounds.
+        """Return the local model w_r after r local rounds, as a mix of personal models.
 
-        w_r = (1 - eta lambda) w_(r-1) + eta lambda theta_(r-1), with w_0 = ``received``.
+        w_r = (1 - eta lambda) w_(r-1) + eta lambda theta_(r-1), with w_0 = ``received`` and theta_r
+        the personal model that training r fits.
+
+        Args:
+            received: the model that the client has received.
+            rounds: r, the count of local rounds.
         """
         step = self.params.eta * self.params.lam
         factors = [((1.0 - step) ** (rounds - 1 - number) * step) for number in range(rounds)]
         return PreviousResult(((received, (1.0 - step) ** rounds), *enumerate(factors)))
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """Return R trainings of K steps on loss(batch) + lambda / 2 ||theta - w_r||^2.
+        """Return R trainings of the personal model theta, each of K steps on one batch.
 
-        The first training begins at the received model, each later training at the theta before.
+        The loss is loss(batch) + lambda / 2 ||theta - w_r||^2, with the local model w_r. The first
+        training begins at the received model, each later training at the theta before.
         """
         params = self.params
         received = instruction["model"]
@@ -102,14 +112,14 @@ class PFedMe(Personal[PFedMeParams]):
     """Personalised federated learning with Moreau envelopes.
 
     Source: T Dinh, Tran and Nguyen, "Personalized federated learning with Moreau envelopes"
-    (NeurIPS 2020), Algorithm 1. From the received w a client makes R local rounds. In each it finds
-    theta = argmin f(theta; batch) + lambda / 2 ||theta - w_r||^2 by K steps, and then w_(r+1) = w_r
-    - eta lambda (w_r - theta). It sends w_R. The next global model is (1 - beta) w + beta times the
-    mean of all w_R. Only the clients of a round compute; in the paper all clients compute, and some
-    are sampled.
+    (NeurIPS 2020), Algorithm 1. From the received w a client makes R local rounds, with w_0 = w. In
+    each it finds theta = argmin f(theta; batch) + lambda / 2 ||theta - w_r||^2 by K steps, and then
+    w_(r+1) = w_r - eta lambda (w_r - theta). It sends w_R. The next global model is (1 - beta) w +
+    beta times the mean of all w_R. Only the clients of a round compute; in the paper all clients
+    compute, and some are sampled.
 
-    Sends what FedAvg sends. Batches are drawn as for SGD. A client's last theta is its
-    personal model.
+    Messages are as in FedAvg, the model down and w_R up (d parameters each). Batches are drawn as
+    for SGD. A client's last theta is its personal model.
     """
 
     Params = PFedMeParams

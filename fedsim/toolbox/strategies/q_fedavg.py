@@ -17,7 +17,7 @@ from fedsim.world.steps import Computation, Evaluate
 
 
 class QFedAvgParams(SynchronousParams):
-    """Parameters of q-FedAvg, in addition to ``SynchronousParams``."""
+    """Keys of ``[strategy]`` for q-FedAvg: its own, and the usual keys of rounds."""
 
     kind: Literal["q-fedavg"] = "q-fedavg"
     q: float = Field(default=0.1, ge=0.0, le=100.0)
@@ -33,7 +33,10 @@ class QFedAvgParams(SynchronousParams):
 
 
 class QFedAvgClient(SynchronousClient[QFedAvgParams]):
-    """Client that computes the loss of the received model, trains, and sends update and loss."""
+    """Client that computes the received model's loss on its data, then trains the model.
+
+    It sends its update and the loss.
+    """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         test = Evaluate((instruction["model"],), self.testing_limit(instruction))
@@ -50,18 +53,18 @@ class QFedAvgClient(SynchronousClient[QFedAvgParams]):
 def fair_weights(
     losses: NDArray[np.float64], norms: NDArray[np.float64], q: float, lipschitz: float
 ) -> NDArray[np.float64]:
-    """Compute the factors by which the clients' changes move the model (Algorithm 2).
+    """Compute the factors by which clients' changes move the model in q-FedAvg (Algorithm 2).
 
-    With delta_w_k = L (w - w_k), Delta_k = F_k^q delta_w_k and h_k = q F_k^(q-1) ||delta_w_k||^2 +
-    L F_k^q, the step is w <- w - sum_k Delta_k / sum_k h_k. So the factor of w_k - w is L F_k^q /
-    sum_j h_j. The factors are computed relative to the largest loss, which changes no factor but
-    keeps powers in range.
+    The received model is w, and client k's update w_k. With delta_w_k = L (w - w_k), Delta_k =
+    F_k^q delta_w_k and h_k = q F_k^(q-1) ||delta_w_k||^2 + L F_k^q, the step is w <- w - sum_k
+    Delta_k / sum_k h_k. So the factor of w_k - w is L F_k^q / sum_j h_j. The factors are computed
+    relative to the largest loss, which changes no factor but keeps powers in range.
 
     Args:
         losses: F_k of the received model on each client's data, float64 [K], not negative.
         norms: ||w_k - w|| of each client, float64 [K].
         q: the exponent.
-        lipschitz: L.
+        lipschitz: L, an estimate of the Lipschitz constant of the gradient.
 
     Returns:
         The factors, float64 [K], of sum 1 at most; all 0 if all losses are 0 and q > 0.
@@ -86,12 +89,13 @@ def fair_weights(
 
 
 class QFedAvg(FedAvg[QFedAvgParams]):
-    """Fair federated averaging.
+    """Fair federated averaging: clients with a larger loss have more weight.
 
     Source: Li, Sanjabi, Beirami and Smith, "Fair resource allocation in federated learning" (ICLR
-    2020, arXiv 1905.10497), Algorithm 2. A client computes its loss F_k of the received model,
-    trains by SGD, and sends its model and F_k (d parameters and 4 bytes). The step of the server is
-    ``fair_weights``. With q = 0 it is FedAvg with equal weights.
+    2020, arXiv 1905.10497), Algorithm 2. A client computes its loss F_k of the received model w,
+    trains by SGD, and sends its model w_k and F_k (d parameters and 4 bytes). The server moves w by
+    the sum of the changes w_k - w, each multiplied by a factor that grows with F_k^q
+    (``fair_weights``). With q = 0 it is FedAvg with equal weights.
 
     In the paper clients are drawn with a probability in proportion to their samples; here by
     ``selection``. Without learning all weights are equal. An update that is not finite, or that has
@@ -113,7 +117,14 @@ class QFedAvg(FedAvg[QFedAvgParams]):
         self.state.model = self.server.models.mix(parts, otherwise=model, rescale=False)
 
     async def _fair_weights(self, received: Sequence[Update]) -> list[float]:
-        """Return the factor of each update's change."""
+        """Return the factor by which each update's change of the model is multiplied.
+
+        The factor grows with the loss that the client reported. It is 0 if the update or the loss
+        is not finite, and equal for all updates in runs without learning.
+
+        Args:
+            received: the updates of the round.
+        """
         models = self.server.models
         if not models.learns:
             return [1.0 / len(received)] * len(received)

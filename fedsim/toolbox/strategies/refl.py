@@ -19,7 +19,7 @@ from fedsim.toolbox.selection.least import LeastAvailable
 
 
 class REFLParams(AggregatingParams):
-    """Parameters of REFL, in addition to ``AggregatingParams``."""
+    """Keys of ``[strategy]`` for REFL: its own, and the usual keys of rounds and aggregation."""
 
     late_goes_on: ClassVar[bool] = True
     looks_at_each: ClassVar[str | None] = "REFL compares late updates with others"
@@ -63,10 +63,10 @@ def stale_weights(
 ) -> list[float]:
     """Compute the weights of stale updates, relative to 1 for a fresh update (section 4.2).
 
-    The weight is (1 - beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale). Lambda =
-    ||f - (s + n f) / (n + 1)||^2 / ||f||^2 is the relative distance by which a stale update s moves
-    the mean f of n fresh updates. Lambda_max is the largest Lambda of the round. Without f the
-    weight is 1 / (tau + 1).
+    A stale update is from a client that began in an earlier round. Its weight is (1 - beta) / (tau
+    + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale). Lambda = ||f - (s + n f) / (n + 1)||^2 /
+    ||f||^2 is the relative distance by which a stale update s moves the mean f of n fresh updates.
+    Lambda_max is the largest Lambda of the round. Without f the weight is 1 / (tau + 1).
 
     Args:
         staleness: tau of each stale update, the count of rounds since its training began.
@@ -99,7 +99,11 @@ def stale_weights(
 
 @dataclass
 class REFLState(FedAvgState):
-    """Server state of REFL."""
+    """State of REFL's server, saved with a run.
+
+    It has the model, the tasks that go on after their round, and the late updates that have
+    arrived.
+    """
 
     late: dict[int, int] = field(default_factory=dict)
     """Tasks that continue after their round has closed, task ID -> round index."""
@@ -114,13 +118,15 @@ class REFL(FedAvg[REFLParams]):
     staleness-aware aggregation (section 4.2), and by default its participant selection
     (``least-available``); without the adaptive number of participants.
 
-    Sends what FedAvg sends. A round closes at its deadline, or with ``over_selection`` after K
-    updates. Clients that have not finished by then go on (``late``), and their updates go into the
-    round in which they arrive (``stale``). A stale update moves the present model by its difference
-    from the model with which it began. Its weight is ``stale_weights``; a fresh update has weight
-    1. All weights are then scaled to sum to 1. In runs without learning, updates cannot be
-    compared, and a stale update has weight 1 / (tau + 1). In the record of a round ``valid`` counts
-    the updates in time, and ``disconnected`` the clients that were lost before it closed.
+    Messages are as in FedAvg, the model down and the update up (d parameters each). A round closes
+    at its deadline, or with ``over_selection`` after K updates. Clients that have not finished by
+    then go on, and their updates go into the round in which they arrive. Such a stale update moves
+    the present model by its difference from the model with which it began. Its weight falls with
+    its age tau, the number of rounds since it began, and grows with its distance from the fresh
+    updates (``stale_weights``); a fresh update has weight 1. All weights are then scaled to sum to
+    1. In runs without learning, updates cannot be compared, and a stale update has weight 1 / (tau
+    + 1). In the record of a round ``valid`` counts the updates in time, and ``disconnected`` the
+    clients that were lost before it closed.
     """
 
     Params = REFLParams
@@ -171,7 +177,11 @@ class REFL(FedAvg[REFLParams]):
         state.model = await self.next_model(model, entries, staleness=[0] * len(fresh) + staleness)
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """Return the aggregation's weights times ``stale_weights``, scaled to sum to 1."""
+        """Return the weight of each update: the aggregation's weight, scaled for stale updates.
+
+        The aggregation's weight is multiplied by the update's entry ``counts``, 1 if it has none.
+        All weights are then scaled to sum to 1.
+        """
         usual = super().weights(entries)
         weights = [
             entry.get("counts", 1.0) * weight for entry, weight in zip(entries, usual, strict=True)

@@ -15,9 +15,9 @@ _PULL = 1e-6
 
 
 def class_imbalance(counts: Ints, samples: int | None = None) -> Floats:
-    """Compute the class imbalance I_k of each device, the sum over M classes of |D/M - D_k^m|.
+    """Compute how unequal the class counts of each device are (RFedAvg's paper, Eq. 17).
 
-    Source: Eq. 17.
+    The class imbalance I_k is the sum over M classes of |D/M - D_k^m|.
 
     Args:
         counts: D_k^m, the sample count of each device and class, int64 [n, M].
@@ -32,18 +32,18 @@ def class_imbalance(counts: Ints, samples: int | None = None) -> Floats:
 
 
 def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
-    """Compute the imbalance I_C of each cluster (steps 1 and 2 after Eq. 17).
+    """Compute the class imbalance I_C of each cluster (RFedAvg, steps 1 and 2 after Eq. 17).
 
     It is the largest I_k of a member, minus the samples of all other members. I_C is at least 1
     sample, as it could become negative if I_k is computed from a device's own sample count.
 
     Args:
-        imbalance: I_k of each device (samples), float64 [n].
+        imbalance: I_k of each device, how unequal its class counts are (samples), float64 [n].
         sizes: D_k, the sample count of each device, int64 [n].
         clusters: for each cluster the positions of its devices in ``sizes``.
 
     Returns:
-        I_C (samples), float64 [N].
+        I_C (samples), float64 [N clusters].
     """
     values = list[float]()
     for cluster in clusters:
@@ -70,20 +70,21 @@ def class_shares(counts: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
 
 
 def optimal_weights(shares: Floats) -> Floats:
-    """Compute the cluster weights whose mixture is nearest to equal class shares.
+    """Compute the cluster weights whose mixture of data is nearest to equal class shares.
 
-    This is the paper's benchmark "Optimal", the minimiser of ||B p - 1/M||^2 over p >= 0 with sum 1
-    (Theorem 1, Q1). Of several minimisers the result is the minimiser of least norm.
+    This is the benchmark "Optimal" of RFedAvg's paper (Theorem 1, Q1): the minimiser of ||B p -
+    1/M||^2 over p >= 0 with sum 1. Of several minimisers the result is the minimiser of least norm.
 
     With C = B - 1/M, the minimiser of ||C u||^2 + (sum u - 1)^2 over u >= 0 is a multiple of p. A
     slight pull towards 0 finds the clusters of the shortest minimiser. Least squares then find the
     minimiser among these clusters.
 
     Args:
-        shares: B, the clusters' class shares, float64 [M classes, N clusters].
+        shares: B, the share of each class in each cluster's samples, float64 [M classes, N
+            clusters].
 
     Returns:
-        p, float64 [N].
+        p, the weight of each cluster, float64 [N].
     """
     from scipy.optimize import nnls
 
@@ -102,7 +103,9 @@ def optimal_weights(shares: Floats) -> Floats:
 
 
 def by_kmeans(gradients: Floats32, groups: int, generator: np.random.Generator) -> Clusters:
-    """Cluster gradients by k-means, into fewer clusters if there are fewer distinct gradients.
+    """Cluster gradients of devices by k-means.
+
+    There are fewer clusters than ``groups`` if there are fewer distinct gradients.
 
     Args:
         gradients: one gradient for each device, float32 [n, d].
@@ -119,13 +122,13 @@ def by_kmeans(gradients: Floats32, groups: int, generator: np.random.Generator) 
 
 
 def class_ratio(mixture: Floats) -> float | None:
-    """Return beta, the largest class share divided by the smallest (Eq. 3).
+    """Return the largest share of a class in some data divided by the smallest (RFedAvg, Eq. 3).
 
     Args:
-        mixture: class shares, float64 [M].
+        mixture: the share of each of M classes, float64 [M].
 
     Returns:
-        beta; None if a class has no samples.
+        The ratio, the paper's beta, at least 1; None if a class has no samples.
     """
     least = float(mixture.min())
     return float(mixture.max()) / least if least > 0 else None
@@ -134,16 +137,19 @@ def class_ratio(mixture: Floats) -> float | None:
 def balance(
     counts: Ints, clusters: Clusters, weights: Sequence[Floats]
 ) -> dict[str, list[float | None]]:
-    """Measure the balance of the classes in mixtures of clusters.
+    """Measure how equal the shares of the classes are in weighted mixtures of clusters' data.
+
+    In a mixture, each cluster's class shares are weighted and summed.
 
     Args:
         counts: sample count of each device and class, int64 [n, M].
         clusters: for each cluster the positions of its devices in ``counts``.
-        weights: cluster weights p of each mixture, float64 [N] each.
+        weights: for each mixture the weights of the clusters, float64 [N] each.
 
     Returns:
-        ``beta``, see ``class_ratio``, and ``distance``, the squared distance of the class shares
-        from equal shares (Theorem 1, Q1), each with one entry for each mixture.
+        Two lists with an entry for each mixture. ``beta``: the largest class share divided by the
+        smallest, None if a class has no samples. ``distance``: the squared Euclidean distance of
+        the class shares from equal shares.
     """
     mixtures = [class_shares(counts, clusters) @ vector for vector in weights]
     distances: list[float | None] = []

@@ -37,22 +37,22 @@ from fedsim.world.steps import Computation
 
 
 class RFedAvgParams(SynchronousParams):
-    """Parameters of RFedAvg, in addition to ``SynchronousParams``.
+    """Keys of ``[strategy]`` for RFedAvg: its own, and the usual keys of rounds.
 
     Attributes:
         local_epochs: gradient steps of a client on all of its data; 1 in the paper.
-        server: the step of the server from the old model to the reweighted mean
-            (``parts/server``); None: the mean is the new model.
-        weights: p_n of the clusters: ``rfedavg``, by inverse imbalance; ``optimal``, nearest to
-            equal class shares; ``uniform-by-data``.
+        server: the step of the server from the old model to the reweighted mean (``parts/server``);
+            None: the mean is the new model.
+        weights: p_n, the weights of the clusters: ``rfedavg``, by inverse imbalance; ``optimal``,
+            nearest to equal class shares; ``uniform-by-data``, by samples.
         clustering: ``ccs``, greedy clusters by cosine (Algorithm 1); ``kmeans``, K-means on the
             gradients as they are (a benchmark).
         kmeans_clusters: N of K-means: a number, the number of ``classes``, or the number of
             clusters that ``ccs`` makes; fewer if gradients coincide.
         imbalance: I_k compares class counts with D / M, D being all samples of all devices
-            (``global``, Eq. 17), or with D_k / M (``local``).
-        theta: the largest angle (radians) between alike gradients at first (Eq. 7; not given in
-            the paper).
+            (``global``, Eq. 17), or with D_k / M (``local``); M is the number of classes.
+        theta: the largest angle (radians) between alike gradients at first (Eq. 7; not given in the
+            paper).
         least_loss: l_*, the loss at which all gradients with an acute angle are alike (Eq. 7; not
             given in the paper).
     """
@@ -80,21 +80,22 @@ class RFedAvgParams(SynchronousParams):
 
     @property
     def uses_total(self) -> bool:
-        """Whether clients need D, the sample count of all devices, for their imbalance."""
+        """Whether clients must know the sample count of all devices, for their class imbalance."""
         return self.weights == "rfedavg" and self.imbalance == "global"
 
     @property
     def uses_loss(self) -> bool:
-        """Whether clients report their loss, for the threshold of CCS."""
+        """Whether clients report their training loss, which the clustering CCS needs."""
         return self.clustering == "ccs" or self.kmeans_clusters == "ccs"
 
 
 class RFedAvgClient(SynchronousClient[RFedAvgParams]):
-    """Client that makes gradient steps on all of its data, and reports what the weights need.
+    """Client that makes gradient steps on all of its data, and sends its update.
 
-    The report has its size and, if used, its class imbalance, loss and class counts.
+    With it the client reports its sample count and, if the weights or clusters need them, its class
+    imbalance, loss and class counts.
 
-    Device state: ``total``, the last received D, the sample count of all devices.
+    Entries of a device's state: ``total``, the last received D, the sample count of all devices.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -128,7 +129,11 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
 
 @dataclass
 class RFedAvgState(FedAvgState):
-    """Server state of RFedAvg."""
+    """State of RFedAvg's server, saved with a run.
+
+    It has the model, and what each device has last reported: its size, class imbalance, class
+    counts.
+    """
 
     sizes: list[int | None] = field(default_factory=list)
     """Size that each device reported last (samples); None before its first report."""
@@ -160,11 +165,12 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     benchmarks of section IV.
 
     In a round K clients receive the model (d parameters). Each makes one gradient step on all of
-    its data, and sends its model (d), with its samples D_k, its imbalance I_k and its loss F_k (a
-    scalar each, if used). The server clusters the gradients. A cluster's model is the mean of its
-    clients' models, weighted by samples (Eq. 4). The new model is the sum of p_n times the
-    clusters' models, the gradient step of Eq. 5. The threshold of CCS (Eq. 7) falls with the mean
-    of the reported losses; the first mean is l_0.
+    its data, and sends its model (d), with its samples D_k, its class imbalance I_k and its loss
+    F_k (a scalar each, if used). The server clusters the gradients. A cluster's model is the mean
+    of its clients' models, weighted by samples (Eq. 4). The new model is the sum of p_n times the
+    clusters' models, the gradient step of Eq. 5; p_n is larger for a cluster whose classes are
+    balanced. The threshold of CCS, the cosine from which on gradients are alike (Eq. 7), falls with
+    the mean of the reported losses; the first mean is l_0.
 
     I_k needs D, the samples of all devices: each device reports its size once it is available (a
     scalar, ``size-report``), and is not drawn before. D is the sum of the last reported sizes, and
@@ -172,8 +178,8 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     counts (M scalars, ``class-counts``). Updates that are not finite are left out. Without learning
     the clusters are drawn at random.
 
-    The record ``reweighting`` has the classes' balance under weights by samples and under p_n;
-    ``clustering`` comes in rounds 0, 1, 2, 4, ...
+    The record ``reweighting`` of the run's events has the classes' balance under weights by samples
+    and under p_n; ``clustering`` comes in rounds 0, 1, 2, 4, ...
     """
 
     Params: ClassVar[type[RoundParams]] = RFedAvgParams
@@ -199,10 +205,13 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     on_arrival = on_return
 
     def _request_size(self, device: int) -> None:
-        """Ask a device for its count of samples, now or when it returns.
+        """Ask a device for its count of samples, now if it is idle, else when it returns.
 
-        Does nothing if the total count D is not needed (``uses_total``), or if the device has
-        reported its count or was asked already.
+        Does nothing if the sample count of all devices is not needed (``uses_total``), or if the
+        device has reported its count or was asked already.
+
+        Args:
+            device: ID of the device.
         """
         state = self.state
         is_unknown = state.sizes[device] is None and device not in state.reporting
@@ -253,7 +262,11 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         await super().on_task_end(message)
 
     def _store_facts(self, message: TaskEnd) -> None:
-        """Store the size that a client has reported, and its imbalance or class counts."""
+        """Store a client's reported sample count, and its class imbalance or class counts.
+
+        Args:
+            message: the ended task with the report.
+        """
         state = self.state
         device = message.device
         state.sizes[device] = self._samples(message)
@@ -278,9 +291,15 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self.record_aggregate(received, weights)
 
     async def _weights(self, received: list[Entry]) -> list[float]:
-        """Compute the weight of each update, p_n times its share of its cluster's samples (Eq. 4).
+        """Compute the weight of each update in the next model.
 
-        The weight is 0 if the update is left out.
+        Updates are clustered by their gradients. A weight is the weight p_n of the update's cluster
+        times the update's share of the cluster's samples (Eq. 4); 0 if the update is left out. The
+        weights and the balance of the classes are recorded among the run's events as
+        ``reweighting``.
+
+        Args:
+            received: the updates of the round.
         """
         weights = np.zeros(len(received))
         positions, gradients = await self._gradients(received)
@@ -310,10 +329,15 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     async def _gradients(self, received: list[Entry]) -> tuple[list[int], Floats32 | None]:
         """Select the usable updates, and compute their changes of the model.
 
+        An update is usable if it has samples and is finite. A change is a negative multiple of the
+        client's gradient.
+
+        Args:
+            received: the updates of the round.
+
         Returns:
-            Positions of the updates in ``received``, and the changes, float32 [n, d]. A change is a
-            negative multiple of the client's gradient. In runs without learning the changes are
-            None.
+            Positions of the usable updates in ``received``, sorted by device ID, and their changes,
+            float32 [n, d]. In runs without learning the changes are None.
         """
         # Updates are sorted, so that the order of arrival does not affect the result.
         positions = [place for place, entry in enumerate(received) if entry["samples"]]
@@ -331,10 +355,15 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     def _cluster_weights(
         self, devices: list[int], sizes: Ints, clusters: Clusters
     ) -> Floats | None:
-        """Compute the cluster weights p_n by the parameter ``weights``.
+        """Compute the weight p_n of each cluster of clients, by the key ``weights``.
+
+        Args:
+            devices: IDs of the devices.
+            sizes: sample count of each device.
+            clusters: for each cluster the positions of its devices in ``devices``.
 
         Returns:
-            p_n, float64 [N]; None if clusters are weighted by their samples.
+            p_n, float64 [N clusters]; None if clusters are weighted by their samples.
         """
         state = self.state
         match self.params.weights:
@@ -353,9 +382,15 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     ) -> tuple[Clusters, float | None]:
         """Cluster the updates by their gradients, or at random if ``gradients`` is None.
 
+        In rounds 0, 1, 2, 4, ... the clusters by gradients are recorded among the run's events.
+
+        Args:
+            entries: the updates.
+            gradients: the change of the model by each update, float32 [n, d].
+
         Returns:
-            For each cluster the positions of its updates in ``entries``, and the threshold of CCS
-            (None if the clustering does not use it).
+            For each cluster the positions of its updates in ``entries``, and the threshold of CCS,
+            the cosine from which on gradients are alike (None if the clustering does not use it).
         """
         number = self.state.round
         devices = [entry["device"] for entry in entries]
@@ -394,7 +429,12 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         return clusters, eps
 
     def _kmeans_clusters(self, by_ccs: int) -> int:
-        """Return N, the count of k-means clusters; ``by_ccs`` is the count of clusters by CCS."""
+        """Return the count of clusters into which k-means divides the gradients.
+
+        Args:
+            by_ccs: the count of clusters that CCS has made, which the key ``kmeans_clusters`` may
+                choose.
+        """
         match self.params.kmeans_clusters:
             case "ccs":
                 return by_ccs
@@ -406,7 +446,11 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     async def _threshold(self, entries: list[Entry]) -> float:
         """Compute eps_t, the cosine from which on gradients are alike in this round (Eq. 7).
 
-        The last known mean loss is used if no loss of this round is known.
+        It falls with the mean training loss of the updates, which is stored in ``state.loss``. The
+        last known mean is used if no loss of this round is known.
+
+        Args:
+            entries: the updates of the round.
         """
         state = self.state
         theta = self.params.theta

@@ -30,7 +30,7 @@ from fedsim.strategies.synchronous import SynchronousClient
 
 
 class CutParams(AggregatingParams):
-    """Parameters of strategies whose devices train smaller models within the global one."""
+    """Keys of ``[strategy]`` of strategies whose devices train parts of the global model."""
 
     by: ClassVar[CutBy]
     """Measure of a size, such as ``width`` or ``rank``."""
@@ -74,12 +74,19 @@ class CutParams(AggregatingParams):
 
     @property
     def all_sizes(self) -> list[float]:
-        """All distinct sizes of the parameter ``sizes``, ascending."""
+        """All distinct sizes of devices' models in the key ``sizes``, ascending."""
         sizes = self.sizes.values() if isinstance(self.sizes, dict) else self.sizes
         return sorted({*sizes})
 
     def places(self, setting: RunInfo) -> dict[float, Places]:
-        """Return the ranges of a flat model that devices of each size send, size -> ranges."""
+        """Return the parts of the global model that devices of each size train and send.
+
+        Args:
+            setting: facts of the run, with the model's tensors.
+
+        Returns:
+            Size -> ranges (begin, end) of a flat model.
+        """
         places = {}
         for size in self.all_sizes:
             places[size] = places_within(setting, setting.cut(self.by, size))
@@ -89,15 +96,16 @@ class CutParams(AggregatingParams):
 def places_within(
     setting: RunInfo, part: Sequence[Tensor], mask: Sequence[bool] | None = None
 ) -> Places:
-    """Return the ranges of a flat model that hold a smaller model.
+    """Return the ranges of the flat global model that hold a smaller model.
 
-    Without learning only their count of values matters, and they are one range: a wide model would
-    have a range for each row of its matrices.
+    The smaller model is the leading part of each tensor. In runs without learning only the count of
+    values matters, and they are one range: a wide model would have a range for each row of its
+    matrices.
 
     Args:
-        setting: facts of the run.
-        part: see ``leading``.
-        mask: see ``leading``.
+        setting: facts of the run, with the tensors of the global model.
+        part: the tensors of the smaller model, which may be shorter along the first two axes.
+        mask: whether to include each tensor; None: all tensors.
     """
     if setting.learns:
         return leading(setting.tensors(), part, mask)
@@ -109,7 +117,9 @@ def places_within(
 def leading(
     whole: Sequence[Tensor], part: Sequence[Tensor], mask: Sequence[bool] | None = None
 ) -> Places:
-    """Return the ranges of a flat model that hold a smaller model, the leading part of each tensor.
+    """Return the ranges of a flat model that hold a smaller model.
+
+    The smaller model has the leading part of each tensor.
 
     Args:
         whole: the tensors of the model, in the order of the flat model.
@@ -148,7 +158,7 @@ def by_name(
 
 
 class CutClient(SynchronousClient[CutParams]):
-    """Client that trains and sends back only the part of the model that it has received."""
+    """Client that receives a part of the global model, trains this part, and sends it back."""
 
     def __init__(self, params: CutParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
@@ -170,7 +180,10 @@ class CutClient(SynchronousClient[CutParams]):
 
 @dataclass
 class CutState(FedAvgState):
-    """Server state of ``CutModels`` strategies."""
+    """State of the server of a strategy whose devices train parts of the global model.
+
+    It is saved with a run.
+    """
 
     zero: Ref = field(init=False)
     """Model in which all parameters are 0."""
@@ -181,7 +194,8 @@ class CutModels(FedAvg[CutParams]):
 
     A device receives a part of the parameters, and all other parameters are 0. In layers with ReLU
     between, and in adapters, these zeros have no gradient and add nothing, so that the device
-    trains the smaller model. Time, memory and bytes are counted for the smaller model.
+    trains the smaller model. Time, memory and bytes are counted for the smaller model. Subclasses
+    implement ``joined``, which combines updates of different sizes.
     """
 
     Client: ClassVar[type[SynchronousClient[Any]]] = CutClient
@@ -205,7 +219,11 @@ class CutModels(FedAvg[CutParams]):
         await super().on_start()
 
     def size_of(self, device: int) -> float:
-        """Return the size of the model of ``device`` (ID) in this round."""
+        """Return the size of a device's model in the present round.
+
+        Args:
+            device: ID of the device.
+        """
         sizes = self.params.sizes
         if isinstance(sizes, dict):
             largest = sizes[self.setting.kind_of(device) or ""]
@@ -233,7 +251,11 @@ class CutModels(FedAvg[CutParams]):
         return self.advance(model, self.joined(model, entries, weights), slot)
 
     async def weighed(self, entries: Sequence[Entry]) -> list[float]:
-        """Return the weight of each update, by default the aggregation's weight."""
+        """Return the weight of each update when updates are combined; by default the aggregation's.
+
+        Args:
+            entries: the updates of the round.
+        """
         return self.weights(entries)
 
     def joined(self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]) -> Ref:

@@ -15,7 +15,11 @@ from fedsim.strategies.state import State
 
 @dataclass
 class TieredState(State):
-    """Server state of ``Tiered`` strategies."""
+    """State of the server of a strategy with tiers, saved with a run.
+
+    It has the model, each device's measured data size or latency, and its tier, a class of similar
+    devices.
+    """
 
     model: Ref = field(init=False)
     """The global model."""
@@ -38,9 +42,9 @@ class TieredState(State):
 class Tiered(Strategy[P]):
     """Base of strategies that assign each device to a tier, by its data size or its latency.
 
-    The first task of a device, called its meeting, measures the device. In this task the device
-    reports its count of samples, or does a whole training. When all reachable devices are measured,
-    ``begin`` is called with the IDs of the measured devices. ``begin`` sets ``cuts``, assigns these
+    The first task of a device measures it: the device reports its count of samples, or does a whole
+    training. When all reachable devices are measured, the subclass's ``begin`` is called with the
+    IDs of the measured devices. ``begin`` sets ``cuts``, the borders of the tiers, assigns these
     devices to their tiers (``_sort_in``), and starts the training. Devices that are measured later
     are assigned to the existing tiers.
     """
@@ -84,9 +88,14 @@ class Tiered(Strategy[P]):
         return task in self.state.meeting
 
     def _end_meeting(self, message: TaskEnd) -> None:
-        """Store the measured size or latency of a device whose first task has ended.
+        """Store the data size or latency that a device's first task has measured.
 
-        A device with too little memory is dropped. A lost task is repeated when the device returns.
+        The device is put into a tier if there are tiers already. A device with too little memory
+        for the task is dropped. A lost task is repeated when the device returns. If this was the
+        last open first task, the tiers are made.
+
+        Args:
+            message: the ended task.
         """
         state = self.state
         device, asked_at = state.meeting.pop(message.task)
@@ -121,7 +130,7 @@ def equal_width_bins(values: NDArray[np.float64], tiers: int) -> tuple[float, fl
     """Cut the range from the smallest to the largest value into bins of equal width.
 
     Args:
-        values: sizes (samples) or latencies (s), float64 [n].
+        values: sizes (samples) or latencies (s) of devices, float64 [n].
         tiers: count of bins.
 
     Returns:
@@ -135,15 +144,15 @@ def equal_width_bins(values: NDArray[np.float64], tiers: int) -> tuple[float, fl
 def tier_numbers(
     values: NDArray[np.float64], tiers: int, bins: tuple[float, float]
 ) -> NDArray[np.int64]:
-    """Return the index of the tier of each value.
+    """Return for each value the index of its tier, a bin of equal width.
 
     A value on the border of two tiers belongs to the upper tier. A value outside all bins belongs
     to the nearest tier.
 
     Args:
-        values: sizes (samples) or latencies (s), float64 [n].
+        values: sizes (samples) or latencies (s) of devices, float64 [n].
         tiers: P, the count of tiers.
-        bins: lower border of the first bin and width of each bin, from ``equal_width_bins``.
+        bins: the lower border of the first bin, and the width of each bin.
 
     Returns:
         Tier indices from 0 to P - 1, int64 [n].

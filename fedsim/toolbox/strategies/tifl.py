@@ -23,7 +23,7 @@ _TEST_CLIENTS = 5  # maximum count of clients of each tier that test the model
 
 
 class TiFLParams(AggregatingParams):
-    """Parameters of TiFL."""
+    """Keys of ``[strategy]`` for TiFL: its own, and the usual keys of rounds and aggregation."""
 
     looks_at_each: ClassVar[str | None] = "TiFL has phases of its own between rounds"
 
@@ -88,12 +88,12 @@ def credit_probabilities(
     accuracies: Sequence[float | None],
     credits: Sequence[int],  # noqa: A002
 ) -> list[float]:
-    """Compute the probability of each tier after a test, larger for a lower accuracy.
+    """Compute the probability with which each tier is drawn, larger for a lower accuracy.
 
-    This is TiFL's ``ChangeProbs``. The n tiers with credits are sorted by ascending accuracy. The
-    tier of rank r = 0..n-1 gets the probability (n - r) / (n (n + 1) / 2). Equal accuracies are
-    sorted by tier index. A tier of unknown accuracy (None) comes first. A tier without credits gets
-    0.
+    This is TiFL's ``ChangeProbs``. A tier has credits, the number of rounds in which it can still
+    be drawn. The n tiers with credits are sorted by ascending accuracy. The tier of rank r = 0..n-1
+    gets the probability (n - r) / (n (n + 1) / 2). Equal accuracies are sorted by tier index. A
+    tier of unknown accuracy (None) comes first. A tier without credits gets 0.
 
     Args:
         accuracies: accuracy of the model on each tier's clients, 0 to 1; None if unknown.
@@ -119,7 +119,8 @@ def credit_probabilities(
 class TiFLClient(SynchronousClient[TiFLParams]):
     """Client that trains as FedAvg's client does, reports its size, and tests the model.
 
-    If tiers are by latency, its first task is a whole training, whose time the server measures.
+    These are separate tasks. If tiers are by latency, its first task is a whole training, whose
+    time the server measures, in place of the report of its size.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -147,7 +148,11 @@ class TiFLClient(SynchronousClient[TiFLParams]):
 
 @dataclass
 class TiFLState(TieredState, FedAvgState):
-    """Server state of TiFL."""
+    """State of TiFL's server, saved with a run.
+
+    It has the model, the devices of each tier, each tier's probability and credits, and the
+    accuracies of the last test.
+    """
 
     current: int | None = None
     """Index of the tier drawn last; None before the first draw."""
@@ -171,14 +176,16 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     Source: Chai et al., "TiFL: A tier-based federated learning system" (HPDC 2020), Algorithms 1
     and 2; tiers by data size as in CATA-Fed's comparison (Jeong and Kim 2022, section 5.3).
 
-    First every reachable device reports its size (a scalar), or is profiled (down and up d
-    parameters). Tiers are equal-width bins over these figures, and do not change; later devices are
-    put into them. A round draws a tier with an available member, then K of its members uniformly
-    (all if there are fewer), and goes on as FedAvg's.
+    A tier is a set of devices of similar data size or latency. First every reachable device reports
+    its size (a scalar), or does a training whose latency is measured (down and up d parameters).
+    Tiers are bins of equal width of these figures, and do not change; later devices are put into
+    them. A round draws a tier with an available member, then K of its members uniformly (all if
+    there are fewer), and goes on as FedAvg's.
 
-    With credits, every I rounds the model goes to five clients of each tier (d parameters), which
-    report its accuracy (a scalar). Probabilities change if the accuracy on the last tier has not
-    risen. Without learning, and when no tier has credits, tiers are drawn uniformly.
+    With credits, a number of rounds for each tier, the model goes to five clients of each tier
+    every I rounds (d parameters), which report its accuracy (a scalar). The tiers' probabilities
+    change if the accuracy on the tier drawn last has not risen. Without learning, and when no tier
+    has credits, tiers are drawn uniformly.
     """
 
     Params: ClassVar[type[RoundParams]] = TiFLParams
@@ -235,9 +242,10 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             server.stop("no device can be put into a tier")
 
     def select(self) -> list[int]:
-        """Draw a tier, and select clients of it.
+        """Draw a tier of devices, and select clients of it.
 
-        If the tier has no available member, another tier is drawn.
+        If the tier has no available member, another tier is drawn. The drawn tier loses a credit,
+        and is recorded among the run's events as ``tier``.
 
         Returns:
             The device IDs; empty if no tier has an available member.
@@ -258,10 +266,10 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         return []
 
     def _tier_weights(self) -> Floats:
-        """Return the weight of each tier in the draw, float64 [P].
+        """Return the weight of each tier in the draw of the round's tier, float64 [P tiers].
 
-        A tier without members has weight 0. If all weights would be 0, for instance as no tier has
-        credits, all tiers with members have equal weights.
+        A tier without members or, with ``mode = "credits"``, without credits has weight 0. If all
+        weights would be 0, all tiers with members have equal weights.
         """
         inhabited = np.array([bool(members) for members in self.state.members], dtype=np.float64)
         weights = inhabited * self.state.probabilities
@@ -298,7 +306,12 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             server.timer("tested", server.now)
 
     async def _end_test(self) -> None:
-        """Store the accuracy on each tier, and update the probabilities (``ChangeProbs``)."""
+        """Store the accuracy of the model on each tier after a test, and open the next round.
+
+        If the accuracy on the tier drawn last has not risen, the tiers get new probabilities,
+        larger for a lower accuracy (``ChangeProbs``). The test is recorded among the run's events
+        as ``tier-test``.
+        """
         state = self.state
         previous = state.accuracies
         accuracies = list(previous)
@@ -324,9 +337,13 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     def _has_not_risen(
         self, previous: Sequence[float | None], accuracies: Sequence[float | None]
     ) -> bool:
-        """Return whether the accuracy on the tier drawn last is at most its previous accuracy.
+        """Return whether a test's accuracy on the tier drawn last is at most its accuracy before.
 
         It is False if one of both is unknown.
+
+        Args:
+            previous: accuracy of each tier in the test before, 0 to 1; None if unknown.
+            accuracies: accuracy of each tier in the new test.
         """
         current = self.state.current
         if current is None:
