@@ -30,11 +30,11 @@ WeightsList = list[NDArray[np.float32]]
 
 
 def clipped(change: NDArray[np.floating], clip: float) -> Floats:
-    """Clip a change to an L2 norm of at most C.
+    """Shorten a change of a model to an L2 norm of at most C; a shorter change is not altered.
 
     Args:
         change: the change, [d].
-        clip: C.
+        clip: C, the greatest norm.
 
     Returns:
         min(1, C / ||change||) change, float64 [d].

@@ -108,7 +108,7 @@ def median(models: ModelList) -> NDArray[np.floating]:
 
 
 class Median(Robust):
-    """The median of each coordinate.
+    """The median of each coordinate of the updates.
 
     Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option I.
     """
@@ -174,7 +174,14 @@ class TrimmedMean(Robust):
 
 
 def squared_distances(models: ModelList) -> Floats:
-    """Compute ||u_i - u_j||^2 of all pairs of models u [d], float64 [n, n]."""
+    """Compute the squared Euclidean distances ||u_i - u_j||^2 of all pairs of models.
+
+    Args:
+        models: the models u_i, [d] each.
+
+    Returns:
+        Symmetric matrix, float64 [n, n].
+    """
     distances = np.zeros((len(models), len(models)))
     for row, column in itertools.combinations(range(len(models)), 2):
         difference = np.subtract(models[column], models[row], dtype=np.float64)
@@ -349,11 +356,13 @@ def bulyan(models: ModelList, malicious: int) -> NDArray[np.floating]:
 class Bulyan(_ByDistance):
     """Krum selects n - 2 f updates, one by one, whose values near the median are averaged.
 
-    Each coordinate is the mean of the n - 4 f values that are nearest to their median.
+    Krum selects the update with the least sum of squared distances to its nearest updates. Each
+    coordinate of the result is the mean of the n - 4 f selected values that are nearest to their
+    median.
 
     Source: El Mhamdi, Guerraoui and Rouault, "The hidden vulnerability of distributed learning in
-    Byzantium" (ICML 2018), section 4. It tolerates f malicious updates of n >= 4 f + 3. With fewer
-    the model does not change.
+    Byzantium" (ICML 2018), section 4. It tolerates f = ``malicious`` malicious updates if n >= 4 f
+    + 3 updates arrive. With fewer the model does not change.
     """
 
     by_coordinate: ClassVar[bool] = True

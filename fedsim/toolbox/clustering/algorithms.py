@@ -21,10 +21,10 @@ Labels = NDArray[np.int64]
 
 
 def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
-    """Renumber groups as 0, 1, ... in the order of their first members.
+    """Renumber groups of devices as 0, 1, ... in the order of their first members.
 
     Args:
-        labels: the group of each device, ints [n].
+        labels: the group of each device, any ints [n].
 
     Returns:
         The new group index of each device, int64 [n].
@@ -34,10 +34,13 @@ def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
 
 
 def members(labels: Labels) -> list[list[int]]:
-    """Return the positions of each group's members, ascending, for the groups 0, 1, ....
+    """Return the members of each group, for the groups 0, 1, ....
 
     Args:
         labels: the group index of each device, int64 [n].
+
+    Returns:
+        For each group the positions of its devices in ``labels``, ascending.
     """
     groups = int(labels.max(initial=-1)) + 1
     return [np.flatnonzero(labels == group).tolist() for group in range(groups)]
@@ -89,9 +92,16 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
 
 
 def _distinct_rows(rows: NDArray[np.float64], groups: int) -> list[int]:
-    """Find ``groups`` distinct rows of ``rows`` [n, k], and return their positions.
+    """Find as many distinct rows as there are to be groups, each far from the rows found before.
 
     Rows that differ only by rounding count as equal.
+
+    Args:
+        rows: feature vectors, one a row, [n, k].
+        groups: the count of rows to find.
+
+    Returns:
+        Positions of the rows.
 
     Raises:
         SimulationError: a row is not finite, or there are fewer distinct rows than ``groups``.

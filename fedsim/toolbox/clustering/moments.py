@@ -66,7 +66,7 @@ class WhenShifted(Spec):
 
 
 class EachRound(WhenShifted):
-    """The clients of a round choose their groups anew in each round."""
+    """The clients of a round choose their groups anew in each round, before they train."""
 
     kind: Literal["each-round"] = "each-round"
 

@@ -200,7 +200,7 @@ MOST_SHOWN = 200  # maximum count of devices whose pairwise values are recorded
 
 
 def rounded(figures: NDArray[np.floating]) -> list[Any]:
-    """Convert an array to nested lists of floats, rounded to six decimals."""
+    """Convert an array of numbers to nested lists of floats, rounded to six decimals."""
     nested: list[Any] = np.round(figures, 6).tolist()
     return nested
 

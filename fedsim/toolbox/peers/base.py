@@ -29,7 +29,11 @@ from fedsim.world.population import PopulationSpec
 
 
 class PeerParams(StrategyParams):
-    """Keys of ``[strategy]`` that all strategies without a server have."""
+    """Keys of ``[strategy]`` that all strategies without a server have.
+
+    They are the local epochs, whether all devices begin with the same model, and the longest wait
+    for messages.
+    """
 
     serverless: ClassVar[bool] = True
     only_own_models: ClassVar[bool] = True

@@ -131,20 +131,21 @@ def collective(kind: str, nodes: int) -> Collective:
 
 
 class AllReduce:
-    """Successive all-reduces of one group of nodes, as messages between endpoints of a world.
+    """Successive all-reduces among one group of nodes, carried out as messages in a world.
 
-    Each node calls ``join`` once for each all-reduce, and waits for the other nodes' messages. A
-    process that uses it cannot be saved.
+    An all-reduce sums a vector over all nodes, and gives each node the sum; here only the bytes of
+    messages and their times are simulated. Each node calls ``join`` once for each all-reduce, and
+    waits for the other nodes' messages. A process that uses it cannot be saved.
 
     Args:
         world: the world whose links carry the messages.
-        nodes: endpoints, by rank.
+        nodes: endpoints of the network, such as device IDs; a node's rank is its position here.
         size: bytes of the vector that each node holds (``"100 MB"``).
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
         pieces: parts of the vector, each a separate all-reduce. A pair of nodes sends its messages
             one after the other, so that one part's delay passes while the next part is sent.
-        connections: parallel transfers into which each message is divided. They take as many
-            shares of a link that other transfers use too.
+        connections: parallel transfers into which each message is divided. They take as many shares
+            of a link that other transfers use too.
 
     Example:
         >>> import fedsim

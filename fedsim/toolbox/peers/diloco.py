@@ -16,7 +16,11 @@ from fedsim.world.population import PopulationSpec
 
 
 class DiLoCoParams(PeerParams):
-    """Keys of ``[strategy]`` for the strategy ``diloco``."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy DiLoCo.
+
+    They choose the all-reduce, the steps between two of them, the outer optimiser, and whether
+    devices train meanwhile, in addition to the keys of strategies without a server.
+    """
 
     kind: Literal["diloco"] = "diloco"
     start: Literal["same"] = "same"
@@ -353,10 +357,10 @@ class DiLoCo(Peers[DiLoCoParams]):
 
 
 class LocalSGDParams(DiLoCoParams):
-    """Keys of ``[strategy]`` for ``local-sgd``, which is DiLoCo without outer momentum.
+    """Keys of a scenario's table ``[strategy]`` for local SGD: the keys of DiLoCo, other defaults.
 
-    With the default ``outer_lr`` of 1 the outer step sets the model to the mean of the devices'
-    models.
+    By default the outer step has no momentum and the learning rate 1, so that it sets the model to
+    the mean of the devices' models.
     """
 
     kind: Literal["local-sgd"] = "local-sgd"  # type: ignore[assignment]

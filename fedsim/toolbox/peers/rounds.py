@@ -17,7 +17,10 @@ G = TypeVar("G", bound="GraphParams")
 
 
 class GraphParams(PeerParams):
-    """Keys of ``[strategy]`` of strategies in which devices send only to their neighbours."""
+    """Keys of ``[strategy]`` of strategies in which devices send only to their neighbours.
+
+    They are the graph of neighbours, in addition to the keys of strategies without a server.
+    """
 
     topology: Topology = Topology()
     """the devices' graph."""
@@ -230,7 +233,9 @@ class RoundHalf(PeerHalf[R]):
 
 
 class DPSGDParams(GraphParams):
-    """Keys of ``[strategy]`` for the strategy ``d-psgd``."""
+    """Keys of a scenario's table ``[strategy]`` for D-PSGD: the keys of serverless strategies on
+    graphs.
+    """
 
     kind: Literal["d-psgd"] = "d-psgd"
 
@@ -274,7 +279,11 @@ class DPSGD(Peers[DPSGDParams]):
 
 
 class EpidemicParams(PeerParams):
-    """Keys of ``[strategy]`` for the strategy ``epidemic``."""
+    """Keys of a scenario's table ``[strategy]`` for epidemic learning.
+
+    They are the number of devices to which a device sends, in addition to the keys of strategies
+    without a server.
+    """
 
     kind: Literal["epidemic"] = "epidemic"
     sample_size: int = Field(default=2, ge=1)
@@ -343,8 +352,8 @@ class Epidemic(Peers[EpidemicParams]):
     Source: De Vos et al. 2023, Algorithm 1, with the draws of EL-Local. The draws come from a
     common seed, so that each device knows its senders.
 
-    In each round a device trains, sends the result to s devices that it draws (d parameters each,
-    ``model``), and takes the mean of its own model and the received models.
+    There is no server. In each round a device trains, sends the result to s devices that it draws
+    (d parameters each, ``model``), and takes the mean of its own model and the received models.
     """
 
     Params = EpidemicParams
@@ -352,7 +361,9 @@ class Epidemic(Peers[EpidemicParams]):
 
 
 class GossipParams(GraphParams):
-    """Keys of ``[strategy]`` for the strategy ``gossip``."""
+    """Keys of a scenario's table ``[strategy]`` for gossip: the keys of serverless strategies on
+    graphs.
+    """
 
     kind: Literal["gossip"] = "gossip"
 

@@ -255,7 +255,7 @@ def _fastest(count: int, times: Mapping[int, float]) -> list[int]:
 
 @pure
 def squared(models: list[NDArray[np.float32]], shares: list[float]) -> NDArray[np.floating]:
-    """Compute the squared L2 norm of sum_i share_i (w - w_i).
+    """Compute the squared L2 norm of a weighted sum of clients' changes, sum_i share_i (w - w_i).
 
     Args:
         models: the received model w, then the update w_i of each client, float32 [d] each.

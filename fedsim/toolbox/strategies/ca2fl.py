@@ -14,7 +14,11 @@ from fedsim.strategies.updates import AsynchronousUpdate
 
 
 class CA2FLParams(AsynchronousParams):
-    """Keys of ``[strategy]`` for CA2FL: its own, and the keys of asynchronous strategies."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy CA2FL.
+
+    They are the number of updates that make a version and the server optimiser, in addition to the
+    keys of all asynchronous strategies.
+    """
 
     kind: Literal["ca2fl"] = "ca2fl"
     buffer: int = Field(default=10, ge=1)

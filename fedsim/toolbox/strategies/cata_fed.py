@@ -152,9 +152,11 @@ def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
 
 
 class CataFedParams(CombiningParams):
-    """Keys of ``[strategy]`` for CATA-Fed: its own, and the usual keys of rounds and aggregation.
+    """Keys of a scenario's table ``[strategy]`` for the strategy CATA-Fed.
 
-    Each part of the method can be switched off separately. ``clusters = 1`` disables clustering.
+    Each part of the method can be switched off separately: ``adaptive`` epochs, the ``mitigation``
+    of stragglers, and clustering (by ``clusters = 1``). The usual keys of rounds and aggregation
+    are added.
     """
 
     kind: Literal["cata-fed"] = "cata-fed"
@@ -372,9 +374,10 @@ class CataFed(FedAvg[CataFedParams]):
     Source: Jeong and Kim, "A cluster-driven adaptive training approach for federated learning",
     Sensors 22(18), 2022.
 
-    A client reports its data size when it connects (a scalar), and is in a cluster from the next
-    round on. A round asks K clients of one cluster. They receive the model and T (d parameters, a
-    scalar), train as long as their upload still fits in T after their download (ALU), and answer.
+    A client reports its data size when it connects (a scalar), and is in a cluster of clients of
+    similar size from the next round on. A round asks K clients of one cluster. They receive the
+    model and the time limit T (d parameters, a scalar), train as many epochs after their download
+    as leave time for the upload within T (ALU), and answer.
 
     - *Valid*, after at least one finished epoch: sends its update and I = 1 (d, a scalar).
     - *Slow straggler*, after none: sends the unchanged model and I = 0 (d or nothing, a scalar). It
@@ -384,7 +387,7 @@ class CataFed(FedAvg[CataFedParams]):
 
     The new model is the mean of the valid updates, weighted by the size of the data of each
     training (psi_i, Eqs. 15, 16). Clusters are cut by the interquartile range of sizes after each
-    report; the group that has waited longest is asked first (CFS with PF).
+    report; the group of K clients that has waited longest is asked first (CFS with PF).
     """
 
     Params: ClassVar[type[RoundParams]] = CataFedParams

@@ -203,10 +203,11 @@ class CFL(Grouped[CFLParams]):
         return self.pick(self.params.asked_per_round, among=candidates)
 
     def _next_leaf(self) -> list[int] | None:
-        """Return the IDs of the available devices of the cluster whose turn it is (Algorithm 2).
+        """Return the IDs of the available devices of the cluster that trains next.
 
-        A cluster without an available device is skipped. With the first cluster, the root, devices
-        without a group are returned too, as they may join it.
+        In the order of Algorithm 2 one cluster trains until it has converged. A cluster without an
+        available device is skipped. With the first cluster, the root, devices without a group are
+        returned too, as they may join it. None if no cluster is left.
         """
         groups = self.state.group
         online = self.server.clients.online()
@@ -239,8 +240,9 @@ class CFL(Grouped[CFLParams]):
     async def _find_cuts(self) -> list[Cut]:
         """Find the clusters to split in this round, and the two parts of each.
 
-        The criteria of each cluster are recorded among the run's events. In Algorithm 2's order,
-        clusters that have converged are finished, which may stop the run.
+        The criteria of each cluster are recorded among the run's events. With ``order =
+        "recursive"``, clusters that have converged no longer train, and the run is stopped after
+        the last one.
 
         Returns:
             The splits, not yet carried out.
@@ -318,10 +320,10 @@ class CFL(Grouped[CFLParams]):
     def _finish_leaves(
         self, clusters: list[Cluster], incongruent: list[Cluster], thresholds: Thresholds
     ) -> None:
-        """Remove converged clusters from the list of clusters that take turns (Algorithm 2).
+        """Remove converged clusters from the list of clusters that still train.
 
-        A cluster that is about to be split is not removed. The run is stopped if no cluster
-        remains.
+        It is the list of ``order = "recursive"``, in which one cluster after the other trains. A
+        cluster that is about to be split is not removed. The run is stopped if no cluster remains.
 
         Args:
             clusters: the clusters with updates in this round.
@@ -355,7 +357,11 @@ class CFL(Grouped[CFLParams]):
         return Cut(cluster.group, cluster.entries, (first, second), criteria, pairs)
 
     async def _collect_clusters(self) -> list[Cluster]:
-        """Return the clusters whose clients have sent finite updates in this round."""
+        """Return the clusters of which finite updates have arrived, with these updates.
+
+        Updates are those of the present round. The server is charged the time to compute their
+        lengths.
+        """
         received = self.state.received
         self.server.compute("distances", len(received), self.setting.parameters)
         changes = await self._changes([Pull.of(entry) for entry in received])

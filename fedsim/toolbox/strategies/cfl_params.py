@@ -11,7 +11,8 @@ from fedsim.toolbox.strategies.grouped import GroupedParams
 
 
 class CFLParams(GroupedParams):
-    """Keys of ``[strategy]`` for CFL: its own, and the usual keys of rounds.
+    """Keys of a scenario's table ``[strategy]`` for the strategy CFL, in addition to the keys of
+    rounds.
 
     CFL divides the clients into clusters, each with a model, by splitting clusters in two.
 

@@ -13,7 +13,11 @@ from fedsim.world.steps import Computation, Train
 
 
 class DittoParams(AggregatingParams):
-    """Keys of ``[strategy]`` for Ditto: its own, and the usual keys of rounds and aggregation."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy Ditto.
+
+    They are the weight by which personal models are pulled to the global one, in addition to the
+    usual keys of rounds and aggregation.
+    """
 
     trains_more: ClassVar[str] = "with Ditto a client trains its own model too"
     kind: Literal["ditto"] = "ditto"

@@ -21,7 +21,11 @@ from fedsim.toolbox.strategies.tiers import Tiered, TieredState
 
 
 class FedATParams(StrategyParams):
-    """Keys of ``[strategy]`` for FedAT."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy FedAT.
+
+    They are the number of tiers of devices, the clients and local epochs of a tier's round, the
+    weight of the proximal term, and the aggregation of a tier's updates.
+    """
 
     unaccounted: ClassVar[str] = (
         "FedAT's tiers have rounds of their own, and draws are counted from all devices"
@@ -246,8 +250,9 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     def _cross_tier_parts(self) -> list[tuple[Ref, float]]:
         """Return each tier's model with its weight in the global model, the fastest tier first.
 
-        Of M tiers, tier m has the weight T_(M+1-m) / T. T_m counts the updates of tier m, and T is
-        the sum of all T_m, so that rarely updated tiers weigh more.
+        Of M tiers, tier m, counted from the fastest, has the weight T_(M+1-m) / T. T_m counts the
+        updates of tier m, and T is the sum of all T_m, so that slow tiers, with few updates, weigh
+        more.
         """
         counts = self.state.counts
         total = sum(counts)

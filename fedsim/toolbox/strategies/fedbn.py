@@ -10,7 +10,11 @@ from fedsim.strategies.round_params import AggregatingParams
 
 
 class FedBNParams(AggregatingParams):
-    """Keys of ``[strategy]`` for FedBN: its own, and the usual keys of rounds and aggregation."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy FedBN.
+
+    They choose which parts of normalisation layers stay on the devices, in addition to the usual
+    keys of rounds and aggregation.
+    """
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     kind: Literal["fedbn"] = "fedbn"
@@ -44,7 +48,7 @@ def _is_statistic(tensor: Tensor) -> bool:
 
 
 class FedBN(FedAvg[FedBNParams]):
-    """FedAvg without the normalisation layers.
+    """FedAvg without the normalisation layers, which stay on each device.
 
     Source: Li et al., "FedBN: federated learning on non-IID features via local batch normalization"
     (ICLR 2021), Algorithm 1. After local training the server averages all layers but the

@@ -20,7 +20,10 @@ from fedsim.strategies.updates import AsynchronousUpdate
 
 
 class FedCompassParams(AsynchronousParams):
-    """Keys of ``[strategy]`` for FedCompass: its own, and the keys of asynchronous strategies.
+    """Keys of a scenario's table ``[strategy]`` for the strategy FedCompass.
+
+    They bound a client's SGD steps, and set the waiting time of a group of clients and the discount
+    of stale updates, in addition to the keys of all asynchronous strategies.
 
     Attributes:
         local_epochs: not a key; the number of local steps follows from the client's speed.
@@ -64,7 +67,10 @@ class FedCompassParams(AsynchronousParams):
 
 
 class FedCompassClient(Client[FedCompassParams]):
-    """Client that takes as many SGD steps as the server asks for."""
+    """Client that trains the received model for as many SGD steps as the server asks for.
+
+    It sends the result.
+    """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(instruction["model"], steps=instruction["steps"])

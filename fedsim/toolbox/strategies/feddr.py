@@ -14,7 +14,11 @@ from fedsim.strategies.synchronous import SynchronousClient
 
 
 class FedDRParams(SynchronousParams):
-    """Keys of ``[strategy]`` for FedDR: its own, and the usual keys of rounds."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy FedDR.
+
+    They are the constants of the local problem and of the relaxation, and the start of SGD, in
+    addition to the usual keys of rounds.
+    """
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
 

@@ -16,7 +16,10 @@ from fedsim.strategies.synchronous import SynchronousClient
 
 
 class FedDynParams(AggregatingParams):
-    """Keys of ``[strategy]`` for FedDyn: its own, and the usual keys of rounds and aggregation."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy FedDyn.
+
+    They are the weight of the regulariser, in addition to the usual keys of rounds and aggregation.
+    """
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
     beside: ClassVar[str | None] = (

@@ -15,7 +15,7 @@ from fedsim.strategies.round_params import RoundParams
 
 
 class FedNovaParams(FedProxParams):
-    """Keys of ``[strategy]`` for FedNova: its own, and the keys of FedProx.
+    """Keys of a scenario's table ``[strategy]`` for FedNova, in addition to the keys of FedProx.
 
     Attributes:
         mu: weight of the proximal term; by default 0, plain local SGD.
@@ -58,7 +58,10 @@ def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
 
 
 class FedNovaClient(FedProxClient):
-    """Client that trains as FedProx's client does, and reports its count of SGD steps."""
+    """Client that trains with a proximal term around the received model, as in FedProx.
+
+    It sends its update, and in the header of its answer the count of its SGD steps.
+    """
 
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult

@@ -11,7 +11,11 @@ from fedsim.strategies.round_params import AggregatingParams
 
 
 class FedPerParams(AggregatingParams):
-    """Keys of ``[strategy]`` for FedPer: its own, and the usual keys of rounds and aggregation."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy FedPer.
+
+    They choose the last layers, the head, that stay on the devices, in addition to the usual keys
+    of rounds and aggregation.
+    """
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     kind: Literal["fedper"] = "fedper"

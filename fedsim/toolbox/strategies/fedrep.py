@@ -14,9 +14,10 @@ from fedsim.world.steps import Computation, Train
 
 
 class FedRepParams(FedPerParams):
-    """Keys of ``[strategy]`` for FedRep: its own, and the keys of FedPer.
+    """Keys of a scenario's table ``[strategy]`` for the strategy FedRep.
 
-    Both strategies keep the last layers of the model, the head, on each device.
+    They are the epochs in which a device trains its head, the last layers, in addition to the keys
+    of FedPer, by which the head stays on the device.
     """
 
     trains_more: ClassVar[str] = "with FedRep a client trains its head too"

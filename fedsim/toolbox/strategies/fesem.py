@@ -15,7 +15,7 @@ from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams, GroupedSta
 
 
 class FeSEMParams(GroupedParams):
-    """Keys of ``[strategy]`` for FeSEM: its own, and the usual keys of groups and rounds.
+    """Keys of a scenario's table ``[strategy]`` for FeSEM, in addition to keys of groups and rounds.
 
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the
@@ -103,9 +103,10 @@ class FeSEM(Grouped[FeSEMParams]):
             self.move(device, group, "e-step")
 
     async def _nearest(self, devices: Sequence[int]) -> list[int]:
-        """Find the group whose model is nearest to each device's last model.
+        """Find the group whose model is nearest to the last model that each device has sent.
 
-        In runs without learning the group is random.
+        The distance is Euclidean; the initial model stands for the model of a device that has sent
+        none. In runs without learning the group is random.
 
         Args:
             devices: device IDs.

@@ -29,9 +29,11 @@ from fedsim.world.steps import Computation
 
 
 class FlexCFLParams(PlainDeadline, MigratingParams):
-    """Keys of ``[strategy]`` for FlexCFL: its own, and the usual keys of groups and rounds.
+    """Keys of a scenario's table ``[strategy]`` for the strategy FlexCFL.
 
-    The defaults are taken from the published experiments on MNIST.
+    They choose how devices are grouped, when, and whether groups move towards each other, in
+    addition to the usual keys of groups and rounds. The defaults are taken from the published
+    experiments on MNIST.
     """
 
     instead: ClassVar[Mapping[str, str]] = {

@@ -26,9 +26,9 @@ from fedsim.toolbox.strategies.sizes import (
 
 
 class FLoRAParams(CutParams):
-    """Keys of ``[strategy]`` for FLoRA. ``sizes`` are the ranks of devices' adapters.
+    """Keys of a scenario's table ``[strategy]`` for the strategy FLoRA.
 
-    The largest allowed rank is ``model.lora.rank``.
+    ``sizes`` are the ranks of devices' adapters. The largest allowed rank is ``model.lora.rank``.
     """
 
     by: ClassVar[CutBy] = "adapters"
@@ -142,14 +142,15 @@ class FLoRA(CutModels):
     """Stacked adapters.
 
     Source: Wang et al., "FLoRA: Federated fine-tuning large language models with heterogeneous
-    low-rank adaptations" (NeurIPS 2024, arXiv 2409.05976), Algorithm 1. The server stacks the
-    adapters that it receives, scaled by the clients' shares of samples, and sends the stack. Each
-    device adds the mean of the products B A to its weights, without the cross terms of a product of
-    means, and begins with fresh adapters, drawn by a seed that all devices share.
+    low-rank adaptations" (NeurIPS 2024, arXiv 2409.05976), Algorithm 1. An adapter is a pair of
+    low-rank matrices A and B of a layer. The server stacks the adapters that it receives, scaled by
+    the clients' shares of samples, and sends the stack. Each device adds the mean of the products B
+    A to its weights, without the cross terms of a product of means, and begins with fresh adapters,
+    drawn by a seed that all devices share.
 
-    Up it sends the adapters of a client's rank (``update``). Down it sends the stacks since the
+    A client sends its adapters, of its rank (``update``). The server sends the stacks since the
     device last answered (``model``), or the whole model if that is smaller. Before a device's first
-    answer it sends the whole model (4 bytes a parameter).
+    answer the server sends the whole model (4 bytes a parameter).
     """
 
     Params = FLoRAParams

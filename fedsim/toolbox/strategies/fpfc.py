@@ -25,7 +25,11 @@ DevicePair = tuple[int, int]
 
 
 class FPFCParams(SynchronousParams):
-    """Keys of ``[strategy]`` for FPFC: its own, and the usual keys of rounds."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy FPFC.
+
+    They are the constants of the penalty that draws devices' models together, and of its
+    minimisation by ADMM, in addition to the usual keys of rounds.
+    """
 
     kind: Literal["fpfc"] = "fpfc"
     lam: float = Field(default=1.0, ge=0.0, le=1e6)

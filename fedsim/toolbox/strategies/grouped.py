@@ -24,6 +24,8 @@ Preset = Literal["paper", "published-code"]
 class ClusteredParams(SelectingParams, CombiningParams):
     """Keys of ``[strategy]`` that all strategies with a model for each group of devices have.
 
+    They are added to the keys of rounds and aggregation.
+
     Attributes:
         groups: m, the number of groups.
         as: the source that the strategy follows if they differ: its ``paper`` or the
@@ -131,6 +133,9 @@ class Grouped(Synchronous[G]):
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         """Assign groups to devices whose preparation has ended, by calls of ``move``.
 
+        A preparation is the task by which a device's group is found. By default nothing is
+        assigned.
+
         Args:
             prepared: for each device a dict with ``task`` (ID), ``device`` (ID), ``in_round``
                 (whether the round waits for the preparation), ``asked`` (contents of the message to
@@ -204,7 +209,7 @@ class Grouped(Synchronous[G]):
         return self.random_groups(len(entries), purpose, *first_task)
 
     def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
-        """Draw random groups, for runs without learning.
+        """Draw groups at random, in place of groups found by learning, for runs without learning.
 
         Args:
             count: count of draws.
@@ -447,7 +452,7 @@ def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
 class MigratingParams(GroupedParams):
     """Keys of ``[strategy]`` of strategies in which a device may change its group.
 
-    It does so in each round, or when its data have shifted.
+    They choose when: in each round, or when the device's data have shifted.
     """
 
     instead: ClassVar[Mapping[str, str]] = {
@@ -539,7 +544,7 @@ class Migrating(Grouped[M]):
         self.move(device, group, newcomer if self.group_of(device) is None else "migration")
 
     async def test_again(self, devices: Iterable[int]) -> None:
-        """Make devices test whether their data have shifted since they found their group.
+        """Make devices test whether their data have changed since they found their group.
 
         Args:
             devices: device IDs.

@@ -45,9 +45,9 @@ def mean_of_holders(
 
 
 class HeteroFLParams(CutParams):
-    """Keys of ``[strategy]`` for HeteroFL. ``sizes`` are the widths of devices' models.
+    """Keys of a scenario's table ``[strategy]`` for the strategy HeteroFL.
 
-    A width is the share of each layer's channels and units that a device has.
+    ``sizes`` are the widths of devices' models: shares of each layer's channels and units.
     """
 
     by: ClassVar[CutBy] = "width"

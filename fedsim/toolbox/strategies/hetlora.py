@@ -15,9 +15,9 @@ from fedsim.toolbox.strategies.sizes import CutModels, CutParams, by_name
 
 
 class HetLoRAParams(CutParams):
-    """Keys of ``[strategy]`` for HetLoRA. ``sizes`` are the ranks of devices' adapters.
+    """Keys of a scenario's table ``[strategy]`` for the strategy HetLoRA.
 
-    The largest allowed rank is ``model.lora.rank``.
+    ``sizes`` are the ranks of devices' adapters. The largest allowed rank is ``model.lora.rank``.
     """
 
     by: ClassVar[CutBy] = "rank"

@@ -19,7 +19,7 @@ from fedsim.strategies.updates import Update
 
 
 class HierFAVGParams(SelectingParams, CombiningParams):
-    """Keys of ``[strategy]`` for HierFAVG: its own, and the usual keys of rounds and aggregation.
+    """Keys of a scenario's table ``[strategy]`` for HierFAVG, in addition to keys of rounds.
 
     An edge server aggregates the updates of some clients; in a round it does so in several edge
     rounds.

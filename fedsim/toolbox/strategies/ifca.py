@@ -32,7 +32,11 @@ from fedsim.world.steps import Computation, Evaluate, Train
 
 
 class IFCAParams(MigratingParams):
-    """Keys of ``[strategy]`` for IFCA: its own, and the usual keys of groups and rounds."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy IFCA.
+
+    They choose whether models or gradients are averaged, and how, in addition to the usual keys of
+    groups and rounds.
+    """
 
     sweeps: ClassVar[bool] = True
     kind: Literal["ifca", "ifca-mig"] = "ifca"
@@ -186,7 +190,7 @@ class IFCA(Migrating[IFCAParams]):
 
 
 class HypClusterParams(IFCAParams):
-    """Keys of ``[strategy]`` for HypCluster, which are the keys of IFCA with other defaults.
+    """Keys of a scenario's table ``[strategy]`` for HypCluster: the keys of IFCA, other defaults.
 
     The mean is weighted by samples, a training is one epoch, and the first rounds do not ask the
     clients in turn.
@@ -199,12 +203,13 @@ class HypClusterParams(IFCAParams):
 
 
 class HypCluster(IFCA):
-    """Each client chooses the hypothesis of least loss on its data, and trains it.
+    """Each client chooses, of several models, the model of least loss on its data, and trains it.
 
     Source: Mansour et al., "Three approaches for personalization with applications to federated
-    learning" (2020), section 4, HYPCLUSTER. It is IFCA with model averaging weighted by samples;
-    ``groups`` is the paper's q. The hypotheses begin at independent draws; the paper begins near
-    one model that was trained before.
+    learning" (2020), section 4, HYPCLUSTER. The models are the paper's hypotheses, one for each
+    group of clients; ``groups`` is the paper's q. It is IFCA with model averaging weighted by
+    samples. The hypotheses begin at independent draws; the paper begins near one model that was
+    trained before.
     """
 
     Params: ClassVar[type[IFCAParams]] = HypClusterParams

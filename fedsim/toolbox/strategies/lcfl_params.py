@@ -24,7 +24,9 @@ class AverageLinkage(Hierarchical):
 
 
 class LCFLParams(PlainDeadline, ClusteredParams):
-    """Keys of ``[strategy]`` for LCFL, with the defaults of its published code on Rotated MNIST.
+    """Keys of a scenario's table ``[strategy]`` for LCFL, in addition to keys of groups and rounds.
+
+    The defaults are those of its published code on Rotated MNIST.
 
     Attributes:
         groups: k, the number of clusters.

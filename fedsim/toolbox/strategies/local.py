@@ -14,7 +14,10 @@ from fedsim.strategies.synchronous import Synchronous, SynchronousClient, Synchr
 
 
 class LocalParams(SelectingParams):
-    """Keys of ``[strategy]`` for ``local``, in which devices train alone and send nothing."""
+    """Keys of a scenario's table ``[strategy]`` for ``local``, in which devices train alone.
+
+    They are the number of devices that train in a round, in addition to the usual keys of rounds.
+    """
 
     sends_models: ClassVar[bool] = False
     only_own_models: ClassVar[bool] = True

@@ -11,7 +11,10 @@ from fedsim.strategies.state import Entries
 
 
 class MIFAParams(SynchronousParams):
-    """Keys of ``[strategy]`` for MIFA: its own, and the usual keys of rounds."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy MIFA.
+
+    They choose how devices without an update count, in addition to the usual keys of rounds.
+    """
 
     kind: Literal["mifa"] = "mifa"
     unheard: Literal["left-out", "zero"] = "left-out"

@@ -13,7 +13,11 @@ from fedsim.toolbox.strategies.personal import OwnModelClient
 
 
 class MOONParams(AggregatingParams):
-    """Keys of ``[strategy]`` for MOON: its own, and the usual keys of rounds and aggregation."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy MOON.
+
+    They are the weight and the temperature of the contrastive loss, in addition to the usual keys
+    of rounds and aggregation.
+    """
 
     kind: Literal["moon"] = "moon"
     mu: float = Field(default=1.0, ge=0.0, le=1e6)

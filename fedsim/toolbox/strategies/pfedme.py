@@ -15,8 +15,10 @@ from fedsim.world.steps import Computation, Train
 
 
 class PFedMeParams(AggregatingParams):
-    """Keys of ``[strategy]`` for pFedMe: its own, and the usual keys of rounds and aggregation.
+    """Keys of a scenario's table ``[strategy]`` for the strategy pFedMe.
 
+    They are the counts of a client's local rounds and steps, the pull of the personal model to the
+    local one, and the local learning rate, in addition to the usual keys of rounds and aggregation.
     The paper's beta is the learning rate of ``server = "sgd"``.
     """
 

@@ -17,7 +17,11 @@ from fedsim.world.steps import Computation, Evaluate
 
 
 class QFedAvgParams(SynchronousParams):
-    """Keys of ``[strategy]`` for q-FedAvg: its own, and the usual keys of rounds."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy q-FedAvg.
+
+    They are the exponent q of fairness and the Lipschitz constant, in addition to the usual keys of
+    rounds.
+    """
 
     kind: Literal["q-fedavg"] = "q-fedavg"
     q: float = Field(default=0.1, ge=0.0, le=100.0)

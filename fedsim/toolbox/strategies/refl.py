@@ -19,7 +19,11 @@ from fedsim.toolbox.selection.least import LeastAvailable
 
 
 class REFLParams(AggregatingParams):
-    """Keys of ``[strategy]`` for REFL: its own, and the usual keys of rounds and aggregation."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy REFL.
+
+    They set the weights of updates that arrive after their round, in addition to the usual keys of
+    rounds and aggregation.
+    """
 
     late_goes_on: ClassVar[bool] = True
     looks_at_each: ClassVar[str | None] = "REFL compares late updates with others"

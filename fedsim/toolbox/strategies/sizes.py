@@ -30,7 +30,11 @@ from fedsim.strategies.synchronous import SynchronousClient
 
 
 class CutParams(AggregatingParams):
-    """Keys of ``[strategy]`` of strategies whose devices train parts of the global model."""
+    """Keys of ``[strategy]`` of strategies whose devices train parts of the global model.
+
+    They are the sizes of the parts, and whether sizes are drawn anew in each round, in addition to
+    the usual keys of rounds and aggregation.
+    """
 
     by: ClassVar[CutBy]
     """Measure of a size, such as ``width`` or ``rank``."""

@@ -23,7 +23,11 @@ _TEST_CLIENTS = 5  # maximum count of clients of each tier that test the model
 
 
 class TiFLParams(AggregatingParams):
-    """Keys of ``[strategy]`` for TiFL: its own, and the usual keys of rounds and aggregation."""
+    """Keys of a scenario's table ``[strategy]`` for the strategy TiFL.
+
+    They are the number of tiers, the measure by which devices are put into tiers, and the rule by
+    which a round's tier is drawn, in addition to the usual keys of rounds and aggregation.
+    """
 
     looks_at_each: ClassVar[str | None] = "TiFL has phases of its own between rounds"
 

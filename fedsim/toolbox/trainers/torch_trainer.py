@@ -39,7 +39,10 @@ _SET_ELSEWHERE = ("params", "lr", "optimizer", "last_epoch")
 
 
 class LearningRateSchedule(Spec):
-    """A schedule of ``torch.optim.lr_scheduler``, which starts from ``training.lr``."""
+    """Keys of a schedule of ``torch.optim.lr_scheduler``, which changes the learning rate.
+
+    The schedule starts from ``training.lr``.
+    """
 
     name: str
     """class of the schedule, such as ``CosineAnnealingLR``."""
