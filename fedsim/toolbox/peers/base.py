@@ -159,7 +159,7 @@ class PeerHalf(Generic[P]):
         """
 
     def on_return(self, device: Peer) -> None:
-        """Called when a device is available again; a training that it had begun is lost.
+        """Called when a device is available again; a training that it had not finished is lost.
 
         Args:
             device: the device that has returned.
@@ -293,13 +293,13 @@ class Peers(Strategy[P]):
         await self._call(int(name.partition("/")[2]), "on_timer")
 
     async def _call(self, number: int, handler: str, *arguments: object) -> None:
-        """Call a method of the device half, and close the rounds of the run that are over.
+        """Call a method of the strategy's part on the devices, then close rounds that are over.
 
         It does nothing after the last round of the run.
 
         Args:
-            number: ID of the device.
-            handler: name of the method of ``PeerHalf``.
+            number: ID of the device for which the method is called.
+            handler: name of the method, which ``PeerHalf`` declares.
             arguments: arguments of the method after the device.
         """
         if self.state.over:
@@ -311,7 +311,7 @@ class Peers(Strategy[P]):
             await self._finish_round()
 
     def _act(self, device: Peer, handler: str, *arguments: object) -> None:
-        """Call a method of the device half for a device that is available and takes part.
+        """Call a method of the strategy's part on the devices, if the device can act.
 
         If the device is unavailable, the call is dropped, and ``on_return`` is called when the
         device returns. If no device can ever return, the run is stopped. If the device has not
@@ -319,7 +319,7 @@ class Peers(Strategy[P]):
 
         Args:
             device: the device.
-            handler: name of the method of ``PeerHalf``.
+            handler: name of the method, which ``PeerHalf`` declares.
             arguments: arguments of the method after the device.
         """
         state = self.state

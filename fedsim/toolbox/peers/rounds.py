@@ -233,8 +233,9 @@ class RoundHalf(PeerHalf[R]):
 
 
 class DPSGDParams(GraphParams):
-    """Keys of a scenario's table ``[strategy]`` for D-PSGD: the keys of serverless strategies on
-    graphs.
+    """Keys of a scenario's table ``[strategy]`` for D-PSGD.
+
+    They are the keys of serverless strategies on a graph of neighbours.
     """
 
     kind: Literal["d-psgd"] = "d-psgd"
@@ -361,8 +362,9 @@ class Epidemic(Peers[EpidemicParams]):
 
 
 class GossipParams(GraphParams):
-    """Keys of a scenario's table ``[strategy]`` for gossip: the keys of serverless strategies on
-    graphs.
+    """Keys of a scenario's table ``[strategy]`` for gossip.
+
+    They are the keys of serverless strategies on a graph of neighbours.
     """
 
     kind: Literal["gossip"] = "gossip"

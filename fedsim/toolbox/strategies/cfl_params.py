@@ -11,8 +11,7 @@ from fedsim.toolbox.strategies.grouped import GroupedParams
 
 
 class CFLParams(GroupedParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy CFL, in addition to the keys of
-    rounds.
+    """Keys of a scenario's table ``[strategy]`` for CFL, beyond the keys of groups and rounds.
 
     CFL divides the clients into clusters, each with a model, by splitting clusters in two.
 

@@ -15,7 +15,7 @@ from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams, GroupedSta
 
 
 class FeSEMParams(GroupedParams):
-    """Keys of a scenario's table ``[strategy]`` for FeSEM, in addition to keys of groups and rounds.
+    """Keys of a scenario's table ``[strategy]`` for FeSEM, beyond the keys of groups and rounds.
 
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the

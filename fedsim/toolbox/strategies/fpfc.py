@@ -230,10 +230,10 @@ class FPFC(Synchronous[FPFCParams]):
         self.state.apart |= zip(changed, lengths, strict=True)
 
     def _regroup(self) -> None:
-        """Assign devices to groups: two devices with a short difference are in the same group.
+        """Assign devices to groups: devices whose penalised difference is short share a group.
 
-        The groups are the connected components of the pairs whose theta is at most ``nu`` long.
-        Changes are recorded among the run's events as ``assign``.
+        The groups are the connected components of the pairs whose difference theta is at most
+        ``nu`` long. Changes are recorded among the run's events as ``assign``.
         """
         graph: nx.Graph[int] = nx.Graph()
         graph.add_nodes_from(self.state.own)

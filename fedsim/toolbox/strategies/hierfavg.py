@@ -19,7 +19,7 @@ from fedsim.strategies.updates import Update
 
 
 class HierFAVGParams(SelectingParams, CombiningParams):
-    """Keys of a scenario's table ``[strategy]`` for HierFAVG, in addition to keys of rounds.
+    """Keys of a scenario's table ``[strategy]`` for HierFAVG, beyond the keys of rounds.
 
     An edge server aggregates the updates of some clients; in a round it does so in several edge
     rounds.

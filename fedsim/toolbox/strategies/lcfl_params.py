@@ -24,7 +24,7 @@ class AverageLinkage(Hierarchical):
 
 
 class LCFLParams(PlainDeadline, ClusteredParams):
-    """Keys of a scenario's table ``[strategy]`` for LCFL, in addition to keys of groups and rounds.
+    """Keys of a scenario's table ``[strategy]`` for LCFL, beyond the keys of groups and rounds.
 
     The defaults are those of its published code on Rotated MNIST.
 

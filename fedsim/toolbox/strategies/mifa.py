@@ -27,7 +27,10 @@ class MIFAParams(SynchronousParams):
 
 @dataclass
 class Memory(Entries):
-    """Latest update of a device, which MIFA's server stores and uses again in later rounds."""
+    """Latest update of a device, which MIFA's server stores and uses again in later rounds.
+
+    It is stored as the change of the model, with the learning rate of the training.
+    """
 
     change: Ref
     """Trained model minus received model."""

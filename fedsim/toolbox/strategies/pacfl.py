@@ -47,7 +47,7 @@ _LINKS: Mapping[Linkage, Callable[[NDArray[np.float64]], np.float64]] = {
 
 
 class PACFLParams(GroupedParams):
-    """Keys of a scenario's table ``[strategy]`` for PACFL, in addition to keys of groups and rounds.
+    """Keys of a scenario's table ``[strategy]`` for PACFL, beyond the keys of groups and rounds.
 
     Attributes:
         groups: the number of clusters, if ``beta`` is not given.

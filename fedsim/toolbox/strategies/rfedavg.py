@@ -37,7 +37,7 @@ from fedsim.world.steps import Computation
 
 
 class RFedAvgParams(SynchronousParams):
-    """Keys of a scenario's table ``[strategy]`` for RFedAvg, in addition to the usual keys of rounds.
+    """Keys of a scenario's table ``[strategy]`` for RFedAvg, beyond the usual keys of rounds.
 
     Attributes:
         local_epochs: gradient steps of a client on all of its data; 1 in the paper.
