@@ -268,7 +268,7 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
 class DPSGD(Peers[DPSGDParams]):
     """Lian et al. 2017 (D-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
-    There is no server; each device has a model and some neighbours. In a round device i sends its
+    There is no server; each device has a model and some neighbours. In round k device i sends its
     model x_i to its neighbours (d parameters each, ``model``) and trains from it meanwhile. With
     the models of its neighbours x_i becomes the sum of W_ij x_j, plus the change by training. W has
     Metropolis-Hastings weights. The weight of a model that is not received goes to the device's own
