@@ -503,43 +503,72 @@ class PopulationSpec(Spec):
             if self.local is None or self.local.batch_size is None:
                 rooflines.check(int(samples.min()))
             speed = rooflines.speeds()
-        if not speed[slowest := int(np.argmin(speed))] > 0:
-            raise ScenarioError(
-                f"population.speed of device {slowest} is {speed[slowest]:g} samples/s; "
-                "allowed is more than 0"
-            )
-        cost = 1.0 if self.reference_flops is None else flops_per_sample / self.reference_flops
-        slowness = (
-            np.ones(1)
-            if self.stragglers is None
-            else self.stragglers.slowness(streams, self.devices, root)
-        )
-        arrival = alike(0.0, self.devices)
-        departure = alike(np.inf, self.devices)
-        if self.arrivals is not None:
-            arrival = self.arrivals.draw("population.arrivals", streams, arrival, 0.0, root)
-        if self.departures is not None:
-            departure = self.departures.draw(
-                "population.departures", streams, arrival, np.inf, root
-            )
-            for device in np.flatnonzero(departure <= arrival)[:1].tolist():
-                times = (
-                    f"leaves at {departure[device]:.12g} s but arrives at {arrival[device]:.12g} s"
-                )
-                raise ScenarioError(
-                    f"population.departures: device {device} {times}; allowed are times after "
-                    "its arrival"
-                )
+        _check_speed(speed)
+        if flops is None and self.reference_flops is not None:
+            flops = speed * self.reference_flops
+        slowness: Floats = np.ones(1)
+        if self.stragglers is not None:
+            slowness = self.stragglers.slowness(streams, self.devices, root)
+            speed = speed * slowness
+            if flops is not None:
+                flops = flops * slowness
+        cost = 1.0
+        if self.reference_flops is not None:
+            cost = flops_per_sample / self.reference_flops
+        arrival = self._draw_arrival(streams, root)
+        departure = self._draw_departure(streams, arrival, root)
         if self.tested_only is not None:  # to a strategy they are devices that never come
             arrival = arrival.copy()
             arrival[self.trainable :] = np.inf
-        if flops is None and self.reference_flops is not None:
-            flops = speed * self.reference_flops
-        if self.stragglers is not None:
-            speed = speed * slowness
-            flops = None if flops is None else flops * slowness
         population = Population(
-            speed, samples, cost, arrival, departure, slowness, rooflines, flops
+            speed=speed,
+            samples=samples,
+            cost=cost,
+            arrival=arrival,
+            departure=departure,
+            slowness=slowness,
+            rooflines=rooflines,
+            flops=flops,
         )
         population.trainable = self.trainable
         return population
+
+    def _draw_arrival(self, streams: Streams, root: Path | None) -> Floats:
+        """Draw the time at which each device joins (s), float64 [devices]."""
+        start = alike(0.0, self.devices)
+        if self.arrivals is None:
+            return start
+        return self.arrivals.draw("population.arrivals", streams, start, 0.0, root)
+
+    def _draw_departure(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
+        """Draw the time at which each device leaves for good (s), float64 [devices].
+
+        Args:
+            streams: random streams.
+            arrival: time at which each device joins (s), float64 [devices].
+            root: folder of data files; None for the working directory.
+
+        Raises:
+            ScenarioError: a device leaves before it arrives.
+        """
+        if self.departures is None:
+            return alike(np.inf, self.devices)
+        departure = self.departures.draw("population.departures", streams, arrival, np.inf, root)
+        too_early = departure <= arrival
+        if too_early.any():
+            device = int(np.argmax(too_early))
+            raise ScenarioError(
+                f"population.departures: device {device} leaves at {departure[device]:.12g} s but "
+                f"arrives at {arrival[device]:.12g} s; allowed are times after its arrival"
+            )
+        return departure
+
+
+def _check_speed(speed: Floats) -> None:
+    """Raise ``ScenarioError`` if the speed of any device is NaN, zero or negative."""
+    slowest = int(np.argmin(speed))
+    if not speed[slowest] > 0:
+        raise ScenarioError(
+            f"population.speed of device {slowest} is {speed[slowest]:g} samples/s; allowed is more "
+            "than 0"
+        )
