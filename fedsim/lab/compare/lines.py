@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.harmless import clean
@@ -22,6 +22,7 @@ from fedsim.records.reading import RunFolder
 _MOST_NAMES = 12
 
 _RunFigures = TypeVar("_RunFigures")
+_Declared = TypeVar("_Declared")  # value that a study may declare
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ComparedLine:
     name: str
     runs: tuple[RunFolder, ...]
     planned: int = 1
-    point: tuple[tuple[str, Any], ...] = ()
+    point: tuple[tuple[str, object], ...] = ()
     study: str = ""
     reference: bool = False
     is_begun: bool = True
@@ -184,30 +185,82 @@ def read_lines(
     Raises:
         ScenarioError: no line is named ``baseline``, or none of the baseline's runs has begun.
     """
-    lines: list[ComparedLine] = []
-    targets: list[float | str] = []
+    sources = _read_sources(paths, index)
+    lines = [line for source in sources for line in source.lines]
+    studies = [source.study for source in sources if source.study is not None]
     name = baseline
-    sure = None
-    is_usual = goal is None and budget is None and len(paths) == 1
+    if name is None:
+        name = _first(study.baseline for study in studies)
+    limits = budget or _first(study.budget for study in studies) or {}
+    usual_goal = "budget" if limits else "time"
+    aim = goal or _first(study.goal for study in studies) or usual_goal
+    if not studies and name is None:
+        return Lines(
+            tuple(lines),
+            targets=(),
+            baselines=(0,) * len(lines),
+            baseline=lines[0].name,
+            is_first=True,
+            goal=aim,
+            budget=limits,
+        )
+    _check_baseline(name, baseline, lines)
+    return Lines(
+        tuple(lines),
+        targets=tuple(dict.fromkeys(target for study in studies for target in study.targets)),
+        baselines=tuple(_find_baseline(line, lines, name) for line in lines),
+        baseline=name or "",
+        goal=aim,
+        budget=limits,
+        until_sure=_first(study.until_sure for study in studies),
+        is_decided=goal is None and budget is None and len(paths) == 1,
+    )
+
+
+class _Source(NamedTuple):
+    """Lines of one folder of a comparison, and the index of its study; None for a single run."""
+
+    lines: list[ComparedLine]
+    study: StudyIndex | None
+
+
+def _read_sources(paths: Sequence[str | Path], index: StudyIndex | None) -> list[_Source]:
+    """Read the folders of a comparison.
+
+    Args:
+        paths: folders of runs and of studies.
+        index: index of the only folder; by default it is read from there.
+    """
+    if index is not None:
+        (folder,) = map(Path, paths)
+        return [_Source(_variants(folder, index), index)]
     folders = [Path(path) for path in paths]
     run_names = iter(names_apart([folder for folder in folders if not is_study(folder)]))
+    sources = []
     for folder in folders:
-        if index is None and not is_study(folder):
-            lines.append(ComparedLine(next(run_names), (RunFolder(folder),)))
-            continue
-        study = index or read_index(folder)
-        lines += _variants(folder, study)
-        targets += study.targets
-        name = name or study.baseline
-        goal = goal or study.goal
-        budget = budget or study.budget
-        sure = sure or study.until_sure
-    if not goal:
-        goal = "budget" if budget else "time"
-    limits = budget or {}
-    if name is None and not any(line.study for line in lines):
-        baselines = (0,) * len(lines)
-        return Lines(tuple(lines), (), baselines, lines[0].name, True, goal, limits)
+        if is_study(folder):
+            study = read_index(folder)
+            sources.append(_Source(_variants(folder, study), study))
+        else:
+            run = ComparedLine(next(run_names), (RunFolder(folder),))
+            sources.append(_Source([run], None))
+    return sources
+
+
+def _first(values: Iterable[_Declared | None]) -> _Declared | None:
+    """Return the first of ``values`` that is neither None nor empty; None if there is none."""
+    return next((value for value in values if value), None)
+
+
+def _check_baseline(name: str | None, baseline: str | None, lines: Sequence[ComparedLine]) -> None:
+    """Raise ``ScenarioError`` if a baseline is no line, or cannot be compared with.
+
+    Args:
+        name: name of the baseline, declared by a study or requested; None if there is none.
+        baseline: name of the requested baseline; None if none is requested. A requested baseline
+            needs a run.
+        lines: all lines of the comparison.
+    """
     names = list(dict.fromkeys(line.name for line in lines))
     if name is not None and name not in names:
         raise ScenarioError(
@@ -217,17 +270,6 @@ def read_lines(
         raise ScenarioError(
             f"--baseline is {baseline!r}, of which no run was begun; allowed are lines with runs"
         )
-    return Lines(
-        tuple(lines),
-        tuple(dict.fromkeys(targets)),
-        tuple(_find_baseline(line, lines, name) for line in lines),
-        name or "",
-        False,
-        goal,
-        limits,
-        until_sure=sure,
-        is_decided=is_usual,
-    )
 
 
 def _variants(path: Path, study: StudyIndex) -> list[ComparedLine]:
