@@ -35,6 +35,11 @@ class _Aggregate(NamedTuple):
     round: int
     draws: list[int] | None  # how often each client was drawn, with replacement
 
+    @property
+    def draw_counts(self) -> Floats:
+        """How often each client was drawn; 1 if nothing is recorded. float64 [updates]."""
+        return np.array(self.draws or np.ones(len(self.tasks)), dtype=np.float64)
+
 
 def weights_as_said(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each aggregation whose weights break the strategy's rule."""
@@ -48,7 +53,7 @@ def weights_as_said(evidence: Evidence) -> Iterator[str]:
         aggregate = _Aggregate(*cells)
         if not aggregate.tasks:
             continue
-        problem = rule.problem(aggregate)
+        problem = rule.find_problem(aggregate)
         if problem is not None:
             yield f"record {row} (aggregate): {problem}"
 
@@ -64,30 +69,28 @@ class _WeightRule:
         self._devices = evidence.trainable
         selection = self._strategy.get("selection")
         self._repeats = isinstance(selection, dict) and selection.get("replacement", False)
-        self._draws = np.ones(0)  # how often each client of the present aggregation was drawn
         self._learns = scenario.get("learning") == "on"
         self._all_finite = not (evidence.events["kind"] == "non-finite").any()
         starts = evidence.events[evidence.events["kind"] == "task-start"]
         self._round_of = dict(zip(starts["task"].tolist(), starts["round"].tolist(), strict=True))
         self._device_of = dict(zip(starts["task"].tolist(), starts["device"].tolist(), strict=True))
-        self._heard = set[int]()  # devices whose updates MIFA has received so far
+        self._received_from = set[int]()  # devices whose updates MIFA has received so far
         self._sample_counts = _count_samples(evidence)
         counts = evidence.data_of("aggregate")["tasks"].map(len)
         rounds = evidence.events["round"].reindex(counts.index)
         self._updates_in_round = counts.groupby(rounds).sum().to_dict()
 
-    def problem(self, aggregate: _Aggregate) -> str | None:
+    def find_problem(self, aggregate: _Aggregate) -> str | None:
         """Return the reason why an aggregation's weights break the rule; None if they follow it.
 
         Weights that depend on values of learning are not checked.
         """
-        stated = aggregate.weights
-        if stated is None or len(stated) != len(aggregate.tasks):
-            return f"there are {len(stated or ())} weights of {len(aggregate.tasks)} updates"
-        weights = np.array(stated, dtype=np.float64)
-        if not (weights >= 0).all():
-            return f"the weights are {weights.tolist()}"
-        if self._strategy.get("secure_aggregation") is not None and not weights.any():
+        weights = np.array(aggregate.weights or (), dtype=np.float64)
+        problem = _check_form(weights, len(aggregate.tasks))
+        if problem is not None:
+            return problem
+        is_secure = self._strategy.get("secure_aggregation") is not None
+        if is_secure and not weights.any():
             return None  # the masked sum could not be decoded
         if self._kind in _BY_STALENESS:
             return self._check_staleness(aggregate, weights)
@@ -96,21 +99,37 @@ class _WeightRule:
         problem = self._check_tolerance(aggregate)
         if problem is not None:
             return problem
-        # these weights depend on values of the updates, or on clusters: only their sum is checked
-        if self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns):
+        if self._depends_on_values:
             return _check_sum(weights)
-        by_distance = self._aggregation["kind"] in _BY_DISTANCE and self._learns
-        if by_distance and self._kind not in UPDATES_ARE_MODELS:
+        if self._chooses_updates:
             return self._check_choice(aggregate, weights)
+        problem = self._check_draws(aggregate)
+        if problem is not None:
+            return problem
+        return _compare_weights(weights, self._due_weights(aggregate, weights))
+
+    @property
+    def _depends_on_values(self) -> bool:
+        """Whether weights depend on values of the updates, or on clusters."""
+        return self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns)
+
+    @property
+    def _chooses_updates(self) -> bool:
+        """Whether the aggregation chooses some of the updates by their distances."""
+        if self._kind in UPDATES_ARE_MODELS or not self._learns:
+            return False
+        return self._aggregation["kind"] in _BY_DISTANCE
+
+    def _check_draws(self, aggregate: _Aggregate) -> str | None:
+        """Return the reason why the recorded draws of clients cannot be; None if they can."""
         if self._repeats != (aggregate.draws is not None):
             return "the draws of clients do not agree with selection.replacement"
-        draws = np.array(aggregate.draws or np.ones(len(weights)), dtype=np.float64)
-        if len(draws) != len(weights) or not (draws >= 1).all():
+        counts = aggregate.draw_counts
+        if len(counts) != len(aggregate.tasks) or not (counts >= 1).all():
             return f"the draws are {aggregate.draws}"
-        if self._repeats and draws.sum() > self._strategy["clients_per_round"]:
-            return f"there are {draws.sum():g} draws in a round"
-        self._draws = draws
-        return _compare_weights(weights, self._due_weights(aggregate, weights))
+        if self._repeats and counts.sum() > self._strategy["clients_per_round"]:
+            return f"there are {counts.sum():g} draws in a round"
+        return None
 
     def _due_weights(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
         """Return the weights that the rule gives an aggregation's updates; float64 [updates].
@@ -140,10 +159,9 @@ class _WeightRule:
         if kind == "first":
             return np.array([float(task == min(tasks)) for task in tasks])
         if kind == "weighted":
-            return self._weights_by_samples(tasks, weights)
+            return self._weights_by_samples(aggregate, weights)
         if kind in _EQUAL_WEIGHTS or kind in _BY_DISTANCE:
-            shares: Floats = self._draws / self._draws.sum()
-            return shares
+            return _divide_by_sum(aggregate.draw_counts)
         return None
 
     def _remembered_devices(self, tasks: list[int]) -> int:
@@ -157,8 +175,8 @@ class _WeightRule:
         """
         if self._strategy["unheard"] == "zero":
             return self._devices
-        self._heard.update(self._device_of[task] for task in tasks)
-        return len(self._heard)
+        self._received_from.update(self._device_of[task] for task in tasks)
+        return len(self._received_from)
 
     def _check_fairness(self, weights: Floats) -> str | None:
         """Return the reason why q-FedAvg cannot have these weights; None if it can."""
@@ -180,13 +198,14 @@ class _WeightRule:
             return np.full(count, first)
         return np.zeros(count)
 
-    def _weights_by_samples(self, tasks: list[int], weights: Floats) -> Floats | None:
+    def _weights_by_samples(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
         """Return weights in proportion to the tasks' sample counts; None if no count is known.
 
         Tasks with an unknown sample count keep their recorded weight.
         """
+        tasks = aggregate.tasks
         samples = np.array([self._sample_counts.get(task, math.nan) for task in tasks])
-        samples *= self._draws
+        samples *= aggregate.draw_counts
         is_known = ~np.isnan(samples)
         if not is_known.any():
             return None
@@ -273,6 +292,15 @@ class _WeightRule:
         if np.count_nonzero(discounts) != buffer:
             return f"{np.count_nonzero(discounts)} updates count, the scenario's buffer is {buffer}"
         return _compare_weights(weights, np.array(discounts) / buffer)
+
+
+def _check_form(weights: Floats, updates: int) -> str | None:
+    """Return the reason why no rule gives these weights to ``updates`` updates, or None."""
+    if len(weights) != updates:
+        return f"there are {len(weights)} weights of {updates} updates"
+    if not (weights >= 0).all():
+        return f"the weights are {weights.tolist()}"
+    return None
 
 
 def _check_sum(weights: Floats) -> str | None:
